@@ -1,4 +1,4 @@
-"""The Task made of a network and a data set that come with psnode."""
+"""The Task for a network and a data set that come with psnode."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Classification(Task):
-    """Classify images with cross-entropy; follows top1 and top5.
+    """Classify images with cross-entropy; records top1 and top5.
 
-    Arguments as of `psnode.tasks.models.build` and `psnode.tasks.data.load`; `options` are the data set's. The constructor
-    reads no examples, but refuses an unknown name, missing training files, and a network that cannot take the
-    images: ConfigurationError.
+    Arguments are those of `psnode.tasks.models.build` and `psnode.tasks.data.load`; `options` are the data set's. The constructor
+    reads no examples, but raises ConfigurationError for an unknown name, missing training files, and a network that cannot take
+    the images.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Classification(Task):
         return data.load(self.dataset, data_dir, train, download, seed, options)
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean cross-entropy in float32, and the logits (B, classes) float32."""
+        """Return the mean cross-entropy in float32, and the logits (B, classes) float32."""
         from torch.nn import functional
 
         images, labels = batch
@@ -60,7 +60,7 @@ class Classification(Task):
         return functional.cross_entropy(logits, labels), logits.detach()
 
     def metrics(self, outputs: torch.Tensor, batch: Batch) -> dict[str, float]:
-        """Number of labels that are the likeliest class, and that are among the five likeliest."""
+        """Return the number of labels that are the likeliest class, and that are among the five likeliest."""
         _, labels = batch
         likeliest = outputs.topk(min(5, self.classes), dim=1).indices
         hits = likeliest == labels[:, None]

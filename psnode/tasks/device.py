@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _FULL = re.compile(r"(CUDA|HIP|XPU|MPS)\b.*\bout of memory|(CUDA|cuDNN) error: \w+_ALLOC_FAILED|.*DefaultCPUAllocator: ")
-_FAILED = re.compile(  # others are of the program: an assertion that does not hold, a wrong size, a build for other devices
+_FAILED = re.compile(  # others are faults of the program: a failed assertion, a wrong size, a build for other devices
     r"(CUDA|CUDA driver|cuDNN|HIP) error: (an illegal memory|misaligned address|unknown error|unspecified launch failure"
     r"|the launch timed out|uncorrectable ECC|hardware stack|an illegal instruction|device busy|.*unavailable"
     r"|\w+_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
@@ -23,11 +23,11 @@ _FAILED = re.compile(  # others are of the program: an assertion that does not h
 
 
 def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-gpu") -> torch.device:
-    """The CPU, or the CUDA device of this rank of its host, which becomes the calling thread's current one.
+    """Return the CPU, or the CUDA device of this rank of its host, which becomes the calling thread's current one.
 
-    Ranks share devices in turn where there are more of them than devices. Unless the master is given one, where it is local rank
-    0 the first device is that of the last rank of as many as fill the host. ConfigurationError if CUDA is asked for, by `flag`,
-    and absent.
+    Ranks share devices in turn if there are more ranks than devices. On the master's host, local rank 0 is the master: unless it
+    has a device, the first device is that of the last rank of as many as fill the host. Raises ConfigurationError if CUDA is
+    requested, by `flag`, and absent.
     """
     import torch
 
@@ -42,9 +42,9 @@ def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-g
 
 @contextmanager
 def device_errors(lower: str) -> Iterator[None]:
-    """Raise DeviceError in the place of an error of torch that says in its way that memory or the device has failed.
+    """Raise DeviceError in place of an error of torch that reports a failure of memory or of the device.
 
-    `lower`: settings that take less memory.
+    `lower`: settings that reduce memory.
     """
     try:
         yield
@@ -55,9 +55,10 @@ def device_errors(lower: str) -> Iterator[None]:
 
 
 def _meaning(error: RuntimeError | MemoryError, lower: str) -> str:
-    """One line for the user; empty if the error is of another kind.
+    """Return one line for the user; empty if the error is of another kind.
 
-    torch tells failures of CUDA by RuntimeError, of which OutOfMemoryError and AcceleratorError are kinds, with lines of advice.
+    torch reports failures of CUDA as RuntimeError, of which OutOfMemoryError and AcceleratorError are kinds, with lines of
+    advice.
     """
     import torch
 
@@ -71,7 +72,7 @@ def _meaning(error: RuntimeError | MemoryError, lower: str) -> str:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """`batch` with its tensors, also those inside tuples, lists and mappings, on `device`."""
+    """Return `batch` with its tensors, also those inside tuples, lists and mappings, on `device`."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -90,9 +91,9 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which forward passes compute in `precision`, fp32 or bf16; their backward passes follow, outside of it.
+    """Return a context in which forward passes compute in `precision`, fp32 or bf16; their backward passes follow outside of it.
 
-    ConfigurationError for a device that has no bf16.
+    Raises ConfigurationError for a device without bf16.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""GPT-2's shapes in plain torch, on random tokens: a large model for measurements of what does not depend on its data.
+"""GPT-2's shapes in plain torch, on random tokens: a large model for measurements that do not depend on its data.
 
 Options: model=124m or 355m (GPT-2 small and medium; the head is the embedding), context=32 (tokens of an example), and
-marks=DIRECTORY. There every rank appends a line of JSON whenever it begins a backward pass: the time, and the most memory it
-has had so far. The file imports psnode.task alone, so that another checkout's psnode can train it (psnode.bench.checkpoint).
+marks=DIRECTORY. In this directory every rank appends a line of JSON when it begins a backward pass: the time, and its peak memory
+so far. The file imports only psnode.task, so that another checkout's psnode can train it (psnode.bench.checkpoint).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKENS, _PLACES, _EXAMPLES = 50257, 1024, 4096
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each behind a layer norm."""
+    """Attention and two linear layers, each after a layer norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
         self.head.weight = self.wte.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`tokens`: int64, examples and places; the result has a logit for every token behind them."""
+        """`tokens`: int64, examples and places; the result has a logit for every token after them."""
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -71,7 +71,7 @@ class Transformer(nn.Module):
 
 
 class RandomTokens:
-    """Examples that are made of their numbers alone."""
+    """Examples that depend only on their numbers."""
 
     def __init__(self, context: int) -> None:
         self._context = context

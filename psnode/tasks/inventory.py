@@ -1,8 +1,8 @@
 """Inventory of a model: parameters, trained or frozen, buffers, and the statistics among the buffers.
 
-A statistic is a buffer that every worker's passes move by that worker's own data. A checkpoint holds the mean of the workers'
-(of counters the maximum). All other buffers are functions of the weights and of the number of passes, if they change at
-all: they agree among the workers, and come out as they are.
+A statistic is a buffer that every worker's passes change by that worker's own data. A checkpoint holds the mean of the workers'
+values (for counters the maximum). All other buffers are functions of the weights and of the number of passes, if they change at
+all: they agree among the workers, and are saved unchanged.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 MEAN = "mean"
 MAXIMUM = "max"
-_CHUNK = 64 << 20  # bytes of tensors that travel in one message
+_CHUNK = 64 << 20  # bytes of tensors that share one message
 _RUNNING = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": MAXIMUM}
 _OBSERVED = frozenset(("min_val", "max_val", "scale", "zero_point"))
 
 
 def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer of `model`, also those that no state dict has, by name: not copied."""
+    """Return every parameter and buffer of `model`, also those outside its state dict, by name: not copied."""
     return {name: value.detach() for name, value in (*names.parameters(model), *names.buffers(model))}
 
 
@@ -51,7 +51,7 @@ class Snapshot:
         self._generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
 
     def restore(self) -> None:
-        """All is as it was."""
+        """Restore the whole state."""
         import numpy as np
         import torch
 
@@ -70,7 +70,7 @@ class Snapshot:
 
 
 def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Copy `values` into the tensors of those names. Names that the model does not have any more are passed over."""
+    """Copy `values` into the tensors of those names. Names that the model no longer has are skipped."""
     fit(model, values)
     found = tensors(model)
     for name, value in values.items():
@@ -79,9 +79,10 @@ def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None
 
 
 def give_own_memory(model: torch.nn.Module) -> None:
-    """Give each trained parameter of `model` that lies in a larger memory one of its own, which files of it then hold alone.
+    """Give each trained parameter of `model` that is a view of larger memory its own memory, so that files hold only the
+    parameter.
 
-    Tied parameters stay tied, being one. Until the larger memory is free the model takes its size once more.
+    Tied parameters stay tied, since they are one tensor. Until the larger memory is free the model takes its size twice.
     """
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.untyped_storage().nbytes() > parameter.nbytes:
@@ -89,9 +90,9 @@ def give_own_memory(model: torch.nn.Module) -> None:
 
 
 def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Give buffers of `model` the shapes that `values` have, for these to be copied in: a model may size its buffers itself.
+    """Give buffers of `model` the shapes of `values`, which are then copied to them: a model may size its buffers itself.
 
-    Not those of norms, which have the shape that the layer has.
+    Buffers of norms are left out: they have the shape of the layer.
     """
     fixed = norm_statistics(model)
     for name, buffer in names.buffers(model, aliases=True):
@@ -100,29 +101,32 @@ def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 
 
 def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
-    """Load values by plain name, as load_state_dict; buffers may have been sized since the model was built. RuntimeError."""
+    """Load values by plain name, like load_state_dict; buffers may have been resized since the model was built. Raises
+    RuntimeError."""
     fit(model, values)
     model.load_state_dict(names.to_load(values, model), strict=strict)
 
 
 def not_sized_yet(model: torch.nn.Module) -> set[str]:
-    """The buffers in the state dict that hold nothing, or that torch's observers of quantisation size by what they see."""
+    """Return the buffers in the state dict that are empty, or that torch's observers of quantisation size by their data."""
     empty = {name for name, value in names.buffers(model, aliases=True) if not value.numel()}
     return persistent_buffers(model) & (empty | observed(model).keys())
 
 
 def persistent_buffers(model: torch.nn.Module) -> set[str]:
-    """The names of the buffers that are part of the state dict, aliases included."""
+    """Return the names of the buffers that are part of the state dict, aliases included."""
     return set(names.state(model)) - {name for name, _ in names.parameters(model, aliases=True)}
 
 
 def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
-    """Statistics that torch's own modules keep, by name, with MEAN or MAXIMUM: norms' and observers' of quantisation."""
+    """Return the statistics that torch's own modules keep, by name, with MEAN or MAXIMUM: norms'
+    and observers' of quantisation."""
     return norm_statistics(model) | observed(model)
 
 
 def observed(model: torch.nn.Module) -> dict[str, str]:
-    """Rules for buffers of torch's observers and fake quantisers: the mean of ranges and scales, the maximum of whole numbers."""
+    """Return the rules for buffers of torch's observers and fake quantisers: the mean of ranges and scales, the maximum of whole
+    numbers."""
     observers: Any = sys.modules.get("torch.ao.quantization.observer")  # a model that has one has loaded it
     fakes: Any = sys.modules.get("torch.ao.quantization.fake_quantize")
     if observers is None or fakes is None:
@@ -137,7 +141,7 @@ def observed(model: torch.nn.Module) -> dict[str, str]:
 
 
 def norm_statistics(model: torch.nn.Module) -> dict[str, str]:
-    """The running statistics of torch's batch and instance norms, by name, with MEAN or MAXIMUM."""
+    """Return the running statistics of torch's batch and instance norms, by name, with MEAN or MAXIMUM."""
     from torch.nn.modules.batchnorm import _NormBase
 
     return {
@@ -150,9 +154,9 @@ def norm_statistics(model: torch.nn.Module) -> dict[str, str]:
 
 
 def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, str]:
-    """`statistics` by plain name.
+    """Return `statistics` by plain name.
 
-    ConfigurationError if `model` holds a value that can be neither exchanged nor saved, or lacks a name in `statistics`.
+    Raises ConfigurationError if `model` holds a value that can be neither exchanged nor saved, or lacks a name in `statistics`.
     """
     import torch
     from torch.nn.parameter import is_lazy
@@ -166,24 +170,25 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, st
     for name, parameter in names.parameters(model):
         if parameter.requires_grad and not (finite := parameter.detach().isfinite()).all():
             raise ConfigurationError(
-                f"parameter {name} holds {parameter.detach()[~finite][0].item()}, and what is trained is sent, which only finite "
-                "weights can be: give it values in Task.model(), or freeze it with requires_grad_(False)"
+                f"parameter {name} holds {parameter.detach()[~finite][0].item()}, and trained parameters are sent, which needs "
+                "finite weights: give it values in Task.model(), or freeze it with requires_grad_(False)"
             )
     state = names.state(model)
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise ConfigurationError(
-                f"the state dict's {name} is no tensor, as get_extra_state makes: checkpoints hold tensors only, "
+                f"the state dict's {name} is not a tensor but, for example, made by get_extra_state: checkpoints hold only "
+                "tensors, "
                 "keep it in a buffer or outside of the model"
             )
         if value.layout is not torch.strided or value.is_quantized:
             raise ConfigurationError(
-                f"the state dict's {name} is no dense tensor: keep it dense, or register it with persistent=False"
+                f"the state dict's {name} is not a dense tensor: keep it dense, or register it with persistent=False"
             )
     statistics, known = names.renamed(statistics, names.of_model(model)), persistent_buffers(model)
     for name, rule in statistics.items():
         if name not in known:
-            raise ConfigurationError(f"Task.statistics names {name}, which is no buffer in the state dict: leave it out")
+            raise ConfigurationError(f"Task.statistics names {name}, which is not a buffer in the state dict: leave it out")
         if rule not in (MEAN, MAXIMUM):
             raise ConfigurationError(f"Task.statistics has {rule!r} for {name}: it must be {MEAN!r} or {MAXIMUM!r}")
         value = state[name]
@@ -193,12 +198,12 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, st
 
 
 def bits(value: torch.Tensor) -> memoryview:
-    """The bytes of a dense tensor of any dtype, in row-major order."""
+    """Return the bytes of a dense tensor of any dtype, in row-major order."""
     return memory_of(_bytes(value.detach().cpu())).data
 
 
 def same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """True if two dense tensors have the same dtype, shape and bytes, NaN included."""
+    """Return True if two dense tensors have the same dtype, shape and bytes, NaN included."""
     import torch
 
     return one.dtype is two.dtype and one.shape == two.shape and torch.equal(_bytes(one), _bytes(two))
@@ -211,7 +216,7 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def contents(model: torch.nn.Module) -> dict[str, Any]:
-    """Contents of each tensor: dtype, shape and xxh3_64 of its bytes, by name, in types that JSON has."""
+    """Return dtype, shape and xxh3_64 of the bytes of each tensor, by name, in types that JSON has."""
     import torch
 
     return {
@@ -222,7 +227,7 @@ def contents(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def chunks(values: Mapping[str, torch.Tensor], names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors of `names` in order, as many at a time as one message should hold, one at least."""
+    """Yield the tensors of `names` in order, as many at a time as one message should hold, at least one."""
     chunk: dict[str, torch.Tensor] = {}
     size = 0
     for name in names:

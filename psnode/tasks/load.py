@@ -1,4 +1,4 @@
-"""From a configuration to the task that it names."""
+"""Loading of the task that a configuration names."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from psnode.task import Task, load_task
 
 
 def passed_task(task: Task) -> str:
-    """Value of the setting `task` when a program hands an instance of its own to psnode.run."""
+    """Return the value of the setting `task` when a program passes an instance of its own to psnode.run."""
     return PASSED + type(task).__name__
 
 
 def make_task(config: Config) -> Task:
-    """The task that the configuration names: the user's file, or the built-in image classification.
+    """Return the task that the configuration names: the user's file, or the built-in image classification.
 
-    ConfigurationError if it cannot be had, among others because a program made it and handed it to psnode.run.
+    Raises ConfigurationError if it cannot be loaded, for example because a program made it and passed it to psnode.run.
     """
     if config.task is not None and config.task.startswith(PASSED):
         raise ConfigurationError(
-            f"the run trains {config.task.removeprefix(PASSED)}, which a program handed to psnode.run: "
-            "go on with that program, and evaluate with psnode.evaluator.follow(train_dir, task=...)"
+            f"the run trains {config.task.removeprefix(PASSED)}, which a program passed to psnode.run: "
+            "continue with that program, and evaluate with psnode.evaluator.follow(train_dir, task=...)"
         )
     if config.task is not None:
         return load_task(config.task, config.task_options())

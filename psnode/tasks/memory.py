@@ -1,4 +1,4 @@
-"""Bytes of tensors that lie in their own memory, which stays as free to be resized as it was.
+"""Bytes of tensors in their own memory, which can still be resized afterwards.
 
 Tensor.numpy() marks a tensor's storage as not resizable for ever, and a model may size its own buffers: resize_ in a forward
 pass, as observers of quantisation do.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Memory:
-    """Memory of a tensor as NumPy asks for it. An array made of it keeps this, and so the tensor's storage."""
+    """Memory of a tensor with NumPy's array interface. An array made from it keeps this object, and so the tensor's storage."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._storage = tensor.untyped_storage()
@@ -29,7 +29,7 @@ class _Memory:
 
 
 def memory_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The bytes of a contiguous tensor on the host, which share its memory. Not valid any more once that is resized."""
+    """Return the bytes of a contiguous tensor on the host, which share its memory. Invalid once the tensor is resized."""
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError("only contiguous tensors on the host lie in memory as they are")
+        raise ValueError("only contiguous tensors on the host have their bytes in order in memory")
     return np.asarray(_Memory(tensor)) if tensor.numel() else np.empty(0, np.uint8)

@@ -1,4 +1,4 @@
-"""torch's optimizers by name: their arguments, and what they keep."""
+"""torch's optimizers by name: their arguments and their state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError
 
-_ADAMS = ("exp_avg", "exp_avg_sq")  # as torch calls them
+_ADAMS = ("exp_avg", "exp_avg_sq")  # torch's names
 _RESERVED = frozenset(
     {"self", "params", "lr", "weight_decay", "betas", "eps", "momentum", "foreach", "fused", "capturable", "maximize"}
     | {"differentiable", "decoupled_weight_decay"}
@@ -22,7 +22,8 @@ _RESERVED = frozenset(
 
 
 class Kind(NamedTuple):
-    """An optimizer of torch's that works coordinate by coordinate: vectors that it keeps, and numbers with their first values."""
+    """An optimizer of torch's that works coordinate by coordinate: the vectors that it keeps, and numbers with their first
+    values."""
 
     make: type[torch.optim.Optimizer]
     memories: tuple[str, ...] = _ADAMS
@@ -41,14 +42,14 @@ COORDINATEWISE: Mapping[str, Kind] = MappingProxyType(
         "adadelta": Kind(torch.optim.Adadelta, ("square_avg", "acc_delta")),
     }
 )
-# those that need whole tensors, or that begin with what their first step brings
+# those that need whole tensors, or whose state begins with values of their first step
 _BY_TENSOR: Mapping[str, type[torch.optim.Optimizer]] = MappingProxyType(
     {"adafactor": torch.optim.Adafactor, "asgd": torch.optim.ASGD, "rprop": torch.optim.Rprop}
 )
 
 
 def memories_of(config: Config) -> dict[str, float]:
-    """The vectors that the optimizer of `config`, one of COORDINATEWISE, keeps, with the value that they begin with."""
+    """Return the vectors that the optimizer of `config`, one of COORDINATEWISE, keeps, with their initial value."""
     found = dict.fromkeys(COORDINATEWISE[config.optimizer].memories, 0.0)
     options = _options(config)
     found |= {"max_exp_avg_sq": 0.0} if options.get("amsgrad") else {}
@@ -58,7 +59,7 @@ def memories_of(config: Config) -> dict[str, float]:
 
 
 def arguments(config: Config, momentum: float) -> dict[str, Any]:
-    """Arguments of the optimizer of `config`, but for its rate. `momentum`: the first of its betas."""
+    """Return the arguments of the optimizer of `config` except its learning rate. `momentum`: the first of its betas."""
     allowed = inspect.signature(_class(config)).parameters
     found: dict[str, Any] = {"weight_decay": config.weight_decay} if "weight_decay" in allowed else {}
     found |= {"betas": (momentum, config.beta2)} if "betas" in allowed else {}
@@ -68,7 +69,7 @@ def arguments(config: Config, momentum: float) -> dict[str, Any]:
 
 
 def made(config: Config, momentum: float, parameter: nn.Parameter, lr: float) -> torch.optim.Optimizer:
-    """The optimizer of `config` for one tensor."""
+    """Return the optimizer of `config` for one tensor."""
     return _class(config)(
         [parameter],
         lr=lr,  # type: ignore[call-arg]  # all of these have one
@@ -78,7 +79,8 @@ def made(config: Config, momentum: float, parameter: nn.Parameter, lr: float) ->
 
 
 def require_optimizer(config: Config, *, own: bool) -> None:
-    """ConfigurationError if torch refuses the optimizer's options, or it is the task's and there is none. `own`: there is one."""
+    """Raise ConfigurationError if torch refuses the optimizer's options, or if it is the task's and missing. `own`: the task has
+    one."""
     if config.optimizer == OWN and not own:
         raise ConfigurationError("--optimizer task needs one of the task's own: write Task.optimizer, or pass it to the session")
     if config.optimizer in ("sgd", OWN):
@@ -90,7 +92,7 @@ def require_optimizer(config: Config, *, own: bool) -> None:
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """Arguments that keep a step to one tensor at a time."""
+    """Return arguments that restrict a step to one tensor at a time."""
     return {"foreach": False} if "foreach" in inspect.signature(_class(config)).parameters else {}
 
 
@@ -100,15 +102,17 @@ def _class(config: Config) -> type[torch.optim.Optimizer]:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """--optimizer-option in the types that torch wants."""
+    """Return --optimizer-option in the types that torch wants."""
     allowed = inspect.signature(_class(config)).parameters
     known = {name: each for name, each in allowed.items() if name not in _RESERVED}
-    if "eps" in allowed and isinstance(allowed["eps"].default, tuple):  # no single number, as --eps is
+    if "eps" in allowed and isinstance(allowed["eps"].default, tuple):  # several numbers, unlike --eps
         known["eps"] = allowed["eps"]
     found = {}
     for key, text in config.optimizer_options().items():
         if key not in known:
-            raise ConfigurationError(f"--optimizer-option {key} is none of {config.optimizer}'s: {', '.join(known) or 'none'}")
+            raise ConfigurationError(
+                f"--optimizer-option {key} is not an option of {config.optimizer}: {', '.join(known) or 'none'}"
+            )
         found[key] = _typed(key, text, known[key].default)
     return found
 

@@ -1,4 +1,4 @@
-"""A task whose loop is the program's own: model and data, and no loss that anybody else could ask for."""
+"""A task whose loop belongs to the program: model and data, and no loss that another caller could compute."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ParameterGroups = Sequence[Mapping[str, Any]]
 
 
 class OwnLoop(Task):
-    """The task of psnode.session. `constraint`: as Task.constrain; `groups`: what Task.parameter_groups returns; `rate`,
-    `optimizer`: as Task.learning_rate and Task.optimizer; `examples`: those of a batch, if that is known; `steps`: as
+    """The task of psnode.session. `constraint`: see Task.constrain; `groups`: the result of Task.parameter_groups; `rate`,
+    `optimizer`: see Task.learning_rate and Task.optimizer; `examples`: those of a batch, if that is known; `steps`: see
     Task.steps_per_epoch."""
 
     def __init__(
@@ -40,24 +40,25 @@ class OwnLoop(Task):
         self._rate, self._optimizer, self._examples, self._steps = rate, optimizer, examples, steps
 
     def model(self) -> torch.nn.Module:
-        """The program's model itself."""
+        """Return the program's model itself."""
         return self._model
 
     def train_data(self) -> Data:
-        """The data that the program's loop draws from."""
+        """Return the data from which the program's loop draws."""
         assert self._data is not None
         return self._data
 
     def eval_data(self) -> Data:
-        """None: the program evaluates its model itself."""
+        """Refuse: the program evaluates its model itself."""
         raise ConfigurationError("the run was trained by a loop of its own: evaluate its checkpoints in that program")
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """None: only the program knows it."""
+        """Refuse: only the program knows the loss."""
         raise ConfigurationError("the run was trained by a loop of its own, which alone knows its loss")
 
     def size(self, batch: Batch) -> int:
-        """Number of examples in `batch`, as far as its loader tells; else the length of its first tensor, 1 if there is none."""
+        """Return the number of examples in `batch` according to its loader; else the length of its first tensor, or 1 without
+        one."""
         return self._examples or length(batch) or 1
 
     def constrain(self, model: torch.nn.Module) -> None:
@@ -66,22 +67,22 @@ class OwnLoop(Task):
             self._constraint(model)
 
     def parameter_groups(self, model: torch.nn.Module) -> ParameterGroups:
-        """The program's groups."""
+        """Return the program's groups."""
         return self._groups
 
     @property
     def own_optimizer(self) -> MakeOptimizer | None:
-        """The program's optimizer, if there is one."""
+        """Return the program's optimizer, if there is one."""
         return self._optimizer
 
     @property
     def own_rate(self) -> OwnRate | None:
-        """The program's schedule, if there is one."""
+        """Return the program's schedule, if there is one."""
         return self._rate
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps of an epoch of an iterable."""
+        """Return the steps of an epoch of an iterable."""
         return self._steps
 
     @property
@@ -91,7 +92,7 @@ class OwnLoop(Task):
 
 
 def length(batch: Batch) -> int | None:
-    """Length of the first tensor with dimensions in `batch`, also inside tuples, lists and mappings."""
+    """Return the length of the first tensor with dimensions in `batch`, also inside tuples, lists and mappings."""
     import torch
 
     if isinstance(batch, torch.Tensor):

@@ -1,9 +1,9 @@
-"""Parameter groups: parameters that go by settings of their own, given as torch.optim takes them.
+"""Parameter groups: parameters with settings of their own, in torch.optim's format.
 
     [{"params": [model.head.weight], "lr": 0.1}, {"params": ["body.weight", "body.bias"], "weight_decay": 0.0}]
 
 `params` are parameters, or their names in the state dict. The rest of a dictionary overrides settings of the run. `lr` is the
-rate before the schedule, which multiplies that of every group by the same factor, as torch's schedulers do.
+learning rate before the schedule, which multiplies that of every group by the same factor, as torch's schedulers do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS = (*_RATES, *_SETTINGS, "betas")
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Trained parameters `names`, in the order of the state dict, with `settings` in the place of those of the run.
+    """Trained parameters `names`, in the order of the state dict, with `settings` that override those of the run.
 
     Their learning rate is `lr_factor` times that of the run.
     """
@@ -39,36 +39,39 @@ class ParameterGroup:
     lr_factor: float = 1.0
 
     def config(self, config: Config) -> Config:
-        """The settings of the run with those of the group in their place."""
+        """Return the settings of the run, overridden by those of the group."""
         return replace(config, **self.settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """The group as config.json records it."""
+        """Return the group as config.json records it."""
         return {"params": list(self.names), "lr_factor": self.lr_factor, **self.settings}
 
 
 def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
-    """The groups of `model` that a task `asked` for, or those of --no-decay; none if all parameters go by the run's settings.
+    """Return the groups of `model` that a task `asked` for, or those of --no-decay; empty if all parameters follow the run's
+    settings.
 
-    Frozen parameters are left out. ConfigurationError for groups that torch.optim would not take, or that leave a trained
+    Frozen parameters are left out. Raises ConfigurationError for groups that torch.optim would not take, or that leave a trained
     parameter out, and for settings that the run could not have. `config.lr` is resolved.
     """
     if asked is None:
-        raise ConfigurationError("Task.parameter_groups returned None: it is to return a list of dictionaries")
+        raise ConfigurationError("Task.parameter_groups returned None: it must return a list of dictionaries")
     if not asked:
         return _without_decay(model, config) if config.no_decay else ()
     if config.optimizer == OWN:
         raise ConfigurationError(
-            "parameter_groups and Task.optimizer both say how tensors are optimised: leave one of the two out"
+            "parameter_groups and Task.optimizer both choose the optimizer of tensors: leave one of the two out"
         )
     if config.no_decay:
-        raise ConfigurationError("--no-decay and the task's parameter_groups both say what decays: leave one of the two out")
+        raise ConfigurationError(
+            "--no-decay and the task's parameter_groups both choose the parameters without decay: leave one of the two out"
+        )
     taken: dict[str, int] = {}
     found = []
     for index, group in enumerate(asked):
         names = _names(group, index, model)
         if twice := [name for name in names if name in taken]:
-            raise ConfigurationError(f"parameter {twice[0]} is in two parameter groups: it has one")
+            raise ConfigurationError(f"parameter {twice[0]} is in two parameter groups: put it in one")
         taken |= dict.fromkeys(names, index)
         found.append(_group(group, index, names, config))
     trained = [name for name, parameter in parameters(model) if parameter.requires_grad]
@@ -81,23 +84,23 @@ def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, confi
 
 
 def recorded(groups: Iterable[ParameterGroup]) -> list[dict[str, Any]]:
-    """The groups as config.json records them."""
+    """Return the groups as config.json records them."""
     return [group.to_dict() for group in groups]
 
 
 def refuse_other_groups(now: Iterable[ParameterGroup], before: Sequence[Mapping[str, Any]]) -> None:
-    """ConfigurationError, by the first parameter, if a run is resumed with other groups than the recorded ones."""
+    """Raise ConfigurationError, with the first parameter, if a run is resumed with other groups than the recorded ones."""
     old, new = _by_name(before), _by_name(recorded(now))
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
             raise ConfigurationError(
-                f"--resume needs the parameter groups of the run: {name} had {_shown(old.get(name))} there and has "
+                f"--resume needs the parameter groups of the run: {name} had {_shown(old.get(name))} in it and has "
                 f"{_shown(new.get(name))} now"
             )
 
 
 def _by_name(groups: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Settings by parameter, without those that change nothing."""
+    """Return the settings by parameter, without those that change nothing."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         own = {key: value for key, value in group.items() if key != "params" and (key, value) != ("lr_factor", 1.0)}
@@ -110,9 +113,9 @@ def _shown(settings: Mapping[str, Any] | None) -> str:
 
 
 def _names(group: Mapping[str, Any], index: int, model: nn.Module) -> list[str]:
-    """Canonical names of the trained parameters that a group holds."""
+    """Return the canonical names of the trained parameters in a group."""
     if not isinstance(group, Mapping) or "params" not in group:
-        raise ConfigurationError(f'parameter group {index} is to be a dictionary with "params", as torch.optim takes it')
+        raise ConfigurationError(f'parameter group {index} must be a dictionary with "params", in the format of torch.optim')
     known = {id(parameter): name for name, parameter in parameters(model)}
     aliases, rename = dict(parameters(model, aliases=True)), of_model(model)
     members = group["params"]
@@ -122,14 +125,16 @@ def _names(group: Mapping[str, Any], index: int, model: nn.Module) -> list[str]:
         parameter = aliases.get(rename(parameter)) if isinstance(parameter, str) else parameter
         if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
             what = f"{member!r}{nearest(member, aliases)}" if isinstance(member, str) else f"a {type(member).__name__}"
-            raise ConfigurationError(f"parameter group {index} holds {what}, which is no parameter of the model or its name")
+            raise ConfigurationError(
+                f"parameter group {index} holds {what}, which is neither a parameter of the model nor its name"
+            )
         if parameter.requires_grad:
             found.append(known[id(parameter)])
     return found
 
 
 def _group(group: Mapping[str, Any], index: int, names: Sequence[str], config: Config) -> ParameterGroup:
-    """A group with its settings checked by the rules of the run's own."""
+    """Return a group whose settings are checked by the rules of the run's own."""
     asked = {key: value for key, value in group.items() if key != "params"}
     if unknown := [key for key in asked if key not in _KEYS]:
         raise ConfigurationError(f"parameter group {index} has no setting {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
@@ -151,7 +156,7 @@ def _group(group: Mapping[str, Any], index: int, names: Sequence[str], config: C
 
 def _factor(asked: Mapping[str, Any], config: Config) -> float:
     if "lr" in asked and "lr_factor" in asked:
-        raise ConfigurationError("lr and lr_factor both say its learning rate: leave one of the two out")
+        raise ConfigurationError("lr and lr_factor both set its learning rate: leave one of the two out")
     assert config.lr is not None
     rate = replace(config, lr=asked["lr"]).lr if "lr" in asked else replace(config, lr=asked.get("lr_factor", 1.0)).lr
     assert rate is not None
@@ -159,7 +164,8 @@ def _factor(asked: Mapping[str, Any], config: Config) -> float:
 
 
 def _without_decay(model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
-    """Two groups: what --no-decay names, and the rest. ConfigurationError if it names nothing of the model."""
+    """Return two groups: the parameters that --no-decay names, and the rest. Raises ConfigurationError if it names no parameter
+    of the model."""
     spared = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

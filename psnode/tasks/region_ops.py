@@ -1,6 +1,6 @@
-"""nms and roi_align in plain torch, for detection models where torchvision's compiled operators cannot be loaded.
+"""nms and roi_align in plain torch, for detection models on systems where torchvision's compiled operators cannot be loaded.
 
-`lend` registers them under the names of torchvision's own operators, with the arguments that these have.
+`lend` registers them under the names of torchvision's own operators, with the same arguments.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _ROI_ALIGN = (
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Non-maximum suppression: of boxes that overlap by more than `iou_threshold` only the one with the highest score stays.
+    """Non-maximum suppression: of boxes that overlap by more than `iou_threshold` keep only the one with the highest score.
 
-    boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Returns the int64 indices of those that stay, by falling score;
-    of equal scores the first one counts as higher. Takes N^2 values of memory.
+    boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Returns the int64 indices of the kept boxes, by falling score; of equal
+    scores the first one counts as higher. Takes N^2 values of memory.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes = boxes[order].float()
@@ -45,11 +45,11 @@ def roi_align(
     sampling_ratio: int,
     aligned: bool,
 ) -> Tensor:
-    """Average of bilinearly interpolated samples in each bin of each region (He et al.: Mask R-CNN, ICCV 2017).
+    """Average bilinearly interpolated samples in each bin of each region (He et al.: Mask R-CNN, ICCV 2017).
 
-    features: (N, C, H, W); rois: (K, 5), index of the image and x1, y1, x2, y2 in pixels of 1/spatial_scale. Returns
-    (K, C, pooled_height, pooled_width) of the features' type, with a gradient for the features alone. sampling_ratio: samples
-    a bin and axis, or at most 0: as many as a bin is pixels wide. aligned: pixels have their centres at one half.
+    features: (N, C, H, W); rois: (K, 5), index of the image and x1, y1, x2, y2 in pixels of 1/spatial_scale. Returns (K, C,
+    pooled_height, pooled_width) of the features' type, with a gradient only for the features. sampling_ratio: samples per bin and
+    axis; if at most 0, the width of a bin in pixels. aligned: pixels have their centres at one half.
 
     Interpolation along y and x is independent, so that a region is two matrices: rows * features * columns.
     """
@@ -69,9 +69,9 @@ def roi_align(
 
 
 def _weights(starts: Tensor, sides: Tensor, bins: int, size: int, sampling_ratio: int) -> Tensor:
-    """Share of each of `size` pixels in each bin of each region along one axis: (K, bins, size).
+    """Return the share of each of `size` pixels in each bin of each region along one axis: (K, bins, size).
 
-    A sample below -1 or above `size` is 0; one beyond the outer pixel, but not so far, has that pixel's value.
+    A sample below -1 or above `size` is 0; one outside the outer pixel, but within that range, has that pixel's value.
     """
     wanted = torch.full_like(sides, float(sampling_ratio)) if sampling_ratio > 0 else (sides / bins).ceil()
     most = int(wanted.max().clamp(min=1)) if len(wanted) else 1
@@ -94,7 +94,7 @@ def declare() -> None:
 
 
 def lend(boxes: ModuleType, regions: ModuleType) -> None:
-    """Tell torchvision.ops.boxes and torchvision.ops.roi_align that their operators are there: they ask before each call."""
+    """Mark the operators of torchvision.ops.boxes and torchvision.ops.roi_align as available: they check before each call."""
     for module in (boxes, regions):
         vars(module)["_assert_has_ops"] = lambda: None
     vars(regions)["_has_ops"] = lambda: True

@@ -1,11 +1,10 @@
-"""The one way psnode imports torchvision.
+"""The only place where psnode imports torchvision.
 
-torchvision 0.28 is published with operators compiled for CUDA only. Beside the CPU build of torch they cannot be
-loaded; torchvision tolerates that everywhere but in one place: while it is imported it attaches shape functions to
-`torchvision::nms` and `torchvision::qnms`, and torch refuses to attach them to operators that nobody declared.
-Declaring the two schemas first is enough for classification, datasets and transforms, none of which calls them; detection
-calls nms and roi_align, which `region_ops` then has in plain torch. Where the compiled operators can be loaded nothing is
-declared.
+torchvision 0.28 is published with operators compiled for CUDA only. Next to the CPU build of torch they cannot be loaded;
+torchvision tolerates that everywhere but in one place: while it is imported it attaches shape functions to `torchvision::nms` and
+`torchvision::qnms`, and torch refuses to attach them to undeclared operators. Declaring the two schemas first is enough for
+classification, datasets and transforms, which do not call them; detection calls nms and roi_align, which `region_ops` provides in
+plain torch. If the compiled operators can be loaded nothing is declared.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SCHEMAS = {
 
 
 def import_torchvision(submodule: str = "") -> Any:
-    """The module torchvision, or `torchvision.<submodule>`. ConfigurationError if it is not installed."""
+    """Return the module torchvision, or `torchvision.<submodule>`. Raises ConfigurationError if it is not installed."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         raise ConfigurationError(f"torchvision is not installed: {installing('train')}")
@@ -42,12 +41,12 @@ def import_torchvision(submodule: str = "") -> Any:
 
 
 def _declare_missing(package: Path) -> bool:
-    """True if nms was not there and is declared now."""
+    """Return True if nms was not declared before and is declared now."""
     import torch
 
     for library in (package / f"_C{suffix}" for suffix in EXTENSION_SUFFIXES):
         if library.is_file():
-            with contextlib.suppress(OSError):  # built for another torch or for libraries that are not here
+            with contextlib.suppress(OSError):  # built for another torch, or for libraries that are missing here
                 torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
             break
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]

@@ -94,7 +94,7 @@ def test_the_evaluation_part_is_touched_only_when_it_is_asked_for(tmp_path):
         (("LeNot", "digits"), "unknown network 'LeNot': did you mean lenet"),
         (("LeNet", "digit"), "unknown data set 'digit': did you mean digits"),
         (("VGG11", "digits"), "vgg-11 takes images of at least 32x32, but the data set's are 28x28"),
-        (("LeNet", "mnist"), "say where with --data-dir"),
+        (("LeNet", "mnist"), "name its directory with --data-dir"),
         (("LeNet", "mnist", "absent"), "absent is not a directory"),
     ],
 )

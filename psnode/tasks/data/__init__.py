@@ -32,17 +32,17 @@ _MODULES: Mapping[str, str] = {
 
 
 def datasets() -> tuple[str, ...]:
-    """The names of the data sets, sorted."""
+    """Return the names of the data sets, sorted."""
     return tuple(sorted(_MODULES))
 
 
 def resolve(name: str) -> str:
-    """The proper name of a data set: "CIFAR-10" is "cifar10". ConfigurationError if there is none of that name."""
+    """Return the proper name of a data set: "CIFAR-10" is "cifar10". Raises ConfigurationError for an unknown name."""
     return choose("data set", name, _MODULES)
 
 
 def describe(name: str, data_dir: str | Path | None = None, options: Mapping[str, str] | None = None) -> Description:
-    """Shape and number of classes, without reading examples; only imagefolder looks at the disk."""
+    """Return the shape and the number of classes, without reading examples; only imagefolder looks at the disk."""
     module, request = _ask(name, data_dir, options)
     description: Description = module.describe(request)
     return description
@@ -55,7 +55,7 @@ def check(
     download: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Description:
-    """As `describe`; ConfigurationError, with the remedy, if an option or a file is missing or wrong."""
+    """Like `describe`; raises ConfigurationError, with the remedy, if an option or a file is missing or wrong."""
     module, request = _ask(name, data_dir, options, train=train, download=download)
     module.check(request)
     description: Description = module.describe(request)
@@ -70,10 +70,10 @@ def load(
     seed: int = 0,
     options: Mapping[str, str] | None = None,
 ) -> ImageData:
-    """The training or the test part of a data set.
+    """Return the training or the test part of a data set.
 
-    `data_dir` holds its files; missing ones are fetched into it only with `download`. `seed` matters to synthetic
-    alone. `options` are the set's own. Raises ConfigurationError with the remedy.
+    `data_dir` holds its files; missing ones are downloaded to it only with `download`. `seed` matters only to synthetic.
+    `options` are the set's own. Raises ConfigurationError with the remedy.
     """
     module, request = _ask(name, data_dir, options, train=train, download=download, seed=seed)
     data: ImageData = module.load(request)

@@ -46,15 +46,15 @@ class Request:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def directory(self) -> Path:
-        """`data_dir`, which must be given and, unless files may be downloaded into it, exist."""
+        """Return `data_dir`, which must be given and, unless files may be downloaded into it, exist."""
         if self.data_dir is None:
-            raise ConfigurationError(f"data set {self.name} is read from disk: say where with --data-dir")
+            raise ConfigurationError(f"data set {self.name} is read from disk: name its directory with --data-dir")
         if not self.data_dir.is_dir() and not self.download:
             raise self.missing(f"{self.data_dir} is not a directory")
         return self.data_dir
 
     def missing(self, what: str, remedy: str = "") -> ConfigurationError:
-        """The error for files that are missing or not readable; `what` names them."""
+        """Return the error for missing or unreadable files; `what` names them."""
         remedy = remedy or "point --data-dir at its files, or add --download to fetch them"
         return ConfigurationError(f"data set {self.name} cannot be read: {what}; {remedy}")
 
@@ -66,7 +66,7 @@ class Statistics(NamedTuple):
     std: tuple[float, ...]
 
 
-# The figures in common use; each set's module names the one it takes.
+# The figures in common use; the module of each set names the one it uses.
 STATISTICS: Mapping[str, Statistics] = {
     "mnist": Statistics((0.1307,), (0.3081,)),
     "cifar10": Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),

@@ -1,8 +1,8 @@
-"""The embedded data: 1797 handwritten 8x8 digits in optical_digits.npz, licensed as optical_digits.md says.
+"""The embedded data: 1797 handwritten 8x8 digits in optical_digits.npz, under the license in optical_digits.md.
 
-Alpaydin, Kaynak: Optical recognition of handwritten digits, UCI repository, 1998. Resized to 28x28 by linear
-interpolation, so that models made for MNIST take them. 1437 train, 360 test; the split is the same for every seed,
-and every digit has its share of both parts.
+Alpaydin, Kaynak: Optical recognition of handwritten digits, UCI repository, 1998. Resized to 28x28 by linear interpolation, so
+that models made for MNIST take them. 1437 train, 360 test; the split is the same for every seed, and every digit has its share of
+both parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def describe(request: Request) -> Description:
 
 
 def check(request: Request) -> None:
-    """Nothing to look for: the digits are part of the package."""
+    """Check nothing: the digits are part of the package."""
 
 
 def load(request: Request) -> Images:
@@ -41,13 +41,13 @@ def load(request: Request) -> Images:
 
 
 def originals() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """The images as published, (1797, 8, 8) with values 0..16, and the labels, (1797,)."""
+    """Return the images as published, (1797, 8, 8) with values 0..16, and the labels, (1797,)."""
     with np.load(_FILE) as arrays:
         return arrays["images"].astype(np.float64), arrays["labels"].astype(np.int64)
 
 
 def resize(images: npt.NDArray[np.float64]) -> Pixels:
-    """(N, 8, 8) with values 0..16 to (N, 1, 28, 28) with values 0..255, pixel centres aligned at the corners' edges."""
+    """Resize (N, 8, 8) with values 0..16 to (N, 1, 28, 28) with values 0..255, pixel centres aligned at the corners' edges."""
     side = images.shape[1]
     centres = np.clip((np.arange(_SIDE) + 0.5) * side / _SIDE - 0.5, 0, side - 1)
     weights = np.maximum(0, 1 - np.abs(centres[:, None] - np.arange(side)))
@@ -59,10 +59,10 @@ def resize(images: npt.NDArray[np.float64]) -> Pixels:
 def stratified_split(
     labels: npt.NDArray[np.int64], test_size: int, seed: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Indices of the training and of the test part, each sorted.
+    """Return the indices of the training and of the test part, each sorted.
 
-    Every class gives floor(its share of `test_size`) examples to the test part; the classes with the largest
-    remainders give one more until the size is reached.
+    Every class gives floor(its share of `test_size`) examples to the test part; the classes with the largest remainders give one
+    more until the size is reached.
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount(labels)

@@ -13,7 +13,7 @@ from psnode.errors import ConfigurationError
 
 @contextmanager
 def one_at_a_time(directory: Path, name: str) -> Iterator[None]:
-    """Hold a lock file in `directory`, which is made if need be, so that each file is fetched by one process only.
+    """Hold a lock file in `directory`, which is created if necessary, so that each file is downloaded by one process only.
 
     Errors inside become a ConfigurationError that names data set `name`.
     """

@@ -1,4 +1,4 @@
-"""Images decoded from files as they are needed."""
+"""Images decoded from files on demand."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Listing(NamedTuple):
 class Files:
     """The images of a listing, resized to `image_shape`; implements ImageData.
 
-    `keep` is the share of the shorter side that the central cut keeps. `augment` (none, shift, area) works on batches
-    drawn with an rng. If all images fit in `cache` bytes each is decoded once, unless it is augmented by area.
+    `keep` is the fraction of the shorter side that the central cut keeps. `augment` (none, shift, area) applies to batches drawn
+    with an rng. If all images fit in `cache` bytes each is decoded once, unless it is augmented by area.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Files:
         return len(self._paths)
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images float32 (B, 3, H, W) and labels int64 (B,). ConfigurationError naming a file that is no image."""
+        """Return images float32 (B, 3, H, W) and labels int64 (B,). ConfigurationError names a file that is not an image."""
         import torch
 
         if self._augment == "area" and rng is not None:
@@ -73,7 +73,7 @@ class Files:
 
     @cached_property
     def _decoded(self) -> tuple[Pixels, npt.NDArray[np.bool_]]:
-        """All images, and which of them are there; pages nobody touched take no memory."""
+        """Return memory for all images, and a mask of those that are decoded; untouched pages take no memory."""
         return np.empty((len(self), *self.image_shape), np.uint8), np.zeros(len(self), bool)
 
     def _decode_once(self, indices: npt.NDArray[np.int64]) -> Pixels:
@@ -84,7 +84,7 @@ class Files:
         return images.take(indices, axis=0)
 
     def _decode(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None = None) -> Pixels:
-        """(B, 3, H, W): each image's centre, or a random part of it. Draws rng.random((B, 4)) at once."""
+        """Return (B, 3, H, W): each image's centre, or a random part of it. Draws rng.random((B, 4)) at once."""
         _, height, width = self.image_shape
         pixels = np.empty((len(indices), height, width, 3), np.uint8)
         draws = None if rng is None else rng.random((len(indices), 4))
@@ -110,20 +110,20 @@ class Files:
 
 
 def file_size(path: str) -> tuple[int, int]:
-    """(height, width) of an image file, from its header."""
+    """Return (height, width) of an image file, from its header."""
     with open_image(path) as file:
         return file.height, file.width
 
 
 def check_readable(path: str) -> None:
-    """ConfigurationError for a file that is no image, or whose pixels mean no colour for sure, from its header."""
+    """Raise ConfigurationError for a file that is not an image, or whose pixels have no certain colour, from its header."""
     with open_image(path) as file:
         require_readable(file, path)
 
 
 @contextmanager
 def open_image(path: str) -> Iterator[Image.Image]:
-    """PIL's image of a file, not yet decoded. Errors of the file itself become a ConfigurationError."""
+    """Open PIL's image of a file, not yet decoded. Errors of the file itself become a ConfigurationError."""
     from PIL import Image
 
     try:
@@ -134,15 +134,15 @@ def open_image(path: str) -> Iterator[Image.Image]:
 
 
 def central_box(proportion: float, keep: float) -> Box:
-    """The largest box around the centre with width / height = `proportion` of the image's, its sides times `keep`."""
+    """Return the largest box around the centre with width / height = `proportion` of the image's, its sides times `keep`."""
     width, height = keep * min(1.0, proportion), keep * min(1.0, 1 / proportion)
     return (1 - width) / 2, (1 - height) / 2, (1 + width) / 2, (1 + height) / 2
 
 
 def random_box(proportion: float, draw: npt.NDArray[np.float64]) -> Box:
-    """A box from four numbers in [0, 1): area 8 to 100 %, proportions off by up to 4/3, left and upper edge.
+    """Return a box from four numbers in [0, 1): area 8 to 100 %, proportions off by up to 4/3, left and upper edge.
 
-    Where such a box would stick out of the image its longer side is cut to fit.
+    If such a box would exceed the image, its longer side is cut to fit.
     """
     area, stretch = 0.08 + 0.92 * draw[0], (3 / 4) ** (1 - 2 * draw[1])
     width = min(1.0, float(np.sqrt(area * proportion * stretch)))

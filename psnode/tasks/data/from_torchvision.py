@@ -1,8 +1,8 @@
 """CIFAR-10, CIFAR-100 and SVHN in their original files, read by torchvision.
 
-Krizhevsky: Learning multiple layers of features from tiny images, 2009. Netzer et al.: Reading digits in natural
-images with unsupervised feature learning, 2011 (the training part without the `extra` images). Training batches of
-CIFAR are cropped and mirrored (augment=false: not); house numbers are not, since mirrored digits are none.
+Krizhevsky: Learning multiple layers of features from tiny images, 2009. Netzer et al.: Reading digits in natural images with
+unsupervised feature learning, 2011 (the training part without the `extra` images). Training batches of CIFAR are cropped and
+mirrored, unless augment=false; house numbers are not, since mirrored digits are not digits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _images(request: Request, source: Any) -> Images:
 
 
 def _root(request: Request) -> Path:
-    """The directory torchvision wants: the one that holds the set's folder, also when given that folder itself."""
+    """Return the directory that torchvision wants: the one that holds the set's folder, also if given that folder itself."""
     directory = request.directory()
     wanted = _SETS[request.name][2].format(part="train" if request.train else "test")
     if (directory / wanted).exists():

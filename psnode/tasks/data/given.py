@@ -22,11 +22,12 @@ from psnode.tasks.data.prefetch import Ahead
 from psnode.tasks.data.processes import Batches, Begin, Collated, Stream, context, explained, sound
 from psnode.tasks.data.sampler import Indices, Sampler, Wanted
 
-_HUGGING_FACE = "datasets."  # its Dataset has a method `batch` that is none of psnode's
+_HUGGING_FACE = "datasets."  # its Dataset has a method `batch` that differs from psnode's
 
 
 class Making(NamedTuple):
-    """The making of batches of `batch` examples: by `collate`, in so many `processes` or here, under `lock`."""
+    """The settings for making batches of `batch` examples: by `collate`, in `processes`
+    processes or in this one, under `lock`."""
 
     batch: int
     collate: Callable[[Any], Any] = default_collate
@@ -37,10 +38,10 @@ class Making(NamedTuple):
     lock: AbstractContextManager[Any] = nullcontext()
 
     def loader(self, dataset: Any, collate: Callable[[Any], Any] | None, **more: Any) -> DataLoader[Any]:
-        """A DataLoader that makes the batches of `dataset`, of processes.Batches or processes.Stream."""
+        """Return a DataLoader that makes the batches of `dataset`, of processes.Batches or processes.Stream."""
         if self.processes:
             more |= {"multiprocessing_context": context(), "worker_init_fn": Begin(self.begin), **self.settings}
-        generator = torch.Generator().manual_seed(self.seed)  # else it would draw from torch's own, whose state is the run's
+        generator = torch.Generator().manual_seed(self.seed)  # torch's own has the run's state
         collated: Callable[[Any], Any] = Collated(collate)
         return DataLoader(dataset, collate_fn=collated, num_workers=self.processes, generator=generator, **more)
 
@@ -54,7 +55,7 @@ def data_of(
     lock: AbstractContextManager[Any] | None = None,
     method: str = "train_data",
 ) -> Data:
-    """`given` as data of a run with `workers` workers. ConfigurationError if it cannot be that.
+    """Return `given` as data of a run with `workers` workers. Raises ConfigurationError if that is impossible.
 
     steps: Task.steps_per_epoch. lock: held while examples are made in this process, whose generators are seeded for it.
     """
@@ -66,14 +67,14 @@ def data_of(
         return Whole(dataset, making) if making.processes else dataset
     if not hasattr(dataset, "__getitem__"):
         raise ConfigurationError(
-            f"Task.{method} returned {_named(dataset)}: it is to be a data set with __len__ and __getitem__, an "
+            f"Task.{method} returned {_named(dataset)}: it must return a data set with __len__ and __getitem__, an "
             "IterableDataset, a DataLoader of one of them, or psnode's Data with __len__ and batch"
         )
     return Examples(dataset, making, _length(dataset, method))
 
 
 def eval_data_of(given: Any, config: Config) -> Data:
-    """The same for the evaluator, which wants examples by number."""
+    """The same for the evaluator, which needs examples by number."""
     if isinstance(given, IterableDataset) or (isinstance(given, DataLoader) and isinstance(given.dataset, IterableDataset)):
         raise ConfigurationError(
             f"Task.eval_data returned {_named(given)}, which has no examples by number: return list(dataset)"
@@ -82,7 +83,7 @@ def eval_data_of(given: Any, config: Config) -> Data:
 
 
 class Examples:
-    """The examples of a map-style data set. Each batch is seeded, so that it is the same in whichever process it is made."""
+    """The examples of a map-style data set. Each batch is seeded, so that it is the same in every process."""
 
     def __init__(self, dataset: Any, making: Making, length: int) -> None:
         self._dataset, self._making, self._length = dataset, making, length
@@ -91,14 +92,14 @@ class Examples:
         return self._length
 
     def batch(self, indices: Indices, rng: np.random.Generator | None) -> Batch:
-        """The examples at `indices`, collated."""
+        """Return the examples at `indices`, collated."""
         with self._making.lock:
             seed = None if rng is None else int(rng.integers(2**63))
             make = Batches(partial(examples_of, self._dataset))
             return sound(Collated(self._making.collate)(make.__getitems__(Drawn(indices.tolist(), seed))))
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Any:
-        """The batches of the steps after `finished` up to and including `last`."""
+        """Return the batches of the steps after `finished` up to and including `last`."""
         if not self._making.processes:
             return _Here(self, sampler, finished, last)
         dataset, drawn = Batches(partial(examples_of, self._dataset)), draw(sampler, finished, last)
@@ -107,7 +108,7 @@ class Examples:
 
 
 class Whole:
-    """psnode's Data, asked for whole batches by processes."""
+    """psnode's Data, in which processes make whole batches."""
 
     def __init__(self, data: Data, making: Making) -> None:
         self._data, self._making = data, making
@@ -116,18 +117,18 @@ class Whole:
         return len(self._data)
 
     def batch(self, indices: Indices, rng: np.random.Generator | None) -> Batch:
-        """As of the data."""
+        """Return the data's own batch."""
         return self._data.batch(indices, rng)
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Ahead:
-        """The batches of the steps after `finished` up to and including `last`."""
+        """Return the batches of the steps after `finished` up to and including `last`."""
         wanted = itertools.chain.from_iterable(sampler.wanted(finished + 1, last))
         loader = partial(self._making.loader, Batches(partial(batch_of, self._data)), None, batch_sampler=wanted)
         return Ahead(partial(_steps, partial(_batches, loader), sampler.batches_per_step))
 
 
 class IterableExamples:
-    """An IterableDataset, of which worker r of P takes every P-th example from the r-th on; it begins again when it is over.
+    """An IterableDataset, of which worker r of P takes every P-th example from the r-th on; it starts again when it is over.
 
     `examples`: those of an epoch. After a resume it begins with its first example.
     """
@@ -142,7 +143,7 @@ class IterableExamples:
         return self._examples
 
     def batch(self, indices: Indices, rng: np.random.Generator | None) -> Batch:
-        """One of the first batches, whatever the indices: for passes that are taken on trial."""
+        """Return one of the first batches, whatever the indices: for trial passes."""
         with self._making.lock:
             for _ in range(2):
                 if self._first is None:
@@ -153,7 +154,7 @@ class IterableExamples:
             raise self._too_few()
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Any:
-        """The batches to come; from the next beginning on they are dealt as `sampler` says."""
+        """Return the batches to come; from the next start on they are dealt as `sampler` says."""
         self._place = (sampler.worker, sampler.workers)
         return Ahead(partial(_steps, lambda: self._batches, sampler.batches_per_step))
 
@@ -180,7 +181,7 @@ class IterableExamples:
 
 
 class _Here:
-    """Batches made when they are asked for, by the thread that asks."""
+    """Batches made on request, by the requesting thread."""
 
     def __init__(self, data: Examples, sampler: Sampler, finished: int, last: int) -> None:
         self._data, self._steps = data, sampler.wanted(finished + 1, last)
@@ -189,16 +190,16 @@ class _Here:
         return [self._data.batch(*wanted) for wanted in next(self._steps)]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def batch_of(data: Data, wanted: Wanted) -> Batch:
-    """A whole batch of psnode's Data."""
+    """Return a whole batch of psnode's Data."""
     return data.batch(*wanted)
 
 
 def part_of(dataset: Any, worker: int, workers: int) -> Iterator[Any]:
-    """Every `workers`-th example from the `worker`-th on; Hugging Face's own split of shards where it is theirs."""
+    """Yield every `workers`-th example from the `worker`-th on; Hugging Face's data sets split their own shards."""
     if _is_hugging_face(dataset):
         from datasets.distributed import split_dataset_by_node  # type: ignore[import-untyped]
 
@@ -246,14 +247,14 @@ def _making(given: Any, config: Config, lock: AbstractContextManager[Any], metho
 
 
 def _examples_of(dataset: Any, config: Config, workers: int, steps: int | None) -> int:
-    """Examples of an epoch of an iterable."""
+    """Return the examples of an epoch of an iterable."""
     if steps is not None:
         return steps * workers * config.batch_size * config.batches_per_step
     try:
         return len(dataset)
     except TypeError:
         raise ConfigurationError(
-            f"{_named(dataset)} has no length, by which epochs are counted: give it __len__, or the task steps_per_epoch = N"
+            f"{_named(dataset)} has no length, which defines an epoch: give it __len__, or the task steps_per_epoch = N"
         ) from None
 
 
@@ -262,8 +263,7 @@ def _length(dataset: Any, method: str) -> int:
         return len(dataset)
     except (TypeError, NotImplementedError, AttributeError):
         raise ConfigurationError(
-            f"Task.{method} returned {_named(dataset)} without __len__: say how many examples it has, or make it an "
-            "IterableDataset"
+            f"Task.{method} returned {_named(dataset)} without __len__: define it, or make the data set an IterableDataset"
         ) from None
 
 
@@ -272,7 +272,7 @@ def _is_hugging_face(dataset: Any) -> bool:
 
 
 def _named(thing: Any) -> str:
-    """`a Points (points.py:12)`: the class of a thing, and where it is defined if that can be told."""
+    """Return `a Points (points.py:12)`: the class of a thing, and the place of its definition if that is known."""
     try:
         where = f" ({Path(inspect.getsourcefile(type(thing)) or '').name}:{inspect.getsourcelines(type(thing))[1]})"
     except (TypeError, OSError):

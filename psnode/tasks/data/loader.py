@@ -18,14 +18,14 @@ from psnode.tasks.data.sampler import Sampler
 
 
 class Drawn(NamedTuple):
-    """Examples of one batch, by index, and the seed of whatever is random about them."""
+    """Examples of one batch, by index, and the seed of its random numbers."""
 
     indices: list[int]
-    seed: int | None  # None: as it comes
+    seed: int | None  # None: without seeding
 
 
 class _Seeded(torch.utils.data.Dataset[Any]):
-    """`dataset`, asked for whole batches, each after its seed: one batch is the same in whichever process it is made."""
+    """`dataset` with whole batches as items, each made after seeding: one batch is the same in every process."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -36,7 +36,7 @@ class _Seeded(torch.utils.data.Dataset[Any]):
 
 
 def examples_of(dataset: Any, drawn: Drawn) -> Any:
-    """The examples of a batch, after its seed if it has one."""
+    """Return the examples of a batch, after seeding if it has a seed."""
     if drawn.seed is not None:
         seed_all(drawn.seed)
     together = getattr(dataset, "__getitems__", None)
@@ -53,7 +53,7 @@ def seed_all(seed: int) -> None:
 class Dealt:
     """The examples of a map-style `loader`, dealt among the workers, with its collate function and worker processes.
 
-    ConfigurationError for a loader that draws its examples in another way than at random without replacement.
+    Raises ConfigurationError for a loader that draws its examples in another way than at random without replacement.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -69,12 +69,12 @@ class Dealt:
         return len(self.loader.dataset)  # type: ignore[arg-type]  # a map-style data set has a length
 
     def batch(self, indices: Any, rng: np.random.Generator | None) -> Batch:
-        """The examples at `indices`, collated."""
+        """Return the examples at `indices`, collated."""
         collate = self.loader.collate_fn
         return collate([self.loader.dataset[int(index)] for index in indices])
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Feed:
-        """The batches of the steps after `finished` up to and including `last`, by `sampler`."""
+        """Return the batches of the steps after `finished` up to and including `last`, by `sampler`."""
         loader, processes = self.loader, self.loader.num_workers > 0
         if processes:
             make_place()
@@ -93,7 +93,7 @@ class Dealt:
 
 
 class Streamed:
-    """Batches as `source` gives them on this rank, from its beginning again when it is over. `examples`: a nominal number."""
+    """Batches of `source` on this rank, from its beginning again when it is over. `examples`: a nominal number."""
 
     def __init__(self, source: Iterable[Batch], examples: int) -> None:
         self._examples = examples
@@ -103,16 +103,16 @@ class Streamed:
         return self._examples
 
     def batch(self, indices: Any, rng: np.random.Generator | None) -> Batch:
-        """The next batch, whatever the indices."""
+        """Return the next batch, whatever the indices."""
         return next(self._batches)
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Feed:
-        """The batches to come."""
+        """Return the batches to come."""
         return _Feed(self._batches, sampler.batches_per_step)
 
 
 class _Feed:
-    """`count` batches of `batches` a step."""
+    """Batches of `batches`, `count` per step."""
 
     def __init__(self, batches: Iterator[Batch], count: int) -> None:
         self._batches, self._count = batches, count
@@ -120,26 +120,26 @@ class _Feed:
     def __next__(self) -> list[Batch]:
         found = list(itertools.islice(self._batches, self._count))
         if len(found) < self._count:
-            raise ConfigurationError("s.batches has no more batches: the iterable gave none when it was begun again")
+            raise ConfigurationError("s.batches has no more batches: the iterable yielded nothing when it was started again")
         return found
 
     def close(self) -> None:
-        """Let go of the loader, whose processes end with it."""
+        """Release the loader, whose processes end with it."""
         self._batches = iter(())
 
 
 def is_map_style(loader: object) -> TypeGuard[DataLoader[Any]]:
-    """True for a DataLoader whose examples have indices."""
+    """Return True for a DataLoader whose examples have indices."""
     return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
 
 
 def length_of(loader: Iterable[Batch]) -> int:
-    """Number of batches of an iterable; ConfigurationError if it does not say."""
+    """Return the number of batches of an iterable. Raises ConfigurationError if it has no length."""
     try:
         found = len(loader)  # type: ignore[arg-type]  # the question
     except TypeError:
         raise ConfigurationError(
-            "the iterable has no length, by which epochs are counted: say s.batches(iterable, steps_per_epoch=N)"
+            "the iterable has no length, which defines an epoch: write s.batches(iterable, steps_per_epoch=N)"
         ) from None
     if not found:
         raise ConfigurationError("the iterable has no batches: its length is 0")
@@ -147,7 +147,8 @@ def length_of(loader: Iterable[Batch]) -> int:
 
 
 def steps_in(loader: Iterable[Batch], batches_per_step: int, stated: int | None) -> int:
-    """Steps of an epoch of an iterable: as `stated`, or by its length. ConfigurationError if there is none."""
+    """Return the steps of an epoch of an iterable: as `stated`, or from its length. Raises ConfigurationError if both are
+    missing."""
     if stated is not None:
         if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
             raise ConfigurationError(f"steps_per_epoch must be a whole number of at least 1, not {stated!r}")
@@ -166,7 +167,7 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
 
 
 def draw(sampler: Sampler, finished: int, last: int) -> Iterator[Drawn]:
-    """The batches of the steps after `finished` up to and including `last`."""
+    """Yield the batches of the steps after `finished` up to and including `last`."""
     for step in sampler.wanted(finished + 1, last):
         for indices, rng in step:
             yield Drawn(indices.tolist(), int(rng.integers(2**63)))

@@ -46,7 +46,7 @@ def load(request: Request) -> Images:
 
 
 def _find(request: Request) -> tuple[Path, Path]:
-    """The paths of the images and of the labels."""
+    """Return the paths of the images and of the labels."""
     directory = request.directory()
     part = "train" if request.train else "t10k"
     names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
@@ -66,7 +66,7 @@ def _read(path: Path, request: Request) -> Pixels:
     start = 4 + 4 * data[3] if len(data) >= 4 else 0
     shape = [int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4)]
     if data[:3] != b"\0\0\x08" or len(data) != start + math.prod(shape):
-        raise request.missing(f"{path} is no complete IDX file of unsigned bytes")
+        raise request.missing(f"{path} is not a complete IDX file of unsigned bytes")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 

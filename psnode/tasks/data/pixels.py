@@ -1,8 +1,7 @@
-"""Colours of 8 bits out of every kind of image that PIL opens, or a refusal by the file's name.
+"""Colours of 8 bits from every kind of image that PIL opens, or a refusal that names the file.
 
-Alpha is left out and EXIF's orientation is not applied, as in torchvision's ImageFolder: pixels are those that are stored. PIL
-itself applies the orientation of TIFF.
-Grey values of more than 8 bits are scaled by the depth that the file has, to the nearest of 256.
+Alpha is dropped and EXIF's orientation is not applied, as in torchvision's ImageFolder: pixels are the stored ones. PIL itself
+applies the orientation of TIFF. Grey values of more than 8 bits are scaled by the depth of the file, to the nearest of 256.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF's tags
-_ALPHA = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}  # what PIL converts to RGB by way of another mode only
+_ALPHA = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}  # modes that PIL converts to RGB only through another mode
 _PLAIN = frozenset(("1", "L", "P", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", *_ALPHA))
-_DEEP = "convert it to 8 or 16 bits a channel"
+_DEEP = "convert it to 8 or 16 bits per channel"
 
 
 def require_readable(image: Image.Image, path: str) -> None:
-    """ConfigurationError naming `path` if an image, decoded or not, has no values that mean a colour for sure."""
+    """Raise ConfigurationError naming `path` if an image, decoded or not, has values without a certain colour."""
     if image.mode == "F":
-        raise ConfigurationError(f"{path} holds floating-point pixels, and no file says which of them is white: {_DEEP}")
+        raise ConfigurationError(f"{path} holds floating-point pixels, and no file records which value is white: {_DEEP}")
     if image.mode == "I" and image.format not in ("PNG", "PPM", None):
-        raise ConfigurationError(f"{path} holds 32-bit pixels, and no file says which of them is white: {_DEEP}")
+        raise ConfigurationError(f"{path} holds 32-bit pixels, and no file records which value is white: {_DEEP}")
     if image.mode not in _PLAIN and image.mode != "I" and not image.mode.startswith("I;16"):
         raise ConfigurationError(f"{path} holds pixels of PIL's mode {image.mode}, which psnode does not read: save it as RGB")
 
 
 def rgb(image: Image.Image, path: str) -> Image.Image:
-    """An image in PIL's mode RGB. ConfigurationError as of `require_readable`."""
+    """Return an image in PIL's mode RGB. Raises ConfigurationError like `require_readable`."""
     from PIL import Image
 
     require_readable(image, path)
@@ -47,7 +46,7 @@ def rgb(image: Image.Image, path: str) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Deep grey values as bytes, white 255."""
+    """Return deep grey values as bytes, white 255."""
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
     values = np.asarray(image).astype(np.int64)

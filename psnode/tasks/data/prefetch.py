@@ -1,4 +1,4 @@
-"""The next batches, made in the background while the current one is computed on."""
+"""The next batches, made in the background during the computation on the current one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Failed:
 
 
 class Ahead:
-    """An iterator over the steps of `make()`, each a list of batches, that a thread asks for at most `depth` ahead.
+    """An iterator over the steps of `make()`, each a list of batches, which a thread makes at most `depth` steps ahead.
 
     An exception is raised by the `next` that would have returned the missing batch, and by every later one.
     """
@@ -55,7 +55,7 @@ class Ahead:
         raise self._end.error
 
     def close(self) -> None:
-        """End the thread and wait for it; a batch that is being made is finished first. Idempotent."""
+        """End the thread and wait for it; a batch in progress is finished first. Idempotent."""
         self._stop.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
@@ -71,7 +71,7 @@ class Ahead:
 
 
 class Prefetch(Ahead):
-    """The batches of the steps after `finished` up to and including `last`, one list a step.
+    """The batches of the steps after `finished` up to and including `last`, one list per step.
 
     One thread makes them in order, so `data` sees one call at a time.
     """

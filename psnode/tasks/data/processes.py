@@ -1,7 +1,7 @@
-"""Processes that make batches: started without forking, so that none of them shares this one's MPI, threads or locks.
+"""Processes that make batches, started without forking, so that they share no MPI, threads or locks with this one.
 
-Each is a fresh Python that imports what its data set needs, from the file of a task too; an exception there comes back as a line
-with the place where it was raised. None imports mpi4py unless the data set does.
+Each is a fresh Python that imports the modules of its data set, including the file of a task; an exception in it returns as a
+line with the place where it was raised. It imports mpi4py only if the data set does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from psnode.config.launcher import job_folder
 from psnode.errors import ConfigurationError, in_one_line
 
 _METHOD = "forkserver"
-_SOCKET_BYTES = 107  # that the path of a socket may have
-_BELOW = "/pymp-12345678/listener-12345678"  # which Python adds
+_SOCKET_BYTES = 107  # maximum length of the path of a socket
+_BELOW = "/pymp-12345678/listener-12345678"  # added by Python
 
 
 class Fault(NamedTuple):
@@ -38,10 +38,10 @@ class Fault(NamedTuple):
 
 
 def context() -> Any:
-    """The way to start processes: from a server of their own, which has imported torch and nothing of MPI.
+    """Return the way to start processes: from a server of their own, which has imported torch and no part of MPI.
 
-    mpirun sends USR1 to all processes of a rank, and a terminal HUP: the server, and Python's tracker of semaphores, begin with
-    both blocked. ConfigurationError where no folder is short enough for their sockets.
+    mpirun sends USR1 to all processes of a rank, and a terminal HUP: the server, and Python's tracker of semaphores, start with
+    both blocked. Raises ConfigurationError if no folder is short enough for their sockets.
     """
     make_place()
     found = multiprocessing.get_context(_METHOD)
@@ -55,7 +55,7 @@ def context() -> Any:
 
 
 class _Code(NamedTuple):
-    """The file of a task, which a process has to import before what is defined there can come."""
+    """The file of a task, which a process must import before it can receive objects defined in it."""
 
     file: str
 
@@ -74,7 +74,7 @@ def _task_modules() -> list[Any]:
 
 
 def _travel(kind: type, inner: Any) -> tuple[Any, ...]:
-    """The ingredients of `kind(inner)` in a process: first the files of tasks, in the order of the tuple."""
+    """Return the ingredients of `kind(inner)` in a process: first the files of tasks, in the order of the tuple."""
     files = tuple(_Code(module.__file__) for module in _task_modules())
     return _arrive, (files, kind, inner)
 
@@ -84,7 +84,7 @@ def _arrive(files: tuple[str, ...], kind: Callable[[Any], Any], inner: Any) -> A
 
 
 class Batches(Dataset[Any]):
-    """`make(wanted)` for each batch that is wanted, or a Fault."""
+    """`make(wanted)` for each wanted batch, or a Fault."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
@@ -92,7 +92,7 @@ class Batches(Dataset[Any]):
     def __getitems__(self, wanted: Any) -> Any:
         try:
             return self._make(wanted)
-        except Exception as error:  # told in one line where the batch was to be
+        except Exception as error:  # reported in one line by the reader of the batch
             return Fault(_line(error))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ class Stream(IterableDataset[Any]):
 
 @dataclass(frozen=True)
 class Collated:
-    """`collate`, which lets faults pass, and makes one of an exception of its own. None: batches come whole."""
+    """`collate`, which passes faults on and turns its own exceptions into one. None: batches come whole."""
 
     collate: Callable[[Any], Any] | None
 
@@ -134,7 +134,7 @@ class Collated:
 
 @dataclass(frozen=True)
 class Begin:
-    """Begin a process: leave Ctrl-C, HUP and USR1 to its parent, end with it, then call `then` with the process's number."""
+    """Start a process: leave Ctrl-C, HUP and USR1 to its parent, end with it, then call `then` with the process's number."""
 
     then: Callable[[int], None] | None
 
@@ -147,9 +147,9 @@ class Begin:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the process that wants the batches, and end: it is not this one's parent, which torch looks at.
+    """Wait for the end of the process that uses the batches, and exit: it is not this one's parent, which torch watches.
 
-    If that was killed, its folder of sockets is left.
+    If that process was killed, its folder of sockets is left.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -160,19 +160,19 @@ def _end_with_parent() -> None:
 
 
 def make_place() -> None:
-    """Have Python make its sockets where they go away with the job, or where their names are not too long.
+    """Have Python make its sockets in a folder that is removed with the job, or whose name is short enough.
 
-    A rank that is killed removes nothing, and the processes that follow it may be killed before they do.
+    A killed rank removes nothing, and the processes that follow it may be killed before they do.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # no public way, but every version has it
     if settings.get("tempdir"):
         return
     own = job_folder()
     if own is None and _fits(tempfile.gettempdir()):
-        util.get_temp_dir()  # before the first process, which is to know it
+        util.get_temp_dir()  # before the first process, which must know it
         return
     for folder in (*([str(own)] if own is not None and _fits(own) else []), "/tmp", "/var/tmp", "/dev/shm"):
-        with contextlib.suppress(OSError):  # mkdtemp makes one below it that belongs to this user alone
+        with contextlib.suppress(OSError):  # mkdtemp creates one below it that belongs only to this user
             found = settings["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=folder)
             util.Finalize(None, shutil.rmtree, args=(found, True), exitpriority=-100)  # as Python does with its own
             return
@@ -187,23 +187,24 @@ def _fits(folder: Path | str) -> bool:
 
 
 def sound(batch: Any) -> Any:
-    """`batch`; ConfigurationError if it is a Fault."""
+    """Return `batch`. Raises ConfigurationError if it is a Fault."""
     if isinstance(batch, Fault):
         raise ConfigurationError(f"the data cannot make a batch: {batch.text}")
     return batch
 
 
 def explained(error: Exception) -> Exception:
-    """One line for what can be wrong with processes themselves; other errors as they are."""
+    """Return a one-line error for faults of the processes themselves; other errors as they are."""
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
         return ConfigurationError(
-            f"a process that makes batches died ({text}): is there too little memory, or /dev/shm? --data-workers 0 does without"
+            f"a process that loads batches died ({text}): is there too little memory, or /dev/shm? --data-workers 0 needs no "
+            "processes"
         )
     if "pickle" in text or type(error).__name__ == "PicklingError":
         return ConfigurationError(
-            f"the data cannot be handed to other processes ({in_one_line(error)}): define classes and functions at the top of a "
-            "module, or say --data-workers 0"
+            f"the data cannot be sent to other processes ({in_one_line(error)}): define classes and functions at the top of a "
+            "module, or use --data-workers 0"
         )
     return error
 

@@ -1,9 +1,8 @@
-"""Examples that a worker takes at a step: pure functions of the seed, so that nothing needs to be remembered.
+"""Examples of a worker at a step: pure functions of the seed, so that no state needs to be remembered.
 
-In every epoch the examples are permuted anew. With P workers and batches of B, micro-batch m of the epoch is the m-th
-run of P*B entries of the permutation, and worker r in 0..P-1 takes the r-th B of them: perm[(mP+r)B : (mP+r+1)B]. A
-step takes k consecutive micro-batches (gradient accumulation); a rest that does not fill a whole step is left out of that
-epoch.
+In every epoch the examples are permuted again. With P workers and batches of B, micro-batch m of the epoch is the m-th run of P*B
+entries of the permutation, and worker r in 0..P-1 takes the r-th B of them: perm[(mP+r)B : (mP+r+1)B]. A step takes k consecutive
+micro-batches (gradient accumulation); a rest that does not fill a whole step is left out of that epoch.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from psnode.errors import ConfigurationError
 
 Indices = npt.NDArray[np.int64]
 
-# Words that keep the streams of random numbers apart.
+# Words that separate the streams of random numbers.
 _SHUFFLE = int.from_bytes(b"shuf", "big")
 _OUTSIDE = int.from_bytes(b"outs", "big")
 _AUGMENT = int.from_bytes(b"augm", "big")
 
 
 def permutation(length: int, seed: int, epoch: int) -> Indices:
-    """The order of 0..length-1 in `epoch`, int64."""
+    """Return the order of 0..length-1 in `epoch`, int64."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, _SHUFFLE, epoch))))
     return generator.permutation(length)
 
 
 def augmentation(seed: int, worker: int, micro: int) -> np.random.Generator:
-    """The generator for the augmentation of micro-batch `micro` (counted over all epochs) at `worker`.
+    """Return the generator for the augmentation of micro-batch `micro` (counted over all epochs) at `worker`.
 
-    `micro` is below 0 where a share goes on whose worker is epochs behind those that were dealt it.
+    `micro` is below 0 if the worker that continues a share is epochs behind those to which it was dealt.
     """
     return np.random.default_rng(np.random.SeedSequence((seed, _AUGMENT, worker, micro % 2**64)))
 
 
 class Wanted(NamedTuple):
-    """One micro-batch to make: which examples, and the generator for their augmentation."""
+    """One micro-batch to make: its examples, and the generator for their augmentation."""
 
     indices: Indices
     rng: np.random.Generator
@@ -48,11 +47,11 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """The share of `worker` (0..workers-1) in `length` examples, `batches_per_step` micro-batches of `batch` a step.
+    """The share of `worker` (0..workers-1) in `length` examples, `batches_per_step` micro-batches of `batch` per step.
 
     `shift` is added to a step before its place in an epoch is looked up (psnode.records.generations).
 
-    ConfigurationError if the examples are fewer than all workers take in one step.
+    Raises ConfigurationError if the examples are fewer than all workers take in one step.
     """
 
     length: int
@@ -77,9 +76,9 @@ class Sampler:
         return self.length // (self.workers * self.batch * self.batches_per_step)
 
     def dealt(self, rank: int, ranks: Sequence[int], shift: int) -> Sampler:
-        """The share of `rank` where the examples are dealt among `ranks`, in this order.
+        """Return the share of `rank` if the examples are dealt among `ranks`, in this order.
 
-        Who is not among them draws from permutations of its own, which leave no example of the others' out.
+        A rank outside `ranks` draws from permutations of its own, which do not affect the others' examples.
         """
         if rank in ranks:
             return replace(self, worker=ranks.index(rank), workers=len(ranks), shift=shift)
@@ -87,25 +86,25 @@ class Sampler:
         return replace(self, worker=0, workers=len(ranks), shift=shift, seed=seed)
 
     def finished(self, place: int, workers: int) -> int:
-        """The step behind which this share goes on where one among `workers` had come to `place`, a step with its shift.
+        """Return the step after which this share continues if one among `workers` had reached `place`, a step with its shift.
 
-        The same epoch goes on, with the next whole step.
+        It continues the same epoch, with the next whole step.
         """
         epoch, within = divmod(place, self.length // (workers * self.batch * self.batches_per_step))
         here = min(-(-within * workers // self.workers), self.steps_per_epoch)
         return epoch * self.steps_per_epoch + here - self.shift
 
     def locate(self, step: int) -> tuple[int, int]:
-        """(epoch, step within it), both from 0, of step `step`, which counts from 1 over all epochs."""
+        """Return (epoch, step within it), both from 0, of step `step`, which counts from 1 over all epochs."""
         return divmod(step - 1 + self.shift, self.steps_per_epoch)
 
     def indices(self, step: int) -> list[Indices]:
-        """The `batches_per_step` index arrays, each (batch,), of step `step`. Permutes anew at each call."""
+        """Return the `batches_per_step` index arrays, each (batch,), of step `step`. Permutes again at each call."""
         epoch, within = self.locate(step)
         return self._share(permutation(self.length, self.seed, epoch), within)
 
     def wanted(self, first: int, last: int) -> Iterator[list[Wanted]]:
-        """The micro-batches of steps `first` to `last`, both included: one list a step."""
+        """Yield the micro-batches of steps `first` to `last`, both included: one list per step."""
         current, order = -1, np.empty(0, np.int64)
         for step in range(first, last + 1):
             epoch, within = self.locate(step)

@@ -1,8 +1,8 @@
-"""Images of any shape, made up: for benchmarks, and for trying out a network without data.
+"""Synthetic images of any shape: for benchmarks, and for trying out a network without data.
 
-Example i is the coarse pattern of its class plus one of 64 noise images, all drawn from the seed, so memory does not
-grow with their number and a network can learn to tell the classes apart. Training and test parts share the patterns
-and differ in labels and noise.
+Example i is the coarse pattern of its class plus one of 64 noise images, all drawn from the seed, so memory does not grow with
+the number of examples and a network can learn to distinguish the classes. Training and test parts share the patterns and differ
+in labels and noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_VALUES = 2**22  # of patterns that are kept in full size
 
 
 def describe(request: Request) -> Description:
-    """From shape=C,H,W (3,32,32; also with x between) and classes (10)."""
+    """Read shape=C,H,W (3,32,32; also with x between) and classes (10)."""
     text = request.options.get("shape", "3,32,32")
     if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*){2}", text):
         raise ConfigurationError(f"data set option shape must be CHANNELS,HEIGHT,WIDTH, such as 3,32,32, not {text!r}")
@@ -50,7 +50,7 @@ def _examples(request: Request) -> int:
 
 
 class Synthetic:
-    """`length` examples of unit variance or so; implements ImageData."""
+    """`length` examples of about unit variance; implements ImageData."""
 
     def __init__(self, image_shape: ImageShape, classes: int, length: int, seed: int, train: bool) -> None:
         import torch
@@ -70,7 +70,7 @@ class Synthetic:
         return len(self._labels)
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images float32 (B, C, H, W) and labels int64 (B,). `rng` is not used."""
+        """Return images float32 (B, C, H, W) and labels int64 (B,). `rng` is not used."""
         import torch
 
         labels = torch.from_numpy(self._labels[indices])

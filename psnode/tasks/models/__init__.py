@@ -27,7 +27,7 @@ _TORCHVISION, _TIMM = "torchvision:", "timm:"
 
 @dataclass(frozen=True)
 class _Network:
-    """`function` of the module psnode.tasks.models.`function` with `arguments`; `smallest` is the least height and width."""
+    """`function` of the module psnode.tasks.models.`function` with `arguments`; `smallest` is the minimum height and width."""
 
     function: str
     smallest: int
@@ -48,12 +48,12 @@ _NETWORKS: Mapping[str, _Network] = {
 
 
 def networks() -> tuple[str, ...]:
-    """The names of the built-in networks, sorted."""
+    """Return the names of the built-in networks, sorted."""
     return tuple(sorted(_NETWORKS))
 
 
 def resolve(name: str) -> str:
-    """The proper name of a network: "ResNet18" is "resnet-18". ConfigurationError if there is none of that name."""
+    """Return the proper name of a network: "ResNet18" is "resnet-18". Raises ConfigurationError for an unknown name."""
     if name.lower().startswith(_TORCHVISION):
         from psnode.tasks.models.from_torchvision import torchvision_names
 
@@ -66,7 +66,7 @@ def resolve(name: str) -> str:
 
 
 def check(name: str, image_shape: tuple[int, int, int]) -> None:
-    """ConfigurationError if there is no built-in network `name`, or if it cannot take images of that shape.
+    """Raise ConfigurationError if there is no built-in network `name`, or if it cannot take images of that shape.
 
     Imports neither torch nor the network. Of torchvision's and timm's networks it knows only the names: `build` tries the size.
     """
@@ -84,9 +84,9 @@ def check(name: str, image_shape: tuple[int, int, int]) -> None:
 
 
 def build(name: str, image_shape: tuple[int, int, int], classes: int) -> torch.nn.Module:
-    """A new network `name` in float32 for images (channels, height, width); weights come from torch's generator.
+    """Return a new network `name` in float32 for images (channels, height, width); weights come from torch's generator.
 
-    It maps (batch, channels, height, width) float32 to logits (batch, classes). ConfigurationError as in `check`.
+    It maps (batch, channels, height, width) float32 to logits (batch, classes). Raises ConfigurationError like `check`.
     """
     check(name, image_shape)
     name = resolve(name)

@@ -33,7 +33,7 @@ def densenet(image_shape: tuple[int, int, int], classes: int, depth: int, growth
 
 
 class Dense(nn.Module):
-    """x with `growth` new maps behind it, made by a 3x3 convolution (after a 1x1 one to 4 * growth maps if compact)."""
+    """x followed by `growth` new maps, made by a 3x3 convolution (after a 1x1 one to 4 * growth maps if compact)."""
 
     def __init__(self, entering: int, growth: int, compact: bool) -> None:
         super().__init__()

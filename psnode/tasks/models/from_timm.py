@@ -14,15 +14,15 @@ from psnode.tasks.torchvision_ops import import_torchvision
 
 
 def timm_names() -> tuple[str, ...]:
-    """The names of timm's models, sorted. ConfigurationError if the package is not there."""
+    """Return the names of timm's models, sorted. Raises ConfigurationError if the package is missing."""
     return tuple(sorted(_timm().list_models()))
 
 
 def timm_network(name: str, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes).
+    """Map images (batch, *image_shape) float32 to logits (batch, classes).
 
-    A model that is made for one size of images (a vision transformer) is made for that of `image_shape`. ConfigurationError
-    for an unknown name and for images that the network cannot take.
+    A model for one image size (a vision transformer) is built for that of `image_shape`. Raises ConfigurationError for an unknown
+    name and for images that the network cannot take.
     """
     timm = _timm()
     name = choose("timm model", name, timm_names())

@@ -22,15 +22,15 @@ _SETTINGS: dict[str, dict[str, object]] = {
 
 
 def torchvision_names() -> tuple[str, ...]:
-    """The names of torchvision's classifiers, sorted."""
+    """Return the names of torchvision's classifiers, sorted."""
     models = import_torchvision("models")
     return tuple(models.list_models(module=models))
 
 
 def torchvision_network(name: str, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes).
+    """Map images (batch, *image_shape) float32 to logits (batch, classes).
 
-    ConfigurationError for an unknown name and for images that the network cannot take.
+    Raises ConfigurationError for an unknown name and for images that the network cannot take.
     """
     models = import_torchvision("models")
     name = choose("torchvision network", name, torchvision_names())
@@ -46,7 +46,7 @@ def torchvision_network(name: str, image_shape: tuple[int, int, int], classes: i
 
 
 def check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """ConfigurationError, with the sizes that it takes, if the network cannot take images of that shape."""
+    """Raise ConfigurationError, with the sizes that it takes, if the network cannot take images of that shape."""
     error = _failure(network, image_shape)
     if error is None:
         return
@@ -61,7 +61,7 @@ def check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int])
 
 
 def _failure(network: nn.Module, image_shape: tuple[int, int, int]) -> Exception | None:
-    """Exception that one image raises in the network on the meta device: shapes only, no arithmetic."""
+    """Return the exception that one image raises in the network on the meta device: shapes only, no arithmetic."""
     tensors = itertools.chain(network.named_parameters(), network.named_buffers())
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors}
     try:

@@ -6,7 +6,7 @@ from torch import nn
 
 
 def he_normal(model: nn.Module) -> nn.Module:
-    """Draw every convolution's weights from N(0, 2 / fan-out) in place, zero its bias; returns `model`.
+    """Draw every convolution's weights from N(0, 2 / fan-out) in place and zero its bias; returns `model`.
 
     He, Zhang, Ren, Sun: Delving deep into rectifiers, ICCV 2015. Batch norm and linear layers keep torch's defaults.
     """

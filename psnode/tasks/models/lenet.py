@@ -1,7 +1,7 @@
-"""LeNet as Caffe and the parameter-server literature have it: 431 080 parameters at 1x28x28 and 10 classes.
+"""LeNet as in Caffe and the parameter-server literature: 431 080 parameters at 1x28x28 and 10 classes.
 
-LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, Proc. IEEE 86(11), 1998,
-in the wider form of Caffe's MNIST example (20 and 50 maps, 500 hidden units, max pooling, ReLU).
+LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, Proc. IEEE 86(11), 1998, in the wider
+form of Caffe's MNIST example (20 and 50 maps, 500 hidden units, max pooling, ReLU).
 """
 
 from __future__ import annotations

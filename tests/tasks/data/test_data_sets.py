@@ -31,5 +31,5 @@ def test_every_set_refuses_options_it_does_not_know(name):
 
 @pytest.mark.parametrize("name", sorted(set(datasets()) - {"digits", "synthetic"}))
 def test_every_set_on_disk_asks_for_its_directory(name):
-    with pytest.raises(ConfigurationError, match=f"data set {name} is read from disk: say where with --data-dir"):
+    with pytest.raises(ConfigurationError, match=f"data set {name} is read from disk: name its directory with --data-dir"):
         check(name)

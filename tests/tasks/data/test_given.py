@@ -200,10 +200,10 @@ def test_an_exception_of_the_data_is_one_line_with_its_place(given: Any, text: s
 
 @pytest.mark.serial
 def test_a_process_that_dies_and_data_that_cannot_travel_are_told_in_one_line() -> None:
-    with pytest.raises(ConfigurationError, match=r"a process that makes batches died .* --data-workers 0") as caught:
+    with pytest.raises(ConfigurationError, match=r"a process that loads batches died .* --data-workers 0") as caught:
         taken(Broken("die"), data_workers=1)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigurationError, match="cannot be handed to other processes"):
+    with pytest.raises(ConfigurationError, match="cannot be sent to other processes"):
         taken(DataLoader(Noisy(), collate_fn=lambda examples: examples), data_workers=1)
 
 

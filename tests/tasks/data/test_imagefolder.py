@@ -169,12 +169,12 @@ def test_a_damaged_file_is_named(folder):
         ({}, True, "no folder train"),
         ({"train": ("a",)}, False, "no folder test or val"),
         ({"train": ()}, True, "no folder"),
-        ({"train": ("a",), "test": ("a", "b")}, False, "has a class 'b' that train has not"),
+        ({"train": ("a",), "test": ("a", "b")}, False, "has a class 'b' that train lacks"),
     ],
 )
 def test_a_wrong_layout_is_explained(tmp_path, parts, train, message):
     write(tmp_path, parts)
-    with pytest.raises(ConfigurationError, match=f"{message}.*one folder of image files a class"):
+    with pytest.raises(ConfigurationError, match=f"{message}.*one folder of image files per class"):
         load("imagefolder", tmp_path, train=train)
 
 

@@ -46,7 +46,7 @@ def test_only_the_wanted_part_needs_to_be_there(tmp_path):
 
 
 def test_without_a_directory_the_flag_is_named():
-    with pytest.raises(ConfigurationError, match="say where with --data-dir"):
+    with pytest.raises(ConfigurationError, match="name its directory with --data-dir"):
         check("mnist", download=True)
 
 
@@ -80,7 +80,7 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     write(tmp_path, packed=False)
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ConfigurationError, match="train-images-idx3-ubyte is no complete IDX file"):
+    with pytest.raises(ConfigurationError, match="train-images-idx3-ubyte is not a complete IDX file"):
         load("mnist", tmp_path)
 
 
