@@ -64,12 +64,17 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         refuse_what_has_no_effect(config, rule, codec, aggregator, momentum)
         ladder = ladder_to(ratio_of(codec), ladder)
     by_rate = moves_by_rate(rule, codec, aggregator)
+    downlink = _downlink(config.downlink or (DENSE if config.codec else scheme.downlink), codec)
+    if config.downlink_lead and downlink == DENSE:
+        raise ConfigurationError(
+            "--downlink-lead needs changes of weights that are coded, and the downlink is dense: leave it out"
+        )
     return replace(
         _warmed_up(replace(scheme, ratio_warmup=ladder), config.sparsity_warmup_epochs),
         codec=repr(codec),
         feedback=feedback,
         aggregator=aggregator,
-        downlink=_downlink(config.downlink or (DENSE if config.codec else scheme.downlink), codec),
+        downlink=downlink,
         momentum=momentum,
         lr=lr if by_rate == (lr == UNIT_RATE) else UNIT_RATE if by_rate else DENSE_RATE,
     )

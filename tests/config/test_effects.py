@@ -70,6 +70,7 @@ WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "feedback": ("ema", {}),
     "aggregator": ("majority", {}),
     "downlink": ("bf16", {}),
+    "downlink_lead": (0.5, {"downlink": "bf16"}),
     "svd_rank": (1, {"scheme": "atomo"}),
     "quantization_level": (1, {"scheme": "qsgd"}),
     "sparsity_warmup_epochs": (0.0, {"scheme": "dgc"}),

@@ -61,12 +61,24 @@ class Downlink:
     contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
     next x - y: y needs no error feedback of its own. `mover` may be replaced by one that has x and y elsewhere; `replica` then
     is y as it began.
+
+    What a codec misses comes steps later, so that y lags behind x. With a `lead` y moves towards x + lead (x - x before the
+    update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.
     """
 
     def __init__(
-        self, spec: str, weights: Floats, part: PlanPart, link: FrameChannel, workers: Sequence[int], *, seed: int
+        self,
+        spec: str,
+        weights: Floats,
+        part: PlanPart,
+        link: FrameChannel,
+        workers: Sequence[int],
+        *,
+        seed: int,
+        lead: float = 0.0,
     ) -> None:
         self.codecs = downlink_codecs(part.whole, spec)
+        self._lead = np.float32(lead if self.codecs is not None else 0)
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()
         self.home = torch.from_numpy(self.replica)  # y's memory on the host
@@ -74,7 +86,8 @@ class Downlink:
         self._seed = seed
         self._frames = OutgoingFrames(link)
         self._places = layout.places(part.own)
-        self.mover: Mover = HostMover(weights, self.replica, max((segment.size for segment in part.own.segments), default=0))
+        self._aim = np.empty_like(weights) if self._lead else weights  # between hold and send: x before the update
+        self.mover: Mover = HostMover(self._aim, self.replica, max((segment.size for segment in part.own.segments), default=0))
 
     @property
     def differs(self) -> bool:
@@ -98,10 +111,20 @@ class Downlink:
                 raise CheckpointError(f"the checkpoint's replica does not fit this network: {key} is missing or of another size")
             part.copy_(tensors[key])
 
+    def hold(self, group: Group) -> None:
+        """The group's part of x is about to be updated, for the next `send`."""
+        if self._lead:
+            self._aim[group.start : group.stop] = self._x[group.start : group.stop]
+
     def send(self, group: Group, version: int) -> int:
         """Send the group's part of `version` to every worker; the bytes of all frames. One thread a group at a time."""
         if self.codecs is None:
             return self.send_dense(group, version)
+        if self._lead:
+            x, aim = self._x[group.start : group.stop], self._aim[group.start : group.stop]
+            np.subtract(x, aim, out=aim)
+            aim *= self._lead
+            aim += x
         codecs = [self.codecs[segment.index] for segment in group.segments]
         room = [wire.padded(codec.max_nbytes(s.shape)) for codec, s in zip(codecs, group.segments, strict=True)]
         frame = self._frames.begin(group.index, len(codecs), sum(room))

@@ -38,6 +38,8 @@ def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, con
         return "a majority vote is counted there"
     if constrained:
         return "the task's constraint is put on the model there"
+    if config.downlink_lead:
+        return "the weights that changes lead to are computed there (--downlink-lead)"
     if config.ema_decay is not None:
         return "the moving average of the weights is kept there (--ema-decay)"
     return ""

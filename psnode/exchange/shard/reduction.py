@@ -258,6 +258,7 @@ class Reduction:
         """Update a group's weights and send them, or all groups' when the last is updated if there is a constraint."""
         with self._tracer.span("protect", group=group.index, version=version):
             self.before_change(group.index)
+        self._downlink.hold(group)
         if summed.added:
             with self._watch.timing("update"), self._tracer.span("update", group=group.index, version=version):
                 self._arithmetic.update(group, summed.factor, lr, summed.idle)

@@ -86,7 +86,8 @@ class Shard:
         self._parameters = Parameters(
             weights.vector, part.own, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer
         )
-        self._downlink = Downlink(scheme.downlink, weights.vector.numpy(), part, link, recipients, seed=config.seed)
+        lead = config.downlink_lead
+        self._downlink = Downlink(scheme.downlink, weights.vector.numpy(), part, link, recipients, seed=config.seed, lead=lead)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
         self._norm = None

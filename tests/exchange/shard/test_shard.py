@@ -131,7 +131,15 @@ def test_every_recipient_gets_frames_of_this_rank_and_nobody_else_does(make: Any
     assert sum(wire.HEADER_BYTES + workers[1].next(SECONDS).body.size for _ in frames) == sent
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "adam"}, {"downlink": "topk:ratio=0.2"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": "adam"},
+        {"downlink": "topk:ratio=0.2"},
+        {"downlink": "topk:ratio=0.2", "downlink_lead": 0.7},
+    ],
+)
 def test_a_shard_that_goes_on_from_a_checkpoint_is_the_one_that_never_stopped(
     make: Any, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -158,6 +166,29 @@ def test_a_shard_that_goes_on_from_a_checkpoint_is_the_one_that_never_stopped(
     steps(back, 2, 4)
     assert back.shard.digest() == ground.shard.digest()
     assert back.shard.replica.tobytes() == ground.shard.replica.tobytes()
+
+
+@pytest.mark.parametrize("lead", [0.0, 0.5, 2.0])
+def test_weights_go_down_ahead_of_the_masters_by_so_many_times_the_last_change(make: Any, lead: float) -> None:
+    """Whole multiples of 2^-12 below 1/2 are float16 to the bit, so that nothing is lost on the way."""
+    ground = make(Synchronous(1), downlink="fp16", downlink_lead=lead, momentum=0.0, rate=lambda version: 0.25)
+    with torch.no_grad():
+        for value in ground.shard.model.parameters():
+            value.copy_(torch.round(64 * value) / 64)
+    ground.shard.replica[:] = np.round(64 * ground.shard.replica) / 64
+    x = ground.shard.replica.copy()
+    ground.shard.admit([1], 0)
+    for version in range(3):
+        gradient = np.full(x.size, (version + 1) / 64, np.float32)
+        ground.shard.open(version)
+        assert ground.offer(1, gradient, version)
+        ground.closed()
+        x, before = x - np.float32(0.25) * gradient, x
+        np.testing.assert_array_equal(ground.shard.replica, x + np.float32(lead) * (x - before))
+    ground.shard.open(3)
+    ground.shard.force()
+    ground.closed()
+    np.testing.assert_array_equal(ground.shard.replica, x)
 
 
 def copied(state: ShardState) -> ShardState:
