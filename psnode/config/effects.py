@@ -101,6 +101,9 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
             f"--weight-decay with {config.optimizer} is gathered by its momentum, which is that of feedback {rule.id} here: use "
             "adamw, or sgd"
         )
+    if config.small_tensors == "coded" and (codec.lossless or codec.shaped):
+        why = "sends all tensors as they are" if codec.lossless else "codes matrices"
+        raise ConfigurationError(f"--small-tensors coded has no meaning for {codec!r}, which {why}: leave it out")
     if codec.lossless and config.min_compress_bytes != settings()["min_compress_bytes"].default:
         raise ConfigurationError(f"--min-compress-bytes has no meaning for {codec!r}, which sends all tensors as they are")
 

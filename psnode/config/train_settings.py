@@ -238,7 +238,13 @@ class Config:
         None, "Epochs until the ratio reaches the codec's own; default: one for each ratio of the scheme's warm-up.", minimum=0
     )
     bucket_size: int | None = option(None, "Bucket of the scheme's codec, in coordinates.", minimum=1)
-    min_compress_bytes: int = option(4096, "Send smaller tensors uncompressed.", minimum=0, replans=True)
+    small_tensors: str = option(
+        "plain", "Tensors with one dimension or below --min-compress-bytes: plain (uncompressed), or coded together with others.",
+        choices=("plain", "coded"), replans=True, before="plain",
+    )  # fmt: skip
+    min_compress_bytes: int = option(
+        4096, "Send smaller tensors uncompressed.", minimum=0, needs=("small_tensors", "plain"), replans=True
+    )
     group_by: str = option("bytes", "Tensors that share a frame.", choices=("layer", "bytes", "model"), replans=True)
     group_bytes: int = option(
         0, "Maximum float32 bytes of a group; auto: 16 MiB, or the size that is faster in a few trial steps.",

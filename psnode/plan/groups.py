@@ -178,6 +178,7 @@ def make_plan(
     group_bytes: int = DEFAULT_GROUP_BYTES,
     min_compress_bytes: int = 4096,
     whole_tensors: bool = False,
+    code_small: bool = False,
 ) -> Plan:
     """The plan by rule for `tensors`, given in the order in which their gradients finish.
 
@@ -185,11 +186,15 @@ def make_plan(
     they are (unless the codec is adaptive), travel as identity. Within a group the coded tensors come before the identity
     ones: each codec then sees one long run; one that needs shapes sees large embeddings in blocks of rows. No segment and no
     group of several has more than MAX_SEGMENT coordinates; ConfigurationError for a larger tensor that the codec cannot take in
-    pieces. With `whole_tensors` groups end where tensors do.
+    pieces. With `whole_tensors` groups end where tensors do. With `code_small` small tensors are coded as well: by a codec that
+    joins tensors whatever their size, as far as what is joined becomes smaller.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
-    chosen = {tensor.name: _codec_for(tensor, codec, min_compress_bytes) for tensor in tensors}
+    joins = code_small and not get_codec(codec).shaped and not get_codec(codec).traits.one_scale
+    chosen = {
+        tensor.name: codec if joins else _codec_for(tensor, codec, min_compress_bytes, small=code_small) for tensor in tensors
+    }
     ordered: list[Tensor] = []
     groups: list[Group] = []
     start = index = 0
@@ -199,7 +204,8 @@ def make_plan(
         limit = group_bytes if group_by == "bytes" else math.inf
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for spec, run in groupby(members, key=lambda tensor: chosen[tensor.name]):
-            shapes += [(spec, shape) for shape in _cut(list(run), spec, limit)]
+            pieces = _cut(list(run), spec, limit)
+            shapes += [(IDENTITY if joins and _is_in_vain(get_codec(spec), shape) else spec, shape) for shape in pieces]
         if whole_tensors and sum(tensor.size for tensor in members) > MAX_SEGMENT:
             raise ConfigurationError(
                 f"{members[0].name} is in a group of more than {MAX_SEGMENT} values, and the optimizer needs whole tensors: "
@@ -224,12 +230,13 @@ def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
         group_bytes=config.group_bytes or DEFAULT_GROUP_BYTES,
         min_compress_bytes=config.min_compress_bytes,
         whole_tensors=config.whole_tensors,
+        code_small=config.small_tensors == "coded",
     )
 
 
-def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int) -> str:
-    nbytes, codec = 4 * tensor.size, get_codec(spec)
-    if len(tensor.shape) < 2 or nbytes < min_compress_bytes:
+def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int, *, small: bool) -> str:
+    codec = get_codec(spec)
+    if (codec.shaped or not small) and (len(tensor.shape) < 2 or 4 * tensor.size < min_compress_bytes):
         return IDENTITY
     if codec.shaped and max(map(math.prod, _row_blocks(tensor.shape, 4 * MAX_SEGMENT))) > MAX_SEGMENT:
         raise ConfigurationError(

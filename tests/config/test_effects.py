@@ -76,6 +76,7 @@ WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "sparsity_warmup_epochs": (0.0, {"scheme": "dgc"}),
     "bucket_size": (64, {"scheme": "qsgd"}),
     "min_compress_bytes": (1 << 20, {"scheme": "qsgd"}),
+    "small_tensors": ("coded", {"scheme": "qsgd"}),
     "group_by": ("layer", {"scheme": "qsgd"}),
     "group_bytes": (1 << 17, {"scheme": "qsgd"}),
     "consistency": ("asp", {}),

@@ -250,7 +250,12 @@ def test_the_warm_up_of_the_ratio_falls_to_that_of_the_codec_and_no_further(rati
         ({"scheme": "signsgd", "nesterov": True}, "--nesterov is a form of the master's momentum, which is 0 here: leave it out"),
         ({"scheme": "dgc", "nesterov": True}, "write --feedback dgc:nesterov=true"),
         ({"scheme": "dense", "min_compress_bytes": 0}, "--min-compress-bytes has no meaning for identity"),
-        ({"scheme": "polar", "downlink": "dense", "downlink_lead": 0.5}, "--downlink-lead needs changes of weights that are coded"),
+        ({"scheme": "dense", "small_tensors": "coded"}, "--small-tensors coded has no meaning for identity, which sends all"),
+        ({"scheme": "atomo", "small_tensors": "coded"}, "which codes matrices: leave it out"),
+        (
+            {"scheme": "polar", "downlink": "dense", "downlink_lead": 0.5},
+            "--downlink-lead needs changes of weights that are",
+        ),
         ({"codec": "polar", "downlink_lead": 0.5}, "the downlink is dense: leave it out"),
     ],
 )

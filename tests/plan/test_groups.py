@@ -81,6 +81,33 @@ def test_fusion_makes_one_run_of_all_that_is_coded_alike_within_a_group() -> Non
     assert [(s.codec, s.shape) for s in plan.segments] == [("qsgd", (4 * 64 * 64,)), (IDENTITY, (4 * 64,))]
 
 
+@pytest.mark.parametrize("group_by", ["model", "layer"])
+def test_small_tensors_join_the_others_of_their_group_if_asked_for(group_by: GroupBy) -> None:
+    tensors = [Tensor("a.weight", (64, 64)), Tensor("a.bias", (64,)), Tensor("b.weight", (40, 30)), Tensor("b.bias", (30,))]
+    plan = make_plan(tensors, "polar:rate=1", group_by=group_by, code_small=True)
+    sizes = {"model": [64 * 64 + 64 + 40 * 30 + 30], "layer": [64 * 64 + 64, 40 * 30 + 30]}[group_by]
+    assert [(s.codec, s.shape) for s in plan.segments] == [("polar:rate=1", (size,)) for size in sizes]
+
+
+def test_a_group_that_coding_would_not_make_smaller_travels_as_it_is_though_small_tensors_are_coded() -> None:
+    tensors = [
+        Tensor("norm.weight", (8,)),
+        Tensor("norm.bias", (8,)),
+        Tensor("next.weight", (64, 64)),
+        Tensor("next.bias", (64,)),
+    ]
+    plan = make_plan(tensors, "polar:rate=1", group_by="layer", code_small=True)
+    assert get_codec("polar:rate=1").max_nbytes((16,)) > 4 * 16
+    assert [(s.codec, s.size) for s in plan.segments] == [(IDENTITY, 16), ("polar:rate=1", 64 * 64 + 64)]
+
+
+def test_small_tensors_with_scales_of_their_own_are_coded_one_by_one_if_asked_for() -> None:
+    [group] = make_plan(tensors_of([(64, 64), (64,), (32, 50), (1,)]), "scaledsign", group_by="model", code_small=True).groups
+    assert [(s.codec, s.shape) for s in group.segments] == [
+        ("scaledsign", (64 * 64,)), ("scaledsign", (64,)), ("scaledsign", (32 * 50,)), (IDENTITY, (1,)),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "codec",
     ["terngrad", "terngrad+ans", "scaledsign", "onebit", "minmax:bits=4", "tbq", "lss:bits=2", "contractive(minmax)"],
