@@ -3,11 +3,11 @@
     scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR    train what is missing and add each run to the record
     scripts/loss_record.py list                                 cells, and how many runs each holds
 
-A cell is a model, an optimizer and a number of steps. Dense is trained first, at three learning rates with one seed, and at more
-while the best is the least or the highest of them; the others train at dense's best rate, but for those that belong to SGD without
-momentum, which try rates of their own. Every run is `psnode bench convergence`'s: workers are threads, the sums are those of MPI.
-Runs write into OUT/CELL; each one that ends adds a line to psnode/config/loss_record.json, and a run that the record holds is not
-trained again, wherever it was measured.
+A cell is a model, an optimizer and a number of steps. Dense is trained first, at three learning rates with one seed, and at
+more while the best is the least or the highest of them; the others train at dense's best rate, but for those that belong to SGD
+without momentum, which try rates of their own. Every run is `psnode bench convergence`'s: workers are threads, the sums are
+those of MPI. Runs write into OUT/CELL; each one that ends adds a line to psnode/config/loss_record.json, and a run that the
+record holds is not trained again, wherever it was measured.
 """
 
 from __future__ import annotations

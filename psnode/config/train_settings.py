@@ -226,7 +226,7 @@ class Config:
         None, "Downlink instead of the scheme's: dense, or the codec of the changes of the weights.", metavar="SPEC"
     )
     downlink_lead: float = option(
-        0.0, "Send workers coded weights that lead the master's by this many times their last change, because coding delays them; "
+        0.0, "Send workers coded weights that lead the master's by so much of their last change, because coding delays them; "
         "0.5 to 1 suits one bit a coordinate (docs/results/2026-11-26-front.md).",
         minimum=0, maximum=10, before=0.0,
     )  # fmt: skip
