@@ -137,7 +137,7 @@ TABLE: Mapping[str, str] = {
     "master/applied.py": f"master/test_applied.py faults/test_counting.py {_JOBS}",
     "master/agreement.py": f"test_untrained.py {_JOBS}",
     "exchange/shard/aggregator.py": f"exchange/shard/test_aggregator.py exchange/shard/test_merging.py {_JOBS}",
-    "exchange/shard/backlog.py": f"exchange/shard/test_backlog.py {_JOBS} faults/test_consistencies.py faults/test_backlog.py",
+    "exchange/flow_control.py": f"exchange/test_flow_control.py {_JOBS} faults/test_consistencies.py faults/test_flow_control.py",
     "master/autotune.py": "master/test_autotune.py",
     "exchange/shard/consistency.py": "exchange/shard/test_consistency.py exchange/shard/test_rounds.py "
     "exchange/shard/test_rounds_by_brute_force.py "

@@ -17,9 +17,9 @@ import torch
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.errors import DeadlineExceededError, WireError
 from psnode.exchange.early_frames import EarlyFrames, describe
+from psnode.exchange.flow_control import limit_of
 from psnode.exchange.replica import Replica
 from psnode.exchange.routes import MASTER
-from psnode.exchange.shard.backlog import limit_of
 from psnode.plan.groups import Plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest

@@ -9,7 +9,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, PeerLostError, PsnodeError, WireError
-from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.handle import ShardHandle
@@ -115,15 +115,15 @@ class Master:
         self._members = Members(self.workers, self.clock, self.spares)
         self._round = RoundTimer(patience_of(self.config, self.rule), self.clock)
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
-        backlog = Backlog(4 * self.plan.size)
+        flow_control = FlowControl(4 * self.plan.size)
         self._membership = Membership(
             self.link, self.config, self.job_state, self._members, self._round, self.rule, self.shard, self.pending,
-            self.recorder, self.events, backlog,
+            self.recorder, self.events, flow_control,
         )  # fmt: skip
         self._turn = Turn(
             self.link, self.run, self.job_state, self._members, self.plan, self.rule, self.shard, self.pending, self.recorder,
             self.sharding,
-            self.events, backlog,
+            self.events, flow_control,
         )  # fmt: skip
         self.job_state.version = self.run.resume_point.step
         self._dues = CheckpointDues(self.config, self.clock)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from psnode.config import Config
 from psnode.config.effects import AUTO
 from psnode.errors import NormError, TransportError, WireError
-from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import Refused, Scaled
 from psnode.exchange.shard.handle import RoundsHandle
@@ -38,7 +38,7 @@ class Membership:
     pending: PendingCheckpoints
     recorder: StepRecorder
     events: Events
-    backlog: Backlog
+    flow_control: FlowControl
     judged: set[tuple[int, int]] = field(default_factory=set)  # ranks and steps of gradients out of bounds, in the open round
     _refused: dict[int, int] = field(default_factory=dict)  # by rank: the number of such gradients in a row
 
@@ -68,7 +68,7 @@ class Membership:
     def suspend(self, rank: int) -> None:
         """Go on without `rank` until it is heard again."""
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
-        hold = self.backlog.let_go(rank)
+        hold = self.flow_control.let_go(rank)
         taken = self._do_without(rank, "suspended", reason)
         step = 0 if self.rule.patient else self.job_state.version + 1
         if step and hold is not None and hold.version < step:  # it can have sent no gradient of a version that it was not sent
@@ -78,7 +78,7 @@ class Membership:
 
     def lose(self, rank: int, reason: str) -> None:
         """Go on without `rank` for good."""
-        self.backlog.let_go(rank)
+        self.flow_control.let_go(rank)
         if self.members.forget(rank):
             self.events.tell("lost", self.job_state.version, rank, reason)
         self._do_without(rank, "lost", reason)

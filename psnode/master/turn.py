@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from psnode.exchange.shard.backlog import Backlog, Hold
+from psnode.exchange.flow_control import FlowControl, Hold
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.median_clipping import Clipped
@@ -42,7 +42,7 @@ class Turn:
     recorder: StepRecorder
     sharding: Sharding
     events: Events
-    backlog: Backlog
+    flow_control: FlowControl
     entering: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     _clipped: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)  # by rank: a step, and factors by group
     _released: dict[int, Hold] = field(default_factory=dict)  # with this version
@@ -73,7 +73,7 @@ class Turn:
     def sent(self, nbytes: int) -> None:
         """A group of the version to come has left for all who get it, in `nbytes` in all."""
         if recipients := self.shard.recipients:
-            self.backlog.sent(recipients, nbytes // len(recipients))
+            self.flow_control.sent(recipients, nbytes // len(recipients))
 
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
         """Of these pushes of `group` a part was used: who sent them is told with the version, or when it is back."""
@@ -84,14 +84,14 @@ class Turn:
 
     def hear_answer(self, rank: int, number: int) -> None:
         """`rank` has taken all that was sent before question `number`. If it was held, the open round does not wait for it."""
-        if self.backlog.answer(rank, number) and rank in self.members.live and not self.job_state.stopping:
+        if self.flow_control.answer(rank, number) and rank in self.members.live and not self.job_state.stopping:
             self.shard.excuse(rank, self.job_state.version + 1)
 
     def catch_up(self) -> None:
         """Send the whole weights of the complete version to held workers that have answered; to all held ones, if it is the
         last.
         """
-        self._released = self.backlog.release(everybody=self.job_state.stopping)
+        self._released = self.flow_control.release(everybody=self.job_state.stopping)
         version, ranks = self.job_state.version, sorted(self._released)
         if not ranks:
             return
@@ -106,7 +106,7 @@ class Turn:
     def _send_whole(self, ranks: list[int]) -> None:
         nbytes = self.shard.send_whole(ranks, self.job_state.version)
         self.recorder.down(nbytes, self.job_state.version)
-        self.backlog.sent(ranks, nbytes // len(ranks))
+        self.flow_control.sent(ranks, nbytes // len(ranks))
 
     def readmit(self) -> None:
         """Readmit suspended workers that were heard again: they get the whole weights of the complete version, and take part
@@ -125,7 +125,7 @@ class Turn:
 
     def _promote(self) -> None:
         """Admit those who enter, and spares in empty places."""
-        for rank in self.members.promote(self.backlog.held):
+        for rank in self.members.promote(self.flow_control.held):
             former = self.sharding.hand_over(rank, self.members.live - {rank})
             self.events.tell("promoted", self.job_state.version, rank, f"in the place of rank {former}")
             self._dealt = True
@@ -166,7 +166,7 @@ class Turn:
         """
         informed = (self.entering.keys() | self._released.keys()) & self.members.live if self._dealt else set()
         if renewed := self.sharding.renew(self.job_state.version, self.members.live):
-            self._dealt, informed = True, set(self.members.live - self.backlog.held.keys())
+            self._dealt, informed = True, set(self.members.live - self.flow_control.held.keys())
             names = ", ".join(map(str, self.sharding.ranks))
             self.events.tell(
                 "resharded", self.job_state.version, None, f"the examples of the epoch that begins are those of ranks {names}"
@@ -195,10 +195,10 @@ class Turn:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
         version = self.job_state.version
         frames: dict[tuple[int, bytes, Flag], list[int]] = {}
-        for rank, held in self.backlog.held.items():
+        for rank, held in self.flow_control.held.items():
             if held.version == version:
                 held.unused = left_out.get(rank, [])
-        ranks = sorted({*self.members.live, *self.members.spares} - self.backlog.held.keys())
+        ranks = sorted({*self.members.live, *self.members.spares} - self.flow_control.held.keys())
         self._ask(ranks)
         if ranks and self.sharding.applied is not None:
             self.link.send(ranks, Kind.EPOCH, step=self.sharding.applied.gradients, version=version)
@@ -217,7 +217,7 @@ class Turn:
             self.link.send(readers, Kind.VERSION_COMPLETE, body, step=step, version=version, flags=told)
         if not self.job_state.stopping:
             self._hold(ranks)
-            self.shard.recipients = tuple(rank for rank in ranks if rank not in self.backlog.held)
+            self.shard.recipients = tuple(rank for rank in ranks if rank not in self.flow_control.held)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
         """Tell those whose last gradient was clipped by how much. A worker passes over a factor for an earlier step."""
@@ -231,12 +231,12 @@ class Turn:
 
     def _ask(self, ranks: Iterable[int]) -> None:
         """Ask those who have much before them: before VERSION_COMPLETE, so that the answer comes before their next gradient."""
-        asked = [rank for rank in self._watched(ranks) if self.backlog.ask(rank, self.job_state.version)]
+        asked = [rank for rank in self._watched(ranks) if self.flow_control.ask(rank, self.job_state.version)]
         self._put_question(asked, self.job_state.version, Flag.NONE)
 
     def _hold(self, ranks: Iterable[int]) -> None:
         """Send nothing more to those who have too much before them."""
-        held = [rank for rank in self._watched(ranks) if self.backlog.hold(rank, self.job_state.version + 1)]
+        held = [rank for rank in self._watched(ranks) if self.flow_control.hold(rank, self.job_state.version + 1)]
         self._put_question(held, self.job_state.version + 1, Flag.HOLD)
 
     def _put_question(self, ranks: list[int], number: int, flags: Flag) -> None:

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from psnode.config import Config
-from psnode.exchange.shard.backlog import Backlog
+from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
@@ -35,7 +35,7 @@ def membership(folder: Path, seconds: list[float]) -> Membership:
     timer.begin(pause=False)
     return Membership(
         FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1), JobState(clock, 60.0), members, timer,
-        Synchronous(3), shard, pending, StepRecorder(3, 10, 0), Events(folder), Backlog(0),
+        Synchronous(3), shard, pending, StepRecorder(3, 10, 0), Events(folder), FlowControl(0),
     )  # fmt: skip
 
 

@@ -6,18 +6,18 @@ import random
 
 import pytest
 
-from psnode.exchange.shard.backlog import LEAST, Backlog
+from psnode.exchange.flow_control import LEAST, FlowControl
 
 MIB = 1 << 20
 
 
 def test_the_limit_is_two_sets_of_weights_and_at_least_64_mib() -> None:
-    assert Backlog(10 * MIB).limit == LEAST == 64 * MIB
-    assert Backlog(45 * MIB).limit == 90 * MIB
+    assert FlowControl(10 * MIB).limit == LEAST == 64 * MIB
+    assert FlowControl(45 * MIB).limit == 90 * MIB
 
 
 def test_who_answers_is_never_held() -> None:
-    found = Backlog(0)
+    found = FlowControl(0)
     for version in range(1, 100):
         found.sent([1], 20 * MIB)
         if found.ask(1, version):
@@ -27,7 +27,7 @@ def test_who_answers_is_never_held() -> None:
 
 
 def test_who_does_not_answer_is_asked_once_and_then_held() -> None:
-    found = Backlog(0)
+    found = FlowControl(0)
     asked, held = [], []
     for version in range(1, 100):
         if 1 not in found.held:
@@ -45,7 +45,7 @@ def test_who_does_not_answer_is_asked_once_and_then_held() -> None:
 
 
 def test_an_answer_covers_what_was_sent_before_its_question() -> None:
-    found = Backlog(0)
+    found = FlowControl(0)
     found.sent([1], 40 * MIB)
     assert found.ask(1, 1)
     found.sent([1], 20 * MIB)
@@ -56,7 +56,7 @@ def test_an_answer_covers_what_was_sent_before_its_question() -> None:
 
 
 def test_at_the_end_everybody_is_released_and_who_is_lost_is_not() -> None:
-    found = Backlog(0)
+    found = FlowControl(0)
     found.sent([1, 2, 3], 65 * MIB)
     assert all(found.hold(rank, 7) for rank in (1, 2, 3))
     assert found.let_go(2) is not None
@@ -69,7 +69,7 @@ def test_whatever_ranks_do_no_more_than_the_bound_lies_between(seed: int) -> Non
     """Ranks that take their weights by pieces, or nothing for long, beside a model of the queue before each."""
     rng = random.Random(seed)
     weights, version_bytes = 30 * MIB, 7 * MIB
-    found = Backlog(weights)
+    found = FlowControl(weights)
     queues: dict[int, list[tuple[str, int]]] = {rank: [] for rank in (1, 2, 3)}
     held = 0
     for version in range(1, 400):

@@ -1,4 +1,4 @@
-"""Bounds on the bytes that were sent to a rank and that it has not taken yet.
+"""Flow control: a bound on the bytes in flight to each rank.
 
 Rounds that do not wait for everybody leave a slow worker behind, and nothing waits for a spare. Untaken weights fill
 memory: the master's while the rank's host takes nothing, the rank's own while its main thread is busy. A rank with half of
@@ -39,7 +39,7 @@ class _Account:
     mark: int = 0
 
 
-class Backlog:
+class FlowControl:
     """Bounds the weights between the master and each rank, by bytes. For the master's main thread.
 
     `weights`: the bytes of a whole set, float32. The bound is the limit, max(64 MiB, twice the weights), and beyond it the

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from psnode.exchange.shard.backlog import LEAST
+from psnode.exchange.flow_control import LEAST
 from psnode.records.history import violations
 
 pytestmark = pytest.mark.serial
