@@ -18,7 +18,7 @@ from psnode.config.schedules import constant
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, TransportError
 from psnode.exchange.flat_model import describe
-from psnode.exchange.routes import Layout
+from psnode.exchange.routes import Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.shard import Shard
@@ -146,7 +146,7 @@ class Exchanging:
         rate = constant(config.lr or scheme.lr)
         self._shard = Shard(
             plan, range(len(plan.groups)), config, scheme, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link,
-            rule, rate, (_WORKER,), Tracer(_MASTER, enabled=False),
+            rule, rate, routes_of(Layout(1), plan), Tracer(_MASTER, enabled=False),
         )  # fmt: skip
         self._shard.admit((_WORKER,), 0)
         model.to(ground.device)

@@ -1,8 +1,7 @@
 """Routes: the way of each group's gradients to a root, and of its weights to every reader.
 
 A topology is a function of the ranks and the plan to routes, and this module alone knows one by its name. A sender is told the
-rank that a group's gradient goes to, a receiver the rank that its weights come from, a shard its recipients. So far all groups
-have one root and the same readers: the master asks the first group for them.
+rank that a group's gradient goes to, a receiver the rank that its weights come from, a shard the routes of which it is a root.
 """
 
 from __future__ import annotations

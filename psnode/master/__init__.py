@@ -70,7 +70,7 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     Raises PsnodeError when the job cannot start or go on; the workers have been told then.
     """
     link = FrameChannel(transport)
-    ranks = range(1, transport.size)
+    ranks = Layout.of(transport.size, 0).readers
     greetings = gather_hello(transport, hello, config.start_deadline)
     with contextlib.ExitStack() as afterwards:  # what the workers do not wait for
         try:
@@ -167,12 +167,11 @@ def _run(
     events = Events(run.path, loggers.event)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     replanning.check(run.resume_point, plan, ready[workers[0]].tensors)
-    recipients = routes_of(layout, plan)[0].heirs(MASTER)
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     with Shard(
         plan, range(len(plan.groups)), config, run.scheme, ServedModel(model, plan, torch.empty(plan.size)), link, rule,
-        sharding.rate, recipients, tracer,
+        sharding.rate, routes_of(layout, plan), tracer,
         constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
         own_optimizer=task.own_optimizer,
     ) as shard:  # fmt: skip

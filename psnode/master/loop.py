@@ -235,7 +235,7 @@ class Master:
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.recorder.down(event.nbytes, event.version)
-        self._turn.sent(event.nbytes)
+        self._turn.sent(event.recipients, event.nbytes)
         self._turn.clip(event.group, event.clipped)
         self._added[event.group] = event.added
         for added in event.added:

@@ -15,6 +15,7 @@ from psnode.config.schedules import constant
 from psnode.config.scheme import Scheme
 from psnode.config.train_settings import OWN
 from psnode.errors import WireError
+from psnode.exchange.routes import Layout, routes_of
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.events import GroupClosed, Refused
 from psnode.exchange.shard.handle import RoundsHandle
@@ -56,8 +57,9 @@ class TrialRun:
             config = replace(config, optimizer="sgd")  # whose own would remember these steps
         rule, tracer = Synchronous(len(self._workers)), Tracer(0, enabled=False)
         plan, weights = self._plan, ServedModel(self._model, self._plan, torch.empty(self._plan.size))
+        routes = routes_of(Layout(len(self._workers)), plan)  # spares take no part
         with Shard(
-            plan, range(len(plan.groups)), config, self._scheme, weights, self._link, rule, constant(lr), self._workers, tracer
+            plan, range(len(plan.groups)), config, self._scheme, weights, self._link, rule, constant(lr), routes, tracer
         ) as shard:  # fmt: skip
             seconds = median(self._rounds(shard))
         self._model.load_state_dict(before)

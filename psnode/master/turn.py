@@ -70,10 +70,10 @@ class Turn:
         applied = {} if self.sharding.applied is None else self.sharding.applied.facts()
         return {**retention.UNKNOWN, **self.shard.facts(), **applied}
 
-    def sent(self, nbytes: int) -> None:
-        """A group of the version to come has left for all who get it, in `nbytes` in all."""
-        if recipients := self.shard.recipients:
-            self.flow_control.sent(recipients, nbytes // len(recipients))
+    def sent(self, ranks: Sequence[int], nbytes: int) -> None:
+        """A group of the version to come has left for `ranks`, in `nbytes` in all."""
+        if ranks:
+            self.flow_control.sent(ranks, nbytes // len(ranks))
 
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
         """Of these pushes of `group` a part was used: who sent them is told with the version, or when it is back."""
@@ -106,7 +106,7 @@ class Turn:
     def _send_whole(self, ranks: list[int]) -> None:
         nbytes = self.shard.send_whole(ranks, self.job_state.version)
         self.recorder.down(nbytes, self.job_state.version)
-        self.flow_control.sent(ranks, nbytes // len(ranks))
+        self.sent(ranks, nbytes)
 
     def readmit(self) -> None:
         """Readmit suspended workers that were heard again: they get the whole weights of the complete version, and take part
@@ -217,7 +217,7 @@ class Turn:
             self.link.send(readers, Kind.VERSION_COMPLETE, body, step=step, version=version, flags=told)
         if not self.job_state.stopping:
             self._hold(ranks)
-            self.shard.recipients = tuple(rank for rank in ranks if rank not in self.flow_control.held)
+            self.shard.send_to([rank for rank in ranks if rank not in self.flow_control.held])
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
         """Tell those whose last gradient was clipped by how much. A worker passes over a factor for an earlier step."""

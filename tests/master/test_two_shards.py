@@ -116,14 +116,9 @@ class Halves:
     def seconds(self) -> dict[str, float]:
         return self.shards[0].seconds()
 
-    @property
-    def recipients(self) -> tuple[int, ...]:
-        return self.shards[0].recipients
-
-    @recipients.setter
-    def recipients(self, ranks: Iterable[int]) -> None:
+    def send_to(self, ranks: Iterable[int]) -> None:
         for shard in self.shards:
-            shard.recipients = tuple(ranks)
+            shard.send_to(list(ranks))
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         return sum(shard.send_whole(ranks, version) for shard in self.shards)

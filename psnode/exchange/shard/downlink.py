@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -60,7 +60,8 @@ class Downlink:
     Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
     contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
     next x - y: y needs no error feedback of its own. `mover` may be replaced by one that has x and y elsewhere; `replica` then
-    is y as it began.
+    is y as it began. `heirs`: by group the ranks to which this one sends it; the `recipients` are those of them that get new
+    versions, at first all.
 
     What a codec misses comes steps later, so that y lags behind x. With a `lead` y moves towards x + lead (x - x before the
     update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.
@@ -72,7 +73,7 @@ class Downlink:
         weights: Floats,
         part: PlanPart,
         link: FrameChannel,
-        workers: Sequence[int],
+        heirs: Mapping[int, Sequence[int]],
         *,
         seed: int,
         lead: float = 0.0,
@@ -82,12 +83,18 @@ class Downlink:
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()
         self.home = torch.from_numpy(self.replica)  # y's memory on the host
-        self.recipients = tuple(workers)  # may be replaced while no group is being sent
+        self._heirs = heirs
+        self.recipients = {group: tuple(ranks) for group, ranks in heirs.items()}
         self._seed = seed
         self._frames = OutgoingFrames(link)
         self._places = layout.places(part.own)
         self._aim = np.empty_like(weights) if self._lead else weights  # between hold and send: x before the update
         self.mover: Mover = HostMover(self._aim, self.replica, max((segment.size for segment in part.own.segments), default=0))
+
+    def send_to(self, ranks: Iterable[int]) -> None:
+        """Send new versions to `ranks` alone. While no group is being sent."""
+        chosen = frozenset(ranks)
+        self.recipients = {group: tuple(rank for rank in heirs if rank in chosen) for group, heirs in self._heirs.items()}
 
     @property
     def differs(self) -> bool:
@@ -117,7 +124,7 @@ class Downlink:
             self._aim[group.start : group.stop] = self._x[group.start : group.stop]
 
     def send(self, group: Group, version: int) -> int:
-        """Send the group's part of `version` to every worker; the bytes of all frames. One thread a group at a time."""
+        """Send the group's part of `version` to its recipients; the bytes of all frames. One thread a group at a time."""
         if self.codecs is None:
             return self.send_dense(group, version)
         if self._lead:
@@ -134,14 +141,14 @@ class Downlink:
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
-        """Send the group's y as it is: to `ranks` that have none or an old one, else to everybody."""
+        """Send the group's y as it is: to `ranks` that have none or an old one, else to its recipients."""
         frame = self._frames.begin(group.index, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
         payload = _IDENTITY.encode(self.mover.whole(group), Key.derive(0), out=frame.room)
         frame.take(payload.nbytes)
         return self._post(group, frame, Kind.WEIGHTS, version, ranks)
 
     def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int, ranks: Sequence[int] | None = None) -> int:
-        ranks = self.recipients if ranks is None else ranks
+        ranks = self.recipients[group.index] if ranks is None else ranks
         sealed = self._frames.send(group.index, frame, ranks, kind, version, version)
         return sealed.size * len(ranks)
 

@@ -64,12 +64,8 @@ class RoundsHandle(Protocol):
 class WeightsHandle(Protocol):
     """Weights x, which are updated, and y, which every recipient holds."""
 
-    @property
-    def recipients(self) -> tuple[int, ...]:
-        """The ranks to which new versions go. May be replaced while no group is open."""
-
-    @recipients.setter
-    def recipients(self, ranks: Iterable[int]) -> None: ...
+    def send_to(self, ranks: Iterable[int]) -> None:
+        """Send new versions to `ranks` alone, each group to those of them that its route names. While no group is open."""
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         """Send y, which is that of `version`, to `ranks`; returns the bytes of all frames."""

@@ -20,6 +20,7 @@ from psnode.codecs.registry import is_from_outside
 from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError
+from psnode.exchange.routes import Route
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.arithmetic import Arithmetic, HostArithmetic
 from psnode.exchange.shard.consistency import Rule
@@ -51,12 +52,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Shard:
-    """Open rounds of `groups` of `plan`, by number, their reduction, x with the optimizer, and y with its `recipients`.
+    """Open rounds of `groups` of `plan`, by number, their reduction, x with the optimizer, and y on its way down by `routes`.
 
     One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
-    `weights`: x of these groups, one after another. `rate`: the learning rate of gradients computed on a version.
-    `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this class gives away copies
-    of their newest values.
+    `weights`: x of these groups, one after another. `routes`: of all groups of the plan. `rate`: the learning rate of gradients
+    computed on a version. `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this
+    class gives away copies of their newest values.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Shard:
         link: FrameChannel,
         rule: Rule,
         rate: Callable[[int], float],
-        recipients: Sequence[int],
+        routes: Sequence[Route],
         tracer: Tracer,
         *,
         constraint: Constraint | None = None,
@@ -86,8 +87,9 @@ class Shard:
         self._parameters = Parameters(
             weights.vector, part.own, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer
         )
+        heirs = {group: routes[group].heirs(link.rank) for group in part.groups}
         lead = config.downlink_lead
-        self._downlink = Downlink(scheme.downlink, weights.vector.numpy(), part, link, recipients, seed=config.seed, lead=lead)
+        self._downlink = Downlink(scheme.downlink, weights.vector.numpy(), part, link, heirs, seed=config.seed, lead=lead)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
         self._norm = None
@@ -193,14 +195,9 @@ class Shard:
 
     # weights
 
-    @property
-    def recipients(self) -> tuple[int, ...]:
-        """The ranks to which new versions go. May be replaced while no group is open."""
-        return self._downlink.recipients
-
-    @recipients.setter
-    def recipients(self, ranks: Iterable[int]) -> None:
-        self._downlink.recipients = tuple(ranks)
+    def send_to(self, ranks: Iterable[int]) -> None:
+        """Send new versions to `ranks` alone, each group to those of them that its route names. While no group is open."""
+        self._downlink.send_to(ranks)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         """Send y, which is that of `version`, to `ranks`; returns the bytes of all frames."""

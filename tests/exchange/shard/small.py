@@ -9,6 +9,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.config.resolve import resolve
+from psnode.exchange.routes import Route
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
@@ -37,6 +38,7 @@ def small_shard(
     plan, link = small_plan(model, config, group_by), link or FrameChannel(loopback_group(1)[0])
     weights = ServedModel(model, plan, torch.empty(plan.size))
     return Shard(
-        plan, range(len(plan.groups)), config, resolve(config), weights, link, rule or rule_of(config, 3), rate, recipients,
+        plan, range(len(plan.groups)), config, resolve(config), weights, link, rule or rule_of(config, 3), rate,
+        [Route(link.rank, recipients) for _ in plan.groups],
         Tracer(link.rank, enabled=False),
     )  # fmt: skip

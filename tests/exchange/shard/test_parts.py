@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
+from psnode.exchange.routes import Layout, Route, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.events import GroupClosed
 from psnode.exchange.shard.pushes import codecs_of
@@ -62,7 +63,7 @@ def plan_for(config: Config) -> Plan:
 class Played:
     """A shard of some groups on rank 0, and the workers' gradients."""
 
-    def __init__(self, config: Config, groups: Iterable[int]) -> None:
+    def __init__(self, config: Config, groups: Iterable[int], routes: Sequence[Route] = ()) -> None:
         self.config, self.scheme, self.plan = config, resolve(config), plan_for(config)
         self.part, self.ends = part_of(self.plan, groups), loopback_group(WORKERS + 1)
         self.link = FrameChannel(self.ends[0])
@@ -74,7 +75,7 @@ class Played:
             self.weights = LooseWeights(self.part.own, torch.cat(pieces))
         self.shard = Shard(
             self.plan, self.part.groups, config, self.scheme, self.weights, self.link, rule_of(config, WORKERS),
-            lambda version: 0.1, range(1, WORKERS + 1), Tracer(0, enabled=False),
+            lambda version: 0.1, routes or routes_of(Layout(WORKERS), self.plan), Tracer(0, enabled=False),
         )  # fmt: skip
 
     def frame(self, rank: int, version: int, index: int) -> Frame:
@@ -156,6 +157,27 @@ def test_a_part_goes_on_from_a_checkpoint_of_the_whole(kind: str, tmp_path: Path
     for index in part.part.groups:
         pairs = zip(vectors(whole, index), vectors(part, index), strict=True)
         assert all(one.tobytes() == two.tobytes() for one, two in pairs)
+
+
+def test_a_group_goes_to_the_ranks_of_its_own_route_that_follow() -> None:
+    config = Config(scheme="dense", lr=0.1)
+    count = len(plan_for(config).groups)
+    readers = [(1, 2, 3) if group % 2 else (1, 3) for group in range(count)]
+    played = Played(config, range(count), [Route(0, each) for each in readers])
+    assert [event.recipients for event in played.take(0, 1)] == readers
+    played.shard.send_to([2, 3])
+    assert [event.recipients for event in played.take(1, 2)] == [(2, 3) if group % 2 else (3,) for group in range(count)]
+    played.close()
+    got: dict[int, list[tuple[int, int]]] = {}
+    for rank in (1, 2, 3):
+        channel = FrameChannel(played.ends[rank])
+        while (arrival := channel.inbox.poll()) is not None:
+            frame = wire.unpack(arrival.data, job=0, source=0)  # type: ignore[attr-defined]
+            got.setdefault(rank, []).append((frame.version, frame.group))
+    odd, every = [group for group in range(count) if group % 2], list(range(count))
+    assert sorted(got[1]) == [(1, group) for group in every]
+    assert sorted(got[2]) == [(version, group) for version in (1, 2) for group in odd]
+    assert sorted(got[3]) == [(version, group) for version in (1, 2) for group in every]
 
 
 def test_a_frame_of_a_group_that_the_shard_does_not_have_is_not_taken() -> None:

@@ -117,7 +117,7 @@ def test_versions_are_those_of_torchs_sgd_on_the_mean_gradient(make: Any) -> Non
 
 def test_every_recipient_gets_frames_of_this_rank_and_nobody_else_does(make: Any) -> None:
     ground = make(Synchronous(1))
-    ground.shard.recipients = [2]
+    ground.shard.send_to([2])
     ground.shard.admit([1], 0)
     ground.shard.open(0)
     assert ground.offer(1, gradients(ground, 1)[0], 0)
