@@ -32,6 +32,11 @@ class Layout:
         return range(MASTER + 1, MASTER + 1 + self.workers)
 
     @property
+    def first(self) -> int:
+        """The worker that looks at the model and the data for all."""
+        return self.computing.start
+
+    @property
     def waiting(self) -> range:
         """The ranks of spares."""
         return range(self.computing.stop, self.computing.stop + self.spares)

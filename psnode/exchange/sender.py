@@ -25,7 +25,7 @@ from psnode.exchange.device.trust import Verdict
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.memories import Memories
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.exchange.routes import MASTER
+from psnode.exchange.routes import MASTER, Layout
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import get_feedback
 from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
@@ -65,7 +65,7 @@ class GradientSender:
         self._gradients = gradients
         self._seed = seed
         self._ratio_epochs = scheme.ratio_epochs
-        self.reschedule(lr, steps_per_epoch, shift, workers or link.transport.size - 1)
+        self.reschedule(lr, steps_per_epoch, shift, workers or Layout.of(link.transport.size, 0).workers)
         self._phase = 0
         self._rate = self._rate_before = 0.0
         self._memories = Memories(plan)

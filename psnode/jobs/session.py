@@ -228,6 +228,11 @@ class Session:
         worker = join(self._link, 5 * config.pause_deadline + config.start_deadline, agree, contextlib.nullcontext())
         self._worker = StepwiseWorker(worker, holds=self._holds, beside=self._beside)
 
+    @property
+    def _others(self) -> range:
+        """All ranks but the master's."""
+        return Layout.of(self.size, 0).readers
+
     def _hand_out(self, code: int) -> None:
         """Load the weights of the last checkpoint into the model of rank 0 and send them to the others; send nothing after a
         stop."""
@@ -235,7 +240,7 @@ class Session:
 
         path = self._config.directory
         self._updates = int(json.loads((path / SUMMARY).read_bytes())["steps"])
-        ranks, patience = range(1, self.size), self._config.pause_deadline
+        ranks, patience = self._others, self._config.pause_deadline
         hand_out(self._model, path, self._updates, code, self._final, ranks, patience)
         self._end_with(code)
 
@@ -280,7 +285,7 @@ class Session:
 
         if self.is_master:
             link = self._final if self._leads else self._link  # `lead` reports its own errors itself
-            link.fail(range(1, self.size), _brief(error))
+            link.fail(self._others, _brief(error))
         elif not isinstance(error, (RemoteFailureError, TransportError)):
             self._link.fail(MASTER, _brief(error))
             wait_for_end(self._link, self._config.pause_deadline)

@@ -14,6 +14,7 @@ from psnode.config import Config
 from psnode.config.plain_json import to_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
+from psnode.exchange.routes import Layout
 from psnode.exchange.shard.consistency import gradients_a_round
 from psnode.master.agreement import Lacking, among, besides, hand_out, messages
 from psnode.plan.groups import Plan, Tensor, plan_of
@@ -131,8 +132,8 @@ def send_start(
     A worker of which the checkpoint holds nothing, because it was gone then, gets the means of the others' buffers and places;
     where another number of workers wrote it, each gets the mean of all their memories. Ranks above `workers`, spares, have none.
     """
-    found = run.resume_point.checkpoint
-    dealt = resharded(found, ready[1]) if found and run.resume_point.resharded(workers) else None
+    found, first = run.resume_point.checkpoint, ready[Layout(workers).first]
+    dealt = resharded(found, first) if found and run.resume_point.resharded(workers) else None
     follow: dict[int, bytes | None] = {}
     for rank, answer in ready.items():
         if found is None:
@@ -156,8 +157,8 @@ def send_start(
             state_follows=follow.get(rank) is not None,
             tensors=frames.get(rank, 0),
             weights_follow=lacking is None or rank in among(lacking, plan.slices()),
-            late=ready[1].late,
-            waits=bool(ready[1].waits),
+            late=first.late,
+            waits=bool(first.waits),
         )
         link.send(rank, Kind.PLAN, start.to_bytes())
     link.job = job

@@ -203,7 +203,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         layout = Layout.of(link.transport.size, config.spares)
         place, workers = layout.place(link.rank), layout.workers
         data = data_of(task.train_data(), config, workers=workers, steps=task.steps_per_epoch, lock=torch_lock)
-        if config.resume and link.rank == 1 and isinstance(data, IterableExamples):
+        if config.resume and link.rank == layout.first and isinstance(data, IterableExamples):
             _LOG.warning("the examples are those of an iterable, which begins anew: they are not those of an unbroken run")
         sampler = Sampler(len(data), place, workers, config.batch_size, config.batches_per_step, config.seed)
         computation = Computation(
@@ -214,7 +214,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         found = Findings(None, [], "")
         if isinstance(task, OwnLoop):
             refuse_shared_memory(model)
-        elif link.rank == 1:
+        elif link.rank == layout.first:
             found = inspect(
                 computation, model, lambda step: data.batch(sampler.indices(step)[0], np.random.default_rng(0)),
                 agreed=agreed, early=may_begin_early(config, rule_of(config, workers)),

@@ -16,6 +16,7 @@ def test_every_rank_has_one_role_and_every_worker_a_place_of_its_own(size: int, 
     assert [MASTER, *layout.computing, *layout.waiting] == list(range(size))
     assert list(layout.readers) == [*layout.computing, *layout.waiting]
     assert len(layout.waiting) == spares
+    assert layout.first == min(layout.computing) == MASTER + 1
     assert [layout.place(rank) for rank in layout.computing] == list(range(layout.workers))
     assert all(layout.place(rank) in range(layout.workers) for rank in layout.waiting)
 

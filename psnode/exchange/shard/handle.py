@@ -79,7 +79,7 @@ class WeightsHandle(Protocol):
 
 
 class StateHandle(Protocol):
-    """What a checkpoint holds of a shard. While no group is open, but for `memory` and `before_change`."""
+    """State for a checkpoint. While no group is open, but for `memory` and `before_change`."""
 
     def state(self) -> ShardState:
         """Model, optimizer and y, for a checkpoint."""
