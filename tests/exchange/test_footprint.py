@@ -53,6 +53,12 @@ def test_a_dense_downlink_has_no_y_but_frames_of_all_weights() -> None:
     assert found.worker_bytes == pytest.approx(5 * found.vector, rel=1e-3)
 
 
+def test_a_downlink_that_leads_takes_a_vector_of_the_masters() -> None:
+    usual, leading = need("polar-2bit"), need("polar-2bit", downlink_lead=0.5)
+    assert leading.master_bytes - usual.master_bytes == usual.vector
+    assert leading.worker == usual.worker
+
+
 @pytest.mark.parametrize(
     ("optimizer", "expected"), [("adamw", 2.0), ("adadelta", 2.0), ("adagrad", 1.0), ("rprop", 2.0), ("asgd", 1.0)]
 )
