@@ -36,12 +36,12 @@ from pathlib import Path
 
 
 def installing(extra: str) -> str:
-    """The command that installs what a part of psnode needs: in a clone, for no package of this name is published."""
+    """Return the command that installs the requirements of a part of psnode, in a clone: no package of this name is published."""
     return f"pip install '.[{extra}]' in a clone of psnode"
 
 
 class PsnodeError(Exception):
-    """Root of the tree. `exit_code` is that of the process when nobody catches the error."""
+    """Root of the tree. `exit_code` is that of the process if the error is not caught."""
 
     exit_code = 1
 
@@ -123,7 +123,7 @@ class NormError(PsnodeError):
 
 
 class DeviceError(PsnodeError):
-    """The device that a rank computes on has failed, or there is not enough memory: no fault of the code that ran there."""
+    """The device that a rank computes on has failed, or its memory does not suffice; the code that ran on it is not at fault."""
 
 
 class TransportError(PsnodeError):
@@ -163,7 +163,7 @@ class CheckpointError(PsnodeError):
 
 
 class DivergedError(PsnodeError):
-    """Training cannot go on: the loss is not finite, or replicas of the weights differ."""
+    """Training cannot continue: the loss is not finite, or replicas of the weights differ."""
 
     exit_code = 4
 
@@ -178,7 +178,7 @@ class NonFiniteLossError(DivergedError):
 
 
 class StoppedError(PsnodeError):
-    """The run was asked to stop by signal `reason`, and goes on from `step` with --resume; 0: nothing of it is there yet."""
+    """The run was asked to stop by signal `reason`, and continues from `step` with --resume; 0: it has saved nothing yet."""
 
     exit_code = 75
 

@@ -1,8 +1,8 @@
-"""Measures of the prose in docstrings and comments: scripts/prose.py [--show PATTERN] [PACKAGE]... prints a row per package.
+"""Measures of the prose in docstrings and comments: scripts/prose.py [--show PATTERN | --limits] [PACKAGE]...
 
 Every pattern is counted in 1 000 words of docstrings and comments, except that "question" is the number of docstrings whose first
-word is What, Who, Where, Whether, Which, How or When. --show prints the lines that match one pattern. tests/test_prose.py holds
-the limits.
+word is What, Who, Where, Whether, Which, How or When. The default is a row per package; --show prints the lines that match one
+pattern, --limits the rows of packages above GOAL in the form in which tests/test_prose.py holds them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import math
 import re
 import tokenize
 from collections import Counter
@@ -33,6 +34,8 @@ PATTERNS = {
     "is none": re.compile(r"(?<!there )\b(is|are|be) none\b|\b(is|are) no \w+ of\b"),  # there is no; is not
     "from here on": re.compile(r"\bfrom here on\b", re.I),  # now
 }
+NAMES = (*PATTERNS, QUESTION)
+GOAL = dict.fromkeys(PATTERNS, 0.4) | {"what": 0.5, QUESTION: 0}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -92,11 +95,16 @@ def rate(counts: Counter[str], name: str) -> float:
     return counts[name] if name == QUESTION else 1000 * counts[name] / max(counts[WORDS], 1)
 
 
+def limits(counts: Counter[str]) -> tuple[float, ...]:
+    """The figures of a package in the order of NAMES, rounded up to a tenth, each at least that of GOAL."""
+    return tuple(max(GOAL[name], math.ceil(round(10 * rate(counts, name), 6)) / 10) for name in NAMES)
+
+
 def main() -> None:
-    """Print the measures, or the matching lines."""
+    """Print the measures, the matching lines, or the limits."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [*PATTERNS, QUESTION]
-    parser.add_argument("--show", choices=names, metavar="PATTERN", help=f"print the lines that match: {', '.join(names)}")
+    parser.add_argument("--show", choices=NAMES, metavar="PATTERN", help=f"print the lines that match: {', '.join(NAMES)}")
+    parser.add_argument("--limits", action="store_true", help="print the rows of tests/test_prose.py")
     parser.add_argument("packages", nargs="*", help="psnode/NAME, tools, scripts, examples or tests; default: all")
     arguments = parser.parse_args()
     chosen = {name: paths for name, paths in packages().items() if not arguments.packages or name in arguments.packages}
@@ -106,10 +114,14 @@ def main() -> None:
                 if name == arguments.show:
                     print(f"{path.relative_to(ROOT)}:{line}: {text.strip()}")
         return
-    print(f"{'':20}{WORDS:>8}" + "".join(f"{name:>13}" for name in names))
+    if not arguments.limits:
+        print(f"{'':20}{WORDS:>8}" + "".join(f"{name:>13}" for name in NAMES))
     for package, paths in chosen.items():
         counts = count(paths)
-        print(f"{package:20}{counts[WORDS]:8}" + "".join(f"{rate(counts, name):13.2f}" for name in names))
+        if not arguments.limits:
+            print(f"{package:20}{counts[WORDS]:8}" + "".join(f"{rate(counts, name):13.2f}" for name in NAMES))
+        elif limits(counts) != tuple(GOAL.values()):
+            print(f'    "{package}": {limits(counts)},')
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Supervision of mpirun: requests to stop lead to a checkpoint first and to a KILL last, and no process is left behind."""
+"""Supervision of mpirun: requests to stop lead to a checkpoint first and to a KILL last, and no process survives."""
 
 from __future__ import annotations
 
