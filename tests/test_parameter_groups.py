@@ -183,9 +183,9 @@ def test_a_run_is_not_resumed_with_other_groups(tmp_path: Path) -> None:
         {"params": names[1], "lr_factor": 1.0, "weight_decay": 0.0},
     ]
     before = (tmp_path / "config.json").read_bytes()
-    with pytest.raises(ConfigurationError, match=r"head.bias had weight_decay 0 there and has weight_decay 0.5 now"):
+    with pytest.raises(ConfigurationError, match=r"head.bias had weight_decay 0 in it and has weight_decay 0.5 now"):
         trained(tmp_path, Grouped(groups(0.5)), resume=True, **settings)
-    with pytest.raises(ConfigurationError, match=r"head.bias had weight_decay 0 there and has the settings of all now"):
+    with pytest.raises(ConfigurationError, match=r"head.bias had weight_decay 0 in it and has the settings of all now"):
         trained(tmp_path, Grouped(lambda model: []), resume=True, **settings)
     assert (tmp_path / "config.json").read_bytes() == before
     trained(tmp_path, Grouped(groups(0.0, -1)), resume=True, **settings)

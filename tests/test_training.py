@@ -389,7 +389,7 @@ def test_a_run_that_fails_says_so_in_its_summary_and_its_evaluator_ends(tmp_path
 def test_a_task_that_a_program_passed_is_not_taken_for_the_built_in_one(tmp_path: Path) -> None:
     settings = config(tmp_path / "run", max_steps=2)
     assert psnode.run(Classification("LeNet", "digits", seed=1), settings) == 0
-    with pytest.raises(ConfigurationError, match=r"Classification, which a program handed to psnode\.run"):
+    with pytest.raises(ConfigurationError, match=r"Classification, which a program passed to psnode\.run"):
         follow(tmp_path / "run", once=True)
     with pytest.raises(ConfigurationError, match="--task"):
         run(config(tmp_path / "run", max_steps=3, resume=True))

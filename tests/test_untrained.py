@@ -215,7 +215,7 @@ def test_frozen_parameters_and_buffers_need_not_be_finite(downlink: str, tmp_pat
     ("build", "said"),
     [
         (lambda: nn.LazyLinear(4), "weight has no shape yet.*Task.model"),
-        (lambda: Stateful(4, 4), "_extra_state is no tensor"),
+        (lambda: Stateful(4, 4), "_extra_state is not a tensor"),
         (lambda: nn.Linear(4, 4).double(), "float64"),
         (lambda: Unfinished(float("nan")), r"parameter unused holds nan.*requires_grad"),
         (lambda: Unfinished(float("-inf")), r"parameter unused holds -inf.*requires_grad"),

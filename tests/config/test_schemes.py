@@ -189,7 +189,7 @@ def test_a_momentum_at_the_sender_has_the_rate_of_dense_sgd() -> None:
 
 
 def test_momentum_on_both_sides_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="on top of that of feedback dgc"):
+    with pytest.raises(ConfigurationError, match="added to that of feedback dgc"):
         resolve(Config(scheme="dgc", momentum=0.9))
     assert resolve(Config(scheme="dgc", momentum=0.0)).momentum == 0
 

@@ -108,7 +108,7 @@ def test_a_file_that_is_no_toml_or_missing(refused: RefusedLaunch, config: Path)
         ("--n-workers", 0, "n_workers must be 1 to 255, not 0"),
         ("--n-workers", "two", "n_workers must be a whole number, not 'two'"),
         ("--method", "Spot", "method must be on-demand or spot, not 'Spot'; did you mean spot?"),
-        ("--name", "Ada's", 'name is "Ada\'s", which it cannot be'),
+        ("--name", "Ada's", 'name is "Ada\'s", which is not valid'),
         ("--spot-price", 0.1, "spot_price is 0.1 but method is on-demand"),
         ("--prices", "m5.large=0", "prices: that of m5.large is 0: it must be more than 0"),
         ("--prices", "m5.large=-2", "prices: that of m5.large is -2: it must be more than 0"),

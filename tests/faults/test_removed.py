@@ -123,7 +123,7 @@ def test_a_checkpoint_whose_files_are_removed_is_given_up_and_training_goes_on(
     given_up = f"step {STEP}: not saved: its checkpoint cannot be written: another process has removed files of it"
     assert (given_up in told) == (STEP not in saved), told
     if remove is remove_the_run:
-        assert "metrics.jsonl was removed: it begins anew" in told
+        assert "metrics.jsonl was removed: it starts again" in told
         assert saved_config(train_dir).max_steps == 16
     assert run(config(train_dir, max_steps=17, resume=True)) == 0
 

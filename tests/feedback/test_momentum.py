@@ -29,7 +29,7 @@ def test_the_master_has_no_momentum_beside_a_moving_average(scheme: str) -> None
 @pytest.mark.parametrize("scheme", SPARSE)
 def test_the_master_has_no_momentum_beside_dgcs(scheme: str) -> None:
     assert resolve(Config(scheme=scheme, feedback="dgc:momentum=0.9")).momentum == 0
-    with pytest.raises(ConfigurationError, match="on top of that of feedback dgc"):
+    with pytest.raises(ConfigurationError, match="added to that of feedback dgc"):
         resolve(Config(scheme=scheme, feedback="dgc", momentum=0.5))
 
 

@@ -112,7 +112,7 @@ def test_what_the_command_line_says_is_what_slurm_is_asked_for() -> None:
         ("--export slurm -- program.py", "write train, not a program"),
         ("--export slurm --hostfile h -- train --train-dir r", "--hostfile has no meaning with --export"),
         ("--export slurm --restarts 2 -- train --train-dir r", "--restarts has no meaning with --export"),
-        ("--export slurm --time soon -- train --train-dir r", "--time 'soon': as sbatch takes it"),
+        ("--export slurm --time soon -- train --train-dir r", "--time 'soon': use sbatch's notation"),
         ("--export slurm --sbatch --qos=x -- train --train-dir r", "without its dashes"),
         ("--export slurm --sbatch signal=USR2 -- train --train-dir r", "the script sets signal itself"),
         ("--export slurm --starter srun --mpirun-arg -v -- train --train-dir r", "no meaning with --starter srun"),

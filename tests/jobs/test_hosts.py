@@ -194,7 +194,7 @@ def test_ports_that_are_shut_between_hosts_stop_a_job(examine: Any) -> None:
 def test_data_that_are_not_on_every_host_are_told(examine: Any, tmp_path: Path) -> None:
     report, code = examine(MASTER, more=("--data-dir", "none"))
     assert code == 1
-    assert [text for text, _ in of(report, MASTER)] == ["none is not there"]
+    assert [text for text, _ in of(report, MASTER)] == ["none does not exist"]
 
 
 def test_the_table_and_the_problems_are_for_people(

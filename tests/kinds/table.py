@@ -94,7 +94,7 @@ KINDS = (
     ),
     _refused("a buffer that is a function of the data", models.Remembering, "buffer last_batch takes another", batch_size=8),
     _refused("Lazy modules", lambda: models.Around(nn.LazyLinear(models.WIDTH)), r"inner\.weight has no shape yet"),
-    _refused("get_extra_state that is no tensor", models.extra_state, "state dict's inner._extra_state is no tensor"),
+    _refused("get_extra_state that is no tensor", models.extra_state, "state dict's inner._extra_state is not a tensor"),
     Kind("autograd.Function that computes with NumPy", partial(models.Foreign, models._ByNumpy)),
     Kind("a kernel that reads a weight by its address", partial(models.Foreign, models._ByAddress)),
     Kind("clamp by Task.constrain", partial(models.Clamped, "constraint")),

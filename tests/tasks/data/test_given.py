@@ -169,7 +169,7 @@ class Endless:
     ("given", "text"),
     [
         (Endless(), r"train_data returned a Endless \(test_given.py:\d+\) without __len__"),
-        (7, "train_data returned a int: it is to be a data set"),
+        (7, "train_data returned a int: it must return a data set"),
         (None, "train_data returned a NoneType"),
         (DataLoader(Noisy(), batch_size=64), "batch_size=64, and --batch-size is 32"),
         (DataLoader(Noisy(), sampler=range(COUNT)), "sampler of its own"),
