@@ -322,8 +322,8 @@ class Config:
         minimum=0, words={"auto": 0}, free=True, before=0,
     )  # fmt: skip
     checkpoint_residuals: str = option(
-        "full", "Precision of the workers' residuals in checkpoints; bf16 halves the bytes, none leaves them out. A resumed run "
-        "then differs from an unbroken one, with bf16 by a rounding, with none by the whole residuals.",
+        "full", "Precision of the workers' memories in checkpoints; bf16 halves the bytes, none leaves them out. A resumed run "
+        "then differs from an unbroken one, with bf16 by a rounding, with none by all of these memories.",
         choices=("full", "bf16", "none"), free=True, before="full",
     )  # fmt: skip
     keep_last: int = option(
