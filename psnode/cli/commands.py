@@ -38,7 +38,7 @@ _GRACE = 5.0  # seconds that rank 0 has to report before the others do
 # the first setting of each part of `psnode train --help`
 PARTS = {
     "task": "Model and data",
-    "optimizer": "Optimization",
+    "optimizer": "Optimisation",
     "scheme": "Communication",
     "consistency": "Rounds",
     "train_dir": "Records",

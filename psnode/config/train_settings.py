@@ -84,7 +84,7 @@ class Config:
         words={"auto": 0}, free=True,
     )  # fmt: skip
 
-    # optimization
+    # optimisation
     optimizer: str = option(
         "sgd", "The master's optimizer; task: the one of Task.optimizer, any of torch's or your own.",
         choices=("sgd", *COORDINATEWISE, *BY_TENSOR, OWN),
