@@ -115,6 +115,11 @@ def test_every_module_has_its_place() -> None:
     assert sorted({part_of(path) for path in SOURCES} - placed - {"__init__"}) == []
 
 
+def test_the_package_does_not_know_the_studies() -> None:
+    """They are no part of the wheel."""
+    assert [shown(found) for found in IMPORTS if found.module.split(".")[0] == "studies"] == []
+
+
 def test_imports_point_downward() -> None:
     breaches = []
     for found in OWN:

@@ -14,6 +14,9 @@ from psnode.cli.bench_step import bench_step
 from psnode.cli.debugging import debuggable
 from psnode.config import Config
 
+# commands that are studies now, run as `python -m studies.NAME` in a clone
+MOVED = ("loading", "memory", "rounds", "scales", "sketchml", "updates")
+
 
 @click.group(short_help="Measure.")
 def bench() -> None:
@@ -29,60 +32,6 @@ def bench() -> None:
 def bench_transport(**options: Any) -> int:
     """Dense ingest at the master against MPI's own bandwidth in the same run, over shared memory and TCP on this host."""
     from psnode.bench.transport import main as measure
-
-    return measure(**options)
-
-
-@bench.command(name="updates", short_help="How long the master's optimizers take.")
-@click.option(
-    "--optimizer", "names", multiple=True, type=click.Choice(["sgd", "momentum", "adam", "adamw"]), help="Repeat; default: all."
-)
-@click.option("--size", type=click.IntRange(1), default=2**24, show_default=True, help="Parameters.")
-@click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="The best of so many, in turn.")
-@shared.json_file
-@debuggable
-def bench_updates(**options: Any) -> int:
-    """A step of the master's optimizers on one core, beside torch's and beside a copy of as many bytes."""
-    from psnode.bench.updates import main as measure
-
-    return measure(**options)
-
-
-@bench.command(name="loading", short_help="Images a second, beside torch's DataLoader.")
-@click.option(
-    "--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="As of imagefolder; default: JPEGs made on the spot."
-)
-@click.option("--size", type=click.IntRange(1), default=224, show_default=True, help="Side of the images that come out.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Images of a batch.")
-@click.option(
-    "--data-workers", "processes", type=click.IntRange(0), multiple=True, metavar="N", help="Repeat; default: 0, 1 and 2."
-)
-@click.option("--batches", type=click.IntRange(1), default=24, show_default=True, help="Batches that are timed.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="The median of so many, in turn.")
-@shared.json_file
-@debuggable
-def bench_loading(**options: Any) -> int:
-    """Images a second of a worker's data, with and without processes, beside torch's DataLoader on the same files."""
-    from psnode.bench.loading import main as measure
-
-    return measure(**options)
-
-
-@bench.command(name="rounds", short_help="How long deciding over a gradient frame takes.")
-@click.option(
-    "-n", "--workers", type=click.IntRange(1), multiple=True, metavar="P", help="Repeat for more; default: 4, 64, 256 and 1024."
-)
-@click.option(
-    "--consistency", "rules", multiple=True, type=click.Choice(["bsp", "kofn", "ssp", "asp"]), help="Repeat; default: all."
-)
-@click.option("--groups", type=click.IntRange(1), default=4, show_default=True, help="Groups a step.")
-@click.option("--frames", type=click.IntRange(1), default=50_000, show_default=True, help="Frames that are offered in a repeat.")
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="The median of so many, and their spread.")
-@shared.json_file
-@debuggable
-def bench_rounds(**options: Any) -> int:
-    """Time that the master's rounds take for each gradient frame, by rule and number of workers, without any bytes in it."""
-    from psnode.bench.rounds import main as measure
 
     return measure(**options)
 
@@ -135,25 +84,6 @@ def bench_convergence(**options: Any) -> int:
 def bench_liars(**options: Any) -> int:
     """Train on the digits with one liar among the workers, for every kind of lie and defence, and evaluate the results."""
     from psnode.bench.liars import main as measure
-
-    return measure(**options)
-
-
-@bench.command(name="memory", short_help="Peak memory of both roles, beside the prediction.")
-@click.option(
-    "--network", "networks", multiple=True, default=("torchvision:resnet18",), show_default=True,
-    help="As of train, or gpt2:124m, gpt2:355m. Repeat for more.",
-)  # fmt: skip
-@click.option("--scheme", "schemes", multiple=True, default=("dense", "qsgd"), show_default=True, help="Repeat for more.")
-@click.option(
-    "-n", "--workers", type=click.IntRange(1), multiple=True, default=(1, 2, 4), show_default=True, help="Repeat for more."
-)
-@click.option("--flags", default="", metavar="FLAGS", help="Of train, for all runs, as one text.")
-@shared.json_file
-@debuggable
-def bench_memory(**options: Any) -> int:
-    """Peak memory of the master and of a worker over networks, schemes and numbers of workers, beside what --dry-run says."""
-    from psnode.bench.memory import main as measure
 
     return measure(**options)
 

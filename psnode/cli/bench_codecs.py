@@ -112,37 +112,6 @@ def bench_fidelity(**options: Any) -> int:
     return measure(**options)
 
 
-@click.command(name="scales", short_help="What one scale for all tensors costs.")
-@click.option("--gradient", type=click.Path(path_type=Path), required=True, metavar="FILE", help="A file of bench record.")
-@_codecs("Measure this one; repeat; default: those with one scale.")
-@shared.json_file
-@debuggable
-def bench_scales(gradient: Path, specs: tuple[str, ...], json_file: Path | None) -> int:
-    """Squared error of a recorded gradient, its tensors fused into one array and one by one."""
-    from psnode.bench.scales import main as measure
-
-    return measure(gradient, specs, json_file)
-
-
-@click.command(name="sketchml", short_help="Bytes of sparse gradients against SketchML's own coding.")
-@click.option(
-    "--codec", "specs", multiple=True, metavar="SPEC", help="Measure this one; repeat; default: some forms of sketchml."
-)
-@click.option(
-    "--size", type=click.IntRange(1024), default=2**20, show_default=True, help="Coordinates, Student-t(3) at random places."
-)
-@click.option("--density", type=click.FloatRange(0.0001, 1), default=0.01, show_default=True, help="The share that is not 0.")
-@click.option(
-    "--gradient", type=click.Path(path_type=Path), metavar="FILE", help="A file of bench record: its largest values too."
-)
-@debuggable
-def bench_sketchml(**options: Any) -> int:
-    """Bits of keys, bytes and error of sparse gradients, against the coding that SketchML was published with."""
-    from psnode.bench.sparse_sizes import main as measure
-
-    return measure(**options)
-
-
 @click.command(name="polar-design", short_help="Make the designs of the polar codec anew.")
 @click.option("--rate", "rates", type=float, multiple=True, metavar="R", help="This rate in bits; repeat; default: all.")
 @click.option(
@@ -263,8 +232,6 @@ COMMANDS = (
     bench_feedback,
     bench_fidelity,
     bench_gpu,
-    bench_scales,
-    bench_sketchml,
     bench_polar_design,
     bench_polar_gap,
     bench_polar_stages,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from psnode.cli.bench import MOVED
 from psnode.cli.foreign import answer
 from psnode.config.declaration import nearest
 
@@ -18,6 +19,9 @@ def in_words(error: click.UsageError, app: click.Command, arguments: Sequence[st
         hint = (answer(error.option_name) if path.endswith("train") else "") or nearest(error.option_name, flags)
         return f"unknown option {error.option_name}{hint} ({path} --help lists all of them)"
     if isinstance(error, click.exceptions.NoSuchCommand) and error.ctx and isinstance(error.ctx.command, click.Group):
+        if error.ctx.command.name == "bench" and error.command_name in MOVED:
+            module = error.command_name.replace("-", "_")
+            return f"{error.command_name} is no command any more but a study; in a clone of psnode: python -m studies.{module}"
         names = error.ctx.command.list_commands(error.ctx)
         return f"unknown command {error.command_name!r}: choose from {', '.join(names)}{nearest(error.command_name, names)}"
     return f"{' '.join(error.format_message().split()).rstrip('.')}: see {path} --help"

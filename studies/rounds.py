@@ -1,4 +1,4 @@
-"""`psnode bench rounds`: time that deciding over rounds takes for each gradient frame, by number of workers.
+"""`python -m studies.rounds`: time that deciding over rounds takes for each gradient frame, by number of workers.
 
 Workers are played: each takes the newest version and sends the frames of its groups; who sends next is random. The frames are
 empty, and additions and updates do nothing, so that the time is that of the decisions alone.
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
 from psnode.config import Config
+from psnode.config.declaration import option
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.rounds import Rounds
 from psnode.protocol.wire import Flag, Frame, Kind
+from studies.harness import Column, Found, Study, main
 
 WORKERS = (4, 64, 256, 1024)
 RULES = ("bsp", "kofn", "ssp", "asp")
@@ -84,9 +84,21 @@ class _Play:
             self._open()
 
 
-def measure(workers: Sequence[int], rules: Sequence[str], *, groups: int, frames: int, repeats: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    workers: tuple[int, ...] = option(WORKERS, "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",))
+    consistency: tuple[str, ...] = option((), "Repeat; default: all.", choices=RULES, repeated=True)
+    groups: int = option(4, "Groups a step.", minimum=1)
+    frames: int = option(50_000, "Frames that are offered in a repeat.", minimum=1)
+    repeats: int = option(5, "The median of this many, and their spread.", minimum=1)
+
+
+def measure(options: Options) -> Found:
     """A row a rule and number of workers. `offer`: microseconds of a frame; `open`: of a round; `versions`: rounds of a play."""
-    return [_row(name, count, groups, frames, repeats) for name in rules for count in workers]
+    sizes = options.groups, options.frames, options.repeats
+    return Found([_row(name, count, *sizes) for name in options.consistency or RULES for count in options.workers])
 
 
 def _row(name: str, workers: int, groups: int, frames: int, repeats: int) -> dict[str, Any]:
@@ -108,13 +120,21 @@ def _row(name: str, workers: int, groups: int, frames: int, repeats: int) -> dic
     }
 
 
-def main(workers: Sequence[int], rules: Sequence[str], groups: int, frames: int, repeats: int, json_file: Path | None) -> int:
-    """Measure, print a table, write it as JSON; the exit code."""
-    rows = measure(workers or WORKERS, rules or RULES, groups=groups, frames=frames, repeats=repeats)
-    print("| rule | workers | offer, us a frame | least to most | open, us a round | versions |\n|---|---:|---:|---:|---:|---:|")
-    for row in rows:
-        offer = row["offer"]
-        spread = f"{offer['low']:.2f} to {offer['high']:.2f}"
-        print(f"| {row['rule']} | {row['workers']} | {offer['median']:.2f} | {spread} | {row['open']:.1f} | {row['versions']} |")
-    save({**hardware(), "groups": groups, "frames": frames, "repeats": repeats, "rows": rows}, json_file)
-    return 0
+COLUMNS = (
+    Column("rule", "{rule}", left=True),
+    Column("workers", "{workers}"),
+    Column("offer, us a frame", "{offer[median]:.2f}"),
+    Column("least to most", "{offer[low]:.2f} to {offer[high]:.2f}"),
+    Column("open, us a round", "{open:.1f}"),
+    Column("versions", "{versions}"),
+)
+STUDY = Study(
+    Options,
+    measure,
+    COLUMNS,
+    head=lambda result: f"{result['groups']} groups, {result['frames']:,} frames; the median of {result['repeats']}.",
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

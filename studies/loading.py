@@ -1,4 +1,4 @@
-"""`psnode bench loading`: images a second that a worker's data give, beside torch's DataLoader on the same files in the same run.
+"""`python -m studies.loading`: images a second of a worker's data, beside torch's DataLoader on the same files in the same run.
 
 Both decode JPEG files, cut out a random part of the area, mirror it with probability 1/2, and normalise to float32: psnode by
 the data set imagefolder, torch by torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip. They take
@@ -8,45 +8,48 @@ turns. What is measured begins when a first batch is there, so that the start of
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
 from psnode.config import Config
+from psnode.config.declaration import option
+from studies.harness import Column, Found, Study, main
 
 _QUALITY = 85
 
 
-def main(
-    data_dir: Path | None, size: int, batch_size: int, processes: Sequence[int], batches: int, rounds: int, json_file: Path | None
-) -> int:
-    """Measure, print a table, write it as JSON; the exit code."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = data_dir if data_dir is not None else _made(Path(folder), max(256, 2 * batch_size))
-        rows = measure(root, size, batch_size, processes or (0, 1, 2), batches, rounds)
-    print("| processes | psnode, images/s | torch's DataLoader, images/s | ratio |\n|---:|---:|---:|---:|")
-    for row in rows:
-        ours, theirs = row["psnode"]["median"], row["torch"]["median"]
-        print(f"| {row['processes']} | {ours:.0f} | {theirs:.0f} | {ours / theirs:.2f} |")
-    save({**hardware(), "size": size, "batch_size": batch_size, "batches": batches, "rounds": rounds, "rows": rows}, json_file)
-    return 0
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    data_dir: Path | None = option(None, "Same as for imagefolder; default: JPEGs made on the spot.", metavar="DIR")
+    size: int = option(224, "Side of the images that come out.", minimum=1)
+    batch_size: int = option(32, "Images of a batch.", minimum=1)
+    data_workers: tuple[int, ...] = option((0, 1, 2), "Processes; repeat.", minimum=0, repeated=True, metavar="N")
+    batches: int = option(24, "Batches that are timed.", minimum=1)
+    rounds: int = option(3, "The median of this many, in turn.", minimum=1)
 
 
-def measure(root: Path, size: int, batch_size: int, processes: Sequence[int], batches: int, rounds: int) -> list[dict[str, Any]]:
+def measure(options: Options) -> Found:
     """A row a number of processes: median, least and most images a second of each of the two."""
-    found: dict[tuple[int, str], list[float]] = {}
-    for _ in range(rounds):
-        for count in processes:
-            for name, begin in (("psnode", _ours), ("torch", _theirs)):
-                found.setdefault((count, name), []).append(_rate(begin(root, size, batch_size, count), batch_size, batches))
-    return [{"processes": count, **{name: _spread(found[count, name]) for name in ("psnode", "torch")}} for count in processes]
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.data_dir or _made(Path(folder), max(256, 2 * options.batch_size))
+        found: dict[tuple[int, str], list[float]] = {}
+        for _ in range(options.rounds):
+            for count in options.data_workers:
+                for name, begin in (("psnode", _ours), ("torch", _theirs)):
+                    made = begin(root, options.size, options.batch_size, count)
+                    found.setdefault((count, name), []).append(_rate(made, options.batch_size, options.batches))
+    sides = ("psnode", "torch")
+    return Found([{"processes": each, **{name: _spread(found[each, name]) for name in sides}} for each in options.data_workers])
 
 
 def _spread(rates: Sequence[float]) -> dict[str, float]:
@@ -129,3 +132,16 @@ def _made(folder: Path, count: int) -> Path:
             coarse = rng.integers(256, size=(16, 16, 3), dtype=np.uint8)
             Image.fromarray(coarse).resize((256, 256), Image.Resampling.BICUBIC).save(path, quality=_QUALITY)
     return folder
+
+
+COLUMNS = (
+    Column("processes", "{processes}"),
+    Column("psnode, images/s", "{psnode[median]:.0f}"),
+    Column("torch's DataLoader, images/s", "{torch[median]:.0f}"),
+    Column("ratio", lambda row: f"{row['psnode']['median'] / row['torch']['median']:.2f}"),
+)
+STUDY = Study(Options, measure, COLUMNS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

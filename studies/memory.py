@@ -1,4 +1,4 @@
-"""`psnode bench memory`: the peak memory of the master and of a worker, beside the prediction of psnode.exchange.footprint.
+"""`python -m studies.memory`: the peak memory of the master and of a worker, beside the prediction of psnode.exchange.footprint.
 
 Real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`, whose summaries hold the highest resident
 memory of rank 0 and of the worker that held the most. A small network with the same scheme gives the share that Python, torch,
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
 from psnode.config import Config
+from psnode.config.declaration import option
 from psnode.config.scheme import Scheme
 from psnode.errors import PsnodeError
 from psnode.exchange.footprint import Footprint, footprint
@@ -25,29 +26,43 @@ from psnode.jobs.launch import launch
 from psnode.plan.groups import Plan
 from psnode.records.directory import saved_run
 from psnode.records.metrics import SUMMARY
+from psnode.tasks import gpt2
+from studies.harness import Column, Found, Row, Study, main
 
 _SMALL = "torchvision:squeezenet1_1"  # 2.9 MB
 _COMMON = "--batch-size 1 --max-steps 2 --eval-freq 0 --threads 1 --no-tensorboard --quiet"
 _DATA = "--dataset synthetic --synthetic-shape 3,64,64 --synthetic-examples 16"  # small activations
-_TRANSFORMER, _TASK = "gpt2:", Path(__file__).parents[1] / "tasks" / "gpt2.py"
+_TRANSFORMER, _TASK = "gpt2:", Path(gpt2.__file__)
 _PEAKS = {"master": "peak_memory_bytes", "worker": "worker_peak_memory_bytes"}
 
 
-def run(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str], flags: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure every combination. `networks`: of --network, or gpt2:124m, gpt2:355m. `flags`: of train, for all of them.
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
 
-    Returns rows of two for each, one a role: `base_bytes`, `peak_bytes`, `model_bytes`, `copies` and `expected_copies` of the
-    model above the base, `expected_bytes` of the peak, and `coded`, the copies that a worker sends in a step. PsnodeError when a
-    run fails or the system does not tell a process's peak memory.
+    network: tuple[str, ...] = option(
+        ("torchvision:resnet18",), "Same as for train, or gpt2:124m, gpt2:355m. Repeat for more.", repeated=True
+    )
+    scheme: tuple[str, ...] = option(("dense", "qsgd"), "Repeat for more.", repeated=True)
+    workers: tuple[int, ...] = option((1, 2, 4), "Repeat for more.", minimum=1, repeated=True, metavar="N", aliases=("-n",))
+    flags: str = option("", "Flags of train, for all runs, as one text.", metavar="FLAGS")
+
+
+def measure(options: Options) -> Found:
+    """Two rows for every combination, one a role.
+
+    Members are `base_bytes`, `peak_bytes`, `model_bytes`, `copies` and `expected_copies` of the model above the base,
+    `expected_bytes` of the peak, and `coded`, the copies that a worker sends in a step. PsnodeError when a run fails or the
+    system does not tell a process's peak memory.
     """
-    rows = []
-    for scheme in schemes:
+    rows, flags = [], shlex.split(options.flags)
+    for scheme in options.scheme:
         base = [_measured(_SMALL, ["--scheme", scheme, *flags], 1) for _ in range(2)][-1]
-        for network in networks:
-            for count in workers:
+        for network in options.network:
+            for count in options.workers:
                 found = _measured(network, ["--scheme", scheme, *flags], count)
                 rows += [_row(role, network, scheme, count, base, found) for role in _PEAKS]
-    return {**hardware(), "flags": shlex.join(flags), "rows": rows}
+    return Found(rows)
 
 
 class _Measured(NamedTuple):
@@ -90,26 +105,25 @@ def _measured(network: str, flags: Sequence[str], workers: int) -> _Measured:
     return _Measured(summary, footprint(Plan.from_dict(saved["plan"]), scheme, config, workers))
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    lines = [
-        "| network | model, MB | scheme | workers | role | base, MB | peak, MB | expected, MB | off | copies above | expected |",
-        "|---|---:|---|---:|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        names = ("model_bytes", "base_bytes", "peak_bytes", "expected_bytes")
-        model, base, peak, expected = (row[name] / 1e6 for name in names)
-        sizes = f"{base:.0f} | {peak:.0f} | {expected:.0f} | {100 * (peak / expected - 1):+.1f} %"
-        copies = f"{row['copies']:.2f} | {row['expected_copies']:.2f}"
-        name = f"{row['network']} | {model:.1f} | {row['scheme']} | {row['workers']} | {row['role']}"
-        lines.append(f"| {name} | {sizes} | {copies} |")
-    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores, flags `{result['flags']}`"
-    return f"{head}\n\n" + "\n".join(lines) + "\n"
+def _megabytes(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[name] / 1e6:.0f}"
 
 
-def main(networks: Sequence[str], workers: Sequence[int], schemes: Sequence[str], flags: str, json_file: Path | None) -> int:
-    """Run, print the table, write it as JSON; the exit code."""
-    result = run(networks, workers, schemes, shlex.split(flags))
-    print(markdown(result))
-    save(result, json_file)
-    return 0
+COLUMNS = (
+    Column("network", "{network}", left=True),
+    Column("model, MB", lambda row: f"{row['model_bytes'] / 1e6:.1f}"),
+    Column("scheme", "{scheme}", left=True),
+    Column("workers", "{workers}"),
+    Column("role", "{role}", left=True),
+    Column("base, MB", _megabytes("base_bytes")),
+    Column("peak, MB", _megabytes("peak_bytes")),
+    Column("expected, MB", _megabytes("expected_bytes")),
+    Column("off", lambda row: f"{100 * (row['peak_bytes'] / row['expected_bytes'] - 1):+.1f} %"),
+    Column("copies above", "{copies:.2f}"),
+    Column("expected", "{expected_copies:.2f}"),
+)
+STUDY = Study(Options, measure, COLUMNS, head=lambda result: f"Flags `{result['flags']}`.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,4 +1,4 @@
-"""`psnode bench updates`: both steps that are timed are the same step."""
+"""`python -m studies.updates`: both steps that are timed are the same step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from psnode.bench import updates
-from psnode.cli import main
+from studies import updates
+from studies.harness import main
 
 
 @pytest.mark.parametrize("name", updates.KINDS)
@@ -25,8 +25,8 @@ def test_both_take_the_same_step(name: str) -> None:
 
 def test_the_command_prints_a_row_for_each_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "updates.json"
-    command = ["bench", "updates", "--optimizer", "sgd", "--optimizer", "adamw", "--size", "1000", "--repeats", "2"]
-    assert main([*command, "--json", str(path)]) == 0
+    command = ["--optimizer", "sgd", "--optimizer", "adamw", "--size", "1000", "--repeats", "2"]
+    assert main(updates.STUDY, [*command, "--json", str(path)]) == 0
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert rows == ["optimizer", "sgd", "adamw"]
     result = json.loads(path.read_text())

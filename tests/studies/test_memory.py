@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from psnode.bench.memory import markdown, run
 from psnode.records.metrics import peak_memory
+from studies.harness import page, run
+from studies.memory import STUDY, Options
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(peak_memory() is None, reason="needs Linux's /proc")]
 
@@ -13,7 +14,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.skipif(peak_memory() is None, reas
 def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model() -> None:
     """A worker's coded gradient (.16 of the model) is in flight twice at most: being received, and waiting to be added."""
     pytest.importorskip("mpi4py")
-    result = run(["torchvision:resnet18"], workers=[1, 4], schemes=["nuqsgd"])
+    result = run(STUDY, Options(workers=(1, 4), scheme=("nuqsgd",)))
     one, four = (row for row in result["rows"] if row["role"] == "master")
     assert one["model_bytes"] == four["model_bytes"] == 4 * 11_181_642  # torchvision's, with 10 classes
     assert 0.15 < one["coded"] < 0.17
@@ -22,4 +23,4 @@ def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model() -> No
     assert 3.5 < one["copies"] < 6.5
     for row in result["rows"]:
         assert row["peak_bytes"] == pytest.approx(row["expected_bytes"], rel=0.15)  # small beside the libraries: fragments count
-    assert "| torchvision:resnet18 | 44.7 | nuqsgd | 4 | master |" in markdown(result)
+    assert "| torchvision:resnet18 | 44.7 | nuqsgd | 4 | master |" in page(STUDY, result)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from psnode.bench.inputs import recorded
-from psnode.bench.scales import main, measure
+from studies.harness import main
+from studies.scales import STUDY, Options, measure
 
 
 def test_a_fused_scale_leaves_what_theory_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,8 +21,8 @@ def test_a_fused_scale_leaves_what_theory_says(tmp_path: Path, capsys: pytest.Ca
     k, rng = 10, np.random.default_rng(3)
     tensors = {name: (scale * rng.standard_normal((256, 256))).astype(np.float32) for name, scale in (("a", 1), ("b", k))}
     save_file(tensors, tmp_path / "two.safetensors")
-    [row] = measure(recorded(tmp_path / "two.safetensors"), ["scaledsign"])
+    [row] = measure(Options(gradient=tmp_path / "two.safetensors", codec=("scaledsign",))).rows
     assert row["by_tensor"] == pytest.approx(1 - 2 / math.pi, abs=0.02)
     assert row["fused"] == pytest.approx(1 - 2 / math.pi * ((1 + k) / 2) ** 2 / ((1 + k * k) / 2), abs=0.02)
-    assert main(tmp_path / "two.safetensors", ["scaledsign"], None) == 0
+    assert main(STUDY, ["--gradient", str(tmp_path / "two.safetensors"), "--codec", "scaledsign"]) == 0
     assert f"| scaledsign | {row['fused']:.3g} | {row['by_tensor']:.3g} |" in capsys.readouterr().out

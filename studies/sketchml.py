@@ -1,4 +1,4 @@
-"""`psnode bench sketchml`: bytes of a sparse gradient's keys and values, against SketchML's own coding of the same sketch.
+"""`python -m studies.sketchml`: bytes of a sparse gradient's keys and values, against SketchML's own coding of the same sketch.
 
 That coding takes the values of each sign to quantile bins and the bins to groups. For every group it sends the gaps between its
 keys in as few whole bytes as each needs, with two bits that say how many; for every bin two floats; and a byte for each cell of
@@ -10,8 +10,11 @@ Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learni
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +24,8 @@ from psnode.codecs import get_codec
 from psnode.codecs.arrays import Floats
 from psnode.codecs.rng import Key
 from psnode.codecs.selection import indices
+from psnode.config.declaration import option
+from studies.harness import Column, Found, Result, Study, main
 
 KEY = Key.derive(1, "bench")
 SPECS = ("sketchml", "sketchml:rows=0+ans", *(f"sketchml:bins={bins},rows=0+ans" for bins in (64, 40, 32)))
@@ -71,23 +76,52 @@ def largest(x: Floats, density: float) -> Floats:
     return kept
 
 
-def _show(name: str, x: Floats, specs: Sequence[str]) -> None:
-    bits, least = key_bits(x)
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    codec: tuple[str, ...] = option(SPECS, "Measure this one; repeat.", repeated=True, metavar="SPEC")
+    size: int = option(2**20, "Coordinates, Student-t(3) at random places.", minimum=1024)
+    density: float = option(0.01, "The share that is not 0.", minimum=0.0001, maximum=1)
+    gradient: Path | None = option(None, "A file of psnode bench record: its largest values too.", metavar="FILE")
+
+
+def measure(options: Options) -> Found:
+    """Rows of random places, and of the largest values of a recorded gradient: first the original coding's, then each codec's."""
+    chosen = {"random places": sparse(options.size, options.density)}
+    if options.gradient is not None:
+        chosen["the largest values"] = largest(inputs.recorded(options.gradient).flat, options.density)
+    rows = [row for name, x in chosen.items() for row in _rows(name, x, options.codec)]
+    keys = {name: [np.count_nonzero(x), x.size, *key_bits(x)] for name, x in chosen.items()}
+    return Found(rows, {"keys": keys})
+
+
+def _rows(name: str, x: Floats, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
     theirs = original_nbytes(x)
-    share = f"a key has {bits:.3f} bits, {bits / least:.4f} of those of random places"
-    print(f"{name}: {np.count_nonzero(x):,} of {x.size:,}; {share}")
-    print(f"{'codec':32}{'bytes':>10}{'original / it':>15}{'error':>10}\n{'the original coding':32}{theirs:10}{1:15.2f}")
+    yield {"of": name, "spec": "the original coding", "nbytes": theirs, "saved": 1.0, "error": None}
     for spec in specs:
         codec = get_codec(spec)
         payload = codec.encode(x, KEY)
         lost = x.astype(np.float64) - codec.decode(payload)
         error = float(lost @ lost) / float(x.astype(np.float64) @ x)
-        print(f"{spec:32}{payload.nbytes:10}{theirs / payload.nbytes:15.2f}{error:10.4f}")
+        yield {"of": name, "spec": spec, "nbytes": payload.nbytes, "saved": theirs / payload.nbytes, "error": error}
 
 
-def main(specs: Sequence[str], size: int, density: float, gradient: Path | None) -> int:
-    """Print a table for random places, and one for the largest values of a recorded gradient; the exit code."""
-    _show("random places", sparse(size, density), specs or SPECS)
-    if gradient is not None:
-        _show("the largest values", largest(inputs.recorded(gradient).flat, density), specs or SPECS)
-    return 0
+def _foot(result: Result) -> str:
+    return "\n".join(
+        f"{name}: {count:,} of {size:,}; a key has {bits:.3f} bits, {bits / least:.4f} of those of random places."
+        for name, (count, size, bits, least) in result["keys"].items()
+    )
+
+
+COLUMNS = (
+    Column("codec", "{spec}", left=True),
+    Column("bytes", "{nbytes}"),
+    Column("original / it", "{saved:.2f}"),
+    Column("error", lambda row: "" if row["error"] is None else f"{row['error']:.4f}"),
+)
+STUDY = Study(Options, measure, COLUMNS, foot=_foot, tables="of")
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,12 +1,12 @@
-"""`psnode bench sketchml`: the original's bytes counted by hand, and the command."""
+"""`python -m studies.sketchml`: the original's bytes counted by hand, and the command."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from psnode.bench.sparse_sizes import key_bits, largest, original_nbytes, sparse
-from psnode.cli import main
+from studies.harness import main
+from studies.sketchml import STUDY, key_bits, largest, original_nbytes, sparse
 
 
 def test_the_originals_bytes_of_sixteen_values_counted_by_hand() -> None:
@@ -38,8 +38,8 @@ def test_the_largest_values_are_kept_where_they_are() -> None:
 
 
 def test_at_one_percent_the_original_takes_half_as_much_again(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "sketchml", "--codec", "sketchml", "--codec", "sketchml:bins=40,rows=0+ans"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("sketchml")]
-    assert [row[0] for row in rows] == ["sketchml", "sketchml:bins=40,rows=0+ans"]
+    assert main(STUDY, ["--codec", "sketchml", "--codec", "sketchml:bins=40,rows=0+ans"]) == 0
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| sketchml")]
+    assert [row[0].strip() for row in rows] == ["sketchml", "sketchml:bins=40,rows=0+ans"]
     assert all(float(row[2]) > 1.5 for row in rows)
     assert float(rows[1][3]) < float(rows[0][3])

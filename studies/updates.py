@@ -1,4 +1,4 @@
-"""`psnode bench updates`: the time of an optimizer's step on the master, beside torch's and beside a copy.
+"""`python -m studies.updates`: the time of an optimizer's step on the master, beside torch's and beside a copy.
 
 A step reads the sum of gradients and moves weights and memories, which are out of the cache. The floor is the time that a copy
 of as many bytes as it reads and writes takes, at the rate measured in the same run; one thread. torch's step is that of one
@@ -7,17 +7,18 @@ tensor at a time (`foreach=False`), without the passes for the mean and for clea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
 from psnode.bench.timing import best_in_turn
 from psnode.config import Config
+from psnode.config.declaration import option
 from psnode.plan.groups import Tensor, make_plan
+from studies.harness import Column, Found, Study, main
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,10 +84,20 @@ def _model(size: int) -> nn.Module:
     return model
 
 
-def run(names: Sequence[str], size: int, repeats: int) -> dict[str, Any]:
-    """Measure steps on `size` parameters. A row has `ns` and `torch_ns`, a parameter, `gbps` and `floor`: ns over the floor's."""
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    optimizer: tuple[str, ...] = option((), "Repeat; default: all.", choices=tuple(KINDS), repeated=True)
+    size: int = option(2**24, "Parameters.", minimum=1)
+    repeats: int = option(9, "The best of this many, in turn.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """A row has `ns` and `torch_ns`, a parameter, `gbps` and `floor`: ns over the floor's."""
     import torch
 
+    names, size = options.optimizer or tuple(KINDS), options.size
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -95,7 +106,7 @@ def run(names: Sequence[str], size: int, repeats: int) -> dict[str, Any]:
         for name in names:
             actions[name], actions[f"torch {name}"] = Ours(name, size).take, Theirs(name, size).take
             actions[name]()  # kernels are compiled
-        best = {name: took / size for name, took in best_in_turn(actions, repeats, 0.0).items()}
+        best = {name: took / size for name, took in best_in_turn(actions, options.repeats, 0.0).items()}
     finally:
         torch.set_num_threads(threads)
     rows = [
@@ -105,23 +116,26 @@ def run(names: Sequence[str], size: int, repeats: int) -> dict[str, Any]:
         }
         for name in names
     ]  # fmt: skip
-    return {**hardware(), "size": size, "repeats": repeats, "copy_gbps": 8 / best["copy"], "rows": rows}
+    return Found(rows, {"copy_gbps": 8 / best["copy"]})
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    lines = [
-        f"{result['date']}, {result['cpu']}, one core; {result['size']:,} parameters, the best of {result['repeats']}.",
-        f"A copy reads and writes {result['copy_gbps']:.1f} GB/s.", "",
-        "| optimizer | ns a parameter | GB/s | over the floor | torch, ns |", "|---|---:|---:|---:|---:|",
-    ]  # fmt: skip
-    cells = "| {optimizer} | {ns:.3f} | {gbps:.1f} | {floor:.2f} | {torch_ns:.3f} |"
-    return "\n".join([*lines, *(cells.format(**row) for row in result["rows"])]) + "\n"
+COLUMNS = (
+    Column("optimizer", "{optimizer}", left=True),
+    Column("ns a parameter", "{ns:.3f}"),
+    Column("GB/s", "{gbps:.1f}"),
+    Column("over the floor", "{floor:.2f}"),
+    Column("torch, ns", "{torch_ns:.3f}"),
+)
+STUDY = Study(
+    Options,
+    measure,
+    COLUMNS,
+    head=lambda result: (
+        f"One core; {result['size']:,} parameters, the best of {result['repeats']}. "
+        f"A copy reads and writes {result['copy_gbps']:.1f} GB/s."
+    ),
+)
 
 
-def main(names: Sequence[str], size: int, repeats: int, json_file: Path | None) -> int:
-    """Measure, print the table, write it as JSON; the exit code."""
-    result = run(names or tuple(KINDS), size, repeats)
-    print(markdown(result))
-    save(result, json_file)
-    return 0
+if __name__ == "__main__":
+    sys.exit(main(STUDY))
