@@ -15,7 +15,9 @@ from psnode.cli.debugging import debuggable
 from psnode.config import Config
 
 # commands that are studies now, run as `python -m studies.NAME` in a clone
-MOVED = ("loading", "memory", "rounds", "scales", "sketchml", "updates")
+MOVED = ("feedback", "fidelity", "loading", "memory", "rounds", "scales", "sketchml", "updates")
+# options that are
+MOVED_OPTIONS = {"--compare": "python -m studies.rows or studies.widths"}
 
 
 @click.group(short_help="Measure.")

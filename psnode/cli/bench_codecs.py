@@ -25,13 +25,6 @@ def _codecs(text: str) -> Callable[[Any], Any]:
     return click.option("--codec", "specs", multiple=True, metavar="SPEC", callback=loaded, help=text)
 
 
-def _without(options: dict[str, Any], flags: dict[str, str]) -> dict[str, Any]:
-    """The options but those with `flags`, which --compare does not know. ConfigurationError if one of them is given."""
-    if given := [flag for name, flag in flags.items() if options[name] is not None]:
-        raise ConfigurationError(f"--compare measures speeds on N(0,1) alone: leave out {given[0]}")
-    return {name: value for name, value in options.items() if name not in flags}
-
-
 def _on_device(device: str, options: dict[str, Any]) -> int:
     """Measure as bench gpu does. ConfigurationError for another device, and for options that this does not know."""
     from psnode.bench.gpu import REPEATS
@@ -57,57 +50,13 @@ def _on_device(device: str, options: dict[str, Any]) -> int:
 @shared.json_file
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw rate and distortion, as PNG and as SVG.")
 @shared.earlier
-@click.option(
-    "--compare",
-    type=click.Choice(["rows", "widths"]),
-    help="Only speeds, in turn: of kernels made of formulas beside those by hand, or of kernels by processor and vectors' width.",
-)
 @click.option("--device", metavar="cuda[:N]", help="On this device instead, beside a copy there, as bench gpu.")
 @debuggable
-def bench_codecs(compare: str | None, device: str | None, **options: Any) -> int:
+def bench_codecs(device: str | None, **options: Any) -> int:
     """Every codec on N(0,1), Student-t(3) and a recorded gradient, on one core, against memory and theory."""
     if device is not None:
         return _on_device(device, options)
-    if compare is not None:
-        from psnode.bench import rows, widths
-
-        compared = {"rows": rows.main, "widths": widths.main}[compare]
-        return compared(**_without(options, {"gradient": "--gradient", "plot_file": "--plot", "earlier": "--from"}))
     from psnode.bench.codecs import main as measure
-
-    return measure(**options)
-
-
-@click.command(name="feedback", short_help="Nanoseconds of error feedback in training.")
-@_codecs("Measure this one; repeat; default: those that training fuses, and topk.")
-@click.option("--cached", type=click.IntRange(1024), default=2**18, show_default=True, help="Values of the arrays in the cache.")
-@click.option("--size", type=click.IntRange(1024), default=2**24, show_default=True, help="Values of those out of it.")
-@click.option("--repeats", type=click.IntRange(1), default=9, show_default=True, help="The best of so many, in turn.")
-@click.option("--seconds", type=click.FloatRange(0), default=0.05, show_default=True, help="Of each figure in a repetition.")
-@shared.copies
-@shared.json_file
-@debuggable
-def bench_feedback(**options: Any) -> int:
-    """A step of error feedback by codec, as a worker's sender takes it: add the gradient, code, leave the residual.
-
-    In the cache and out of it, on one core, beside a copy and a read of as much memory.
-    """
-    from psnode.bench.feedback import main as measure
-
-    return measure(**options)
-
-
-@click.command(name="fidelity", short_help="Every codec's error against polar's at as many bits.")
-@_codecs("Measure this one and polar; repeat; default: all.")
-@click.option("--size", type=click.IntRange(1024), default=2**22, show_default=True, help="Values of N(0,1).")
-@shared.gradient
-@shared.json_file
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what was found on N(0,1).")
-@shared.earlier
-@debuggable
-def bench_fidelity(**options: Any) -> int:
-    """Bits and squared error of every codec on N(0,1) and a recorded gradient, and polar's error at as many bits."""
-    from psnode.bench.fidelity import main as measure
 
     return measure(**options)
 
@@ -229,8 +178,6 @@ def bench_gpu(bounds: bool, **options: Any) -> int:
 COMMANDS = (
     bench_atomo,
     bench_codecs,
-    bench_feedback,
-    bench_fidelity,
     bench_gpu,
     bench_polar_design,
     bench_polar_gap,

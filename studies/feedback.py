@@ -1,4 +1,4 @@
-"""`psnode bench feedback`: the time of a step of error feedback, by codec, through the call that a worker's sender makes.
+"""`python -m studies.feedback`: the time of a step of error feedback, by codec, through the call that a worker's sender makes.
 
 The gradient of a segment lies in as many parts as the segment has tensors. A step adds them to the residual, codes the sum in
 the form of the codec that error feedback uses, and leaves the residual (`SegmentCoder.push`). It is timed on arrays that stay
@@ -10,24 +10,26 @@ slower.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from psnode.bench.bandwidth import read_once
 from psnode.bench.codecs import KEY, tensors
-from psnode.bench.hardware import hardware, last_level_cache
+from psnode.bench.hardware import last_level_cache
 from psnode.bench.inputs import gaussian
 from psnode.bench.rotation import APART, Rotation, beyond_cache
-from psnode.bench.saving import save
 from psnode.bench.timing import best_in_turn
 from psnode.codecs import get_codec
 from psnode.codecs.arrays import Floats, Parts
+from psnode.config.declaration import option
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context, get_feedback
 from psnode.plan.groups import Segment
+from studies.harness import Column, Found, Result, Row, Study, codecs, main
 
 CODECS = ("sign", "scaledsign:bucket=65536", "onebit", "tbq", "qsgd", "terngrad", "minmax", "natural", "topk")
 COPY, READ = "copy", "read"
@@ -77,19 +79,29 @@ def _matrix(size: int) -> tuple[int, int]:
     return rows, size // rows
 
 
-def run(specs: Sequence[str], sizes: Sequence[int], repeats: int, seconds: float, copies: int) -> dict[str, Any]:
-    """Measure `specs`, in the cache on the first of `sizes` values and out of it on the second.
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
 
-    `seconds`: the least time of a figure in a repetition; `copies`: bytes of the copies that are taken in turn out of the cache.
-    A row has `ns`, a coordinate and step; `copy` and `read`, the shares of those rates; or `failed`, the reason.
+    codec: tuple[str, ...] = option(CODECS, "Measure this one; repeat.", repeated=True, metavar="SPEC")
+    cached: int = option(2**18, "Values of the arrays in the cache.", minimum=1024)
+    size: int = option(2**24, "Values of those out of it.", minimum=1024)
+    repeats: int = option(9, "The best of this many, in turn.", minimum=1)
+    seconds: float = option(0.05, "Of each figure in a repetition.", minimum=0)
+    copies: int | None = option(None, "MiB of copies that are gone round; default: 4 last-level caches.", minimum=0)
+
+
+def measure(options: Options) -> Found:
+    """Rows have `cached` and `memory`, in the cache and out of it.
+
+    Of each: `ns`, a coordinate and step; `copy` and `read`, the shares of those rates; or `failed`, the reason.
     """
-    return {
-        **hardware(),
-        "repeats": repeats,
-        "copies": copies,
-        "cached": _place(specs, sizes[0], repeats, seconds, 0),
-        "memory": _place(specs, sizes[1], repeats, seconds, copies),
-    }
+    specs, limits = codecs(options.codec), (options.repeats, options.seconds)
+    copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
+    cached, memory = _place(specs, options.cached, *limits, 0), _place(specs, options.size, *limits, copies)
+    pairs = zip(specs, cached.pop("rows"), memory.pop("rows"), strict=True)
+    rows = [{"spec": spec, "cached": inside, "memory": outside} for spec, inside, outside in pairs]
+    return Found(rows, {"copied": copies, "places": {"cached": cached, "memory": memory}})
 
 
 def _place(specs: Sequence[str], size: int, repeats: int, seconds: float, copies: int) -> dict[str, Any]:
@@ -109,7 +121,7 @@ def _place(specs: Sequence[str], size: int, repeats: int, seconds: float, copies
         else:
             actions[spec] = steps.take
     best = {name: took / size for name, took in best_in_turn(actions, repeats, seconds).items()}
-    rows = [{"spec": spec, **(_row(best, spec) if spec in best else {"failed": failed[spec]})} for spec in specs]
+    rows = [_row(best, spec) if spec in best else {"failed": failed[spec]} for spec in specs]
     return {"size": size, **{f"{name}_gbps": 4 / best[name] for name in (COPY, READ)}, "rows": rows}
 
 
@@ -117,33 +129,38 @@ def _row(best: dict[str, float], spec: str) -> dict[str, float]:
     return {"ns": best[spec], **{name: best[name] / best[spec] for name in (COPY, READ)}}
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    places = [result[name] for name in ("cached", "memory")]
-    heads = [f"{place['size']:,} values, ns | of a copy | of r" for place in places]
-    lines = [f"| codec | {' | '.join(heads)} |", "|---|" + "---:|" * 6]
-    for rows in zip(*(place["rows"] for place in places), strict=True):
-        cells = [_cell(row) for row in rows]
-        lines.append(f"| {rows[0]['spec']} | {' | '.join(cells)} |")
+def _columns(result: Result) -> list[Column]:
+    """Three a place."""
+
+    def cell(place: str, name: str, digits: int) -> Callable[[Row], str]:
+        return lambda row: f"{row[place][name]:.{digits}f}" if name in row[place] else "failed" if name == "ns" else ""
+
+    columns = [Column("codec", "{spec}", left=True)]
+    for place, about in result["places"].items():
+        columns.append(Column(f"{about['size']:,} values, ns", cell(place, "ns", 3)))
+        columns += [Column("of a copy", cell(place, COPY, 2)), Column("of r", cell(place, READ, 2))]
+    return columns
+
+
+def _head(result: Result) -> str:
     rates = "; ".join(
         f"{place['size']:,} values: copy {place['copy_gbps']:.1f} GB/s of float32, read (r) {place['read_gbps']:.1f}"
-        for place in places
+        for place in result["places"].values()
     )
-    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores. {rates}; the best of {result['repeats']}."
-    failed = [f"failed: {row['spec']}: {row['failed']}" for place in places for row in place["rows"] if "failed" in row]
-    return "\n".join([head, "", *lines, *failed]) + "\n"
+    return f"{rates}; the best of {result['repeats']}."
 
 
-def _cell(row: dict[str, Any]) -> str:
-    return "failed | | " if "failed" in row else f"{row['ns']:.3f} | {row[COPY]:.2f} | {row[READ]:.2f}"
+def _foot(result: Result) -> str:
+    return "\n".join(
+        f"failed: {row['spec']}: {row[place]['failed']}"
+        for place in result["places"]
+        for row in result["rows"]
+        if "failed" in row[place]
+    )
 
 
-def main(
-    specs: Sequence[str], cached: int, size: int, repeats: int, seconds: float, copies: int | None, json_file: Path | None
-) -> int:
-    """Measure, print the table, write it as JSON; the exit code. `copies`: MiB, None: by the cache."""
-    nbytes = beyond_cache(last_level_cache()) if copies is None else copies << 20
-    result = run(specs or CODECS, (cached, size), repeats, seconds, nbytes)
-    print(markdown(result))
-    save(result, json_file)
-    return 0
+STUDY = Study(Options, measure, _columns, _head, _foot)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

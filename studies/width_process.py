@@ -1,6 +1,6 @@
-"""One process of `psnode bench codecs --compare widths`: the codecs, compiled for the processor that its environment names.
+"""One process of `python -m studies.widths`: the codecs, compiled for the processor that its environment names.
 
-    python -m psnode.bench.width_process SIZE COPIES SPEC...
+    python -m studies.width_process SIZE COPIES SPEC...
 
 It answers in lines of JSON: once everything is compiled, a digest of each codec's payload; then, for each line SPEC, ACTION and
 CALLS on standard input, the nanoseconds of processor time of a call. It ends with its input.

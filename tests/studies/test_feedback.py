@@ -1,4 +1,4 @@
-"""`psnode bench feedback`: the steps that are timed are those of a worker's sender."""
+"""`python -m studies.feedback`: the steps that are timed are those of a worker's sender."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from psnode.bench.codecs import KEY
-from psnode.bench.feedback import CODECS, _Steps, run
 from psnode.bench.inputs import gaussian
 from psnode.bench.rotation import Rotation
-from psnode.cli import main
 from psnode.codecs import get_codec
+from studies.feedback import CODECS, STUDY, Options, _Steps, measure
+from studies.harness import main
 
 SIZE = 4096
 
@@ -42,19 +42,20 @@ def test_all_codecs_are_used_in_their_contractive_forms() -> None:
 
 
 def test_shares_are_those_of_the_rates_beside_them() -> None:
-    result = run(["scaledsign", "svd"], (SIZE, 2 * SIZE), repeats=1, seconds=0.0, copies=1 << 16)
+    options = Options(codec=("scaledsign", "svd"), cached=SIZE, size=2 * SIZE, repeats=1, seconds=0.0, copies=1)
+    found = measure(options)
     for place, size in (("cached", SIZE), ("memory", 2 * SIZE)):
-        found = result[place]
-        assert found["size"] == size
-        for row in found["rows"]:
-            assert row["copy"] == pytest.approx(4 / row["ns"] / found["copy_gbps"])
-            assert row["read"] == pytest.approx(4 / row["ns"] / found["read_gbps"])
+        about = found.facts["places"][place]
+        assert about["size"] == size
+        for row in (row[place] for row in found.rows):
+            assert row["copy"] == pytest.approx(4 / row["ns"] / about["copy_gbps"])
+            assert row["read"] == pytest.approx(4 / row["ns"] / about["read_gbps"])
 
 
 def test_the_command_prints_a_row_for_each_codec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "feedback.json"
-    command = ["bench", "feedback", "--codec", "sign", "--codec", "topk:ratio=0.5", "--cached", "1024", "--size", "2048"]
-    assert main([*command, "--repeats", "1", "--seconds", "0", "--copies", "1", "--json", str(path)]) == 0
+    command = ["--codec", "sign", "--codec", "topk:ratio=0.5", "--cached", "1024", "--size", "2048"]
+    assert main(STUDY, [*command, "--repeats", "1", "--seconds", "0", "--copies", "1", "--json", str(path)]) == 0
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert rows == ["codec", "sign", "topk:ratio=0.5"]
-    assert [row["spec"] for row in json.loads(path.read_text())["memory"]["rows"]] == ["sign", "topk:ratio=0.5"]
+    assert [row["spec"] for row in json.loads(path.read_text())["rows"]] == ["sign", "topk:ratio=0.5"]

@@ -1,4 +1,4 @@
-"""`psnode bench codecs --compare rows`: kernels that are made of a codec's formula beside those by hand, in turn, on one core.
+"""`python -m studies.rows`: kernels that are made of a codec's formula beside those by hand, in turn, on one core.
 
 GB/s of float32 on N(0,1) in encode, encode with the error, decode and decode_add, by processor time, and generated / by hand.
 Both write the same payload, and check what they read. At .95 and above the formula could take the place of the kernels by hand;
@@ -7,20 +7,22 @@ the table says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psnode.bench.hardware import hardware, last_level_cache
+from psnode.bench.hardware import last_level_cache
 from psnode.bench.inputs import gaussian
 from psnode.bench.rotation import APART, Rotation, beyond_cache
-from psnode.bench.saving import save
 from psnode.bench.timing import best_in_turn
 from psnode.codecs import available, get_codec
 from psnode.codecs.rng import Key
+from psnode.config.declaration import option
 from psnode.errors import ConfigurationError
+from studies.harness import Column, Found, Study, codecs, main
 
 if TYPE_CHECKING:
     from psnode.codecs.rows.formula import Formula
@@ -32,15 +34,23 @@ _REPEATS = 7
 _EMPTY = np.empty(0, np.float32)
 
 
-def run(specs: Sequence[str], size: int, seconds: float, copies: int) -> dict[str, Any]:
-    """Measure `specs`, by default all codecs that have a formula; `copies`: bytes of the arrays that are taken in turn.
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
 
-    A row has for each of ACTIONS the GB/s `hand` and `generated` and their `ratio`. ConfigurationError without a formula.
-    """
-    chosen = list(specs) or [name for name in available() if _formula(name) is not None]
-    values = gaussian(size).flat
+    codec: tuple[str, ...] = option((), "Measure this one; repeat; default: all with both.", repeated=True, metavar="SPEC")
+    size: int = option(2**24, "Values of N(0,1).", minimum=1024)
+    seconds: float = option(0.5, "Of each figure.", minimum=0)
+    copies: int | None = option(None, "MiB of copies that are gone round; default: 4 last-level caches.", minimum=0)
+
+
+def measure(options: Options) -> Found:
+    """A row has for each of ACTIONS the GB/s `hand` and `generated` and their `ratio`. ConfigurationError without a formula."""
+    chosen = codecs(options.codec) or [name for name in available() if _formula(name) is not None]
+    copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
+    values = gaussian(options.size).flat
     arrays = Rotation(values, copies), Rotation(values, copies, APART)
-    return {**hardware(), "size": size, "repeats": _REPEATS, "rows": [_row(spec, *arrays, seconds) for spec in chosen]}
+    return Found([_row(spec, *arrays, options.seconds) for spec in chosen], {"repeats": _REPEATS})
 
 
 def _formula(spec: str) -> Formula | None:
@@ -105,21 +115,23 @@ def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Ca
     }
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    heads = " | ".join(f"{action}, by hand | generated | ratio" for action in ACTIONS)
-    lines = [f"| codec | {heads} | all >= {ENOUGH} |", "|---|" + "---:|" * (3 * len(ACTIONS)) + "---|"]
-    for row in result["rows"]:
-        cells = [f"{row[a]['hand']:.2f} | {row[a]['generated']:.2f} | {row[a]['ratio']:.2f}" for a in ACTIONS]
-        lines.append(f"| {row['spec']} | {' | '.join(cells)} | {'yes' if row['enough'] else 'no'} |")
-    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores. {result['size']:,} values of N(0,1), GB/s of float32; "
-    return "\n".join([head + f"the best of {result['repeats']}, in turn.", "", *lines]) + "\n"
+def _of(action: str) -> list[Column]:
+    titles = {"hand": f"{action}, by hand", "generated": "generated", "ratio": "ratio"}
+    return [Column(title, f"{{{action}[{name}]:.2f}}") for name, title in titles.items()]
 
 
-def main(specs: Sequence[str], size: int, seconds: float, copies: int | None, json_file: Path | None) -> int:
-    """Measure, print the table, write it as JSON; the exit code. `copies`: MiB, None: by the cache."""
-    nbytes = beyond_cache(last_level_cache()) if copies is None else copies << 20
-    result = run(specs, size, seconds, nbytes)
-    print(markdown(result))
-    save(result, json_file)
-    return 0
+COLUMNS = (
+    Column("codec", "{spec}", left=True),
+    *(column for action in ACTIONS for column in _of(action)),
+    Column(f"all >= {ENOUGH}", lambda row: "yes" if row["enough"] else "no", left=True),
+)
+STUDY = Study(
+    Options,
+    measure,
+    COLUMNS,
+    head=lambda result: f"{result['size']:,} values of N(0,1), GB/s of float32; the best of {result['repeats']}, in turn.",
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

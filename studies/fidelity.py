@@ -1,4 +1,4 @@
-"""`psnode bench fidelity`: squared error of every codec against polar's at as many bits, on N(0,1) and a recorded gradient.
+"""`python -m studies.fidelity`: squared error of every codec against polar's at as many bits, on N(0,1) and a recorded gradient.
 
 Bits are those of the payload, header included; the error is ||x - decode||^2 / ||x||^2, that of unbiased codecs after the best
 constant factor. Between its rates polar's error is taken in proportion to the bits, in decibels; with more bits than its
@@ -8,20 +8,23 @@ highest rate takes it stays as it is there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from psnode.bench import inputs
-from psnode.bench.hardware import hardware
 from psnode.bench.inputs import Input
 from psnode.bench.quality import quality
 from psnode.bench.rate_distortion import curve
-from psnode.bench.saving import load, save
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
+from psnode.config.declaration import option
+from studies.fidelity_plot import draw
+from studies.harness import Column, Found, Result, Row, Study, codecs, main
 
 KEY = Key.derive(1, "bench")
 POLAR = tuple(f"polar:rate={rate}" for rate in (0.5, 1, 1.5, 2, 3, 4))
@@ -64,16 +67,27 @@ class Frontier:
         return float(np.interp(-decibels, -self.decibels, self.bits))
 
 
-def run(specs: Sequence[str], size: int, gradient: Path | None) -> dict[str, Any]:
-    """Measure `specs`, all of the above if there are none, and polar. One that fails has `failed`, with the reason."""
-    sources = [inputs.gaussian(size), *([inputs.recorded(gradient)] if gradient else [])]
-    chosen = [*POLAR, *(spec for spec in specs or SETTINGS if spec not in POLAR)]
-    return {**hardware(), "sources": {source.name: _source(source, chosen) for source in sources}}
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    codec: tuple[str, ...] = option((), "Measure this one and polar; repeat; default: all.", repeated=True, metavar="SPEC")
+    size: int = option(2**22, "Values of N(0,1).", minimum=1024)
+    gradient: Path | None = option(None, "A file of psnode bench record, measured too.", metavar="FILE")
 
 
-def _source(source: Input, specs: Sequence[str]) -> dict[str, Any]:
+def measure(options: Options) -> Found:
+    """Rows in the order of bits, first of N(0,1), then of the gradient. A codec that fails has `failed`, with the reason."""
+    sources = [inputs.gaussian(options.size), *([inputs.recorded(options.gradient)] if options.gradient else [])]
+    chosen = [*POLAR, *(spec for spec in codecs(options.codec) or SETTINGS if spec not in POLAR)]
+    rows = [{"source": source.name, **row} for source in sources for row in _rows(source, chosen)]
+    about = {source.name: {"size": source.flat.size, "zeros": float(np.mean(source.flat == 0))} for source in sources}
+    return Found(rows, {"sources": about})
+
+
+def _rows(source: Input, specs: Sequence[str]) -> list[dict[str, Any]]:
     theory = curve(source.flat)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for spec in specs:
         codec = get_codec(spec)
         try:
@@ -87,35 +101,40 @@ def _source(source: Input, specs: Sequence[str]) -> dict[str, Any]:
             row["polar"] = polar.decibels_at(row["bits"])
             fewest = polar.bits_at(row["decibels"])
             row["more"] = None if fewest is None else row["bits"] - fewest
-    return {"size": source.flat.size, "zeros": float(np.mean(source.flat == 0)), "rows": rows}
+    return sorted(rows, key=lambda row: row.get("bits", math.inf))
 
 
-def show(result: Mapping[str, Any]) -> None:
-    """Print a table for each input, in the order of bits."""
-    for name, source in result["sources"].items():
-        print(f"{name}: {source['size']:,} values, {100 * source['zeros']:.0f} % zeros")
-        print(f"{'codec':44}{'bits':>8}{'error':>9}{'dB':>8}{'polar dB':>10}{'polar lower':>13}{'bits more than polar':>22}")
-        for row in sorted(source["rows"], key=lambda row: row.get("bits", math.inf)):
-            if "decibels" not in row:
-                print(f"{row['spec']:44} {row.get('failed', 'exact')}")
-                continue
-            more = "polar comes not so low" if row["more"] is None else f"{row['more']:.3f}"
-            print(
-                f"{row['spec']:44}{row['bits']:8.3f}{row['shrunk']:9.4f}{row['decibels']:8.2f}{row['polar']:10.2f}"
-                f"{row['decibels'] - row['polar']:13.2f}{more:>22}"
-            )
+def _head(result: Result) -> str:
+    shown = [f"{name}: {each['size']:,} values, {100 * each['zeros']:.0f} % zeros" for name, each in result["sources"].items()]
+    return "; ".join(shown) + "."
 
 
-def main(
-    specs: Sequence[str], size: int, gradient: Path | None, json_file: Path | None, plot_file: Path | None,
-    earlier: Path | None = None,
-) -> int:  # fmt: skip
-    """Measure, print, write JSON and the plot; the exit code. `earlier`: a result that takes the place of measuring."""
-    result = load(earlier) if earlier else run(specs, size, gradient)
-    show(result)
-    save(result, json_file)
-    if plot_file is not None:
-        from psnode.bench.fidelity_plot import draw
+def _number(name: str, form: str) -> Column:
+    titles = {"bits": "bits", "shrunk": "error", "decibels": "dB", "polar": "polar, dB"}
+    return Column(titles[name], lambda row: format(row[name], form) if "decibels" in row else "")
 
-        draw(result, plot_file)
-    return 0
+
+def _lower(row: Row) -> str:
+    return f"{row['decibels'] - row['polar']:.2f}" if "decibels" in row else row.get("failed", "exact")
+
+
+def _more(row: Row) -> str:
+    if "decibels" not in row:
+        return ""
+    return "polar comes not so low" if row["more"] is None else f"{row['more']:.3f}"
+
+
+COLUMNS = (
+    Column("codec", "{spec}", left=True),
+    _number("bits", ".3f"),
+    _number("shrunk", ".4f"),
+    _number("decibels", ".2f"),
+    _number("polar", ".2f"),
+    Column("polar lower", _lower),
+    Column("bits more than polar", _more),
+)
+STUDY = Study(Options, measure, COLUMNS, _head, tables="source", plot=draw)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,4 +1,4 @@
-"""`psnode bench codecs --compare widths`: kernels compiled for several processors and widths of vectors, in turn, on one core.
+"""`python -m studies.widths`: kernels compiled for several processors and widths of vectors, in turn, on one core.
 
 GB/s of float32 on N(0,1), by processor time. Some processors run an instruction of 512 bits as two halves, others lower their
 clock for it: which width is the fastest is a matter of measuring. A process for each of the targets that this processor can run:
@@ -22,19 +22,20 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from psnode.bench.codecs import SPEEDS
-from psnode.bench.hardware import hardware, last_level_cache
+from psnode.bench.hardware import last_level_cache
 from psnode.bench.rotation import beyond_cache
-from psnode.bench.saving import save
-from psnode.bench.width_process import READ
 from psnode.codecs import get_codec, table
 from psnode.codecs.kernels.llvm.values import UNASKED, processor
+from psnode.config.declaration import option
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError
+from studies.harness import Column, Found, Result, Row, Study, codecs, main
+from studies.width_process import READ
 
 HOST = "host"
 DEFAULT = ("sign", "scaledsign", "qsgd", "terngrad", "minmax", "natural", "topk:ratio=0.001", "polar")
@@ -65,7 +66,7 @@ class _Process:
 
     def __init__(self, name: str, variables: Mapping[str, str], size: int, copies: int, specs: Sequence[str]) -> None:
         self.name = name
-        command = [sys.executable, "-m", "psnode.bench.width_process", str(size), str(copies), *specs]
+        command = [sys.executable, "-m", "studies.width_process", str(size), str(copies), *specs]
         self._process = subprocess.Popen(
             command, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -96,15 +97,25 @@ class _Process:
         self._process.communicate()
 
 
-def run(specs: Sequence[str], size: int, seconds: float, copies: int) -> dict[str, Any]:
-    """Measure `specs`, by default those in DEFAULT. `seconds`: of each figure; `copies`: bytes of the arrays taken in turn.
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
 
-    `read`: GB/s by target; a row has a spec, an action, and `gbps` by target. PsnodeError if payloads differ, or a process ends,
-    ConfigurationError if a codec comes from outside psnode.
+    codec: tuple[str, ...] = option(DEFAULT, "Measure this one; repeat.", repeated=True, metavar="SPEC")
+    size: int = option(2**24, "Values of N(0,1).", minimum=1024)
+    seconds: float = option(0.5, "Of each figure.", minimum=0)
+    copies: int | None = option(None, "MiB of copies that are gone round; default: 4 last-level caches.", minimum=0)
+
+
+def measure(options: Options) -> Found:
+    """A row has a spec, an action, and `gbps` by target. Facts: `targets`, and `read`, GB/s by target.
+
+    PsnodeError if payloads differ, or a process ends, ConfigurationError if a codec comes from outside psnode.
     """
-    specs = list(specs) or list(DEFAULT)
+    specs, size, seconds = codecs(options.codec), options.size, options.seconds
+    copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
     if foreign := [spec for spec in specs if getattr(get_codec(spec), "number", None) in table.OUTSIDE]:
-        raise ConfigurationError(f"--compare widths knows psnode's own codecs alone: leave out {foreign[0]}")
+        raise ConfigurationError(f"processors are compared by psnode's own codecs alone: leave out {foreign[0]}")
     chosen = targets(*processor())
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(_Process(name, chosen[name], size, copies, specs)) for name in chosen]
@@ -118,7 +129,7 @@ def run(specs: Sequence[str], size: int, seconds: float, copies: int) -> dict[st
             for spec in specs
             for action in SPEEDS
         ]
-    return {**hardware(), "size": size, "repeats": _REPEATS, "targets": chosen, "read": read, "rows": rows}
+    return Found(rows, {"repeats": _REPEATS, "targets": chosen, "read": read})
 
 
 def _best(processes: Sequence[_Process], spec: str, action: str, size: int, seconds: float) -> dict[str, float]:
@@ -132,28 +143,28 @@ def _best(processes: Sequence[_Process], spec: str, action: str, size: int, seco
     return {name: 4 * size / max(took, 1.0) for name, took in best.items()}
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results: GB/s, and the share of the read bandwidth that the host's kernels have."""
-    names, read = list(result["targets"]), result["read"]
-    others = [name for name in names if name != HOST]
-    heads = "".join(f" {name} | / {HOST} |" for name in others)
-    lines = [f"| codec | | {HOST} | of r |{heads}", "|---|---|" + "---:|" * (2 + 2 * len(others))]
-    for row in result["rows"]:
-        host = row["gbps"][HOST]
-        cells = [f"{host:.2f}", f"{host / read[HOST]:.2f}"]
-        for name in others:
-            cells += [f"{row['gbps'][name]:.2f}", f"{row['gbps'][name] / host:.2f}"]
-        lines.append(f"| `{row['spec']}` | {row['action']} | {' | '.join(cells)} |")
-    head = (
-        f"{result['date']}, {result['cpu']}, {result['vectors']}, {result['cores']} cores. {result['size']:,} values of N(0,1), "
-        f"GB/s of float32, the best of {result['repeats']}, in turn; r = "
-    )
-    return "\n".join([head + ", ".join(f"{read[name]:.1f} ({name})" for name in names) + ".", "", *lines]) + "\n"
+def _columns(result: Result) -> list[Column]:
+    """GB/s by target, the host's as a share of the read bandwidth and the others' as one of the host's."""
+
+    def ratio(name: str) -> Callable[[Row], str]:
+        return lambda row: f"{row['gbps'][name] / row['gbps'][HOST]:.2f}"
+
+    columns = [Column("codec", "`{spec}`", left=True), Column("", "{action}", left=True), Column(HOST, f"{{gbps[{HOST}]:.2f}}")]
+    columns.append(Column("of r", lambda row: f"{row['gbps'][HOST] / result['read'][HOST]:.2f}"))
+    for name in result["targets"]:
+        if name != HOST:
+            columns += [Column(name, lambda row, name=name: f"{row['gbps'][name]:.2f}"), Column(f"/ {HOST}", ratio(name))]
+    return columns
 
 
-def main(specs: Sequence[str], size: int, seconds: float, copies: int | None, json_file: Path | None) -> int:
-    """Measure, print the page, write JSON; the exit code. `copies`: MiB, None: by the cache."""
-    result = run(specs, size, seconds, beyond_cache(last_level_cache()) if copies is None else copies << 20)
-    print(markdown(result), end="")
-    save(result, json_file)
-    return 0
+def _head(result: Result) -> str:
+    read = ", ".join(f"{result['read'][name]:.1f} ({name})" for name in result["targets"])
+    what = f"{result['vectors']}. {result['size']:,} values of N(0,1), GB/s of float32"
+    return f"{what}, the best of {result['repeats']}, in turn; r = {read}."
+
+
+STUDY = Study(Options, measure, _columns, _head)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,4 +1,4 @@
-"""The plot of `psnode bench fidelity`: codecs' errors on N(0, 1), against its rate-distortion function."""
+"""The plot of `python -m studies.fidelity`: codecs' errors on N(0, 1), against its rate-distortion function."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def _quantised(step: float, zone: float) -> tuple[float, float]:
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Write it to `path`: the error over bits, and how far above R(D). ConfigurationError without matplotlib."""
     figure = figure_of(result)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
 
 
@@ -57,7 +56,8 @@ def figure_of(result: Mapping[str, Any]) -> Figure:
         raise ConfigurationError("--plot needs the package matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     whole, gap = figure.subplots(1, 2)
-    rows = [row for row in result["sources"]["gaussian"]["rows"] if "decibels" in row and row["bits"] <= _MOST_BITS]
+    gaussian = [row for row in result["rows"] if row["source"] == "gaussian"]
+    rows = [row for row in gaussian if "decibels" in row and row["bits"] <= _MOST_BITS]
     for panel, above in (whole, False), (gap, True):
         _panel(panel, rows, above)
     whole.set(ylabel="squared error in dB, unbiased codecs after the best factor")

@@ -1,4 +1,4 @@
-"""`psnode bench fidelity`: its figures from bits and errors, against theory."""
+"""`python -m studies.fidelity`: its figures from bits and errors, against theory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from psnode.bench.fidelity import POLAR, SETTINGS, Frontier
-from psnode.bench.fidelity_plot import _quantised, scalar_quantiser
-from psnode.cli import main
 from psnode.codecs import available, get_codec
+from studies.fidelity import POLAR, SETTINGS, STUDY, Frontier
+from studies.fidelity_plot import _quantised, scalar_quantiser
+from studies.harness import main
 
 LOSSLESS_OR_WIDE = {"identity", "blosc", "fp16", "bf16", "sign"}
 
@@ -58,10 +58,10 @@ def test_every_codec_that_loses_something_is_compared() -> None:
 
 def test_the_command_measures_draws_and_says_what_polar_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = tmp_path / "found.json", tmp_path / "plot.png"
-    command = ["bench", "fidelity", "--size", "65536", "--codec", "qsgd:levels=3+ans", "--codec", "identity"]
-    assert main([*command, "--json", str(files[0]), "--plot", str(files[1])]) == 0
+    command = ["--size", "65536", "--codec", "qsgd:levels=3+ans", "--codec", "identity"]
+    assert main(STUDY, [*command, "--json", str(files[0]), "--plot", str(files[1])]) == 0
     assert files[1].read_bytes().startswith(b"\x89PNG")
-    rows = {row["spec"]: row for row in json.loads(files[0].read_text())["sources"]["gaussian"]["rows"]}
+    rows = {row["spec"]: row for row in json.loads(files[0].read_text())["rows"]}
     assert set(rows) == {*POLAR, "qsgd:levels=3+ans", "identity"}
     for rate, spec in zip((0.5, 1, 1.5, 2, 3, 4), POLAR, strict=True):
         assert rows[spec]["bits"] == pytest.approx(rate, abs=0.05)
