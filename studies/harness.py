@@ -122,7 +122,7 @@ def codecs(specs: Sequence[str]) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+    return str(value) if isinstance(value, Path) else [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def command_of(study: Study[Any], name: str) -> click.Command:
@@ -176,7 +176,8 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[s
                 raise ConfigurationError(f"{setting.flag} is missing: {setting.rules.help}")
             value = setting.default
         elif setting.rules.repeated:
-            value = setting.check(value, setting.label) if setting.kind is str else setting.parse(",".join(value), setting.label)
+            whole = setting.kind in (str, Path)  # items with commas of their own
+            value = setting.check(value, setting.label) if whole else setting.parse(",".join(value), setting.label)
         values[name] = value
     return values
 

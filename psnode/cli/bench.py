@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,12 @@ from psnode.cli.debugging import debuggable
 from psnode.config import Config
 
 # commands that are studies now, run as `python -m studies.NAME` in a clone
-MOVED = ("feedback", "fidelity", "loading", "memory", "rounds", "scales", "sketchml", "updates")
+MOVED = (
+    "atomo", "checkpoint", "feedback", "fidelity", "liars", "loading", "memory", "polar-design", "polar-gap", "polar-stages",
+    "rounds", "scales", "sketchml", "threads", "updates",
+)  # fmt: skip
 # options that are
-MOVED_OPTIONS = {"--compare": "python -m studies.rows or studies.widths"}
+MOVED_OPTIONS = {"--bounds": "python -m studies.gpu_bounds", "--compare": "python -m studies.rows or studies.widths"}
 
 
 @click.group(short_help="Measure.")
@@ -57,53 +59,6 @@ def bench_convergence(**options: Any) -> int:
     from psnode.bench.convergence import main as measure
 
     return measure(**options)
-
-
-@bench.command(name="liars", short_help="Accuracy with a worker whose gradients are lies.")
-@click.option("--network", default="FC", show_default=True, help="As of train.")
-@click.option("--scheme", default="dense", show_default=True, help="As of train.")
-@click.option("-n", "--workers", type=click.IntRange(2), default=4, show_default=True, help="Workers; the last one lies.")
-@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Steps of each run.")
-@click.option(
-    "--defence",
-    "defences",
-    multiple=True,
-    type=click.Choice(["mean", "default", "cap", "clip", "clip+cap"]),
-    help="Repeat; default: all.",
-)
-@click.option(
-    "--lie",
-    "lies",
-    multiple=True,
-    type=click.Choice(["flip", "x100", "x-10", "noise", "replay", "3e38", "bit"]),
-    help="Repeat; default: all.",
-)
-@click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1, 2, 3), show_default=True, help="Repeat.")
-@shared.output
-@shared.json_file
-@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Also write the table to this page.")
-@debuggable
-def bench_liars(**options: Any) -> int:
-    """Train on the digits with one liar among the workers, for every kind of lie and defence, and evaluate the results."""
-    from psnode.bench.liars import main as measure
-
-    return measure(**options)
-
-
-@bench.command(name="checkpoint", short_help="What a checkpoint of a large model costs its training.")
-@click.option("--model", type=click.Choice(["124m", "355m", "tiny"]), default="124m", show_default=True, help="GPT-2's shapes.")
-@click.option("-n", "--workers", type=click.IntRange(1), default=2, show_default=True, help="Workers of the job.")
-@click.option("--every", type=click.IntRange(1), default=12, show_default=True, help="Steps between checkpoints.")
-@click.option("--checkpoints", type=click.IntRange(1), default=3, show_default=True, help="How many are measured.")
-@click.option("--train", "flags", default="", metavar="FLAGS", help="More flags of train, as one text.")
-@click.option("--checkout", type=click.Path(path_type=Path, file_okay=False), help="Measure the psnode of this directory.")
-@shared.json_file
-@debuggable
-def bench_checkpoint(flags: str, **options: Any) -> int:
-    """Hold-up, slowdown, bytes and memory of checkpoints while a transformer is trained with AdamW and top-k both ways."""
-    from psnode.bench.checkpoint import main as measure
-
-    return measure(flags=shlex.split(flags), **options)
 
 
 @bench.command(name="peers", short_help="Against PyTorch DDP, on emulated hosts; needs root and a checkout.")
@@ -166,32 +121,6 @@ def bench_hooks(hooks: tuple[str, ...], seeds: tuple[int, ...], **options: Any) 
     from psnode.bench import hooks as measured
 
     return measured.main(hooks or measured.HOOKS, seeds, **options)
-
-
-@bench.command(name="threads", short_help="Processor time of a step by thread.")
-@shared.network
-@shared.dataset
-@shared.data_dir
-@click.option("-n", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the job.")
-@shared.batch_size
-@shared.lr
-@shared.seed
-@click.option(
-    "--scheme", metavar="'NAME [FLAG VALUE]...'", help="A scheme, and flags of train.  [default: top-k of .5 % both ways]"
-)
-@click.option("--steps", type=click.IntRange(2), default=40, show_default=True, help="Steps to measure.")
-@click.option("--warmup", type=click.IntRange(1), default=10, show_default=True, help="Steps before them.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often everything is measured.")
-@shared.json_file
-@debuggable
-def bench_threads(scheme: str | None, **options: Any) -> int:
-    """Milliseconds of processor time a step takes in every thread of every rank, of a job on this machine.
-
-    Over shared memory, in turn with the same processes without communication. Linux alone.
-    """
-    from psnode.bench import threads
-
-    return threads.main(scheme=scheme or threads.SCHEME, **options)
 
 
 @bench.command(name="record", short_help="Save a gradient for bench codecs.")

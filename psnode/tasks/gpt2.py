@@ -2,7 +2,7 @@
 
 Options: model=124m or 355m (GPT-2 small and medium; the head is the embedding), context=32 (tokens of an example), and
 marks=DIRECTORY. There every rank appends a line of JSON whenever it begins a backward pass: the time, and the most memory it
-has had so far. The file imports psnode.task alone, so that another checkout's psnode can train it (psnode.bench.checkpoint).
+has had so far. The file imports psnode.task alone, so that another checkout's psnode can train it (studies.checkpoint).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`psnode bench threads`: the times that it reads off /proc are those a process knows to have used, under the threads' names."""
+"""`python -m studies.threads`: times read off /proc are those a process knows to have used, under the threads' names."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from psnode.bench.processor import Thread, between, machine, ranks, threads
-from psnode.bench.threads import Watch
-from psnode.cli import main
 from psnode.errors import TransportError
+from studies.harness import main
+from studies.processor import Thread, between, machine, ranks, threads
+from studies.threads import STUDY, Watch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
 BUSY = """
 import sys, threading, time
-from psnode.bench.named import tell_names
+from studies.named import tell_names
 
 def work(seconds, done=None, over=None):
     while time.thread_time() < seconds:
@@ -77,9 +77,9 @@ def test_books_that_were_not_read_in_time_are_no_result() -> None:
 def test_a_job_and_its_floor_are_measured_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mpi4py")
     path = tmp_path / "threads.json"
-    command = ["bench", "threads", "--network", "FC", "--dataset", "digits", "-n", "2", "--batch-size", "4", "--steps", "400"]
-    assert main([*command, "--warmup", "2", "--rounds", "1", "--json", str(path)]) == 0
-    [found] = json.loads(path.read_text())["rounds"]
+    command = ["--network", "FC", "--dataset", "digits", "-n", "2", "--batch-size", "4", "--steps", "400"]
+    assert main(STUDY, [*command, "--warmup", "2", "--rounds", "1", "--json", str(path)]) == 0
+    [found] = json.loads(path.read_text())["measured"]
     used = found["job"]["threads"]
     assert {"main thread", "encoder", "MPI thread"} <= used["worker"].keys()
     assert {"main thread", "lanes", "MPI thread"} <= used["master"].keys()

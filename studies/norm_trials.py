@@ -1,7 +1,7 @@
-"""Effects of the norm cap on a run: honest gradients that it would refuse, and gradients times a hundred that it does.
+"""`python -m studies.norm_trials`: honest gradients that the norm cap would refuse in a run, and gradients times a hundred.
 
-    python scripts/norm_trials.py --network LeNet --dataset mnist --data-dir DIR --batch-size 16 --lr-schedule cosine \
-        --max-steps 2400 --scheme dense --lr 0.05 --local 4 --threads 1 --train-dir runs/norms
+    python -m studies.norm_trials --train "--network LeNet --dataset mnist --data-dir DIR --batch-size 16 --lr-schedule cosine \
+        --max-steps 2400 --scheme dense --lr 0.05 --local 4 --threads 1 --train-dir runs/norms"
 
 trains with these settings of `psnode train` and the cap off, notes the norm of every push of every group, and plays them through
 the rules auto and 10 as rounds of all workers (bsp): as they were; with one gradient of a random worker in a random round times
@@ -12,14 +12,20 @@ kind those refused; of the second kind those of which something is refused withi
 from __future__ import annotations
 
 import random
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from unittest.mock import patch
 
-from psnode.cli import main
+from psnode.cli import main as psnode
+from psnode.config.declaration import ABSENT, option
 from psnode.config.effects import AUTO
+from psnode.errors import PsnodeError
 from psnode.exchange.shard import reduction
 from psnode.exchange.shard.verdicts import Closing, Judge
 from psnode.plan.groups import Tensor, make_plan
+from studies.harness import Column, Found, Study, main
 
 FACTOR, TRIALS, PATIENCE, BEFORE, CAP = 100.0, 100, 60, 110, 10.0
 Round = dict[int, tuple[float, ...]]
@@ -78,13 +84,35 @@ def trials(rounds: Sequence[Round], dice: random.Random) -> tuple[int, int]:
     return once, always
 
 
-if __name__ == "__main__":
-    reduction.Judge = Recorder  # type: ignore[misc,attr-defined]
-    code = main(["train", "--norm-cap", "off", "--eval-freq", "0", "--no-tensorboard", *sys.argv[1:]])
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    train: str = option(ABSENT, "Flags of train, as one text; --local N among them.", metavar="FLAGS")
+
+
+def measure(options: Options) -> Found:
+    """One row. PsnodeError if the run fails."""
+    Recorder.rounds.clear()
+    with patch.object(reduction, "Judge", Recorder):
+        code = psnode(["train", "--norm-cap", "off", "--eval-freq", "0", "--no-tensorboard", *shlex.split(options.train)])
+    if code != 0:
+        raise PsnodeError(f"the run ended with exit code {code}: see its messages above")
     rounds = Recorder.rounds
     once, always = trials(rounds, random.Random(1))
-    print(
-        f"{len(rounds)} rounds; honest refused: {len(play(rounds, AUTO))} by auto, {len(play(rounds, CAP))} by {CAP:g}; "
-        f"one gradient x {FACTOR:g}: {once} of {TRIALS} refused by {CAP:g}; all from a round on: {always} of {TRIALS}"
-    )
-    sys.exit(code)
+    honest = {"auto": len(play(rounds, AUTO)), "cap": len(play(rounds, CAP))}
+    return Found([{"rounds": len(rounds), **honest, "once": once, "always": always}])
+
+
+COLUMNS = (
+    Column("rounds", "{rounds}"),
+    Column("honest, refused by auto", "{auto}"),
+    Column(f"by {CAP:g}", "{cap}"),
+    Column(f"one gradient x {FACTOR:g}, refused of {TRIALS}", "{once}"),
+    Column(f"all from a round on, of {TRIALS}", "{always}"),
+)
+STUDY = Study(Options, measure, COLUMNS, head=lambda result: f"`{result['train']}`.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,4 +1,4 @@
-"""`python -m psnode.bench.named ARGS`: `psnode ARGS` whose threads the kernel knows by their names, as top -H and perf do.
+"""`python -m studies.named ARGS`: `psnode ARGS` whose threads the kernel knows by their names, as top -H and perf do.
 
 Python below 3.14 keeps the name of a thread to itself.
 """

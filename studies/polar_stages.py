@@ -1,4 +1,4 @@
-"""`psnode bench polar-stages`: where polar's time goes, in nanoseconds for a row of 32 values, one of each of 32 blocks.
+"""`python -m studies.polar_stages`: where polar's time goes, in nanoseconds for a row of 32 values, one of each of 32 blocks.
 
 One superblock of N(0, 1) is coded and read again and again, stage by stage, on one core; the fastest of each stage counts. Each
 is called as by psnode.codecs.polarcodes.stream, without the few microseconds of Python between the calls.
@@ -6,7 +6,9 @@ is called as by psnode.codecs.polarcodes.stream, without the few microseconds of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +26,9 @@ from psnode.codecs.polarcodes.symbols import CELL_BITS
 from psnode.codecs.polarcodes.trees import Shared, Trees, decode_level, encode_level
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import finish_writing, writer
+from psnode.config.declaration import option
+from psnode.errors import ConfigurationError
+from studies.harness import Column, Found, Study, main
 
 _ENDLESS = 1 << 40  # bits
 
@@ -94,18 +99,42 @@ class Bench:
         stages.time("decode: values", symbols.values_of, self.cells, 0, self.count, half, out, LANES)
 
 
-def main(rate: float, log_length: int, repeats: int) -> int:
-    """Print the stages, the sums, and both in GB/s of float32; the exit code."""
-    bench, stages = Bench(rate, log_length), Stages()
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    rate: float = option(1.0, "Bits.", metavar="R")
+    log_length: int = option(14, "Blocks of 2^N.", minimum=6, maximum=18, metavar="N")
+    repeats: int = option(20, "The fastest of this many counts.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """A row a stage, then one a side: nanoseconds of a row of values. Facts: `gbps` by side, and the squared `error`."""
+    if options.rate not in designs.RATES:
+        raise ConfigurationError(
+            f"--rate must be one of {', '.join(f'{each:g}' for each in designs.RATES)}, not {options.rate:g}"
+        )
+    bench, stages = Bench(options.rate, options.log_length), Stages()
     out = np.empty_like(bench.x)
-    for _ in range(repeats):
+    for _ in range(options.repeats):
         bench.decode(stages, *bench.encode(stages), out)
-    rows = bench.size // LANES
-    for name, seconds in stages.found.items():
-        print(f"{name:30}{1e9 * seconds / rows:8.2f} ns")
-    for side in ("encode", "decode"):
-        total = sum(seconds for name, seconds in stages.found.items() if name.startswith(side))
-        print(f"{side:30}{1e9 * total / rows:8.2f} ns, {4e-9 * bench.size / total:.2f} GB/s")
-    error = float(np.mean((bench.x - out).astype(np.float64) ** 2))
-    print(f"{'squared error':30}{error:8.4f}")
-    return 0
+    count, sides = bench.size // LANES, ("encode", "decode")
+    totals = {side: sum(took for name, took in stages.found.items() if name.startswith(side)) for side in sides}
+    rows = [{"stage": name, "ns": 1e9 * took / count} for name, took in {**stages.found, **totals}.items()]
+    gbps = {side: 4e-9 * bench.size / took for side, took in totals.items()}
+    return Found(rows, {"gbps": gbps, "error": float(np.mean((bench.x - out).astype(np.float64) ** 2))})
+
+
+STUDY = Study(
+    Options,
+    measure,
+    (Column("stage", "{stage}", left=True), Column("ns", "{ns:.2f}")),
+    foot=lambda result: (
+        f"Encoding {result['gbps']['encode']:.2f} GB/s, decoding {result['gbps']['decode']:.2f}; "
+        f"squared error {result['error']:.4f}."
+    ),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,4 +1,4 @@
-"""`psnode bench gpu --bounds`: registers and instructions of kernels for GPUs, and the share of a copy that they allow.
+"""`python -m studies.gpu_bounds`: registers and instructions of kernels for GPUs, and the share of a copy that they allow.
 
 NVRTC compiles them without a device. From registers follow the warps that a multiprocessor holds; from instructions the time that
 issuing them takes, if nothing else did: a row of 512 values is coded by one warp, and each of the four schedulers of
@@ -10,16 +10,17 @@ once for them counts for each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psnode.bench.gpu import ACTIONS, FLOATS
-from psnode.bench.hardware import hardware
-from psnode.bench.nvrtc import compile_text, version
-from psnode.bench.saving import save
 from psnode.codecs import available, get_codec
+from psnode.config.declaration import option
 from psnode.errors import ConfigurationError
+from studies.harness import Column, Found, Result, Row, Study, codecs, main
+from studies.nvrtc import compile_text, version
 
 if TYPE_CHECKING:
     from psnode.codecs.rows.formula import Program
@@ -52,16 +53,24 @@ _CHOICES = ("if (error) {", "if (adding) {")  # that a call makes
 _ACTIONS = {False: {"encode": "encode", "decode": "decode"}, True: {"error": "encode", "decode_add": "decode"}}
 
 
-def run(specs: Sequence[str]) -> dict[str, Any]:
-    """Compile the kernels of `specs`, by default of all codecs with a formula, for DEVICES.
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
 
-    A row is of a spec and an architecture: for each kernel `registers`, bytes `spilled` and resident `warps`; for each of ACTIONS
-    the `instructions` of a warp a row and the `shares` of a copy at most, if all units were as fast as the schedulers and if all
-    instructions were of integers. ConfigurationError for a spec without a formula, and without NVRTC.
+    codec: tuple[str, ...] = option((), "This one; repeat; default: all that have a formula.", repeated=True, metavar="SPEC")
+
+
+def measure(options: Options) -> Found:
+    """A row is of a spec and an architecture of DEVICES.
+
+    It has for each kernel `registers`, bytes `spilled` and resident `warps`; for each of ACTIONS the `instructions` of a warp a
+    row and the `shares` of a copy at most, if all units were as fast as the schedulers and if all instructions were of integers.
+    ConfigurationError for a spec without a formula, and without NVRTC.
     """
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of, ranking_of
 
+    specs = codecs(options.codec)
     if selections := [spec for spec in specs if ranking_of(get_codec(spec)) is not None]:
         raise ConfigurationError(f"{', '.join(selections)}: instructions depend on what is coded")
     formulas = {spec: formula_of(get_codec(spec)) for spec in specs or available()}
@@ -73,14 +82,14 @@ def run(specs: Sequence[str]) -> dict[str, Any]:
         raise ConfigurationError(f"{', '.join(varying)}: instructions depend on what is coded")
     programs = {spec: program for spec, program in programs.items() if not program.packed.varies}
     rows = [_row(spec, program, name) for name in DEVICES for spec, program in programs.items()]
-    return {**hardware(), "nvrtc": version(), "rows": rows}
+    return Found(rows, {"nvrtc": version()})
 
 
 def _row(spec: str, program: Program, architecture: str) -> dict[str, Any]:
     from psnode.codecs.rows.cuda_text import text_of
     from psnode.codecs.rows.cupy_kernels import standalone
 
-    row: dict[str, Any] = {"spec": spec, "architecture": architecture}
+    row: dict[str, Any] = {"spec": spec, "architecture": architecture, "device": DEVICES[architecture].name}
     kernels = compile_text(standalone(text_of(program)), architecture).kernels()
     for name in ("encode", "decode"):
         row[name + "_kernel"] = {**kernels[name]._asdict(), "warps": resident_warps(kernels[name].registers)}
@@ -132,41 +141,40 @@ def share_of_copy(device: Device, moved: float, parts: Sequence[tuple[float, flo
     return moved / device.memory / sum(max(nbytes / device.memory, count / issued) for nbytes, count in parts)
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    heads = "registers | warps of 64 | instructions a row | share at most | all of integers"
-    lines = [
-        f"{result['date']}, NVRTC {result['nvrtc']}; compiled, not run. Cells: encode / decode, or "
-        "encode / encode and leave the error / decode / decode and add.",
-        "",
-        _SOURCES,
+def _head(result: Result) -> str:
+    return (
+        f"NVRTC {result['nvrtc']}; compiled, not run. Cells: encode / decode, or encode / encode and leave the error / decode / "
+        f"decode and add.\n\n{_SOURCES}"
+    )
+
+
+def _foot(result: Result) -> str:
+    devices = [
+        f"{name}: {each.multiprocessors} multiprocessors, {each.clock / 1e9:.2f} GHz, {each.memory / 1e9:,.0f} GB/s."
+        for name, each in DEVICES.items()
     ]
-    for name, device in DEVICES.items():
-        lines += [
-            "",
-            f"## {name}: {device.name}",
-            "",
-            f"{device.multiprocessors} multiprocessors, {device.clock / 1e9:.2f} GHz, {device.memory / 1e9:,.0f} GB/s.",
-            "",
-            f"| codec | {heads} |",
-            "|---|" + "---|" * 5,
-        ]
-        lines += [_line(row) for row in result["rows"] if row["architecture"] == name]
     spilled = sum(row[kernel]["spilled"] for row in result["rows"] for kernel in ("encode_kernel", "decode_kernel"))
-    return "\n".join([*lines, "", f"Bytes spilled from registers to memory, in all: {spilled}."]) + "\n"
+    return "\n".join([*devices, "", f"Bytes spilled from registers to memory, in all: {spilled}."])
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    kernels = [row["encode_kernel"], row["decode_kernel"]]
-    cells = [" / ".join(str(kernel[key]) for kernel in kernels) for key in ("registers", "warps")]
-    cells.append(" / ".join(str(row[action]["instructions"]) for action in ACTIONS))
-    cells += [" / ".join(f"{row[action]['shares'][at]:.2f}" for action in ACTIONS) for at in range(2)]
-    return f"| {row['spec']} | {' | '.join(cells)} |"
+def _kernels(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{row['encode_kernel'][name]} / {row['decode_kernel'][name]}"
 
 
-def main(specs: Sequence[str], json_file: Path | None) -> int:
-    """Compile, print the page, write it as JSON; the exit code."""
-    result = run(specs)
-    print(markdown(result))
-    save(result, json_file)
-    return 0
+def _shares(at: int) -> Callable[[Row], str]:
+    return lambda row: " / ".join(f"{row[action]['shares'][at]:.2f}" for action in ACTIONS)
+
+
+COLUMNS = (
+    Column("codec", "{spec}", left=True),
+    Column("registers", _kernels("registers"), left=True),
+    Column("warps of 64", _kernels("warps"), left=True),
+    Column("instructions a row", lambda row: " / ".join(str(row[action]["instructions"]) for action in ACTIONS), left=True),
+    Column("share at most", _shares(0), left=True),
+    Column("all of integers", _shares(1), left=True),
+)
+STUDY = Study(Options, measure, COLUMNS, _head, _foot, tables="architecture")
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

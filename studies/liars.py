@@ -1,4 +1,4 @@
-"""`psnode bench liars`: the accuracy with one worker whose gradients are lies, under several defences of the master.
+"""`python -m studies.liars`: the accuracy with one worker whose gradients are lies, under several defences of the master.
 
 The last of the workers lies: hooks on its parameters replace every gradient before psnode sees it. It pushes a valid
 payload of a wrong gradient, and the losses that it reports are true. All runs are `psnode train --local P` in this process.
@@ -20,19 +20,22 @@ import math
 import os
 import shutil
 import statistics
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.config import Config
+from psnode.config.declaration import ABSENT, option
 from psnode.errors import DivergedError, NonFiniteGradientError, PsnodeError
 from psnode.records import checkpoint
 from psnode.records.metrics import METRICS, read_records
 from psnode.task import Batch
 from psnode.tasks.classification import Classification
+from studies.harness import Column, Found, Result, Row, Study, main
 
 if TYPE_CHECKING:
     import torch
@@ -146,66 +149,73 @@ def accuracy(task: Classification, folder: Path) -> float:
     return float(evaluate(task, model, task.eval_data(), 0, 1000, torch.device("cpu")).top1 or 0.0)
 
 
-def measure(
-    settings: Mapping[str, Any], defences: Sequence[str], lies: Sequence[str], seeds: Sequence[int], output: Path
-) -> list[dict[str, Any]]:
-    """A row for every lie and defence: the accuracies of all `seeds` and the median seconds of a step and of its decoding."""
-    rows = []
-    for lie in (HONEST, *lies):
-        for defence in defences:
-            found = [trial({**settings, **DEFENCES[defence]}, lie, seed, output / f"{lie}-{defence}-{seed}") for seed in seeds]
-            times = {name: [each[name] for each in found if each[name] is not None] for name in ("step", "decode")}
-            row: dict[str, Any] = {"lie": lie, "defence": defence, "all_top1": [each["top1"] for each in found]}
-            rows.append(row | {name: statistics.median(values) if values else None for name, values in times.items()})
-    return rows
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    network: str = option("FC", "Same as for train.")
+    scheme: str = option("dense", "Same as for train.")
+    workers: int = option(4, "Workers; the last one lies.", minimum=2, aliases=("-n",))
+    steps: int = option(400, "Steps of each run.", minimum=1)
+    defence: tuple[str, ...] = option(tuple(DEFENCES), "Repeat.", choices=tuple(DEFENCES), repeated=True)
+    lie: tuple[str, ...] = option(LIES, "Repeat.", choices=LIES, repeated=True)
+    seed: tuple[int, ...] = option((1, 2, 3), "Repeat.", minimum=0, repeated=True)
+    output: Path = option(ABSENT, "Directory for the runs; those there are kept.")
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """The result as a page for docs/results: accuracies in per cent, mean (least), by lie and defence."""
-    cells = {(row["lie"], row["defence"]): row for row in result["rows"]}
-    defences = list(dict.fromkeys(row["defence"] for row in result["rows"]))
-    lines = [f"| lie | {' | '.join(defences)} |", f"|---|{'---:|' * len(defences)}"]
-    for lie in dict.fromkeys(row["lie"] for row in result["rows"]):
-        lines.append(f"| {lie} | {' | '.join(_cell(cells[lie, defence]['all_top1']) for defence in defences)} |")
-    times = "; ".join(f"{name} {1e3 * row['step']:.1f}, {1e3 * row['decode']:.2f}" for name in defences
-                      if (row := cells[HONEST, name])["step"])  # fmt: skip
-    settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
-    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores; {settings}; seeds {result['seeds']}"
-    legend = (
-        "Test accuracy in per cent: mean over the seeds (the least). Ended: in so many of them the job ended without a model."
-    )
-    return (
-        f"{head}\n\n{legend}\n\n"
-        + "\n".join(lines)
-        + f"\n\nMilliseconds of a step, and of the master's decoding in it: {times}\n"
-    )
+def measure(options: Options) -> Found:
+    """A row for every lie. It has for every defence the accuracies of all seeds, and the medians of a step and its decoding."""
+    settings = {
+        "network": options.network, "dataset": "digits", "scheme": options.scheme, "local": options.workers,
+        "max_steps": options.steps, "threads": 1,
+    }  # fmt: skip
+    lies = (HONEST, *options.lie)
+    rows = [{"lie": lie} | {defence: _cell(options, settings, lie, defence) for defence in options.defence} for lie in lies]
+    return Found(rows, {"settings": settings})
 
 
-def _cell(values: Sequence[float | None]) -> str:
-    """Mean and least of the values that are there."""
+def _cell(options: Options, settings: Mapping[str, Any], lie: str, defence: str) -> dict[str, Any]:
+    given = {**settings, **DEFENCES[defence]}
+    found = [trial(given, lie, seed, options.output / f"{lie}-{defence}-{seed}") for seed in options.seed]
+    times = {name: [each[name] for each in found if each[name] is not None] for name in ("step", "decode")}
+    medians = {name: statistics.median(values) if values else None for name, values in times.items()}
+    return {"all_top1": [each["top1"] for each in found], **medians}
+
+
+def _columns(result: Result) -> list[Column]:
+    """A defence each: accuracies in per cent, mean (least)."""
+
+    def cell(defence: str) -> Callable[[Row], str]:
+        return lambda row: _accuracies(row[defence]["all_top1"])
+
+    return [Column("lie", "{lie}", left=True), *(Column(defence, cell(defence)) for defence in result["defence"])]
+
+
+def _accuracies(values: Sequence[float | None]) -> str:
+    """Mean and least of those that there are."""
     known = [100 * value for value in values if value is not None]
     ended = f"ended {len(values) - len(known)} of {len(values)}" if len(known) < len(values) else ""
     return "; ".join(part for part in (f"{statistics.fmean(known):.1f} ({min(known):.1f})" if known else "", ended) if part)
 
 
-def main(
-    network: str,
-    scheme: str,
-    workers: int,
-    steps: int,
-    defences: Sequence[str],
-    lies: Sequence[str],
-    seeds: Sequence[int],
-    output: Path,
-    json_file: Path | None,
-    markdown_file: Path | None,
-) -> int:
-    """Measure, print the table, write it; the exit code."""
-    settings = {"network": network, "dataset": "digits", "scheme": scheme, "local": workers, "max_steps": steps, "threads": 1}
-    rows = measure(settings, defences or tuple(DEFENCES), lies or LIES, seeds, output)
-    result = {**hardware(), "settings": settings, "seeds": list(seeds), "rows": rows}
-    print(markdown(result))
-    save(result, json_file)
-    if markdown_file is not None:
-        markdown_file.write_text(markdown(result))
-    return 0
+def _head(result: Result) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
+    legend = "Test accuracy in per cent: mean over the seeds (the least). Ended: that many of them ended without a model."
+    return f"{settings}; seeds {result['seed']}. {legend}"
+
+
+def _foot(result: Result) -> str:
+    honest = result["rows"][0]
+    times = [
+        f"{name} {1e3 * honest[name]['step']:.1f}, {1e3 * honest[name]['decode']:.2f}"
+        for name in result["defence"]
+        if honest[name]["step"]
+    ]
+    return f"Milliseconds of a step, and of the master's decoding in it: {'; '.join(times)}."
+
+
+STUDY = Study(Options, measure, _columns, _head, _foot)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

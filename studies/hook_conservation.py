@@ -1,6 +1,4 @@
-"""Conservation under psnode's communication hook: what was applied and what is kept add up to what was given.
-
-    scripts/hook_conservation.py [--ranks 2 3] [--steps 50] [--codecs topk qsgd ...] [--cases unused mixed ...]
+"""`python -m studies.hook_conservation`: under the communication hook, applied and kept gradients add up to those given.
 
 Prints |applied + kept - given| / |given|, the largest of all tensors, for each codec under error feedback in each case. Gradients
 are known in advance. `applied` is what the program found in .grad when it took a step, times the ranks; `kept` are the residuals
@@ -9,13 +7,12 @@ of all ranks at the end; `given` are the gradients of all ranks in the steps tha
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from psnode import ddp
 from psnode.codecs.table import CODECS
+from psnode.config.declaration import option
+from psnode.errors import PsnodeError
+from studies.harness import Column, Found, Result, Study, main
 
 SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 CASES = ("unused", "skipped", "scaled", "accumulated", "no_sync", "subgroup")
@@ -148,29 +148,48 @@ def table(ranks: int, codecs: list[str], cases: list[str], steps: int) -> list[l
         for process in started:
             process.join()
     if any(process.exitcode for process in started):
-        raise SystemExit("a rank has failed")
+        raise PsnodeError("a rank has failed: see its messages above")
     found: list[list[float]] = out.get()
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--codecs", nargs="+", default=[name for name, entry in CODECS.items() if entry.target])
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=[*CASES, MIXED])
-    named = parser.parse_args()
-    worst = 0.0
-    for ranks in named.ranks:
-        rows = table(ranks, named.codecs, named.cases, named.steps)
-        worst = max(worst, *(value for row in rows for value in row))
-        print(f"\n{ranks} ranks, {named.steps} steps\n\n| codec | {' | '.join(named.cases)} |\n|---|{'---|' * len(named.cases)}")
-        for codec, row in zip(named.codecs, rows, strict=True):
-            print(f"| {codec} | {' | '.join(f'{value:.0e}' for value in row)} |", flush=True)
-    print(f"\nlargest: {worst:.1e}, bound {BOUND:.0e}")
-    return int(not worst < BOUND)
+TARGETS = tuple(name for name, entry in CODECS.items() if entry.target)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    ranks: tuple[int, ...] = option((2, 3), "Repeat.", minimum=2, repeated=True)
+    steps: int = option(50, "Steps of each case.", minimum=1)
+    codec: tuple[str, ...] = option(TARGETS, "Repeat.", choices=TARGETS, repeated=True)
+    case: tuple[str, ...] = option(CASES, "Repeat.", choices=(*CASES, MIXED), repeated=True)
+
+
+def measure(options: Options) -> Found:
+    """A row a number of ranks and codec: `errors` by case. Fact: `worst`."""
+    rows = [
+        {"ranks": f"{ranks} ranks", "codec_id": codec, "errors": dict(zip(options.case, row, strict=True))}
+        for ranks in options.ranks
+        for codec, row in zip(options.codec, table(ranks, list(options.codec), list(options.case), options.steps), strict=True)
+    ]
+    return Found(rows, {"worst": max(value for row in rows for value in row["errors"].values())})
+
+
+def _columns(result: Result) -> list[Column]:
+    cases = [Column(case, lambda row, case=case: f"{row['errors'][case]:.0e}") for case in result["case"]]
+    return [Column("codec", "{codec_id}", left=True), *cases]
+
+
+STUDY = Study(
+    Options,
+    measure,
+    _columns,
+    foot=lambda result: f"Largest: {result['worst']:.1e}, bound {BOUND:.0e}.",
+    tables="ranks",
+    passed=lambda result: bool(result["worst"] < BOUND),
+)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    sys.exit(main())
+    sys.exit(main(STUDY))

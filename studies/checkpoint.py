@@ -1,4 +1,4 @@
-"""`psnode bench checkpoint`: what a checkpoint costs the training of a large model.
+"""`python -m studies.checkpoint`: what a checkpoint costs the training of a large model.
 
 A real job on this machine, `psnode launch -n W -- train` with GPT-2's shapes (psnode.tasks.gpt2), AdamW and top-k both ways,
 which makes a checkpoint now and then. Steps are timed by the workers' marks, from the beginning of a backward pass to that of
@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
+from psnode.config.declaration import option
 from psnode.errors import ConfigurationError, TransportError
 from psnode.records.checkpoint import CHECKPOINTS, MANIFEST, complete, step_of
 from psnode.records.metrics import SUMMARY
+from psnode.tasks import gpt2
+from studies.harness import Column, Found, Result, Study, main
 
 SCHEME = "topk:ratio=0.005+fp16"
-_TASK = Path(__file__).parents[1] / "tasks" / "gpt2.py"
+_TASK = Path(gpt2.__file__)
 _WARM = 4  # steps before the first that counts: kernels, caches
 _COMMON = "--batch-size 1 --optimizer adamw --lr 1e-4 --keep-last 1 --no-tensorboard --hash-every 0 --log-interval 1000"
 
@@ -46,8 +49,21 @@ class Figures(NamedTuple):
     nbytes: int
 
 
-def run(model: str, *, workers: int, every: int, checkpoints: int, flags: Sequence[str], checkout: Path | None) -> dict[str, Any]:
-    """Measure. TransportError if the job fails. `flags`: more of train's; `checkout`: a directory with another psnode."""
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    model: str = option("124m", "GPT-2's shapes.", choices=("124m", "355m", "tiny"))
+    workers: int = option(2, "Workers of the job.", minimum=1, aliases=("-n",))
+    every: int = option(12, "Steps between checkpoints.", minimum=1)
+    checkpoints: int = option(3, "How many are measured.", minimum=1)
+    train: str = option("", "More flags of train, as one text.", metavar="FLAGS")
+    checkout: Path | None = option(None, "Measure the psnode of this directory.", metavar="DIR")
+
+
+def measure(options: Options) -> Found:
+    """A row a checkpoint (`Figures`). Facts: `step`, a usual one's seconds, and `peak_bytes`. TransportError if the job fails."""
+    workers, every, checkout = options.workers, options.every, options.checkout
     if every < 6:
         raise ConfigurationError(f"--every {every} leaves no usual steps between checkpoints: take 6 or more")
     if checkout is not None and not (checkout / "psnode" / "__init__.py").is_file():
@@ -55,12 +71,12 @@ def run(model: str, *, workers: int, every: int, checkpoints: int, flags: Sequen
     with tempfile.TemporaryDirectory(prefix="psnode-checkpoint-", dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name)
         (folder / "marks").mkdir()
-        steps = every * checkpoints + every - 1
+        steps = every * options.checkpoints + every - 1
         arguments = [
-            *_COMMON.split(), "--task", f"{_TASK}:Gpt2", "--task-option", f"model={model}",
+            *_COMMON.split(), "--task", f"{_TASK}:Gpt2", "--task-option", f"model={options.model}",
             "--task-option", f"marks={folder / 'marks'}", "--scheme", SCHEME, "--downlink", SCHEME,
             "--eval-freq", str(every), "--max-steps", str(steps),
-            "--train-dir", str(folder / "run"), *flags,
+            "--train-dir", str(folder / "run"), *shlex.split(options.train),
         ]  # fmt: skip
         published = _train(arguments, workers, checkout, folder / "run")
         marks = [_marks(path, steps) for path in sorted((folder / "marks").iterdir())]
@@ -70,11 +86,8 @@ def run(model: str, *, workers: int, every: int, checkpoints: int, flags: Sequen
         peaks = {"master": master, **{f"worker {n}": int(each[-1]["peak_bytes"]) for n, each in enumerate(marks, 1)}}
         times = [each["seconds"] for each in marks[0]]
     usual, found = figures(times, {step: when for step, when in published.items() if step % every == 0})
-    return {
-        **hardware(), "model": model, "workers": workers, "every": every, "flags": list(flags), "checkout": str(checkout or ""),
-        "step": usual, "peak_bytes": peaks,
-        "checkpoints": [each._replace(nbytes=published[each.step][1])._asdict() for each in found],
-    }  # fmt: skip
+    rows = [each._replace(nbytes=published[each.step][1])._asdict() for each in found]
+    return Found(rows, {"step": usual, "peak_bytes": peaks})
 
 
 def figures(times: Sequence[float], published: Mapping[int, tuple[float, int]]) -> tuple[float, list[Figures]]:
@@ -97,7 +110,7 @@ def figures(times: Sequence[float], published: Mapping[int, tuple[float, int]]) 
 
 def _train(arguments: Sequence[str], workers: int, checkout: Path | None, run_directory: Path) -> dict[int, tuple[float, int]]:
     """Train; by step when its checkpoint was published, and its bytes."""
-    root = str((checkout or Path(__file__).resolve().parents[2]).resolve())
+    root = str((checkout or Path(__file__).parents[1]).resolve())
     environment = {**os.environ, "PYTHONPATH": root, "PSNODE_NORM_CAP": "off"}
     command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--kill-after", "120", "--", "train", *arguments]
     process = subprocess.Popen(command, env=environment, cwd=root, stdin=subprocess.DEVNULL)
@@ -133,25 +146,24 @@ def _marks(path: Path, steps: int) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text().splitlines()][-steps:]
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    lines = [
-        f"{result['date']}, {result['cpu']}, {result['cores']} cores: GPT-2 of {result['model']}, {result['workers']} workers, "
-        f"a step takes {result['step']:.2f} s without a checkpoint\n",
-        "| checkpoint | hold-up, s | steps while it is written | published after, s | GB |",
-        "|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["checkpoints"]:
-        slower = "-" if row["slowdown"] is None else f"{100 * row['slowdown']:+.0f} %"
-        figures = f"{row['holdup']:.2f} | {slower} | {row['published']:.1f} | {row['nbytes'] / 1e9:.2f}"
-        lines.append(f"| {row['step']} | {figures} |")
-    peaks = ", ".join(f"{name} {peak / 1e9:.2f}" for name, peak in result["peak_bytes"].items())
-    return "\n".join(lines) + f"\n\nPeak memory, GB: {peaks}\n"
+def _head(result: Result) -> str:
+    job = f"GPT-2 of {result['model']}, {result['workers']} workers"
+    return f"{job}; a step takes {result['step']:.2f} s without a checkpoint."
 
 
-def main(json_file: Path | None, **options: Any) -> int:
-    """Run, print the table, write it as JSON; the exit code."""
-    result = run(**options)
-    print(markdown(result))
-    save(result, json_file)
-    return 0
+def _foot(result: Result) -> str:
+    return "Peak memory, GB: " + ", ".join(f"{name} {peak / 1e9:.2f}" for name, peak in result["peak_bytes"].items()) + "."
+
+
+COLUMNS = (
+    Column("checkpoint", "{step}"),
+    Column("hold-up, s", "{holdup:.2f}"),
+    Column("steps while it is written", lambda row: "-" if row["slowdown"] is None else f"{100 * row['slowdown']:+.0f} %"),
+    Column("published after, s", "{published:.1f}"),
+    Column("GB", lambda row: f"{row['nbytes'] / 1e9:.2f}"),
+)
+STUDY = Study(Options, measure, COLUMNS, _head, _foot)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,8 +1,6 @@
-"""Honest runs with heavy tails under the norm cap: gradients that it refuses.
+"""`python -m studies.honest_norms`: gradients that the norm cap refuses in honest runs with heavy tails.
 
-    python scripts/honest_norms.py [RUNS]
-
-trains small models with torch on data with heavy tails, each with 1, 2, 3 or 4 workers and a seed of its own, and hands the norms
+It trains small models with torch on such data, each with 1, 2, 3 or 4 workers and a seed of its own, and hands the norms
 of all gradients, by tensor, to the master's rule (psnode.exchange.shard.verdicts), as rounds of all workers. No job is started,
 nothing is coded, and the weights follow the mean of all gradients. A line a kind of data: runs, gradients, those refused by the
 default, by 1e6 times the largest gradient
@@ -14,17 +12,20 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from psnode.config.declaration import option
 from psnode.config.effects import AUTO
 from psnode.exchange.shard import verdicts
 from psnode.exchange.shard.verdicts import Closing, Judge
 from psnode.plan.groups import Tensor, make_plan
+from studies.harness import Column, Found, Study, main
 
 STEPS, BATCH, RUNS = 40, 16, 1200
 Loss = Callable[[int, np.random.Generator], torch.Tensor]
@@ -189,25 +190,46 @@ def refused(played: list[list[list[float]]], cap: float) -> int:
     return count
 
 
-def main(runs: int) -> None:
-    """Print the table."""
-    print("| data | runs | gradients | default | without the limit | --norm-cap 10 |\n|---|---:|---:|---:|---:|---:|")
-    sums, limit = np.zeros(5, int), verdicts.IMPOSSIBLE
-    for place, kind in enumerate(KINDS):
-        row = np.zeros(5, int)
-        for seed in range(place, runs, len(KINDS)):
-            played = list(rounds(kind, seed, 1 + seed // len(KINDS) % 4))
-            found = [refused(played, AUTO)]
-            verdicts.IMPOSSIBLE = 0.0
-            found.append(refused(played, AUTO))
-            verdicts.IMPOSSIBLE = limit
-            found.append(refused(played, 10.0))
-            row += [1, STEPS * len(played[0]), *found]
-        sums += row
-        print(f"| {kind.__name__} | " + " | ".join(map(str, row)) + " |", flush=True)
-    print("| all | " + " | ".join(map(str, sums)) + " |")
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    runs: int = option(RUNS, "Runs, of all kinds of data in turn.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """A row a kind of data, and their sum."""
+    torch.set_num_threads(1)
+    rows = [{"data": kind.__name__, **_counts(place, options.runs)} for place, kind in enumerate(KINDS)]
+    sums = {name: sum(row[name] for row in rows) for name in rows[0] if name != "data"}
+    return Found([*rows, {"data": "all", **sums}])
+
+
+def _counts(place: int, runs: int) -> dict[str, Any]:
+    counts = {"runs": 0, "gradients": 0, "default": 0, "unlimited": 0, "capped": 0}
+    limit = verdicts.IMPOSSIBLE
+    for seed in range(place, runs, len(KINDS)):
+        played = list(rounds(KINDS[place], seed, 1 + seed // len(KINDS) % 4))
+        counts["runs"] += 1
+        counts["gradients"] += STEPS * len(played[0])
+        counts["default"] += refused(played, AUTO)
+        verdicts.IMPOSSIBLE = 0.0
+        counts["unlimited"] += refused(played, AUTO)
+        verdicts.IMPOSSIBLE = limit
+        counts["capped"] += refused(played, 10.0)
+    return counts
+
+
+COLUMNS = (
+    Column("data", "{data}", left=True),
+    Column("runs", "{runs}"),
+    Column("gradients", "{gradients}"),
+    Column("default", "{default}"),
+    Column("without the limit", "{unlimited}"),
+    Column("--norm-cap 10", "{capped}"),
+)
+STUDY = Study(Options, measure, COLUMNS)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else RUNS)
+    sys.exit(main(STUDY))

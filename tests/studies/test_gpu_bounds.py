@@ -1,4 +1,4 @@
-"""`psnode bench gpu --bounds`: what registers and instructions allow, and the reading of what NVRTC makes."""
+"""`python -m studies.gpu_bounds`: what registers and instructions allow, and the reading of what NVRTC makes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from psnode.bench import nvrtc
-from psnode.bench.gpu_bounds import DEVICES, Device, resident_warps, run, share_of_copy
-from psnode.cli import app
 from psnode.codecs import get_codec
 from psnode.codecs.rows.coder import Coder
 from psnode.codecs.rows.cuda_text import text_of
 from psnode.codecs.rows.interpreter import Interpreted
 from psnode.codecs.rows.usual import usual, usual_text
 from psnode.errors import ConfigurationError
+from studies import nvrtc
+from studies.gpu_bounds import DEVICES, STUDY, Device, Options, measure, resident_warps, share_of_copy
+from studies.harness import main
 from tests.rows.forms import KEY, program
 
 with_nvrtc = pytest.mark.skipif(not nvrtc.find(), reason="no NVRTC: pip install nvidia-cuda-nvrtc")
@@ -71,10 +70,9 @@ def test_what_nvrtc_refuses_is_told_in_a_line() -> None:
 
 
 @with_nvrtc
-def test_the_page_has_every_architecture(tmp_path: Path) -> None:
-    flags = ["bench", "gpu", "--bounds", "--codec", "fp16", "--codec", "minmax", "--json", str(tmp_path / "bounds.json")]
-    done = CliRunner().invoke(app, flags, catch_exceptions=False, standalone_mode=False)
-    assert done.return_value == 0
+def test_the_page_has_every_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(STUDY, ["--codec", "fp16", "--codec", "minmax", "--json", str(tmp_path / "bounds.json")]) == 0
+    shown = capsys.readouterr().out
     rows = json.loads((tmp_path / "bounds.json").read_text())["rows"]
     assert [(row["spec"], row["architecture"]) for row in rows] == [(s, a) for a in DEVICES for s in ("fp16", "minmax")]
     for row in rows:
@@ -82,20 +80,20 @@ def test_the_page_has_every_architecture(tmp_path: Path) -> None:
         assert row["decode"]["instructions"] < row["decode_add"]["instructions"]  # which loads as well
         assert row["encode"]["instructions"] < row["error"]["instructions"]
         assert all(0 < low <= high <= 1 for high, low in (row[action]["shares"] for action in ("encode", "decode")))
-        assert done.stdout.count(f"| {row['spec']} |") == len(DEVICES)
+        assert shown.count(f"| {row['spec']} |") == len(DEVICES)
     fp16, minmax = rows[0], rows[1]
     assert fp16["encode"]["shares"][0] > minmax["encode"]["shares"][0]  # which sweeps over all values first
 
 
 def test_a_codec_without_a_formula_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"svd: no formula"):
-        run(["fp16", "svd"])
+        measure(Options(codec=("fp16", "svd")))
 
 
 def test_without_nvrtc_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "find", lambda: None)
     with pytest.raises(ConfigurationError, match="pip install nvidia-cuda-nvrtc"):
-        run(["fp16"])
+        measure(Options(codec=("fp16",)))
 
 
 @pytest.mark.parametrize("spec", ["minmax", "nuqsgd", "onebit", "qsgd", "sign", "terngrad"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from psnode.bench.checkpoint import figures, run
 from psnode.errors import ConfigurationError
+from studies.checkpoint import Options, figures, measure
 
 
 def test_the_hold_up_is_what_the_two_steps_around_a_checkpoint_take_more_than_two_usual_ones() -> None:
@@ -31,6 +31,6 @@ def test_a_checkpoint_that_is_written_at_once_slows_no_step_down() -> None:
 
 def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--every 5 leaves no usual steps"):
-        run("tiny", workers=1, every=5, checkpoints=1, flags=(), checkout=None)
+        measure(Options(model="tiny", every=5))
     with pytest.raises(ConfigurationError, match="no checkout of psnode"):
-        run("tiny", workers=1, every=6, checkpoints=1, flags=(), checkout=tmp_path)
+        measure(Options(model="tiny", every=6, checkout=tmp_path))

@@ -1,4 +1,4 @@
-"""`psnode bench atomo`: what cheaper bases cost spectral ATOMO on gradients of real models: variance, and seconds a step.
+"""`python -m studies.atomo`: what cheaper bases cost spectral ATOMO on gradients of real models: variance, and seconds a step.
 
 Two gradients are taken, of two batches at neighbouring steps of a training. All matrices of the second are coded on one
 core by the exact spectrum and by the method that the scheme takes: seconds of a step. Of the first, middle and last tensor of
@@ -13,16 +13,16 @@ each kind (a shape, and names that differ in numbers alone) the variance of the 
 from __future__ import annotations
 
 import re
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from psnode.bench.hardware import hardware
 from psnode.bench.record import gradients
-from psnode.bench.saving import save
 from psnode.codecs.arrays import Float64s, Floats, Shape
 from psnode.codecs.lowrank.atoms import optimal_probabilities, sampling_error
 from psnode.codecs.lowrank.blas import one_thread
@@ -30,27 +30,42 @@ from psnode.codecs.lowrank.spectrum import NOISE, matricise
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.config import Config
+from psnode.config.declaration import option
+from psnode.tasks import gpt2
+from studies.harness import Column, Found, Result, Row, Study, main
 
 METHODS: tuple[Literal["exact", "deflated"], ...] = ("exact", "deflated")
 COSTS = ("deflated", "single", "earlier", "once", "twice")
 MODELS = {
     "ResNet-18": {"network": "ResNet18", "dataset": "synthetic", "synthetic_shape": (3, 32, 32), "batch_size": 32},
     "GPT-2, 124 M": {
-        "task": str(Path(__file__).parents[1] / "tasks" / "gpt2.py"), "task_option": ("context=256",), "batch_size": 4,
+        "task": str(Path(gpt2.__file__)), "task_option": ("context=256",), "batch_size": 4,
     },
 }  # fmt: skip
 _KEY = Key.derive(1, "bench")
 
 
-def run(models: Sequence[str], steps: int, rank: int, repeats: int) -> dict[str, Any]:
-    """Measure. A model has `rows`, one a kind of tensor, and `seconds` of a step by method, the least of `repeats`."""
-    found = {}
-    for name in models:
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    model: tuple[str, ...] = option(tuple(MODELS), "Its gradients; repeat.", choices=tuple(MODELS), repeated=True)
+    steps: int = option(10, "Steps of training before the gradient.", minimum=1)
+    rank: int = option(3, "Expected number of terms.", minimum=1)
+    repeats: int = option(2, "The fastest of this many codings.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """A row for each kind of tensor of a model. Fact: `seconds` of a step by model and method, the least of the repeats."""
+    rows, seconds = [], {}
+    for name in options.model:
         config = Config(lr=0.01, **MODELS[name])  # type: ignore[arg-type]  # the literals above
-        before, now = (_matrices(each) for each in gradients(config, steps, 2))
+        before, now = (_matrices(each) for each in gradients(config, options.steps, 2))
         with one_thread():
-            found[name] = _measured(before, now, rank, repeats)
-    return {**hardware(), "rank": rank, "steps": steps, "models": found}
+            found = _measured(before, now, options.rank, options.repeats)
+        rows += [{"model": name, **row} for row in found]
+        seconds[name] = {method: sum(row["seconds"][method] for row in found) for method in METHODS}
+    return Found(rows, {"seconds": seconds})
 
 
 def _matrices(gradient: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -59,7 +74,7 @@ def _matrices(gradient: Mapping[str, Floats]) -> dict[str, Floats]:
     }
 
 
-def _measured(before: Mapping[str, Floats], now: Mapping[str, Floats], rank: int, repeats: int) -> dict[str, Any]:
+def _measured(before: Mapping[str, Floats], now: Mapping[str, Floats], rank: int, repeats: int) -> list[dict[str, Any]]:
     kinds: dict[tuple[str, Shape], list[str]] = {}
     for name, tensor in now.items():
         kinds.setdefault((re.sub(r"\d+", "*", name), tensor.shape), []).append(name)
@@ -72,7 +87,7 @@ def _measured(before: Mapping[str, Floats], now: Mapping[str, Floats], rank: int
         rows.append(
             row | {"seconds": {method: _seconds([now[name] for name in names], rank, method, repeats) for method in METHODS}}
         )
-    return {"rows": rows, "seconds": {method: sum(row["seconds"][method] for row in rows) for method in METHODS}}
+    return rows
 
 
 def _seconds(tensors: Sequence[Floats], rank: int, method: Literal["exact", "deflated"], repeats: int) -> float:
@@ -120,32 +135,32 @@ def _variance(lengths: Float64s, rank: int) -> float:
     return sampling_error(lengths, optimal_probabilities(lengths, rank))
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    lines = [f"{result['date']}, {result['cpu']}, one core; rank {result['rank']}, gradients after {result['steps']} steps."]
-    for name, model in result["models"].items():
-        exact, deflated = (model["seconds"][method] for method in METHODS)
-        lines += [
-            "", f"{name}: a step is coded in {deflated:.2f} s, by the exact spectrum in {exact:.2f} s.", "",
-            "| tensors | | exact, s | deflated, s | omega | " + " | ".join(COSTS) + " |",
-            "|---|---|---:|---:|---:|" + "---:|" * len(COSTS),
-        ]  # fmt: skip
-        for row in model["rows"]:
-            cells = [f"{max(row[cost]):.3g}" if max(row[cost]) >= 10 else f"{max(row[cost]):.3f}" for cost in COSTS]
-            shape, took = " x ".join(map(str, row["shape"])), row["seconds"]
-            lines.append(
-                f"| `{row['kind']}` | {row['tensors']} of {shape} | {took['exact']:.3f} | {took['deflated']:.3f} | "
-                f"{max(row['omega']):.3g} | {' | '.join(cells)} |"
-            )
-    return (
-        "\n".join([*lines, "", "Of omega and the costs, the largest of a kind; the costs are variances over the optimum's."])
-        + "\n"
-    )
+def _head(result: Result) -> str:
+    return f"One core; rank {result['rank']}, gradients after {result['steps']} steps."
 
 
-def main(models: Sequence[str], steps: int, rank: int, repeats: int, json_file: Path | None) -> int:
-    """Measure, print the page, and write JSON; the exit code."""
-    result = run(models or tuple(MODELS), steps, rank, repeats)
-    print(markdown(result), end="")
-    save(result, json_file)
-    return 0
+def _foot(result: Result) -> str:
+    seconds = [
+        f"{name}: a step is coded in {each['deflated']:.2f} s, by the exact spectrum in {each['exact']:.2f} s."
+        for name, each in result["seconds"].items()
+    ]
+    return " ".join([*seconds, "Of omega and the costs, the largest of a kind; the costs are variances over the optimum's."])
+
+
+def _cost(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{max(row[name]):.3g}" if max(row[name]) >= 10 else f"{max(row[name]):.3f}"
+
+
+COLUMNS = (
+    Column("tensors", "`{kind}`", left=True),
+    Column("", lambda row: f"{row['tensors']} of {' x '.join(map(str, row['shape']))}", left=True),
+    Column("exact, s", "{seconds[exact]:.3f}"),
+    Column("deflated, s", "{seconds[deflated]:.3f}"),
+    Column("omega", lambda row: f"{max(row['omega']):.3g}"),
+    *(Column(cost, _cost(cost)) for cost in COSTS),
+)
+STUDY = Study(Options, measure, COLUMNS, _head, _foot, tables="model")
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from psnode.bench.liars import HONEST, LIES, lie_of, markdown, measure, trial
+from studies.harness import page
+from studies.liars import HONEST, LIES, STUDY, Options, lie_of, measure, trial
 
 SETTINGS = {"network": "FC", "dataset": "digits", "scheme": "dense", "local": 2, "max_steps": 2, "threads": 1, "momentum": 0.0}
 
@@ -25,18 +26,17 @@ def test_lies_are_what_their_names_say() -> None:
 
 
 def test_a_row_for_every_lie_and_defence_and_done_runs_are_read(tmp_path: Path) -> None:
-    rows = measure(SETTINGS, ["mean", "clip"], ["x100"], [1], tmp_path)
-    assert [(row["lie"], row["defence"]) for row in rows] == [
-        (HONEST, "mean"), (HONEST, "clip"), ("x100", "mean"), ("x100", "clip"),
-    ]  # fmt: skip
-    accuracies = {(row["lie"], row["defence"]): row["all_top1"][0] for row in rows}
+    options = Options(workers=2, steps=2, defence=("mean", "clip"), lie=("x100",), seed=(1,), output=tmp_path)
+    rows = measure(options).rows
+    assert [row["lie"] for row in rows] == [HONEST, "x100"]
+    accuracies = {(row["lie"], name): row[name]["all_top1"][0] for row in rows for name in ("mean", "clip")}
     assert accuracies["x100", "mean"] != accuracies[HONEST, "mean"]  # two steps of 1.5 suffice to spoil it
     assert all(0 <= value <= 1 for value in accuracies.values())
     (tmp_path / "x100-mean-1" / "trial.json").write_text('{"top1": null, "step": 1.0, "decode": 1.0}')
-    again = measure(SETTINGS, ["mean", "clip"], ["x100"], [1], tmp_path)
-    assert again[2]["all_top1"] == [None] and again[0] == rows[0]
-    result = {"date": "D", "cpu": "C", "cores": 2, "settings": SETTINGS, "seeds": [1], "rows": again}
-    assert "| x100 | ended 1 of 1 | " in markdown(result)
+    again = measure(options)
+    assert again.rows[1]["mean"]["all_top1"] == [None] and again.rows[0] == rows[0]
+    result = {"date": "D", "cpu": "C", "cores": 2, **vars(options), **again.facts, "rows": again.rows}
+    assert "| x100 | ended 1 of 1 | " in page(STUDY, result)
 
 
 def test_a_run_that_diverges_has_no_accuracy(tmp_path: Path) -> None:

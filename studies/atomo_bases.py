@@ -1,7 +1,7 @@
-"""Compare ATOMO's bases at equal bytes on recorded gradients: singular vectors, coordinates, and cosines.
+"""`python -m studies.atomo_bases`: ATOMO's bases at equal bytes on recorded gradients: singular vectors, coordinates, cosines.
 
     psnode bench record --output lenet.safetensors --network LeNet --dataset mnist --data-dir DIR --steps 200
-    scripts/atomo_bases.py lenet.safetensors ...
+    python -m studies.atomo_bases --gradient lenet.safetensors ...
 
 Of each gradient the matrices are taken that `svd` sends as terms. A rank sets the bytes of each; the budgets of `entrywise` and
 `fourier` are those that come nearest to them. Bits are those of payloads, omega is the variance of the estimate over the
@@ -13,19 +13,21 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from psnode.bench.hardware import hardware
 from psnode.codecs import Codec, get_codec
 from psnode.codecs.arrays import Floats
 from psnode.codecs.entrywise import Entrywise
 from psnode.codecs.fourier import Fourier
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
+from psnode.config.declaration import ABSENT, option
+from studies.harness import Column, Found, Result, Study, main, table
 
 RANKS = (1, 3, 8)
 BLOCKS = (64, 128, 256, 512, 1024, 4096)
@@ -130,35 +132,69 @@ def speed(codec: Codec, x: Floats) -> tuple[float, float, float]:
     return found[0], found[1], found[2]
 
 
-def main(files: Sequence[Path]) -> int:
-    """Measure and print; the exit code."""
-    told = hardware()
-    print(f"{told['date'][:10]}, {told['cpu']}, {told['cores']} cores.")  # type: ignore[index]
-    gradients = {file.stem: matrices(file) for file in files}
-    print("\n| gradient | rank | bits a value | svd | entrywise | fourier | measured | fourier is better on |")
-    print("|---|---:|---:|---:|---:|---:|---|---|")
-    for name, tensors in gradients.items():
-        size, total = sum(x.size for x in tensors.values()), sum(energy(x) for x in tensors.values())
-        for rank, costs, better in at_equal_bytes(tensors):
-            bits = " / ".join(f"{8 * each.nbytes / size:.3g}" for each in costs.values())
-            omegas = " | ".join(f"{each.expected / total:.3g}" for each in costs.values())
-            measured = " / ".join(f"{each.measured / total:.3g}" for each in costs.values())
-            print(f"| {name} | {rank} | {bits} | {omegas} | {measured} | {len(better)} of {len(tensors)} |", flush=True)
-    print(
-        f"\n| gradient | values | zeros | alike | {' | '.join(map(str, BLOCKS))} |\n|---|---:|---:|---:|{'---:|' * len(BLOCKS)}"
-    )
-    for name, tensors in gradients.items():
-        flat = np.concatenate([x.reshape(-1) for x in tensors.values()])
-        ratios = " | ".join(f"{ratio:.3f}" for ratio in over_entrywise(tensors))
-        print(f"| {name} | {flat.size:,} | {100 * np.mean(flat == 0):.0f} % | {likeness(tensors):.2f} | {ratios} |", flush=True)
-    print("\n| codec | encode, GB/s | decode | decode_add |\n|---|---:|---:|---:|")
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    gradient: tuple[Path, ...] = option(ABSENT, "A file of psnode bench record; repeat.", repeated=True, metavar="FILE")
+
+
+def measure(options: Options) -> Found:
+    """A row a gradient and rank. Facts: `blocks`, a row a gradient, and `speeds`, one a codec, GB/s."""
+    gradients = {file.stem: matrices(file) for file in options.gradient}
+    rows = [row for name, tensors in gradients.items() for row in _rows(name, tensors)]
+    blocks = [_blocks(name, tensors) for name, tensors in gradients.items()]
     x = np.random.default_rng(1).standard_normal(SIZE).astype(np.float32)
-    for spec in ("entrywise", "fourier", "fourier:block=512", "fourier:block=4096"):
-        print(f"| `{spec}` | {' | '.join(f'{rate:.2f}' for rate in speed(get_codec(spec), x))} |", flush=True)
-    return 0
+    specs = ("entrywise", "fourier", "fourier:block=512", "fourier:block=4096")
+    return Found(rows, {"blocks": blocks, "speeds": [{"spec": spec, "gbps": speed(get_codec(spec), x)} for spec in specs]})
+
+
+def _rows(name: str, tensors: Mapping[str, Floats]) -> list[dict[str, Any]]:
+    size, total = sum(x.size for x in tensors.values()), sum(energy(x) for x in tensors.values())
+    return [
+        {
+            "of": name, "rank": rank, "tensors": len(tensors), "better": len(better),
+            "bits": {basis: 8 * each.nbytes / size for basis, each in costs.items()},
+            "omega": {basis: each.expected / total for basis, each in costs.items()},
+            "measured": {basis: each.measured / total for basis, each in costs.items()},
+        }
+        for rank, costs, better in at_equal_bytes(tensors)
+    ]  # fmt: skip
+
+
+def _blocks(name: str, tensors: Mapping[str, Floats]) -> dict[str, Any]:
+    flat = np.concatenate([x.reshape(-1) for x in tensors.values()])
+    ratios = dict(zip(map(str, BLOCKS), over_entrywise(tensors), strict=True))
+    return {"of": name, "values": flat.size, "zeros": float(np.mean(flat == 0)), "alike": likeness(tensors), "over": ratios}
+
+
+def _foot(result: Result) -> str:
+    columns = [Column("gradient", "{of}", left=True), Column("values", "{values:,}"), Column("zeros", "{zeros:.0%}")]
+    columns.append(Column("alike", "{alike:.2f}"))
+    columns += [Column(str(block), lambda row, block=block: f"{row['over'][str(block)]:.3f}") for block in BLOCKS]
+    names = ("encode, GB/s", "decode", "decode_add")
+    speeds = [Column(name, lambda row, at=at: f"{row['gbps'][at]:.2f}") for at, name in enumerate(names)]
+    second = table([Column("codec", "`{spec}`", left=True), *speeds], result["speeds"])
+    return f"{table(columns, result['blocks'])}\n\n{second}"
+
+
+def _all(name: str) -> Column:
+    titles = {"bits": "bits a value", "measured": "measured"}
+    return Column(titles[name], lambda row: " / ".join(f"{value:.3g}" for value in row[name].values()))
+
+
+COLUMNS = (
+    Column("gradient", "{of}", left=True),
+    Column("rank", "{rank}"),
+    _all("bits"),
+    Column("svd", "{omega[svd]:.3g}"),
+    Column("entrywise", "{omega[entrywise]:.3g}"),
+    Column("fourier", "{omega[fourier]:.3g}"),
+    _all("measured"),
+    Column("fourier is better on", "{better} of {tensors}", left=True),
+)
+STUDY = Study(Options, measure, COLUMNS, foot=_foot)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    sys.exit(main([Path(name) for name in sys.argv[1:]]))
+    sys.exit(main(STUDY))

@@ -1,6 +1,4 @@
-"""The loss curve of a small transformer: plain PyTorch beside psnode with one worker, dense and coded.
-
-    python scripts/charlm_curve.py [--steps 400] [--scheme qsgd:levels=127] [--downlink SPEC] [--output FOLDER]
+"""`python -m studies.charlm_curve`: a small transformer's losses, plain PyTorch beside psnode with one worker, dense and coded.
 
 examples/charlm.py as a transformer, with AdamW (betas .9 and .95, weight decay .1 but for norms and biases), clipping
 by the global norm (1.0), bfloat16 autocast and a warm-up, a stable part and a decay: the same batches in all three.
@@ -10,11 +8,11 @@ in any of them. The exit code is 1 unless that is within .1 % for dense, and wit
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,11 @@ from torch.optim import lr_scheduler
 
 import psnode
 from psnode.config import Config
+from psnode.config.declaration import option
 from psnode.records.metrics import METRICS, read_records
 from psnode.task import load_task
 from psnode.tasks.data.sampler import Sampler
+from studies.harness import Column, Found, Result, Study, main
 
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "charlm.py")
 BATCH, SEED, LR, CLIP, DECAY, BETA2 = 16, 5, 2e-3, 1.0, 0.1, 0.95
@@ -88,30 +88,44 @@ def parts(losses: Sequence[float]) -> list[float]:
     return [statistics.fmean(losses[first:last]) for first, last in pairwise(edges)]
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Print the table; 0 if both curves are within their bounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--scheme", default="qsgd:levels=127", help="of the coded run")
-    parser.add_argument("--downlink", default="qsgd:levels=127", help="of the coded run")
-    parser.add_argument("--output", type=Path, help="where the runs stay")
-    asked = parser.parse_args(given)
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    steps: int = option(400, "Steps of each run.", minimum=PARTS)
+    width: int = option(64, "Of the transformer.", minimum=1)
+    scheme: str = option("qsgd:levels=127", "Of the coded run.", metavar="SPEC")
+    downlink: str = option("qsgd:levels=127", "Of the coded run.", metavar="SPEC")
+    output: Path | None = option(None, "Directory in which the runs stay.", metavar="FOLDER")
+
+
+def measure(options: Options) -> Found:
+    """A row a curve: `run`, `losses`, the means of the tenths, and `worst`, the greatest difference from plain PyTorch."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.output or Path(scratch)
-        curves = {"plain PyTorch": parts(by_torch(asked.steps, asked.width))}
-        for name, scheme, downlink in (("dense", "dense", None), ("coded", asked.scheme, asked.downlink)):
-            curves[name] = parts(by_psnode(asked.steps, asked.width, scheme, downlink, folder / name))
-    print(f"| up to step | {' | '.join(str(asked.steps * (i + 1) // PARTS) for i in range(PARTS))} | greatest difference |")
-    print(f"|---|{'---:|' * (PARTS + 1)}")
-    worst = {
-        name: max(abs(a / b - 1) for a, b in zip(curve, curves["plain PyTorch"], strict=True)) for name, curve in curves.items()
-    }
-    for name, curve in curves.items():
-        label = f"coded ({asked.scheme}, down {asked.downlink})" if name == "coded" else name
-        print(f"| {label} | {' | '.join(f'{loss:.4f}' for loss in curve)} | {worst[name]:.2%} |")
-    return int(any(worst[name] > bound for name, bound in WITHIN.items()))
+        folder = options.output or Path(scratch)
+        plain = parts(by_torch(options.steps, options.width))
+        curves = {"plain PyTorch": plain}
+        for name, scheme, downlink in (("dense", "dense", None), ("coded", options.scheme, options.downlink)):
+            curves[name] = parts(by_psnode(options.steps, options.width, scheme, downlink, folder / name))
+    worst = {name: max(abs(a / b - 1) for a, b in zip(curve, plain, strict=True)) for name, curve in curves.items()}
+    return Found([{"run": name, "losses": curve, "worst": worst[name]} for name, curve in curves.items()])
+
+
+def _columns(result: Result) -> list[Column]:
+    tenths = [
+        Column(str(result["steps"] * (at + 1) // PARTS), lambda row, at=at: f"{row['losses'][at]:.4f}") for at in range(PARTS)
+    ]
+    return [Column("up to step", "{run}", left=True), *tenths, Column("greatest difference", "{worst:.2%}")]
+
+
+STUDY = Study(
+    Options,
+    measure,
+    _columns,
+    head=lambda result: f"Coded: {result['scheme']}, down {result['downlink']}.",
+    passed=lambda result: all(row["worst"] <= WITHIN.get(row["run"], 1.0) for row in result["rows"]),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(STUDY))

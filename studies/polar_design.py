@@ -1,4 +1,4 @@
-"""`psnode bench polar-design`: make the designs of the polar codec by simulation, the same ones from the same seed.
+"""`python -m studies.polar_design`: make the designs of the polar codec by simulation, the same ones from the same seed.
 
 Values are drawn from the test channel with known bits, which a genie tells to successive cancellation. So bit i of a level has,
 on average over many blocks, the entropies H of its prior and H' of its posterior: it is frozen if H - H' < tau H, since little
@@ -12,8 +12,9 @@ Source: Korada, Urbanke, "Polar codes are optimal for lossy source coding", IEEE
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,9 @@ from psnode.codecs.polarcodes.designs import Masks2
 from psnode.codecs.polarcodes.lanes import UNIT, Llrs, Masks, f_row, g_row
 from psnode.codecs.polarcodes.symbols import CELL_BITS, cells_of, look_up_llrs, look_up_priors, mark
 from psnode.codecs.polarcodes.vectors import LANES
+from psnode.config.declaration import ABSENT, option
 from psnode.errors import ConfigurationError
+from studies.harness import Column, Found, Study, main
 
 FLAT = 0.995
 SURE = 0.05
@@ -113,29 +116,55 @@ def masks(found: Float64s, rate: float) -> tuple[Masks2, float, float]:
     return Masks2(frozen, prior > FLAT), tau, promised
 
 
-def main(rates: Sequence[float], log_lengths: Sequence[int], blocks: int | None, seed: int, output: Path) -> int:
-    """Make designs, all if none is named, over those in `output`; the exit code. ConfigurationError for an unknown rate."""
-    for rate in rates:
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    output: Path = option(ABSENT, "Folder for the designs, rate-R.npz.", metavar="FOLDER")
+    rate: tuple[float, ...] = option(designs.RATES, "This rate in bits; repeat.", repeated=True, metavar="R")
+    log_length: tuple[int, ...] = option(
+        designs.LENGTHS, "Blocks of 2^N; repeat.", minimum=6, maximum=18, repeated=True, metavar="N"
+    )
+    blocks: int | None = option(None, "Blocks to simulate; default: 2^25 values of them, at most 8192.", minimum=32)
+    seed: int = option(1, "Of the simulation.", minimum=0)
+
+
+def measure(options: Options) -> Found:
+    """Make designs over those in `output`; a row each. ConfigurationError for an unknown rate."""
+    for rate in options.rate:
         if rate not in designs.RATES:
             raise ConfigurationError(f"--rate must be one of {', '.join(f'{each:g}' for each in designs.RATES)}, not {rate:g}")
-    output.mkdir(parents=True, exist_ok=True)
-    for rate in rates or designs.RATES:
-        path = output / designs.name_of(rate)
+    options.output.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for rate in options.rate:
+        path = options.output / designs.name_of(rate)
         stored = {}
         if path.exists():
             with np.load(path) as old:
                 stored = {name: old[name] for name in old.files}
-        for log_length in log_lengths or designs.LENGTHS:
+        for log_length in options.log_length:
             start = time.perf_counter()
-            simulated = blocks or min(VALUES >> log_length, MOST_BLOCKS)
-            found = entropies(designs.CHANNELS[rate], log_length, -(-simulated // LANES), seed)
+            simulated = options.blocks or min(VALUES >> log_length, MOST_BLOCKS)
+            found = entropies(designs.CHANNELS[rate], log_length, -(-simulated // LANES), options.seed)
             chosen, tau, promised = masks(found, rate)
             stored[f"n{log_length}"] = designs.pack(chosen)
-            free = ", ".join(f"{share:.3f}" for share in 1 - chosen.frozen.mean(axis=1))
-            seconds = time.perf_counter() - start
-            print(
-                f"rate {rate:g}, N = 2^{log_length}: {promised:.4f} bits at tau {tau:.3f}, free {free}; {seconds:.0f} s",
-                flush=True,
-            )
+            free = [float(share) for share in 1 - chosen.frozen.mean(axis=1)]
+            about = {"rate": rate, "log_length": log_length, "promised": promised, "tau": tau, "free": free}
+            rows.append({**about, "seconds": time.perf_counter() - start})
         np.savez_compressed(path, **{name: stored[name] for name in sorted(stored)})
-    return 0
+    return Found(rows)
+
+
+COLUMNS = (
+    Column("rate", "{rate:g}"),
+    Column("N", "2^{log_length}"),
+    Column("bits", "{promised:.4f}"),
+    Column("tau", "{tau:.3f}"),
+    Column("free", lambda row: ", ".join(f"{share:.3f}" for share in row["free"]), left=True),
+    Column("s", "{seconds:.0f}"),
+)
+STUDY = Study(Options, measure, COLUMNS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

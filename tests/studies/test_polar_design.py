@@ -9,9 +9,9 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from psnode.bench.polar_design import entropies, transform
-from psnode.cli import main
 from psnode.codecs.polarcodes.designs import CHANNELS, RATES
+from studies.harness import main
+from studies.polar_design import STUDY, entropies, transform
 from tests.codecs.polar_oracle import masks
 
 RATE = 1.0
@@ -59,13 +59,13 @@ def test_the_transform_is_the_kronecker_power_of_its_kernel() -> None:
 
 @pytest.mark.parametrize("rate", RATES)
 def test_the_shipped_design_is_what_its_command_makes(tmp_path: Path, rate: float) -> None:
-    command = ["bench", "polar-design", "--rate", f"{rate:g}", "--log-length", "8", "--output", str(tmp_path)]
-    assert main(command) == 0
+    command = ["--rate", f"{rate:g}", "--log-length", "8", "--output", str(tmp_path)]
+    assert main(STUDY, command) == 0
     with np.load(tmp_path / f"rate-{rate:g}.npz") as made:
         found = np.unpackbits(made["n8"], axis=-1).astype(bool)
     np.testing.assert_array_equal(found, masks(round(2 * rate), 8))
 
 
 def test_a_rate_that_no_channel_is_known_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "polar-design", "--rate", "0.7", "--output", str(tmp_path)]) == 2
+    assert main(STUDY, ["--rate", "0.7", "--output", str(tmp_path)]) == 2
     assert "--rate must be one of" in capsys.readouterr().err

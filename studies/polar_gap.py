@@ -1,4 +1,4 @@
-"""`psnode bench polar-gap`: how far polar is from the rate-distortion function of a Gaussian source, and how fast.
+"""`python -m studies.polar_gap`: how far polar is from the rate-distortion function of a Gaussian source, and how fast.
 
 For every rate and block length N, values of N(0, 1) are encoded, and their bytes decoded by another process. With R the bits
 of all of these bytes a value, D the mean squared error over the mean square, the gap is 10 log10 D + 20 log10(2) R decibels:
@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -20,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
 from psnode.codecs import get_codec
 from psnode.codecs.arrays import Floats
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.rng import Key
+from psnode.config.declaration import option
+from studies.harness import Column, Found, Result, Study, main
 
 KEY = Key.derive(1, "gap")
 _REPEATS, _SECONDS = 5, 0.5
@@ -57,7 +58,7 @@ def _fastest(call: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def measure(rate: float, block: int, values: int) -> dict[str, Any]:
+def blocks_of(rate: float, block: int, values: int) -> dict[str, Any]:
     """Of `values` values, rounded up to whole superblocks of 32 blocks."""
     codec = get_codec(f"polar:rate={rate:g},block={block},prior=gaussian")
     size = -(-values // (LANES * block)) * LANES * block
@@ -102,34 +103,36 @@ def segment(rate: float, size: int) -> dict[str, Any]:
     }
 
 
-def main(
-    rates: Sequence[float], log_lengths: Sequence[int], values: int, segments: Sequence[int], json_file: Path | None
-) -> int:  # fmt: skip
-    """Print a row for every rate and block length, or segment if there are some; the exit code. CodecSpecError."""
-    if segments:
-        return _segments(rates, segments, json_file)
-    print("  bits   N     blocks  bits sent    error   gap dB  worst dB  encode  decode GB/s")
-    rows = []
-    for rate in rates:
-        for log_length in log_lengths:
-            row = measure(rate, 1 << log_length, values)
-            rows.append(row)
-            found = f"{row['bits']:11.4f}{row['error']:10.5f}{row['gap']:9.3f}{row['worst']:10.3f}"
-            speed = f"{row['encode']:8.2f}{row['decode']:8.2f}"
-            print(f"{rate:6g}  2^{log_length:<3d}{row['blocks']:8d}{found}{speed}", flush=True)
-    _save(rows, json_file)
-    return 0
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    rate: tuple[float, ...] = option((1.0,), "Bits; repeat for more.", repeated=True, metavar="R")
+    log_length: tuple[int, ...] = option(
+        (10, 12, 14, 16, 18), "Blocks of 2^N; repeat for more.", minimum=10, maximum=18, repeated=True, metavar="N"
+    )
+    values: int = option(1 << 23, "How many Gaussian values.", minimum=1)
+    segment: tuple[int, ...] = option((), "An array of N values; repeat.", minimum=1, repeated=True, metavar="N")
 
 
-def _segments(rates: Sequence[float], segments: Sequence[int], json_file: Path | None) -> int:
-    print("  bits    values  bits sent    error   gap dB  encode  decode GB/s")
-    rows = [segment(rate, size) for rate in rates for size in segments]
-    for row in rows:
-        found = f"{row['bits']:11.4f}{row['error']:9.5f}{row['gap']:9.3f}"
-        print(f"{row['rate']:6g}{row['size']:10d}{found}{row['encode']:8.2f}{row['decode']:8.2f}")
-    _save(rows, json_file)
-    return 0
+def measure(options: Options) -> Found:
+    """A row for every rate and block length, or segment if there are some. CodecSpecError."""
+    if options.segment:
+        return Found([segment(rate, size) for rate in options.rate for size in options.segment])
+    return Found([blocks_of(rate, 1 << length, options.values) for rate in options.rate for length in options.log_length])
 
 
-def _save(rows: list[dict[str, Any]], json_file: Path | None) -> None:
-    save({**hardware(), "rows": rows}, json_file)
+def _columns(result: Result) -> list[Column]:
+    """Of blocks, or of segments."""
+    what = [Column("values", "{size}")] if result["segment"] else [Column("N", "{block}"), Column("blocks", "{blocks}")]
+    worst = [] if result["segment"] else [Column("worst, dB", "{worst:.3f}")]
+    found = [Column("bits sent", "{bits:.4f}"), Column("error", "{error:.5f}"), Column("gap, dB", "{gap:.3f}"), *worst]
+    speeds = [Column("encode, GB/s", "{encode:.2f}"), Column("decode, GB/s", "{decode:.2f}")]
+    return [Column("bits", "{rate:g}"), *what, *found, *speeds]
+
+
+STUDY = Study(Options, measure, _columns)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,4 +1,4 @@
-"""`psnode bench threads`: processor time of a step by thread, of a real job on this machine.
+"""`python -m studies.threads`: processor time of a step by thread, of a real job on this machine.
 
 A master and W workers train under `psnode launch`, over shared memory; W processes without any exchange train the same model as
 the floor (both as in `psnode bench peers`); they take turns, once a round. Between two steps of each the kernel's books are read
@@ -8,7 +8,6 @@ for every thread of every rank, and for the machine as a whole. A step is timed 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import statistics
 import subprocess
@@ -17,21 +16,21 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from psnode.bench.contenders import Ddp, Ground, Psnode
-from psnode.bench.hardware import hardware
 from psnode.bench.labs import environment
 from psnode.bench.marks import read_marks
-from psnode.bench.processor import Thread, between, machine, ranks, threads
-from psnode.bench.saving import save
 from psnode.bench.trial import step_durations
-from psnode.errors import ConfigurationError, TransportError
+from psnode.config.declaration import option
+from psnode.errors import TransportError
 from psnode.jobs.launch import launch
 from psnode.records.metrics import METRICS
+from studies.harness import Column, Found, Result, Row, Study, main
+from studies.processor import Thread, between, machine, ranks, threads
 
 SCHEME = "topk:ratio=0.005+fp16 --downlink topk:ratio=0.005+fp16"
 _AFTER = 5  # steps behind the measured ones, while which all threads are still there
@@ -99,34 +98,56 @@ class Watch:
         return used, {kind: (last.machine[kind] - first.machine[kind]) / steps for kind in last.machine}
 
 
-def run(
-    ground: Ground, scheme: str, *, warmup: int, rounds: int, tell: Callable[[str], None] = lambda line: None
-) -> dict[str, Any]:
-    """Measure; round r trains with seed + r. Of a ground's steps the first `warmup` are not measured, nor the last few.
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
 
-    Raises ConfigurationError for a scheme that train refuses, TransportError if a job fails.
+    network: str = option("torchvision:resnet18", "Same as for train.")
+    dataset: str = option("synthetic", "Same as for train.")
+    data_dir: Path | None = option(None, "Same as for train.", metavar="DIR")
+    workers: int = option(4, "Workers of the job.", minimum=1, aliases=("-n",))
+    batch_size: int = option(16, "Examples a worker takes in a step.", minimum=1)
+    lr: float = option(0.01, "Same as for train.", above=0)
+    seed: int = option(1, "Of the first round; then the next.", minimum=0)
+    scheme: str = option(SCHEME, "A scheme, and flags of train.", metavar="'NAME [FLAG VALUE]...'")
+    steps: int = option(40, "Steps to measure.", minimum=2)
+    warmup: int = option(10, "Steps before them.", minimum=1)
+    rounds: int = option(3, "How often everything is measured.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """Rows have a name and a figure a round, `values`. Fact: `measured`, the figures of all rounds (`_figures`).
+
+    Round r trains with seed + r. Raises ConfigurationError for a scheme that train refuses, TransportError if a job fails.
     """
-    if ground.steps - _AFTER - warmup < 2:
-        raise ConfigurationError(f"{ground.steps - _AFTER - warmup} measured steps have no spread: take 2 or more")
+    from psnode.tasks.classification import Classification
+
+    directory = None if options.data_dir is None else str(options.data_dir.expanduser().absolute())
+    Classification(options.network, options.dataset, directory)
+    ground = Ground(
+        network=options.network, dataset=options.dataset, data_dir=directory, workers=options.workers, batch=options.batch_size,
+        lr=options.lr, seed=options.seed, steps=options.warmup + options.steps + _AFTER,
+    )  # fmt: skip
     found = []
-    for number in range(rounds):
+    for number in range(options.rounds):
         here = replace(ground, seed=ground.seed + number)
         with tempfile.TemporaryDirectory(prefix="psnode-threads-", ignore_cleanup_errors=True) as folder:
             (Path(folder) / "marks").mkdir()
-            job = _job(here, scheme, warmup, Path(folder))
+            job = _job(here, options.scheme, options.warmup, Path(folder))
         with tempfile.TemporaryDirectory(prefix="psnode-threads-", ignore_cleanup_errors=True) as folder:
             (Path(folder) / "marks").mkdir()
-            floor = _floor(here, warmup, Path(folder))
-        tell(f"round {number + 1}: {job['step_ms']:.1f} ms a step, {floor['step_ms']:.1f} without communication")
+            floor = _floor(here, options.warmup, Path(folder))
+        shown = f"{job['step_ms']:.1f} ms a step, {floor['step_ms']:.1f} without communication"
+        print(f"round {number + 1}: {shown}", file=sys.stderr, flush=True)
         found.append({"job": job, "floor": floor})
-    return {**hardware(), "scheme": scheme, "ground": asdict(ground), "warmup": warmup, "rounds": found}
+    return Found(list(_rows(found)), {"measured": found})
 
 
 def _job(ground: Ground, scheme: str, warmup: int, folder: Path) -> dict[str, Any]:
     arguments = Psnode(scheme).arguments(ground, folder)
     metrics = folder / "run" / METRICS
     with Watch(str(folder / "run"), warmup, ground.steps - _AFTER, lambda: _lines(metrics)) as watch:
-        code = launch(ground.workers, arguments, program=(sys.executable, "-m", "psnode.bench.named"))
+        code = launch(ground.workers, arguments, program=(sys.executable, "-m", "studies.named"))
     if code != 0:
         raise TransportError(f"the job ended with exit code {code}: see its messages above")
     return _figures(watch, ground, warmup, folder, lambda thread: ("worker" if thread.rank else "master", _name(thread)))
@@ -195,57 +216,40 @@ def _figures(
     }
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    ground, rounds = result["ground"], result["rounds"]
-    ratios = [each["job"]["step_ms"] / each["floor"]["step_ms"] for each in rounds]
-    lines = ["| a step, ms | median | least to most |", "|---|---:|---:|"]
-    lines += [_line("a step", [each["job"]["step_ms"] for each in rounds])]
-    lines += [_line("without communication", [each["floor"]["step_ms"] for each in rounds])]
-    lines += [_line("the one over the other", ratios, digits=3)]
+def _rows(rounds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    steps = [[each[contender]["step_ms"] for each in rounds] for contender in ("job", "floor")]
+    yield {"name": "a step", "values": steps[0]}
+    yield {"name": "without communication", "values": steps[1]}
+    yield {"name": "the one over the other", "values": [job / floor for job, floor in zip(*steps, strict=True)], "digits": 3}
     for contender, title in (("job", ""), ("floor", " without communication")):
         threads_of = [each[contender]["threads"] for each in rounds]
         for kind, names in threads_of[0].items():
-            article = "the master" if kind == "master" else "a worker"
-            lines += [_line(f"{article}{title}, {name}", [found[kind].get(name, 0.0) for found in threads_of]) for name in names]
+            whose = "the master" if kind == "master" else "a worker"
+            for name in names:
+                yield {"name": f"{whose}{title}, {name}", "values": [found[kind].get(name, 0.0) for found in threads_of]}
     for kind in rounds[0]["job"]["machine"]:
         spent = [each["job"]["machine"][kind] for each in rounds]
-        lines += [_line(f"the machine, {kind}", spent)] if max(spent) >= 1 else []
-    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores; {ground['network']}, {ground['workers']} workers x "
-    head += f"{ground['batch']}, `--scheme {result['scheme']}`, shared memory; {len(rounds)} rounds of {ground['steps']} steps."
-    return f"{head}\n\n" + "\n".join(lines) + "\n"
+        if max(spent) >= 1:
+            yield {"name": f"the machine, {kind}", "values": spent}
 
 
-def _line(name: str, values: Sequence[float], digits: int = 1) -> str:
-    low, high = min(values), max(values)
-    return f"| {name} | {statistics.median(values):.{digits}f} | {low:.{digits}f} to {high:.{digits}f} |"
+def _head(result: Result) -> str:
+    job = f"{result['network']}, {result['workers']} workers x {result['batch_size']}, `--scheme {result['scheme']}`"
+    steps = result["warmup"] + result["steps"] + _AFTER
+    return f"{job}, shared memory; {len(result['measured'])} rounds of {steps} steps."
 
 
-def main(
-    *,
-    network: str,
-    dataset: str,
-    data_dir: Path | None,
-    workers: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    scheme: str,
-    steps: int,
-    warmup: int,
-    rounds: int,
-    json_file: Path | None,
-) -> int:
-    """Measure, print the table, write it as JSON; the exit code."""
-    from psnode.tasks.classification import Classification
+def _number(value: float, row: Row) -> str:
+    return f"{value:.{row.get('digits', 1)}f}"
 
-    directory = None if data_dir is None else str(data_dir.expanduser().absolute())
-    Classification(network, dataset, directory)
-    ground = Ground(
-        network=network, dataset=dataset, data_dir=directory, workers=workers, batch=batch_size, lr=lr, seed=seed,
-        steps=warmup + steps + _AFTER,
-    )  # fmt: skip
-    result = run(ground, scheme, warmup=warmup, rounds=rounds, tell=lambda line: print(line, file=sys.stderr, flush=True))
-    print(markdown(result))
-    save(result, json_file)
-    return os.EX_OK
+
+COLUMNS = (
+    Column("a step, ms", "{name}", left=True),
+    Column("median", lambda row: _number(statistics.median(row["values"]), row)),
+    Column("least to most", lambda row: f"{_number(min(row['values']), row)} to {_number(max(row['values']), row)}"),
+)
+STUDY = Study(Options, measure, COLUMNS, _head)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,4 +1,4 @@
-"""`psnode bench atomo --device cuda`: milliseconds of coding a model's gradient there, beside those of the step that makes it.
+"""`python -m studies.atomo_device`: milliseconds of coding a model's gradient there, beside those of the step that makes it.
 
 The model lies on the device, and so does its gradient of one batch. All matrices of it are coded one after another, each with
 its error left in its place, by the exact spectrum (which `deflated` takes there) and by the randomised subspace.
@@ -7,21 +7,22 @@ its error left in its place, by the exact spectrum (which `deflated` takes there
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psnode.bench.atomo import MODELS
-from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.config import Config
+from psnode.config.declaration import option
 from psnode.errors import ConfigurationError
 from psnode.tasks.load import make_task
+from studies.atomo import MODELS
+from studies.harness import Column, Found, Result, Study, main
 
 if TYPE_CHECKING:
     import torch
@@ -31,22 +32,43 @@ METHODS = ("exact", "randomised")
 _KEY = Key.derive(1, "bench")
 
 
-def run(models: Sequence[str], rank: int, repeats: int, device: torch.device) -> dict[str, Any]:
-    """Measure on `device`, medians of `repeats`. ConfigurationError if its linear algebra is not the processor's."""
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    model: tuple[str, ...] = option(tuple(MODELS), "Its gradients; repeat.", choices=tuple(MODELS), repeated=True)
+    rank: int = option(3, "Expected number of terms.", minimum=1)
+    repeats: int = option(2, "The median of this many codings.", minimum=1)
+    device: str = option("cuda", "The device.", metavar="cuda[:N]")
+
+
+def measure(options: Options) -> Found:
+    """A row a model. ConfigurationError for a device that is no CUDA device here, or has other linear algebra."""
     import torch
 
-    codecs = {method: Svd(rank, method) for method in METHODS}  # type: ignore[arg-type]  # the literals above
+    device = _cuda(options.device)
+    card = torch.cuda.get_device_name(device)
+    return Found(rows_of(options, device), {"card": card, "torch": torch.__version__})
+
+
+def rows_of(options: Options, device: torch.device) -> list[dict[str, Any]]:
+    """The rows. ConfigurationError if the device's linear algebra is not the processor's."""
+    import torch
+
+    codecs = {method: Svd(options.rank, method) for method in METHODS}  # type: ignore[arg-type]  # the literals above
     _check(codecs, device)
-    found = {}
-    for name in models:
+    rows = []
+    for name in options.model:
         config = Config(lr=0.01, **MODELS[name])  # type: ignore[arg-type]  # literals
         model, step = _steps(config, device)
-        passes = _milliseconds(step, repeats, device)
+        passes = _milliseconds(step, options.repeats, device)
         matrices = [each.grad for each in model.parameters() if each.grad is not None and _is_coded(each, codecs["exact"])]
-        coding = {method: _milliseconds(_coding(codec, matrices, device), repeats, device) for method, codec in codecs.items()}
-        found[name] = {"passes": passes, "matrices": len(matrices), "values": sum(map(torch.numel, matrices)), "coding": coding}
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    return {**hardware(), "device": card, "torch": torch.__version__, "rank": rank, "repeats": repeats, "models": found}
+        taken = {
+            method: _milliseconds(_coding(codec, matrices, device), options.repeats, device) for method, codec in codecs.items()
+        }
+        values = sum(map(torch.numel, matrices))
+        rows.append({"model": name, "passes": passes, "matrices": len(matrices), "values": values, "coding": taken})
+    return rows
 
 
 def _check(codecs: dict[str, Svd], device: torch.device) -> None:
@@ -113,29 +135,6 @@ def _milliseconds(action: Callable[[], None], repeats: int, device: torch.device
     return statistics.median(taken[1:])
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results."""
-    lines = [
-        f"{result['date']}, {result['device']}, torch {result['torch']}; host: {result['cpu']}.",
-        f"Rank {result['rank']}, milliseconds, medians of {result['repeats']}.",
-        "",
-        "| model | forward and backward | matrices | values | " + " | ".join(METHODS) + " |",
-        "|---|---:|---:|---:|" + "---:|" * len(METHODS),
-    ]
-    for name, row in result["models"].items():
-        cells = " | ".join(f"{row['coding'][method]:.1f}" for method in METHODS)
-        lines.append(f"| {name} | {row['passes']:.1f} | {row['matrices']} | {row['values']:,} | {cells} |")
-    return "\n".join(lines) + "\n"
-
-
-def main(models: Sequence[str], rank: int, repeats: int, device: str, json_file: Path | None) -> int:
-    """Measure, print the table, and write JSON; the exit code. ConfigurationError for what is no CUDA device here."""
-    result = run(models or tuple(MODELS), rank, repeats, _cuda(device))
-    print(markdown(result), end="")
-    save(result, json_file)
-    return 0
-
-
 def _cuda(text: str) -> torch.device:
     import torch
 
@@ -147,3 +146,21 @@ def _cuda(text: str) -> torch.device:
     device = torch.device("cuda", int(number or 0))
     torch.cuda.set_device(device)
     return device
+
+
+def _head(result: Result) -> str:
+    return f"{result['card']}, torch {result['torch']}. Rank {result['rank']}, milliseconds, medians of {result['repeats']}."
+
+
+COLUMNS = (
+    Column("model", "{model}", left=True),
+    Column("forward and backward", "{passes:.1f}"),
+    Column("matrices", "{matrices}"),
+    Column("values", "{values:,}"),
+    *(Column(method, f"{{coding[{method}]:.1f}}") for method in METHODS),
+)
+STUDY = Study(Options, measure, COLUMNS, _head)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

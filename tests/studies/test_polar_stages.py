@@ -1,14 +1,14 @@
-"""`psnode bench polar-stages`: its stages are those of the codec, so that its decoded values have the codec's error."""
+"""`python -m studies.polar_stages`: its stages are those of the codec, so that its decoded values have the codec's error."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from psnode.bench.polar_stages import Bench, Stages
-from psnode.cli import main
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
+from studies.harness import main
+from studies.polar_stages import STUDY, Bench, Stages
 
 
 @pytest.mark.parametrize("rate", [0.5, 1.0, 3.0])
@@ -26,9 +26,9 @@ def test_what_the_stages_read_has_the_error_of_the_codec(rate: float) -> None:
 
 
 def test_the_command_adds_up_its_stages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "polar-stages", "--log-length", "10", "--repeats", "2"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert main(STUDY, ["--log-length", "10", "--repeats", "2"]) == 0
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     for side in ("encode", "decode"):
-        parts = [float(row[-2]) for row in rows if row[0] == f"{side}:"]
-        (total,) = [float(row[1]) for row in rows if row[0] == side]
+        parts = [float(cells[1]) for cells in rows if cells[0].startswith(f" {side}: ")]
+        (total,) = [float(cells[1]) for cells in rows if cells[0] == f" {side} "]
         assert sum(parts) == pytest.approx(total, abs=0.01 * len(parts))
