@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from psnode_ec2.closing import end_nodes
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node
 from psnode_ec2.errors import ConfigurationError, DeadlineError, NodeLostError, OthersError
-from psnode_ec2.removing import end_nodes
 from psnode_ec2.settings import Settings
 
 _TURNS = 6  # looks that a later launch has to end its surplus, before this one gives up

@@ -1,18 +1,42 @@
-"""Extending: the nodes that run end themselves max_hours after their start, as the settings say now."""
+"""The hours at which nodes end themselves: the notice an hour before, told with every command, and putting it off (`extend`)."""
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from psnode_ec2.cluster import HOURS, Cluster, Node
+from psnode_ec2.cluster import HOURS, LIVE, Cluster, Node
 from psnode_ec2.costs import costs
 from psnode_ec2.errors import ConfigurationError
 from psnode_ec2.remote import Access
 
+_NOTICE = datetime.timedelta(hours=1)
 _LEAST_MINUTES = 5  # until a new end: time to get what was trained
+
+
+def first_end(nodes: Sequence[Node]) -> datetime.datetime | None:
+    """The moment at which the first of them ends itself."""
+    return min((node.ends for node in nodes if node.ends and node.state in LIVE), default=None)
+
+
+def seconds_to_notice(nodes: Sequence[Node], now: datetime.datetime) -> float | None:
+    """From now until an hour before the first end, at least 0; None if no node ends itself."""
+    end = first_end(nodes)
+    return max(0.0, (end - _NOTICE - now).total_seconds()) if end else None
+
+
+def notice(nodes: Sequence[Node], now: datetime.datetime) -> str:
+    """A line for people, if a node ends within the hour; else nothing."""
+    end = first_end(nodes)
+    if end is None or end - now > _NOTICE:
+        return ""
+    minutes = max(0, int((end - now).total_seconds() // 60))
+    return (
+        f"the nodes end themselves at {end:%Y-%m-%d %H:%M} UTC, in {minutes} minutes, with all that lies on them: get what was "
+        "trained, or write it to a shared directory"
+    )
 
 
 def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Callable[[str], None]) -> list[Node]:
