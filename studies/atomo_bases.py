@@ -27,7 +27,7 @@ from psnode.codecs.fourier import Fourier
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.config.declaration import ABSENT, option
-from studies.harness import Column, Found, Result, Study, main, table
+from studies.harness import Column, Found, Result, Study, at, main, table
 
 RANKS = (1, 3, 8)
 BLOCKS = (64, 128, 256, 512, 1024, 4096)
@@ -171,9 +171,9 @@ def _blocks(name: str, tensors: Mapping[str, Floats]) -> dict[str, Any]:
 def _foot(result: Result) -> str:
     columns = [Column("gradient", "{of}", left=True), Column("values", "{values:,}"), Column("zeros", "{zeros:.0%}")]
     columns.append(Column("alike", "{alike:.2f}"))
-    columns += [Column(str(block), lambda row, block=block: f"{row['over'][str(block)]:.3f}") for block in BLOCKS]
+    columns += [Column(str(block), at(".3f", "over", str(block))) for block in BLOCKS]
     names = ("encode, GB/s", "decode", "decode_add")
-    speeds = [Column(name, lambda row, at=at: f"{row['gbps'][at]:.2f}") for at, name in enumerate(names)]
+    speeds = [Column(name, at(".2f", "gbps", number)) for number, name in enumerate(names)]
     second = table([Column("codec", "`{spec}`", left=True), *speeds], result["speeds"])
     return f"{table(columns, result['blocks'])}\n\n{second}"
 

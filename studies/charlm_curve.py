@@ -26,7 +26,7 @@ from psnode.config.declaration import option
 from psnode.records.metrics import METRICS, read_records
 from psnode.task import load_task
 from psnode.tasks.data.sampler import Sampler
-from studies.harness import Column, Found, Result, Study, main
+from studies.harness import Column, Found, Result, Study, at, main
 
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "charlm.py")
 BATCH, SEED, LR, CLIP, DECAY, BETA2 = 16, 5, 2e-3, 1.0, 0.1, 0.95
@@ -45,7 +45,7 @@ def by_torch(steps: int, width: int) -> list[float]:
     model, data = task.model(), task.train_data()
     plain = [value for name, value in model.named_parameters() if "norm" in name or "bias" in name]
     rest = [value for value in model.parameters() if all(value is not other for other in plain)]
-    groups = [{"params": rest}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": rest}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, LR, betas=(0.9, BETA2), weight_decay=DECAY, foreach=False)
     schedule = lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, steps))
     sampler, losses = Sampler(len(data), 0, 1, BATCH, 1, SEED), []
@@ -75,7 +75,7 @@ def by_psnode(steps: int, width: int, scheme: str, downlink: str | None, folder:
         "no_decay": ("norm", "bias"), "clip_grad_norm": CLIP, "precision": "bf16", "lr": LR, "lr_schedule": "wsd",
         "warmup_steps": part, "lr_decay_steps": part,
     }  # fmt: skip
-    same = {"batch_size": BATCH, "seed": SEED, "max_steps": steps, "local": 1, "threads": torch.get_num_threads()}
+    same: dict[str, Any] = {"batch_size": BATCH, "seed": SEED, "max_steps": steps, "local": 1, "threads": torch.get_num_threads()}
     code = psnode.run(_task(width), Config(train_dir=folder, tensorboard=False, eval_freq=0, quiet=True, **settings, **same))
     if code:
         sys.exit(code)
@@ -112,9 +112,7 @@ def measure(options: Options) -> Found:
 
 
 def _columns(result: Result) -> list[Column]:
-    tenths = [
-        Column(str(result["steps"] * (at + 1) // PARTS), lambda row, at=at: f"{row['losses'][at]:.4f}") for at in range(PARTS)
-    ]
+    tenths = [Column(str(result["steps"] * (part + 1) // PARTS), at(".4f", "losses", part)) for part in range(PARTS)]
     return [Column("up to step", "{run}", left=True), *tenths, Column("greatest difference", "{worst:.2%}")]
 
 

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from psnode.bench.bandwidth import read_once
 from psnode.bench.codecs import KEY, tensors
 from psnode.bench.hardware import last_level_cache
 from psnode.bench.inputs import gaussian
-from psnode.bench.rotation import APART, Rotation, beyond_cache
-from psnode.bench.timing import best_in_turn
+from psnode.bench.yardsticks.bandwidth import read_once
+from psnode.bench.yardsticks.rotation import APART, Rotation, beyond_cache
+from psnode.bench.yardsticks.timing import best_in_turn
 from psnode.codecs import get_codec
 from psnode.codecs.arrays import Floats, Parts
 from psnode.config.declaration import option

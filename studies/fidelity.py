@@ -18,8 +18,8 @@ import numpy as np
 
 from psnode.bench import inputs
 from psnode.bench.inputs import Input
-from psnode.bench.quality import quality
-from psnode.bench.rate_distortion import curve
+from psnode.bench.yardsticks.quality import quality
+from psnode.bench.yardsticks.rate_distortion import curve
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.config.declaration import option

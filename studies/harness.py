@@ -53,6 +53,18 @@ class Column(NamedTuple):
         return self.cell.format(**row) if isinstance(self.cell, str) else self.cell(row)
 
 
+def at(form: str, *path: Any) -> Callable[[Row], str]:
+    """A cell: the number at `path`, keys of one mapping or list inside another, as format(number, form) writes it."""
+
+    def cell(row: Row) -> str:
+        found: Any = row
+        for key in path:
+            found = found[key]
+        return format(found, form)
+
+    return cell
+
+
 @dataclasses.dataclass(frozen=True)
 class Study(Generic[O]):
     """A study.

@@ -79,7 +79,8 @@ def scale(rng: np.random.Generator) -> Trial:
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
         x = torch.from_numpy(rng.standard_normal((BATCH, 20)).astype(np.float32))
         used = float(step % 13 == 5 or step > 30)
-        return ((x @ model["w"] - 1) ** 2).mean() * 1e-3 + used * model["s"] * x.square().sum()
+        found: torch.Tensor = ((x @ model["w"] - 1) ** 2).mean() * 1e-3 + used * model["s"] * x.square().sum()
+        return found
 
     return Trial(model, loss, lambda step: 0.01 * min(1.0, step / 10))
 
@@ -91,9 +92,9 @@ def unfrozen(rng: np.random.Generator) -> Trial:
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
         x = torch.from_numpy(rng.standard_normal((BATCH, 10)).astype(np.float32))
         hidden = first(x) if step >= 20 else first(x).detach()
-        return (second(torch.relu(hidden)) * (1e-12 if step < 20 else 1.0)).square().mean() + hidden.square().mean() * (
-            step >= 20
-        )
+        late: torch.Tensor = hidden.square().mean() * (step >= 20)
+        found: torch.Tensor = (second(torch.relu(hidden)) * (1e-12 if step < 20 else 1.0)).square().mean() + late
+        return found
 
     return Trial(nn.ModuleList([first, second]), loss)
 
@@ -105,7 +106,8 @@ def spikes(rng: np.random.Generator) -> Trial:
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
         size = 1000.0 if rng.random() < 0.1 else 1.0
         x = torch.from_numpy((size * rng.standard_cauchy((BATCH, 7))).astype(np.float32))
-        return (model(x[:, :6])[:, 0] - x[:, 6]).square().mean()
+        found: torch.Tensor = (model(x[:, :6])[:, 0] - x[:, 6]).square().mean()
+        return found
 
     return Trial(model, loss, lambda step: -1.0)
 

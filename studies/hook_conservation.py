@@ -24,7 +24,7 @@ from psnode import ddp
 from psnode.codecs.table import CODECS
 from psnode.config.declaration import option
 from psnode.errors import PsnodeError
-from studies.harness import Column, Found, Result, Study, main
+from studies.harness import Column, Found, Result, Study, at, main
 
 SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 CASES = ("unused", "skipped", "scaled", "accumulated", "no_sync", "subgroup")
@@ -168,7 +168,7 @@ class Options:
 
 def measure(options: Options) -> Found:
     """A row a number of ranks and codec: `errors` by case. Fact: `worst`."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"ranks": f"{ranks} ranks", "codec_id": codec, "errors": dict(zip(options.case, row, strict=True))}
         for ranks in options.ranks
         for codec, row in zip(options.codec, table(ranks, list(options.codec), list(options.case), options.steps), strict=True)
@@ -177,7 +177,7 @@ def measure(options: Options) -> Found:
 
 
 def _columns(result: Result) -> list[Column]:
-    cases = [Column(case, lambda row, case=case: f"{row['errors'][case]:.0e}") for case in result["case"]]
+    cases = [Column(case, at(".0e", "errors", case)) for case in result["case"]]
     return [Column("codec", "{codec_id}", left=True), *cases]
 
 

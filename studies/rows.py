@@ -16,8 +16,8 @@ import numpy as np
 
 from psnode.bench.hardware import last_level_cache
 from psnode.bench.inputs import gaussian
-from psnode.bench.rotation import APART, Rotation, beyond_cache
-from psnode.bench.timing import best_in_turn
+from psnode.bench.yardsticks.rotation import APART, Rotation, beyond_cache
+from psnode.bench.yardsticks.timing import best_in_turn
 from psnode.codecs import available, get_codec
 from psnode.codecs.rng import Key
 from psnode.config.declaration import option

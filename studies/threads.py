@@ -2,7 +2,7 @@
 
 A master and W workers train under `psnode launch`, over shared memory; W processes without any exchange train the same model as
 the floor (both as in `psnode bench peers`); they take turns, once a round. Between two steps of each the kernel's books are read
-for every thread of every rank, and for the machine as a whole. A step is timed by the workers' marks (psnode.bench.marks).
+for every thread of every rank, and for the machine as a whole. A step is timed by the workers' marks (bench/contest/marks).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from psnode.bench.contenders import Ddp, Ground, Psnode
-from psnode.bench.labs import environment
-from psnode.bench.marks import read_marks
-from psnode.bench.trial import step_durations
+from psnode.bench.contest.contenders import Ddp, Ground, Psnode
+from psnode.bench.contest.labs import environment
+from psnode.bench.contest.marks import read_marks
+from psnode.bench.contest.trial import step_durations
 from psnode.config.declaration import option
 from psnode.errors import TransportError
 from psnode.jobs.launch import launch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from psnode.bench.timing import best_in_turn
+from psnode.bench.yardsticks.timing import best_in_turn
 from psnode.config import Config
 from psnode.config.declaration import option
 from psnode.plan.groups import Tensor, make_plan

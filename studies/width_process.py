@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import xxhash
 
-from psnode.bench.bandwidth import read_once
 from psnode.bench.codecs import SPEEDS, Actions, Memory
 from psnode.bench.inputs import gaussian
-from psnode.bench.timing import timed
+from psnode.bench.yardsticks.bandwidth import read_once
+from psnode.bench.yardsticks.timing import timed
 from psnode.codecs import get_codec
 from psnode.config.plain_json import to_json
 

@@ -28,13 +28,13 @@ from typing import Any, Self
 
 from psnode.bench.codecs import SPEEDS
 from psnode.bench.hardware import last_level_cache
-from psnode.bench.rotation import beyond_cache
+from psnode.bench.yardsticks.rotation import beyond_cache
 from psnode.codecs import get_codec, table
 from psnode.codecs.kernels.llvm.values import UNASKED, processor
 from psnode.config.declaration import option
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError
-from studies.harness import Column, Found, Result, Row, Study, codecs, main
+from studies.harness import Column, Found, Result, Row, Study, at, codecs, main
 from studies.width_process import READ
 
 HOST = "host"
@@ -149,11 +149,11 @@ def _columns(result: Result) -> list[Column]:
     def ratio(name: str) -> Callable[[Row], str]:
         return lambda row: f"{row['gbps'][name] / row['gbps'][HOST]:.2f}"
 
-    columns = [Column("codec", "`{spec}`", left=True), Column("", "{action}", left=True), Column(HOST, f"{{gbps[{HOST}]:.2f}}")]
+    columns = [Column("codec", "`{spec}`", left=True), Column("", "{action}", left=True), Column(HOST, at(".2f", "gbps", HOST))]
     columns.append(Column("of r", lambda row: f"{row['gbps'][HOST] / result['read'][HOST]:.2f}"))
     for name in result["targets"]:
         if name != HOST:
-            columns += [Column(name, lambda row, name=name: f"{row['gbps'][name]:.2f}"), Column(f"/ {HOST}", ratio(name))]
+            columns += [Column(name, at(".2f", "gbps", name)), Column(f"/ {HOST}", ratio(name))]
     return columns
 
 

@@ -97,9 +97,9 @@ def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) 
 
     Needs root, and a checkout of psnode: hosts are emulated by its scripts/netlab.sh.
     """
-    from psnode.bench import peers
+    from psnode.bench.contest import comparison
 
-    return peers.main(schemes=schemes or peers.SCHEMES, ddp=ddp or peers.PEERS, **options)
+    return comparison.main(schemes=schemes or comparison.SCHEMES, ddp=ddp or comparison.PEERS, **options)
 
 
 @bench.command(name="hooks", short_help="Accuracy under DDP's communication hooks.")

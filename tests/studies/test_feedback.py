@@ -10,7 +10,7 @@ import pytest
 
 from psnode.bench.codecs import KEY
 from psnode.bench.inputs import gaussian
-from psnode.bench.rotation import Rotation
+from psnode.bench.yardsticks.rotation import Rotation
 from psnode.codecs import get_codec
 from studies.feedback import CODECS, STUDY, Options, _Steps, measure
 from studies.harness import main

@@ -8,8 +8,8 @@ from operator import sub, truediv
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contenders import Label, alone_name
-from psnode.bench.trial import Trial
+from psnode.bench.contest.contenders import Label, alone_name
+from psnode.bench.contest.trial import Trial
 
 _WIDTH = 170  # of a table that goes to a file
 _HEADS = (

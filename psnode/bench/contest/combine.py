@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contenders import Ground, Label
-from psnode.bench.standings import row, with_ratios
-from psnode.bench.trial import Point, Trial
+from psnode.bench.contest.contenders import Ground, Label
+from psnode.bench.contest.standings import row, with_ratios
+from psnode.bench.contest.trial import Point, Trial
 from psnode.errors import ConfigurationError
 
 Trials = Mapping[str, Mapping[Label, Sequence[Trial | None]]]  # by rate and contender, a round each; None: it failed

@@ -2,7 +2,7 @@
 
 Every contender trains the same model on the same data, shards and seeds with one thread a process, W workers on a host
 each; psnode has a host more, for its master. They take turns, once a round and rate. Steps are timed and bytes counted
-by code that all of them run alike (psnode.bench.marks); psnode's own books are only compared with the interfaces' counts.
+by code that all of them run alike (psnode.bench.contest.marks); psnode's own books are only compared with the interfaces' counts.
 The floor is the same W processes without any exchange.
 """
 
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import psnode
-from psnode.bench.contenders import Contender, Ddp, Ground, Label, Psnode
+from psnode.bench.contest.combine import combine, load, tables
+from psnode.bench.contest.contenders import Contender, Ddp, Ground, Label, Psnode
+from psnode.bench.contest.standings import markdown, plot, show
+from psnode.bench.contest.trial import Trial, run_trial
 from psnode.bench.hardware import hardware
-from psnode.bench.pieces import combine, load, tables
 from psnode.bench.saving import save
-from psnode.bench.standings import markdown, plot, show
-from psnode.bench.trial import Trial, run_trial
 from psnode.errors import ConfigurationError, TransportError
 
 SCHEMES = ("dense", "qsgd", "atomo", "dense --codec topk:ratio=0.01 --feedback ef --downlink bf16")
@@ -49,10 +49,10 @@ def run(
     keep: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure; round r trains with seed + r. `row` in psnode.bench.standings describes the rows of the result.
+    """Measure; round r trains with seed + r. `row` in psnode.bench.contest.standings describes the rows of the result.
 
     Args:
-        schemes: each a scheme, flags of train after it. ddp: kinds of psnode.bench.ddp_process. rates: of the links, or none.
+        schemes: each a scheme, flags of train after it. ddp: kinds of `ddp_process`. rates: of the links, or none.
         warmup: steps before those that are timed; the last step is not timed either.
         target: test accuracy to reach, a fraction. alone: measure each scheme's exchange without training, too.
         keep: leave the runs' files here. tell: gets a line a trial.
@@ -146,7 +146,7 @@ def insert(text: str, file: Path) -> None:
 
 
 def _check(ground: Ground, warmup: int, target: float | None) -> None:
-    from psnode.bench.labs import require_checkout
+    from psnode.bench.contest.labs import require_checkout
     from psnode.tasks.classification import Classification
 
     require_checkout()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from psnode.bench.rate_distortion import Curve, least_bits, shrunk
+from psnode.bench.yardsticks.rate_distortion import Curve, least_bits, shrunk
 from psnode.codecs import Codec
 from psnode.codecs.arrays import Floats
 from psnode.codecs.base import RandomSource

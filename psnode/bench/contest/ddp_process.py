@@ -2,7 +2,7 @@
 
 One process a host, placed by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
 
-    python -m psnode.bench.ddp_process PROGRAM.json
+    python -m psnode.bench.contest.ddp_process PROGRAM.json
 
 where the file holds the fields of `Program`. Kinds of communication:
 
@@ -29,7 +29,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from psnode.bench.marks import Metered
+from psnode.bench.contest.marks import Metered
 from psnode.codecs import get_codec
 from psnode.config.declaration import nearest
 from psnode.errors import ConfigurationError
@@ -193,7 +193,7 @@ def main(path: str) -> None:
         train(Program(**json.loads(Path(path).read_text())))
         code = 0
     except Exception as error:
-        print(f"psnode.bench.ddp_process: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"psnode.bench.contest.ddp_process: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

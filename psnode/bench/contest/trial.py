@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from psnode.bench.contenders import Contender, Ground
-from psnode.bench.labs import on_hosts
-from psnode.bench.marks import Mark, Traffic, read_marks
+from psnode.bench.contest.contenders import Contender, Ground
+from psnode.bench.contest.labs import on_hosts
+from psnode.bench.contest.marks import Mark, Traffic, read_marks
 from psnode.errors import TransportError
 from psnode.records.metrics import METRICS, read_records
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from psnode.bench.ddp_process import Communication, Program
+from psnode.bench.contest.ddp_process import Communication, Program
 from psnode.config import settings
 from psnode.config.declaration import Setting, nearest
 from psnode.config.load import load
@@ -46,7 +46,7 @@ class Ground:
     evaluate_every: int = 0
 
     def task_options(self, marks: Path) -> dict[str, str]:
-        """Of `psnode.bench.marks.Metered`."""
+        """Of `psnode.bench.contest.marks.Metered`."""
         found = {"marks": str(marks), "network": self.network, "dataset": self.dataset, "seed": str(self.seed)}
         return {**found, **({"data_dir": self.data_dir} if self.data_dir else {}), **dict(self.options)}
 
@@ -132,9 +132,10 @@ class Psnode:
         # no line of progress: its figures cost a pass over the gradients now and then
         task = "Exchange" if self.alone else "Metered"
         flags = {
-            "--task": f"psnode.bench.marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr, "--seed": ground.seed,
-            "--threads": 1, "--max-steps": ground.steps, "--eval-freq": ground.evaluate_every, "--keep-last": 0,
-            "--log-interval": ground.steps + 1, "--train-dir": folder / "run",
+            "--task": f"psnode.bench.contest.marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr,
+            "--seed": ground.seed, "--threads": 1, "--max-steps": ground.steps,
+            "--eval-freq": ground.evaluate_every, "--keep-last": 0, "--log-interval": ground.steps + 1,
+            "--train-dir": folder / "run",
         }  # fmt: skip
         return [
             "train", "--no-tensorboard",
@@ -192,7 +193,7 @@ class Ddp:
         )  # fmt: skip
         path = folder / "program.json"
         path.write_text(to_json(asdict(program)))
-        return [sys.executable, "-m", "psnode.bench.ddp_process", str(path)]
+        return [sys.executable, "-m", "psnode.bench.contest.ddp_process", str(path)]
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
         return {int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.safetensors"))}

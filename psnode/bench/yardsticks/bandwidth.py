@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from psnode.bench.rotation import Rotation
-from psnode.bench.timing import rate
+from psnode.bench.yardsticks.rotation import Rotation
+from psnode.bench.yardsticks.timing import rate
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 
