@@ -2,8 +2,8 @@
 names that stand twice. tests/test_house.py holds them to limits.
 
 Lines: all of them, of the modules of a package and of the tests in the folder of its name. Entries: modules and packages, without
-__init__.py. Parameters: without self and cls. LLVM: modules that make instructions of their own for Numba. Names: of classes, and of
-files, in different modules.
+__init__.py. Parameters: without self and cls. LLVM: modules that make instructions of their own for Numba. Names: of classes, and
+of files, in different modules.
 """
 
 from __future__ import annotations
@@ -45,10 +45,16 @@ def parameters(source: str) -> Iterator[tuple[int, str]]:
 
 
 def positional(source: str) -> Iterator[tuple[int, str]]:
-    """The same, of parameters that may be given without their names."""
-    for node in ast.walk(ast.parse(source)):
+    """The number of parameters that may be given without their names, and the function, as Class.method."""
+    ahead = [(node, "") for node in ast.parse(source).body]
+    while ahead:
+        node, outside = ahead.pop()
+        inside = outside
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield sum(one.arg not in ("self", "cls") for one in (*node.args.posonlyargs, *node.args.args)), node.name
+            yield sum(one.arg not in ("self", "cls") for one in (*node.args.posonlyargs, *node.args.args)), outside + node.name
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inside = f"{outside}{node.name}."
+        ahead += [(child, inside) for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
 
 
 def classes(source: str) -> list[str]:
