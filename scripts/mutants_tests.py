@@ -59,7 +59,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/qsgd*": "codecs/test_qsgd.py codecs/test__golden.py",
     "codecs/kernels/rows*": "rows/test_language.py rows/test_bytes.py rows/test_row_codec.py",
     "codecs/rows/cuda*": "rows/test_source.py rows/test_cuda_text.py",
-    "codecs/rows/usual*": "bench/test_gpu_bounds.py",
+    "codecs/rows/usual*": "studies/test_gpu_bounds.py",
     "codecs/rows/*": "rows/test_language.py rows/test_bytes.py rows/test_source.py rows/test_row_codec.py",
     "codecs/kernels/sign*": f"codecs/test_sign.py codecs/test_scaledsign.py codecs/test_onebit.py {_GOLDEN}",
     "codecs/kernels/tbq*": f"codecs/test_tbq.py {_GOLDEN}",

@@ -1,7 +1,9 @@
-"""Measures of the layout: scripts/structure.py [CHECKOUT] prints lines by package, entries a folder, long parameter lists, LLVM.
+"""Measures of the layout: scripts/structure.py [CHECKOUT] prints lines by package, entries a folder, long parameter lists, LLVM,
+names that stand twice. tests/test_house.py holds them to limits.
 
 Lines: all of them, of the modules of a package and of the tests in the folder of its name. Entries: modules and packages, without
-__init__.py. Parameters: without self and cls. LLVM: modules that make instructions of their own for Numba.
+__init__.py. Parameters: without self and cls. LLVM: modules that make instructions of their own for Numba. Names: of classes, and
+of files, in different modules.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +44,34 @@ def parameters(source: str) -> Iterator[tuple[int, str]]:
             yield sum(one is not None and one.arg not in ("self", "cls") for one in every), node.name
 
 
+def positional(source: str) -> Iterator[tuple[int, str]]:
+    """The number of parameters that may be given without their names, and the function, as Class.method."""
+    ahead = [(node, "") for node in ast.parse(source).body]
+    while ahead:
+        node, outside = ahead.pop()
+        inside = outside
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield sum(one.arg not in ("self", "cls") for one in (*node.args.posonlyargs, *node.args.args)), outside + node.name
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inside = f"{outside}{node.name}."
+        ahead += [(child, inside) for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+def classes(source: str) -> list[str]:
+    """Names of the classes of `source`, those inside others too."""
+    return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+
+
+def twice(names: Iterable[str]) -> list[str]:
+    """The names that come more than once, sorted."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def sources_of(root: Path) -> dict[Path, str]:
+    """The product's modules of a checkout, by path relative to it."""
+    return {path.relative_to(root): path.read_text() for folder in PRODUCT for path in sorted((root / folder).rglob("*.py"))}
+
+
 def makes_instructions(source: str) -> bool:
     """True if `source` imports llvmlite, or Numba's decorator for instructions."""
     for node in ast.walk(ast.parse(source)):
@@ -65,12 +95,14 @@ def main(arguments: list[str]) -> int:
     fullest = max(sorted(inside), key=inside.__getitem__)
     print(f"\nentries of psnode/: {len(entries(root / 'psnode'))}")
     print(f"entries of its packages: {sum(inside.values())}, most in {fullest}: {inside[fullest]}")
-    sources = {path.relative_to(root): path.read_text() for folder in PRODUCT for path in sorted((root / folder).rglob("*.py"))}
+    sources = sources_of(root)
     found = [(count, f"{path}: {name}") for path, source in sources.items() for count, name in parameters(source)]
     longest = sorted(found, key=lambda entry: (-entry[0], entry[1]))[:_LONGEST]
     print("\nlongest parameter lists", *(f"{count:3}  {place}" for count, place in longest), sep="\n")
     made = [str(path) for path, source in sources.items() if makes_instructions(source)]
     print(f"\nmodules with LLVM instructions: {len(made)}", *made, sep="\n  ")
+    print("\nclasses of one name:", *twice(name for source in sources.values() for name in set(classes(source))))
+    print("\nfiles of one name:", *twice(path.name for path in sources if not path.name.startswith("__")))
     return 0
 
 

@@ -23,7 +23,7 @@ failed=0
 "$bin/mypy" &
 types=$!
 "$bin/shellcheck" -x scripts/*.sh tools/ec2/*.sh .ci/run || failed=1
-"$bin/python" -m compileall -q psnode tools/ec2 # else some hundred processes do, where PYTHONDONTWRITEBYTECODE is set
+"$bin/python" -m compileall -q psnode studies tools/ec2 # else some hundred processes do, where PYTHONDONTWRITEBYTECODE is set
 "$bin/python" scripts/compile_kernels.py || failed=1
 wait "$types" || failed=1
 "$bin/python" -m pytest -n 2 --dist loadgroup || failed=$?

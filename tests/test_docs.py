@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from psnode.config.load import load
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode_ec2.cli import cli as ec2
+from studies import harness
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -93,6 +95,12 @@ def check_psnode(words: list[str]) -> None:
             check_train(["--scheme", *shlex.split(scheme)])
 
 
+def check_study(words: list[str]) -> None:
+    """The study is there and knows the flags."""
+    study = importlib.import_module(words[0]).STUDY
+    harness.command_of(study, words[0]).make_context(words[0], list(words[1:]))
+
+
 def check_script(words: list[str]) -> None:
     """The script is there and knows the flags; the words behind -- are another command, or flags of train."""
     script = ROOT / words[0]
@@ -119,6 +127,8 @@ def check(words: list[str]) -> None:
         assert words[-1] == "hostname" or (ROOT / words[words.index("python") + 1]).exists()
     elif program == "mpirun":
         check_psnode(words[words.index("psnode") + 1 :])
+    elif program == "python" and words[1] == "-m" and words[2].startswith("studies."):
+        check_study(words[2:])
     elif program == "python" and words[1].startswith("scripts/"):
         check_script(words[1:])
     elif program == "pytest":
@@ -145,6 +155,7 @@ def test_every_command_parses(command: str) -> None:
         "psnode bench convergence --output OUT --run dense --common '--max-step 3'",
         "psnode-ec2 lunch",
         "scripts/fuzz.py --run 3 --sed 2",
+        "python -m studies.rounds --frame 3",
     ],
 )
 def test_what_would_be_refused_is_found(command: str) -> None:

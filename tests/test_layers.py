@@ -115,6 +115,11 @@ def test_every_module_has_its_place() -> None:
     assert sorted({part_of(path) for path in SOURCES} - placed - {"__init__"}) == []
 
 
+def test_the_package_does_not_know_the_studies() -> None:
+    """They are no part of the wheel."""
+    assert [shown(found) for found in IMPORTS if found.module.split(".")[0] == "studies"] == []
+
+
 def test_imports_point_downward() -> None:
     breaches = []
     for found in OWN:
@@ -340,7 +345,7 @@ FORBIDDEN = {
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_nothing_executes_what_a_peer_sends(what: str) -> None:
     places = []
-    for path in [*SOURCES, *(ROOT / "tools").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+    for path in [*SOURCES, *(path for name in ("tools", "examples", "studies") for path in (ROOT / name).rglob("*.py"))]:
         for number, line in enumerate(code_of(path), 1):
             if re.search(FORBIDDEN[what], line):
                 places.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")

@@ -262,7 +262,9 @@ def test_what_an_optimizer_does_not_have_is_refused() -> None:
     refused(r"--beta2 needs --optimizer adam or .*, not rmsprop", optimizer="rmsprop", beta2=0.9)
     refused(r"--optimizer-option needs --optimizer adam", optimizer_option=("alpha=0.9",))
     refused(r"--optimizer-option must be KEY=VALUE, not 'alpha'", optimizer="rmsprop", optimizer_option=("alpha",))
-    refused(r"--optimizer-option lr is not an option of rmsprop: alpha, centered", optimizer="rmsprop", optimizer_option=("lr=1",))
+    refused(
+        r"--optimizer-option lr is not an option of rmsprop: alpha, centered", optimizer="rmsprop", optimizer_option=("lr=1",)
+    )
     refused(r"--optimizer-option alpha must be a number, not 'fast'", optimizer="rmsprop", optimizer_option=("alpha=fast",))
     refused(r"--optimizer-option centered must be true or false", optimizer="rmsprop", optimizer_option=("centered=1",))
     refused(r"--optimizer rmsprop: Invalid alpha value: -1", optimizer="rmsprop", optimizer_option=("alpha=-1",))

@@ -118,6 +118,7 @@ def test_the_structure_of_a_checkout_is_measured(tmp_path: Path) -> None:
         "psnode/codecs/__init__.py": "",
         "psnode/codecs/two.py": "class A:\n    def g(self, a, b):\n        pass\n",
         "psnode/codecs/kernels/three.py": "from llvmlite import ir\n",
+        "psnode/plan/two.py": "class A:\n    class B:\n        pass\n",
         "tests/codecs/test_two.py": "# a\n# b\n",
         "tests/test_all.py": "# llvmlite\n",
         "tools/ec2/four.py": "@classmethod\ndef h(cls): ...\n",
@@ -128,12 +129,14 @@ def test_the_structure_of_a_checkout_is_measured(tmp_path: Path) -> None:
         [sys.executable, ROOT / "scripts" / "structure.py", tmp_path], capture_output=True, text=True, check=True
     )
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows[:5] == [
-        ["lines", "product", "tests"], ["(modules)", "2", "1"], ["codecs", "4", "2"], ["ec2", "2", "0"], ["all", "8", "3"],
+    assert rows[:6] == [
+        ["lines", "product", "tests"], ["(modules)", "2", "1"], ["codecs", "4", "2"], ["ec2", "2", "0"], ["plan", "3", "0"],
+        ["all", "11", "3"],
     ]  # fmt: skip
-    assert "entries of psnode/: 2\nentries of its packages: 2, most in codecs: 2\n" in done.stdout
+    assert "entries of psnode/: 3\nentries of its packages: 3, most in codecs: 2\n" in done.stdout
     assert "  5  psnode/one.py: f\n  2  psnode/codecs/two.py: g\n  0  tools/ec2/four.py: h\n" in done.stdout
-    assert done.stdout.endswith("modules with LLVM instructions: 1\n  psnode/codecs/kernels/three.py\n")
+    assert "modules with LLVM instructions: 1\n  psnode/codecs/kernels/three.py\n" in done.stdout
+    assert done.stdout.endswith("classes of one name: A\n\nfiles of one name: two.py\n")
 
 
 @pytest.mark.parametrize(

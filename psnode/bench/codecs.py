@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from psnode.bench import inputs, operators
-from psnode.bench.bandwidth import read_bandwidth
 from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.inputs import Input
-from psnode.bench.quality import quality
-from psnode.bench.rate_distortion import Curve, curve
-from psnode.bench.rotation import APART, Rotation, beyond_cache
 from psnode.bench.saving import load, save
-from psnode.bench.timing import rate
+from psnode.bench.yardsticks.bandwidth import read_bandwidth
+from psnode.bench.yardsticks.quality import quality
+from psnode.bench.yardsticks.rate_distortion import Curve, curve
+from psnode.bench.yardsticks.rotation import APART, Rotation, beyond_cache
+from psnode.bench.yardsticks.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.rng import Key

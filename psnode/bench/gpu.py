@@ -54,7 +54,7 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
     if not specs:
         codecs = [codec for codec in codecs if not is_spectral(codec)]
     elif spectral := [repr(codec) for codec in codecs if is_spectral(codec)]:
-        raise ConfigurationError(f"{', '.join(spectral)}: psnode bench atomo --device cuda measures it")
+        raise ConfigurationError(f"{', '.join(spectral)}: python -m studies.atomo_device measures it")
     verdicts = check_all(codecs, device, anew=True)
     if specs and len(verdicts) < len(specs):
         without = set(map(repr, codecs)) - {verdict.spec for verdict in verdicts}

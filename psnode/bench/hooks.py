@@ -17,11 +17,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contenders import Ground
-from psnode.bench.ddp_process import Communication, Program
+from psnode.bench.contest.contenders import Ground
+from psnode.bench.contest.ddp_process import Communication, Program
+from psnode.bench.contest.trial import accuracies
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
-from psnode.bench.trial import accuracies
 from psnode.config.plain_json import to_json
 from psnode.errors import TransportError
 
@@ -66,7 +66,7 @@ def _train(program: Path, workers: int, seconds: float) -> None:
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": workers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "LOCAL_RANK": 0}
     shared |= {"GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "psnode.bench.ddp_process", str(program)]
+    command = [sys.executable, "-m", "psnode.bench.contest.ddp_process", str(program)]
     environments = [{**os.environ, **{k: str(v) for k, v in {**shared, "RANK": rank}.items()}} for rank in range(workers)]
     processes = [subprocess.Popen(command, env=each, stdin=subprocess.DEVNULL) for each in environments]
     try:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from psnode.bench.rotation import Rotation
-from psnode.bench.timing import rate
+from psnode.bench.yardsticks.rotation import Rotation
+from psnode.bench.yardsticks.timing import rate
 
 if TYPE_CHECKING:
     import torch

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from psnode.bench.contenders import Psnode
-from psnode.bench.crossings import crossed
+from psnode.bench.contest.contenders import Psnode
 from psnode.bench.gpu import cuda
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
+from psnode.bench.yardsticks.crossings import crossed
 from psnode.config.load import load
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError

@@ -291,25 +291,25 @@ def _speaks() -> bool:
     return here is None or here.rank == 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+def main(arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "psnode") -> int:
+    """Run a command line of psnode, or of another `command` called `name`, and return its exit code."""
     here = place()
     try:
         with shown(here.rank if here is not None else 0), streams.installed():
-            return _run(arguments)
+            return _run(arguments, command or app, name)
     except ConfigurationError as error:  # standard output may be closed
         return _fail(str(error), error.exit_code)
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None, command: click.Command, name: str) -> int:
     try:
-        code = app.main(args=arguments, prog_name="psnode", standalone_mode=False)
+        code = command.main(args=arguments, prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
     except click.UsageError as error:
-        return _fail(in_words(error, app, sys.argv[1:] if arguments is None else arguments), 2)
+        return _fail(in_words(error, command, sys.argv[1:] if arguments is None else arguments), 2)
     except (click.Abort, KeyboardInterrupt):
         return 130
     except PsnodeError as error:

@@ -2,7 +2,7 @@
 
 Options: model=124m or 355m (GPT-2 small and medium; the head is the embedding), context=32 (tokens of an example), and
 marks=DIRECTORY. In this directory every rank appends a line of JSON when it begins a backward pass: the time, and its peak memory
-so far. The file imports only psnode.task, so that another checkout's psnode can train it (psnode.bench.checkpoint).
+so far. The file imports only psnode.task, so that another checkout's psnode can train it (studies.checkpoint).
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.bench.bandwidth import fold, read_bandwidth
 from psnode.bench.hardware import last_level_cache
-from psnode.bench.rotation import Rotation, beyond_cache
-from psnode.bench.timing import rate
+from psnode.bench.yardsticks.bandwidth import fold, read_bandwidth
+from psnode.bench.yardsticks.rotation import Rotation, beyond_cache
+from psnode.bench.yardsticks.timing import rate
 
 
 def test_every_word_is_read() -> None:

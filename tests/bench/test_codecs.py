@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from psnode.bench import inputs, operators
 from psnode.bench.codecs import KEY, Memory, _row, run, settings
-from psnode.bench.rate_distortion import curve
 from psnode.bench.record import record
-from psnode.bench.rotation import Rotation
 from psnode.bench.tables import show
+from psnode.bench.yardsticks.rate_distortion import curve
+from psnode.bench.yardsticks.rotation import Rotation
 from psnode.cli import app
 from psnode.codecs import available, get_codec
 from psnode.codecs.base import Floats

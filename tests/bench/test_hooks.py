@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from psnode.bench.contenders import Ground
+from psnode.bench.contest.contenders import Ground
 from psnode.bench.hooks import run
 from psnode.errors import ConfigurationError, TransportError
 from psnode.tasks.classification import Classification

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from psnode.bench import peers
-from psnode.bench.contenders import Ddp, Ground, Psnode
-from psnode.bench.ddp_process import Communication
-from psnode.bench.marks import Exchange, Mark, Metered, Traffic, read_marks
-from psnode.bench.pieces import combine, load, tables
-from psnode.bench.standings import plot, row, show, with_ratios
-from psnode.bench.trial import Point, Trial, step_durations
+from psnode.bench.contest import comparison
+from psnode.bench.contest.combine import combine, load, tables
+from psnode.bench.contest.contenders import Ddp, Ground, Psnode
+from psnode.bench.contest.ddp_process import Communication
+from psnode.bench.contest.marks import Exchange, Mark, Metered, Traffic, read_marks
+from psnode.bench.contest.standings import plot, row, show, with_ratios
+from psnode.bench.contest.trial import Point, Trial, step_durations
 from psnode.errors import ConfigurationError
 from psnode.tasks.classification import Classification
 from psnode.tasks.data.sampler import Sampler
@@ -29,10 +29,10 @@ TINY = Ground(network="LeNet", dataset="digits", workers=2, batch=8, lr=0.02, st
 
 
 def measured(ground: Ground, **options: Any) -> dict[str, Any]:
-    """`peers.run` without rate; skipped, with the reason, where hosts cannot be emulated."""
+    """`comparison.run` without rate; skipped, with the reason, where hosts cannot be emulated."""
     pytest.importorskip("mpi4py")
     try:
-        return peers.run(ground, rates=["none"], warmup=2, run_seconds=50, **options)
+        return comparison.run(ground, rates=["none"], warmup=2, run_seconds=50, **options)
     except ConfigurationError as error:
         pytest.skip(str(error))
 
@@ -80,17 +80,17 @@ def test_psnode_and_ddp_train_as_one_process_does_and_send_what_theory_says(
     table = capsys.readouterr().out
     assert all(name in table for name in ("DDP fp32", "psnode dense", f"torch (with DDP and gloo) {torch.__version__}"))
     pytest.importorskip("matplotlib")
-    plot(result, tmp_path / "plots" / "peers.png")
-    assert (tmp_path / "plots" / "peers.png").read_bytes().startswith(b"\x89PNG")
+    plot(result, tmp_path / "plots" / "comparison.png")
+    assert (tmp_path / "plots" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.serial
 def test_the_command_measures_the_floor_and_powersgd_and_writes_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "out" / "peers.json"
+    file = tmp_path / "out" / "comparison.json"
     try:
-        code = peers.main(
+        code = comparison.main(
             network="LeNet", dataset="digits", data_dir=None, workers=2, batch_size=8, lr=0.02, seed=1, steps=3, warmup=2,
             evaluate_every=3, schemes=(), ddp=("powersgd:rank=1",), rates=("none",), rounds=1, target=0.0, run_seconds=50.0,
             keep=None, json_file=file, plot_file=None,
@@ -227,19 +227,19 @@ def test_results_of_pieces_are_those_of_one_run(tmp_path: Path) -> None:
 
 def test_tables_replace_only_what_was_measured_on_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{peers.BEGIN}old\n{peers.END}after\n")
+    page.write_text(f"before\n{comparison.BEGIN}old\n{comparison.END}after\n")
     json_file = tmp_path / "piece.json"
     json_file.write_text(json.dumps(result(9, 1, floor=[trial(10, 10)], dense=[trial(25, 25)])))
     options: dict[str, Any] = {
         "network": "", "dataset": "", "data_dir": None, "workers": 0, "batch_size": 0, "lr": 0, "seed": 0, "steps": 0,
         "evaluate_every": 0, "warmup": 0, "json_file": None, "plot_file": None,
     }  # fmt: skip
-    assert peers.main(**options, earlier=[json_file], markdown_file=page) == 0
+    assert comparison.main(**options, earlier=[json_file], markdown_file=page) == 0
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| psnode dense | 1 | 25.0 | 25.0-25.0 | 15.0 | 2.50 |" in text
-    assert peers.main(**options, earlier=[json_file], markdown_file=tmp_path / "new.md") == 0
-    assert (tmp_path / "new.md").read_text() == text.partition(peers.BEGIN)[2].partition(peers.END)[0]
+    assert comparison.main(**options, earlier=[json_file], markdown_file=tmp_path / "new.md") == 0
+    assert (tmp_path / "new.md").read_text() == text.partition(comparison.BEGIN)[2].partition(comparison.END)[0]
 
 
 def test_settings_that_are_true_or_false_become_flags_of_train(tmp_path: Path) -> None:
@@ -312,13 +312,13 @@ def test_what_cannot_be_measured_is_refused(changed: dict[str, Any], options: di
     from dataclasses import replace
 
     with pytest.raises(ConfigurationError, match=hint):
-        peers.run(replace(TINY, **changed), **options)
+        comparison.run(replace(TINY, **changed), **options)
 
 
 def test_without_a_checkout_it_says_so_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from psnode.bench import labs
+    from psnode.bench.contest import labs
 
     monkeypatch.setattr(labs, "SCRIPT", tmp_path / "netlab.sh")
     ground = Ground(network="LeNet", dataset="mnist", data_dir=tmp_path / "none", workers=2, batch=8, lr=0.02, steps=8)
     with pytest.raises(ConfigurationError, match="from a checkout of psnode"):
-        peers.run(ground)
+        comparison.run(ground)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from psnode.bench import fidelity_plot, plots
+from psnode.bench import plots
 from psnode.cli import main
 
 pytest.importorskip("matplotlib")
@@ -65,35 +64,9 @@ def assert_all_points_inside(panel: Any) -> None:
                 assert left <= x <= right and bottom <= y <= top
 
 
-def fidelity() -> dict[str, Any]:
-    specs = ("qsgd:levels=3", "terngrad", "dithered:step=1", "lss:bits=2", "topk:ratio=0.1", "polar:rate=1")
-    made = [{"spec": spec, "bits": 0.4 + 0.5 * k, "decibels": -0.3 * k, "polar": 1.0, "more": 1.0, "shrunk": 0.9}
-            for k, spec in enumerate(specs)]  # fmt: skip
-    return {"date": "2026-11-23", "sources": {"gaussian": {"size": 1000, "zeros": 0.0, "rows": made}}}
-
-
-def test_both_halves_of_the_fidelity_plot_show_all_points_under_one_legend() -> None:
-    figure = fidelity_plot.figure_of(fidelity())
-    figure.draw_without_rendering()
-    assert len(figure.legends) == 1
-    for panel in figure.axes:
-        assert_all_points_inside(panel)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels[2:] == ["qsgd", "terngrad", "dithered", "lss", "topk", "polar"]
-
-
-def test_an_earlier_result_is_drawn_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, picture = tmp_path / "found.json", tmp_path / "plot.png"
-    file.write_text(json.dumps(fidelity()))
-    assert main(["bench", "fidelity", "--from", str(file), "--plot", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "1,000 values" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"sources": {"a": {"rows": [{}]}}}', '{"sources": 3}'])
-@pytest.mark.parametrize("kind", ["codecs", "fidelity"])
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, content: str) -> None:
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
     file = tmp_path / "found.json"
     file.write_text(content)
-    assert main(["bench", kind, "--from", str(file)]) == 2
+    assert main(["bench", "codecs", "--from", str(file)]) == 2
     assert "holds no such result" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from psnode.bench.rate_distortion import Curve, curve, histogram, least_bits, shrunk
+from psnode.bench.yardsticks.rate_distortion import Curve, curve, histogram, least_bits, shrunk
 
 SIZE = 1 << 18
 

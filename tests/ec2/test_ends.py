@@ -13,7 +13,7 @@ import pytest
 
 from psnode_ec2 import jobs
 from psnode_ec2.cluster import Node
-from psnode_ec2.ends import notice, seconds_to_notice
+from psnode_ec2.end_times import notice, seconds_to_notice
 from psnode_ec2.remote import Access
 from psnode_ec2.settings import Settings
 

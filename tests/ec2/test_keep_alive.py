@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from psnode_ec2 import charge as record
 from psnode_ec2 import cluster as module
-from psnode_ec2.charge import Charge
+from psnode_ec2 import kept_job_record as record
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import cluster_of
 from psnode_ec2.errors import CapacityError, CapError, ConfigurationError, Ec2Error, GivenUpError
 from psnode_ec2.keep_alive import keep_alive
+from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.reviving import Revival
 from psnode_ec2.settings import Settings, load
 
@@ -192,7 +192,7 @@ def test_a_start_that_is_refused_leaves_no_intention(desk: Desk) -> None:
 
 def test_one_process_at_a_time_holds_it_and_death_lets_it_go(desk: Desk, tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib\nfrom psnode_ec2 import charge\nfrom psnode_ec2.settings import Settings\n"
+        "import sys, pathlib\nfrom psnode_ec2 import kept_job_record as charge\nfrom psnode_ec2.settings import Settings\n"
         "with charge.held(Settings(name='alive', state_dir=pathlib.Path(sys.argv[1]))):\n"
         "    print('held', flush=True)\n    sys.stdin.read()\n"
     )

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from psnode_ec2 import charge as record
 from psnode_ec2 import errors
-from psnode_ec2.charge import Charge
+from psnode_ec2 import kept_job_record as record
+from psnode_ec2.closing import end_nodes, shutdown
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Cluster
 from psnode_ec2.keep_alive import keep_alive
+from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.launching import launch
-from psnode_ec2.removing import end_nodes, shutdown
 from psnode_ec2.settings import Settings
 
 pytest.importorskip("botocore")

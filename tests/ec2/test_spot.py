@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from psnode_ec2 import errors
+from psnode_ec2.closing import shutdown
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Cluster, cluster_of
-from psnode_ec2.images import Image
 from psnode_ec2.launching import launch
 from psnode_ec2.places import Place
-from psnode_ec2.removing import shutdown
-from psnode_ec2.requests import Common, start
+from psnode_ec2.requests import Common, Image, start
 from psnode_ec2.settings import Settings, load
 
 NO_ROOM = ("InsufficientInstanceCapacity", "We currently do not have sufficient m5.large capacity in the zone you requested")

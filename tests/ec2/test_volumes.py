@@ -9,8 +9,8 @@ import pytest
 
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.resources import volumes_of
 from psnode_ec2.settings import Settings
-from psnode_ec2.volumes import volumes_of
 
 pytest.importorskip("botocore")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from psnode.transport.contract import CHECKS
 from psnode.transport.mpi.pieces import Fragment
+from tests.transport.contract import CHECKS
 
 PROGRAM = Path(__file__).with_name("transport_program.py")
 NAMES = [check.__name__ for check in CHECKS] + ["check_closing"]

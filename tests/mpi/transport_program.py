@@ -10,10 +10,10 @@ import time
 from psnode.errors import MissingRanksError, TransportError
 from psnode.transport.barrier import gather_hello, send_hello
 from psnode.transport.base import Arrival, PeerLost
-from psnode.transport.contract import run_contract
 from psnode.transport.mpi import endpoint as mpi
 from psnode.transport.mpi.environment import place
 from psnode.transport.mpi.thread import Call
+from tests.transport.contract import run_contract
 
 
 def say(*words: object) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psnode.bench import nvrtc
 from psnode.codecs.rows import bits, random16, u32, where
 from psnode.codecs.rows.cupy_kernels import standalone
 from psnode.codecs.rows.cupy_selection import BLOCK_ROWS, ROOM
@@ -17,6 +16,7 @@ from psnode.codecs.rows.language import largest_of_all
 from psnode.codecs.rows.ranks import Ranking, text_of
 from psnode.codecs.rows.values import Value
 from psnode.errors import CodecSpecError
+from studies import nvrtc
 from tests.rows.hosted import GXX, address, build, uint32
 
 with_nvrtc = pytest.mark.skipif(not nvrtc.find(), reason="no NVRTC: pip install nvidia-cuda-nvrtc")

@@ -8,8 +8,8 @@ import pytest
 
 from psnode.errors import TransportError
 from psnode.transport.base import PeerLost, Transport
-from psnode.transport.contract import CHECKS, run_contract
 from psnode.transport.loopback import loopback_group
+from tests.transport.contract import CHECKS, run_contract
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -15,7 +15,7 @@ from psnode.config.plain_json import to_json
 from psnode_ec2 import node_commands
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, LIVE
-from psnode_ec2.ends import first_end, notice
+from psnode_ec2.end_times import first_end, notice
 from psnode_ec2.errors import Ec2Error
 from psnode_ec2.flags import Session, command
 
@@ -68,7 +68,7 @@ def _status(session: Session, as_json: bool) -> None:
 def _cost(session: Session) -> None:
     """Costs of the cluster an hour, and since its nodes started, ended ones too: at today's prices, without traffic."""
     from psnode_ec2.costs import costs, ended, extras
-    from psnode_ec2.volumes import volumes_of
+    from psnode_ec2.resources import volumes_of
 
     cluster, now = session.cluster, datetime.datetime.now(datetime.UTC)
     nodes, gone = session.noted()
@@ -110,8 +110,7 @@ def _shutdown(session: Session, discard: bool) -> None:
 )
 def _get_hosts(session: Session, directory: Path) -> None:
     """Write hosts_address, hosts and hostfile: private addresses, the master's first."""
-    from psnode_ec2.hosts import host_files, write_hosts
-    from psnode_ec2.ranks import slots
+    from psnode_ec2.ranks import host_files, slots, write_hosts
 
     nodes = session.cluster.complete(session.settings.n_workers)
     counts = slots(session.cloud, session.settings, nodes)
@@ -149,7 +148,7 @@ def _export(session: Session, kind: str, words: tuple[str, ...]) -> None:
 @command(cli, "extend")
 def _extend(session: Session) -> None:
     """Let the nodes that run end themselves max_hours after their start, as that is set now: `extend --max-hours 48`."""
-    from psnode_ec2.extending import extend
+    from psnode_ec2.end_times import extend
 
     changed = extend(session.cluster, session.way(), datetime.datetime.now(datetime.UTC), session.confirm)
     if not changed:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
 import click
 
-from psnode_ec2.charge import forget
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import Node
-from psnode_ec2.elsewhere import lasting_volumes, other_nodes
-from psnode_ec2.errors import NoClusterError, OthersError
+from psnode_ec2.cluster import LAUNCH, LIVE, Cluster, Node, tags_of
+from psnode_ec2.errors import DeadlineError, Ec2Error, InUseError, NoClusterError, NotShownError, OthersError
+from psnode_ec2.fetch_checkpoint import keep
 from psnode_ec2.flags import Session
-from psnode_ec2.keeping import keep
-from psnode_ec2.removing import added_since, shutdown
+from psnode_ec2.kept_job_record import forget
+from psnode_ec2.listing import lasting_volumes, other_nodes
+
+_IN_USE = 24  # tries to remove a group that is still in use: about four minutes
+_PATIENCE = 600.0  # seconds until a terminated instance must be gone
 
 
 def ask(session: Session, nodes: list[Node], *, discard: bool, when: str = "") -> None:
@@ -51,3 +56,86 @@ def close_all(session: Session, *, discard: bool) -> None:
     close(session, nodes, discard=discard)
     if others and not nodes:
         raise NoClusterError(f"cluster {cluster.name} of {cluster.owner} has no nodes in {session.cloud.region}; {others[0]}")
+
+
+def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None) -> list[str]:
+    """End all nodes and remove the cluster's groups and key; returns the removed names. Callers ask for confirmation.
+
+    `shown`: those that were confirmed. Others, which were started since, go on, and so do the groups that they use.
+    """
+    nodes = cluster.nodes() if shown is None else shown
+    end_nodes(cluster, [node.id for node in nodes])
+    gone = [f"{node.name} {node.id}" for node in nodes]
+    return gone if added_since(cluster, nodes) else gone + remove_resources(cluster)
+
+
+def added_since(cluster: Cluster, nodes: Sequence[Node]) -> int:
+    """Number of nodes of the cluster besides `nodes`."""
+    return len({node.id for node in cluster.nodes()} - {node.id for node in nodes})
+
+
+def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
+    """Terminate exactly these instances and wait until none of them is left; spot requests are one-time and end with them."""
+    if not ids:
+        return
+    cluster.cloud.change_shown("terminate_instances", InstanceIds=sorted(ids))
+    if cluster.cloud.dry_run:
+        return
+    end = cluster.cloud.clock() + _PATIENCE
+    for attempt in range(10**6):
+        left = [node for node in cluster.nodes((*LIVE, "shutting-down")) if node.id in ids]
+        if not left:
+            return
+        if cluster.cloud.clock() > end:
+            break
+        progress(f"waiting until {len(left)} nodes are gone")
+        cluster.cloud.pause(attempt, first=1.0, longest=15.0)
+    raise DeadlineError(f"{len(left)} nodes are still ending after {_PATIENCE:g} s: run shutdown again to remove the rest")
+
+
+def remove_resources(cluster: Cluster, launch: str | None = None) -> list[str]:
+    """Remove the groups and the key pairs of a cluster without nodes, or those made by `launch`; returns their names.
+
+    A resource that cannot be removed does not keep the rest: the first error is raised when all has been tried.
+    """
+    cloud, filters = cluster.cloud, cluster.filters()
+
+    def mine(resource: Mapping[str, Any]) -> bool:
+        return cluster.owns(resource) and launch in (None, tags_of(resource).get(LAUNCH))
+
+    calls: list[tuple[str, str, dict[str, str]]] = []
+    for group in cloud.ask("describe_security_groups", Filters=filters)["SecurityGroups"]:
+        if mine(group):
+            calls.append((f"security group {group['GroupName']}", "delete_security_group", {"GroupId": group["GroupId"]}))
+    for group in cloud.ask("describe_placement_groups", Filters=filters)["PlacementGroups"]:
+        if mine(group) and group["State"] in ("pending", "available"):
+            calls.append((f"placement group {group['GroupName']}", "delete_placement_group", {"GroupName": group["GroupName"]}))
+    for pair in cloud.ask("describe_key_pairs", Filters=filters)["KeyPairs"]:
+        if mine(pair):
+            calls.append((f"key pair {pair['KeyName']}", "delete_key_pair", {"KeyName": pair["KeyName"]}))
+    gone, failed = [], []
+    for name, call, what in calls:
+        try:
+            _remove(cluster, call, what)
+            gone.append(name)
+        except Ec2Error as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return gone
+
+
+def _remove(cluster: Cluster, call: str, what: dict[str, str]) -> None:
+    """Make the call until nothing uses the resource any more: network cards outlast their instances by some seconds."""
+    for attempt in range(_IN_USE):
+        try:
+            cluster.cloud.change(call, **what)
+        except NotShownError:
+            return
+        except InUseError:
+            if attempt + 1 == _IN_USE:
+                raise
+            progress(f"waiting until nothing uses {' '.join(what.values())} any more")
+            cluster.cloud.pause(attempt, first=1.0, longest=15.0)
+        else:
+            return

@@ -19,8 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from psnode_ec2.cluster import Node
-from psnode_ec2.errors import ConfigurationError
-from psnode_ec2.failures import failure
+from psnode_ec2.errors import ConfigurationError, failure
 
 if TYPE_CHECKING:
     from psnode_ec2.remote import Access

@@ -1,19 +1,23 @@
-"""Costs of a cluster so far and an hour, at the prices of this moment, traffic not counted."""
+"""Costs of a cluster so far and an hour, at the prices of this moment, traffic not counted; the cap on an hour's cost."""
 
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from psnode_ec2 import prices
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Node
+from psnode_ec2.errors import CapError, ConfigurationError, Ec2Error
 from psnode_ec2.ledger import Entry
+from psnode_ec2.resources import Volume
 from psnode_ec2.settings import Settings
-from psnode_ec2.volumes import Volume
 
 _LEAST_SECONDS = 60.0  # EC2 bills Linux by the second, from a minute on
+_HOURS = 730  # of a month, as AWS counts for volumes
+_ADDRESS = 0.005  # USD for an hour of a public IPv4 address in every region (AWS's price list of VPC, since February 2024)
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,12 @@ def extras(
     """The volumes by kind, and the public addresses. Raises ConfigurationError if a price is not known."""
     found = []
     for kind in sorted({each.kind for each in volumes}):
-        price, same = prices.volume(cloud, settings, kind), [each for each in volumes if each.kind == kind]
+        price, same = volume_price(cloud, settings, kind), [each for each in volumes if each.kind == kind]
         gib = sum(each.gib for each in same)
         hours = sum(each.gib * max((now - each.created).total_seconds() / 3600, 0.0) for each in same)
         found.append(Extra(f"{len(same)} volumes of {kind}, {gib} GiB in all", gib * price, hours * price))
     if public := [node for node in nodes if node.public_address]:
-        price, hours = prices.address(settings), sum(max((now - node.launched).total_seconds() / 3600, 0.0) for node in public)
+        price, hours = address_price(settings), sum(max((now - node.launched).total_seconds() / 3600, 0.0) for node in public)
         found.append(Extra(f"{len(public)} public addresses", len(public) * price, hours * price))
     return found
 
@@ -61,7 +65,7 @@ def ended(cloud: Cloud, settings: Settings, entries: Sequence[Entry], now: datet
     found = []
     for kind, spot, limit in sorted({(each.type, each.spot, each.limit) for each in entries}):
         same = [each for each in entries if (each.type, each.spot, each.limit) == (kind, spot, limit)]
-        price = (limit if spot else 0) or prices.on_demand(cloud, settings, kind)
+        price = (limit if spot else 0) or on_demand_price(cloud, settings, kind)
         hours = sum(max(each.hours(now), _LEAST_SECONDS / 3600) for each in same)
         what = f"{len(same)} {kind}{' of spot' if spot else ''} ended since {same[0].launched[:10]}, {hours:.2f} h at most"
         found.append(Extra(what, 0.0, hours * price))
@@ -75,12 +79,104 @@ def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime
     for node in nodes:
         key = node.type, node.zone, node.spot, node.limit
         if key not in known:
-            market = prices.spot(cloud, node.type, node.zone) if node.spot else None
+            market = spot_price(cloud, node.type, node.zone) if node.spot else None
             known[key] = (market, False) if market is not None else (
-                node.limit or prices.on_demand(cloud, settings, node.type), node.spot
+                node.limit or on_demand_price(cloud, settings, node.type), node.spot
             )  # fmt: skip
         hourly, at_most = known[key]
         runs = node.state in ("pending", "running")
         hours = (now - node.launched).total_seconds() / 3600
         found.append(Cost(node, max(hours, 0.0), hourly if runs else 0.0, at_most))
     return found
+
+
+def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
+    """USD for an hour of type `name` in the region. Raises ConfigurationError if nobody can tell."""
+    terms = {
+        "instanceType": name,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",  # and no block of capacity, which costs nothing by the hour
+    }
+    return _listed(cloud, settings, name, terms, "Hrs")
+
+
+def volume_price(cloud: Cloud, settings: Settings, kind: str) -> float:
+    """USD for an hour of a GiB of this kind of volume, such as gp3. Raises ConfigurationError if nobody can tell."""
+    return _listed(cloud, settings, kind, {"productFamily": "Storage", "volumeApiName": kind}, "GB-Mo") / _HOURS
+
+
+def address_price(settings: Settings) -> float:
+    """USD for an hour of a public address."""
+    return settings.prices.get("ipv4", _ADDRESS)
+
+
+def _listed(cloud: Cloud, settings: Settings, name: str, terms: dict[str, str], unit: str) -> float:
+    if name in settings.prices:
+        return settings.prices[name]
+    terms |= {"regionCode": cloud.region}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()]
+    try:
+        found = cloud.ask("get_products", service="pricing", ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
+        if not found:
+            raise LookupError("the price list does not have it")
+        return max(_rate(json.loads(product), unit) for product in found)
+    except (Ec2Error, ValueError, LookupError, TypeError) as error:
+        what = "USD an hour" if unit == "Hrs" else "USD for a GiB and a month"
+        raise ConfigurationError(
+            f'the price of {name} in {cloud.region} cannot be asked ({error}): write prices = {{"{name}" = {what}}}'
+        ) from error
+
+
+def _rate(product: dict[str, Any], unit: str) -> float:
+    dimensions = [rate for term in product["terms"]["OnDemand"].values() for rate in term["priceDimensions"].values()]
+    rates = [float(rate["pricePerUnit"]["USD"]) for rate in dimensions if rate["unit"] == unit]
+    if not any(rate > 0 for rate in rates):
+        raise LookupError("the price list says nothing")
+    return max(rates)
+
+
+def spot_price(cloud: Cloud, name: str, zone: str) -> float | None:
+    """USD for a spot hour of type `name` in `zone` at the moment; None if EC2 does not say."""
+    found = cloud.ask(
+        "describe_spot_price_history",
+        InstanceTypes=[name],
+        ProductDescriptions=["Linux/UNIX"],
+        Filters=[{"Name": "availability-zone", "Values": [zone]}],
+        PaginationConfig={"MaxItems": 1},  # the newest comes first
+    )["SpotPriceHistory"]
+    return float(found[0]["SpotPrice"]) if found else None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Present state of a cluster and its extension: `gib` and `public` are those of a new node."""
+
+    nodes: Sequence[Node]
+    volumes: Sequence[Volume]
+    gib: int
+    public: bool
+
+
+def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: Sequence[str]) -> float:
+    """The most that an hour of a cluster can cost with one more node of each of `types`: instances, volumes, public addresses.
+
+    A spot instance costs at most the spot_price that it is bought with, or its price on demand if that is 0. Raises
+    CapError if the sum is over max_hourly_price, ConfigurationError.
+    """
+    bought = [(node.type, node.limit) for node in standing.nodes] + [(name, settings.spot_price) for name in types]
+    gib = [(each.kind, each.gib) for each in standing.volumes] + [("gp3", standing.gib) for _ in types]
+    addresses = sum(bool(node.public_address) for node in standing.nodes) + len(types) * standing.public
+    hours = {one: one[1] or on_demand_price(cloud, settings, one[0]) for one in sorted(set(bought))}
+    kinds = {kind: volume_price(cloud, settings, kind) for kind in sorted({kind for kind, _ in gib})}
+    total = (
+        sum(hours[one] for one in bought) + sum(kinds[kind] * size for kind, size in gib) + addresses * address_price(settings)
+    )
+    if total > settings.max_hourly_price:
+        raise CapError(
+            f"{len(bought)} nodes may cost {total:.2f} USD an hour with their volumes and addresses, over max_hourly_price = "
+            f"{settings.max_hourly_price:g}: raise it, or take fewer or smaller ones"
+        )
+    return total

@@ -30,6 +30,10 @@ A message is one line that names the fault and the remedy.
 
 from __future__ import annotations
 
+from typing import Protocol
+
+UNREACHED = 255  # ssh's own exit code
+
 
 class Ec2Error(Exception):
     """Root of the tree; `exit_code` is that of the process."""
@@ -150,3 +154,29 @@ class TakenTokenError(Ec2Error):
 
 class OthersError(Ec2Error):
     """Another launch of the same cluster has changed it since the plan was made."""
+
+
+class Named(Protocol):
+    """A node."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def id(self) -> str: ...
+
+
+def failure(node: Named, what: str, code: int, stderr: str) -> Ec2Error:
+    """The typed error for a command that ended with `code`."""
+    if code == UNREACHED and ("Host key verification failed" in stderr or "REMOTE HOST IDENTIFICATION" in stderr):
+        return HostKeyError(
+            f"{node.name} ({node.id}) shows another host key than its console did: somebody may be in between; "
+            "if the node was made anew, end it and run launch"
+        )
+    return RemoteError(f"{node.name}: {what} ended with code {code}: {last_line(stderr)}", code if 0 < code < 255 else 1)
+
+
+def last_line(stderr: str) -> str:
+    """Last line that a program printed."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

@@ -15,7 +15,7 @@ import click
 from psnode.config.declaration import click_option
 from psnode_ec2.cloud import Cloud, progress
 from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node, cluster_of
-from psnode_ec2.ends import notice
+from psnode_ec2.end_times import notice
 from psnode_ec2.errors import DeclinedError
 from psnode_ec2.ledger import Entry, note
 from psnode_ec2.remote import Access, access

@@ -14,9 +14,8 @@ import click
 
 from psnode_ec2 import store
 from psnode_ec2.cloud import progress
-from psnode_ec2.ends import notice, seconds_to_notice
-from psnode_ec2.errors import ConfigurationError
-from psnode_ec2.failures import failure
+from psnode_ec2.end_times import notice, seconds_to_notice
+from psnode_ec2.errors import ConfigurationError, failure
 from psnode_ec2.ranks import lines as ranks_by_node
 from psnode_ec2.remote import Access
 

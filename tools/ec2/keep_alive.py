@@ -11,10 +11,10 @@ import datetime
 from collections.abc import Callable
 from typing import Protocol
 
-from psnode_ec2 import charge as record
-from psnode_ec2.charge import Charge
+from psnode_ec2 import kept_job_record as record
 from psnode_ec2.cloud import Cloud, progress
 from psnode_ec2.errors import CapacityError, ConfigurationError, Ec2Error, GivenUpError, RemoteError
+from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.settings import Settings
 
 FINAL = (0, 2, 4, 5, 130)  # done, or an end that another start would reach again

@@ -7,14 +7,14 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
-from psnode_ec2 import charge as record
+from psnode_ec2 import kept_job_record as record
 from psnode_ec2 import store
-from psnode_ec2.charge import Charge
 from psnode_ec2.cloud import progress
 from psnode_ec2.errors import ConfigurationError, NoClusterError
 from psnode_ec2.exports import train_dir
 from psnode_ec2.flags import Session
 from psnode_ec2.keep_alive import keep_alive
+from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.reviving import Revival
 from psnode_ec2.worktree import pack
 

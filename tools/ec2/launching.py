@@ -6,19 +6,17 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psnode_ec2 import cap
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.costs import Standing, most_per_hour
 from psnode_ec2.errors import ConfigurationError, DeadlineError, Ec2Error, NodeLostError, OthersError
-from psnode_ec2.images import Image, find_image
 from psnode_ec2.keys import check_key, public_key
-from psnode_ec2.market import by_market
-from psnode_ec2.places import Place, architecture_of, places
-from psnode_ec2.resources import let_in, own_range
+from psnode_ec2.places import Place, architecture_of, by_market, places
+from psnode_ec2.requests import Image, find_image
+from psnode_ec2.resources import let_in, own_range, volumes_of
 from psnode_ec2.settings import Settings
-from psnode_ec2.settling import end_superfluous, wait
 from psnode_ec2.starting import start_missing
-from psnode_ec2.volumes import volumes_of
+from psnode_ec2.wait_for_cluster import end_superfluous, wait
 
 _ROUNDS = 8  # plans that a launch makes while others change the same cluster
 
@@ -109,9 +107,9 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
     missing = {"worker": settings.n_workers - have["worker"], "master": 1 - have["master"]}
     new = missing["master"] * [settings.master_type] + missing["worker"] * [settings.worker_type]
     public = settings.connect == "public" or any(place.maps for place in where)
-    standing = cap.Standing(nodes, volumes_of(cluster, nodes), settings.volume_gib + image.more_gib, public)
+    standing = Standing(nodes, volumes_of(cluster, nodes), settings.volume_gib + image.more_gib, public)
     cost = max(
-        cap.most_per_hour(cloud, settings, standing, names)
+        most_per_hour(cloud, settings, standing, names)
         for names in (new, *([other] * len(new) for other in settings.fallback_types))
     )
     return Plan(nodes, missing, where, image, key, own_range(cluster, settings), cost, settings.max_hours, _idle(settings))

@@ -1,18 +1,21 @@
-"""Resources of a cluster besides its nodes and its key: a security group and a placement group."""
+"""Resources of a cluster besides its nodes and its key: a security group, a placement group, volumes."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import ipaddress
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from psnode_ec2.cluster import Cluster
+from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.errors import AlreadyThereError, ConfigurationError, Ec2Error
 from psnode_ec2.settings import Settings
 
 _OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address that the question came from
+_MOST_VALUES = 200  # in a filter
 
 
 def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: str, launch: str) -> str:
@@ -127,3 +130,34 @@ def own_range(cluster: Cluster, settings: Settings) -> str:
             f"this machine's public address cannot be found out ({error}): set ssh_from to it, as in 203.0.113.7/32"
         ) from None
     return f"{address}/{address.max_prefixlen}"
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An EBS volume. `node` is the instance that it hangs on, if any; `stays`: it does not end with that."""
+
+    id: str
+    kind: str  # gp3, io2, ...
+    gib: int
+    node: str
+    stays: bool
+    created: datetime.datetime
+
+
+def volumes_of(cluster: Cluster, nodes: Sequence[Node]) -> list[Volume]:
+    """All of them, sorted by id, without those that are being deleted."""
+    names = [node.id for node in nodes]
+    parts = [names[first : first + _MOST_VALUES] for first in range(0, len(names), _MOST_VALUES)]
+    filters = [cluster.filters(), *([{"Name": "attachment.instance-id", "Values": part}] for part in parts)]
+    found = {
+        each["VolumeId"]: each
+        for rules in filters
+        for each in cluster.cloud.ask("describe_volumes", Filters=rules)["Volumes"]
+        if each.get("State") not in ("deleting", "deleted")
+    }
+    made, end = [], {name for node in nodes for name in node.volumes}
+    for name, each in sorted(found.items()):
+        held: dict[str, Any] = next(iter(each.get("Attachments", [])), {})
+        stays = name not in end and not held.get("DeleteOnTermination", False)
+        made.append(Volume(name, each["VolumeType"], each["Size"], held.get("InstanceId", ""), stays, each["CreateTime"]))
+    return made

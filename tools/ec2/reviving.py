@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from psnode_ec2 import jobs, keeping, store
-from psnode_ec2.charge import Charge, code_of
+from psnode_ec2 import fetch_checkpoint, jobs, store
+from psnode_ec2.closing import end_nodes
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, Cluster, Node
 from psnode_ec2.errors import Ec2Error, RemoteError
 from psnode_ec2.exports import train_dir
+from psnode_ec2.kept_job_record import Charge, code_of
 from psnode_ec2.launching import launch
 from psnode_ec2.preparing import package_of, prepare
 from psnode_ec2.ranks import slots
 from psnode_ec2.remote import Access, access
-from psnode_ec2.removing import end_nodes
 from psnode_ec2.settings import Settings
 from psnode_ec2.worktree import CODE, put_code
 
@@ -71,7 +71,7 @@ class Revival:
             if node.role == "master" and self._settings.checkpoints:
                 store.wait(self._way())
             if node.role == "master" and not self._settings.lasts:
-                found = keeping.fetched(self._cluster, self._settings, node)
+                found = fetch_checkpoint.fetched(self._cluster, self._settings, node)
                 if found and found.target and PurePosixPath(found.folder) == PurePosixPath(self._settings.remote_dir, self._run):
                     charge.brought = str(found.target)
         if wanted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from psnode_ec2.closing import end_nodes, remove_resources
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster
 from psnode_ec2.errors import (
@@ -19,7 +20,6 @@ from psnode_ec2.errors import (
 )
 from psnode_ec2.keys import ensure_key
 from psnode_ec2.places import Place
-from psnode_ec2.removing import end_nodes, remove_resources
 from psnode_ec2.requests import Common, start
 from psnode_ec2.resources import ensure_firewall, ensure_placement
 from psnode_ec2.settings import Settings

@@ -59,7 +59,7 @@ def load(rate: float, log_length: int) -> Masks2:
     with np.load(Path(str(files("psnode.codecs.polarcodes"))) / "designs" / name_of(rate)) as stored:
         if f"n{log_length}" not in stored.files:
             raise CodecSpecError(
-                f"polar: no design for rate={rate:g}, blocks of 2^{log_length}; psnode bench polar-design makes it"
+                f"polar: no design for rate={rate:g}, blocks of 2^{log_length}; python -m studies.polar_design makes it"
             )
         both = np.unpackbits(stored[f"n{log_length}"], axis=-1, count=1 << log_length).astype(np.bool_)
     return Masks2(both[0], both[1])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from psnode.bench import nvrtc
 from psnode.codecs.rows.cupy_kernels import standalone
 from psnode.codecs.rows.cupy_steps import TEXT, StepKernels
 from psnode.exchange.update.adam import Moments
 from psnode.exchange.update.device_steps import DeviceSteps, checked_steps, differences
+from studies import nvrtc
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX
 

@@ -1,0 +1,91 @@
+"""Results of `psnode bench peers` that were measured in pieces, put together: each piece is a round, or several.
+
+So ratios are between measurements of one piece; who was not in it is missing in that round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from psnode.bench.contest.contenders import Ground, Label
+from psnode.bench.contest.standings import row, with_ratios
+from psnode.bench.contest.trial import Point, Trial
+from psnode.errors import ConfigurationError
+
+Trials = Mapping[str, Mapping[Label, Sequence[Trial | None]]]  # by rate and contender, a round each; None: it failed
+_APART = frozenset({"seed", "steps"})  # of a ground, fields that may differ between its pieces
+
+
+def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: float | None) -> dict[str, Any]:
+    """The part of a result that follows from the measurements: rows by rate, and the trials themselves."""
+    rows = {rate: [row(label, rounds, target) for label, rounds in here.items() if any(rounds)] for rate, here in trials.items()}
+    with_ratios(rows)
+    return {
+        rate: {
+            "least_goodput_mbit": [min(trial.goodput) for rounds in here.values() for trial in rounds if trial],
+            "rows": rows[rate],
+            "failed": dict(failed[rate]),
+            "trials": [
+                {**label._asdict(), "rounds": [None if trial is None else asdict(trial) for trial in rounds]}
+                for label, rounds in here.items()
+            ],
+        }
+        for rate, here in trials.items()
+    }
+
+
+def combine(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One result for each ground, in the order in which they first appear."""
+    grounds: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        ground = {key: value for key, value in result["ground"].items() if key not in _APART}
+        grounds.setdefault(repr(sorted(ground.items())), []).append(result)
+    return [_together(pieces) for pieces in grounds.values()]
+
+
+def _together(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    trials: dict[str, dict[Label, list[Trial | None]]] = {}
+    failed: dict[str, dict[str, str]] = {}
+    for piece in pieces:
+        for rate, found in piece["rates"].items():
+            failed.setdefault(rate, {}).update(found["failed"])
+            trials.setdefault(rate, {}).update({label: [] for label in _measured(piece, rate)})
+    for piece in pieces:
+        for rate, here in trials.items():
+            measured = _measured(piece, rate)
+            most = max(map(len, measured.values()), default=0)
+            for label, together in here.items():
+                rounds = measured.get(label, [])
+                together += rounds + [None] * (most - len(rounds))
+    order = {"floor": 0, "ddp": 1}
+    sorted_ = {rate: dict(sorted(here.items(), key=lambda item: order.get(item[0].kind, 2))) for rate, here in trials.items()}
+    most = max(len(each) for here in trials.values() for each in here.values())
+    return {**pieces[0], "rounds": most, "rates": tables(sorted_, failed, pieces[0]["target"])}
+
+
+def _measured(piece: Mapping[str, Any], rate: str) -> dict[Label, list[Trial | None]]:
+    """The rounds of every contender of a piece; nothing at a rate that is not in it."""
+    trials = piece["rates"].get(rate, {"trials": ()})["trials"]
+    return {Label(each["name"], each["kind"]): [trial and _trial(trial) for trial in each["rounds"]] for each in trials}
+
+
+def _trial(fields: Mapping[str, Any]) -> Trial:
+    curve = tuple(Point(**point) if isinstance(point, Mapping) else Point(*point) for point in fields["curve"])
+    return Trial(**{**fields, "steps": tuple(fields["steps"]), "goodput": tuple(fields["goodput"]), "curve": curve})
+
+
+def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Results that earlier runs wrote with --json. ConfigurationError if a file is none of these."""
+    found = []
+    for path in paths:
+        try:
+            result = json.loads(path.read_bytes())
+            Ground(**result["ground"])
+            found.append(result)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ConfigurationError(f"--from {path} holds no result of bench peers ({error}): name a file of --json") from error
+    return found

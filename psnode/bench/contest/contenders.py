@@ -1,0 +1,199 @@
+"""The contenders of `psnode bench peers`: psnode's schemes, DDP's hooks, and no communication, each as one command."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from psnode.bench.contest.ddp_process import Communication, Program
+from psnode.config import settings
+from psnode.config.declaration import Setting, nearest
+from psnode.config.load import load
+from psnode.config.plain_json import to_json
+from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
+from psnode.jobs.launch import find_mpirun
+
+# the same for all that is compared
+_FIXED = frozenset(
+    {
+        "task", "task_option", "network", "dataset", "data_dir", "batch_size", "seed", "threads", "max_steps", "epochs",
+        "batches_per_step", "eval_freq", "log_interval", "train_dir", "resume", "local", "tensorboard",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Settings that all contenders share. `batch`: examples a worker and step; `evaluate_every`: steps between checkpoints, 0:
+    none.
+
+    `options` are the data set's own.
+    """
+
+    network: str = "torchvision:resnet18"
+    dataset: str = "synthetic"
+    data_dir: str | None = None
+    options: tuple[tuple[str, str], ...] = ()
+    workers: int = 4
+    batch: int = 16
+    lr: float = 0.01
+    seed: int = 1
+    steps: int = 36
+    evaluate_every: int = 0
+
+    def task_options(self, marks: Path) -> dict[str, str]:
+        """Of `psnode.bench.contest.marks.Metered`."""
+        found = {"marks": str(marks), "network": self.network, "dataset": self.dataset, "seed": str(self.seed)}
+        return {**found, **({"data_dir": self.data_dir} if self.data_dir else {}), **dict(self.options)}
+
+
+class Label(NamedTuple):
+    """Name of a row, and its `kind`: psnode, alone (its exchange without training), ddp, hook (of psnode in DDP), floor."""
+
+    name: str
+    kind: str
+
+    @property
+    def star(self) -> bool:
+        """True if all that workers receive comes from a master."""
+        return self.kind in ("psnode", "alone")
+
+
+class Contender(Protocol):
+    """One row of the table."""
+
+    @property
+    def label(self) -> Label: ...
+
+    def hosts(self, workers: int) -> int:
+        """Number of hosts needed."""
+
+    def command(self, ground: Ground, folder: Path) -> list[str]:
+        """The command line; marks go to folder/marks, checkpoints below `folder`."""
+
+    def checkpoints(self, folder: Path) -> dict[int, Path]:
+        """The weights it left, by step."""
+
+
+@dataclass(frozen=True)
+class Psnode:
+    """`psnode train` on a master and the workers. `flags`: a scheme, and flags of train after it.
+
+    `alone`: nothing is trained, the same gradients are exchanged in every step.
+    """
+
+    flags: str
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse settings that train would refuse, and those that are the same for all contenders."""
+        resolve(load(self.settings, {}))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The flags as settings, by name. ConfigurationError for one that is unknown, or the same for all contenders."""
+        given = {}
+        for flag, value in self._pairs():
+            found = _settings(flag)
+            if not found:
+                known = [setting.flag for setting in settings().values()]
+                raise ConfigurationError(f"--scheme {self.flags!r}: unknown flag {flag}{nearest(flag, known)}")
+            if found[0].name in _FIXED:
+                raise ConfigurationError(f"--scheme {self.flags!r}: {flag} is the same for all that is compared: leave it out")
+            if value is None:
+                raise ConfigurationError(f"--scheme {self.flags!r}: {flag} needs a value")
+            given[found[0].name] = found[0].parse(value, flag)
+        return given
+
+    def _pairs(self) -> list[tuple[str, str | None]]:
+        words = [part for word in shlex.split(self.flags) for part in (word.split("=", 1) if word.startswith("--") else [word])]
+        words = ["--scheme", *words] if words and not words[0].startswith("--") else words
+        return list(zip(words[::2], [*words[1::2], None], strict=False))
+
+    @property
+    def label(self) -> Label:
+        return Label(alone_name(self.flags), "alone") if self.alone else Label(f"psnode {self.flags}", "psnode")
+
+    def hosts(self, workers: int) -> int:
+        return workers + 1
+
+    def command(self, ground: Ground, folder: Path) -> list[str]:
+        return [
+            find_mpirun(), "-n", str(ground.workers + 1), sys.executable, "-m", "psnode", *self.arguments(ground, folder)
+        ]  # fmt: skip
+
+    def arguments(self, ground: Ground, folder: Path) -> list[str]:
+        """The arguments of `psnode` on every rank."""
+        options = ground.task_options(folder / "marks")
+        # no line of progress: its figures cost a pass over the gradients now and then
+        task = "Exchange" if self.alone else "Metered"
+        flags = {
+            "--task": f"psnode.bench.contest.marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr,
+            "--seed": ground.seed, "--threads": 1, "--max-steps": ground.steps,
+            "--eval-freq": ground.evaluate_every, "--keep-last": 0, "--log-interval": ground.steps + 1,
+            "--train-dir": folder / "run",
+        }  # fmt: skip
+        return [
+            "train", "--no-tensorboard",
+            *(word for key, value in flags.items() for word in (key, str(value))),
+            *(word for key, value in options.items() for word in ("--task-option", f"{key}={value}")),
+            *(word for flag, value in self._pairs() for word in _spelled(flag, value)),
+        ]  # fmt: skip
+
+    def checkpoints(self, folder: Path) -> dict[int, Path]:
+        from psnode.records import checkpoint
+
+        return {checkpoint.step_of(path): path / checkpoint.MODEL for path in checkpoint.complete(folder / "run")}
+
+
+def alone_name(flags: str) -> str:
+    """Name of the exchange of a scheme without training."""
+    return f"psnode {flags}, nothing but the exchange"
+
+
+def _settings(flag: str) -> list[Setting]:
+    return [setting for setting in settings().values() if flag in (setting.flag, *setting.rules.aliases)]
+
+
+def _spelled(flag: str, value: str | None) -> list[str]:
+    """A setting as `psnode train` takes it: those that are true or false have no value there."""
+    [setting] = _settings(flag)
+    if setting.kind is bool:
+        return [flag if setting.parse(str(value), flag) else flag.replace("--", "--no-", 1)]
+    return [flag, str(value)]
+
+
+@dataclass(frozen=True)
+class Ddp:
+    """DDP over gloo, or its processes each on its own (`none`)."""
+
+    communication: str
+
+    def __post_init__(self) -> None:
+        Communication.parse(self.communication)
+
+    @property
+    def label(self) -> Label:
+        if self.communication == "none":
+            return Label("no communication", "floor")
+        return Label(f"DDP {self.communication}", "hook" if self.communication.startswith("psnode:") else "ddp")
+
+    def hosts(self, workers: int) -> int:
+        return max(2, workers)  # a lab has no fewer
+
+    def command(self, ground: Ground, folder: Path) -> list[str]:
+        program = Program(
+            communication=self.communication, options=ground.task_options(folder / "marks"), directory=str(folder),
+            batch=ground.batch, steps=ground.steps, lr=ground.lr, seed=ground.seed, evaluate_every=ground.evaluate_every,
+            workers=ground.workers,
+        )  # fmt: skip
+        path = folder / "program.json"
+        path.write_text(to_json(asdict(program)))
+        return [sys.executable, "-m", "psnode.bench.contest.ddp_process", str(path)]
+
+    def checkpoints(self, folder: Path) -> dict[int, Path]:
+        return {int(path.stem.removeprefix("step-")): path for path in sorted(folder.glob("step-*.safetensors"))}

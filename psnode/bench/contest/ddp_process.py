@@ -1,0 +1,203 @@
+"""One contender of `psnode bench peers`: DistributedDataParallel over gloo, same model, data, shards, seeds and loss.
+
+One process a host, placed by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
+
+    python -m psnode.bench.contest.ddp_process PROGRAM.json
+
+where the file holds the fields of `Program`. Kinds of communication:
+
+    none                          no DDP: each process trains on its own share; the floor of any step time
+    fp32:bucket=25                gradients as they are, in buckets of so many MB
+    fp16:bucket=25, bf16:...      halved by torch's own hook
+    powersgd:rank=2,start=2,bucket=1000
+                                  PowerSGD with error feedback and warm start from iteration `start` on; more than one
+                                  bucket crashes several versions over gloo, so one is the default
+    psnode:CODEC                  psnode's hook (psnode.ddp) with its defaults, in buckets of 25 MB
+
+Buffers are not broadcast in each step (psnode sends none either); at a checkpoint they are averaged.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psnode.bench.contest.marks import Metered
+from psnode.codecs import get_codec
+from psnode.config.declaration import nearest
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+KINDS: dict[str, dict[str, int]] = {
+    "none": {},
+    "fp32": {"bucket": 25},
+    "fp16": {"bucket": 25},
+    "bf16": {"bucket": 25},
+    "powersgd": {"rank": 2, "start": 2, "bucket": 1000},
+    "psnode": {"bucket": 25},
+}
+
+
+class Communication(NamedTuple):
+    """One of KINDS with its parameters, all of them whole numbers. `codec`: the spec of psnode's hook."""
+
+    kind: str
+    parameters: dict[str, int]
+    codec: str = ""
+
+    @classmethod
+    def parse(cls, spec: str) -> Communication:
+        """From KIND[:name=value,...]; ConfigurationError if there is no such kind or parameter."""
+        kind, _, rest = spec.partition(":")
+        if kind not in KINDS:
+            raise ConfigurationError(f"DDP's communication must be one of {', '.join(KINDS)}, not {kind!r}{nearest(kind, KINDS)}")
+        parameters = dict(KINDS[kind])
+        if kind == "psnode":
+            get_codec(rest)
+            return cls(kind, parameters, rest)
+        for item in rest.split(",") if rest else ():
+            name, _, value = item.partition("=")
+            if name not in parameters or not value.isdecimal() or int(value) < 1:
+                known = ", ".join(f"{key}=1 or more" for key in parameters) or "no parameters"
+                raise ConfigurationError(f"DDP's {kind} takes {known}, not {item!r}")
+            parameters[name] = int(value)
+        return cls(kind, parameters)
+
+    def __str__(self) -> str:
+        if self.codec:
+            return f"{self.kind}:{self.codec}"
+        return f"{self.kind}:{','.join(f'{key}={value}' for key, value in self.parameters.items())}".removesuffix(":")
+
+
+@dataclass(frozen=True)
+class Program:
+    """Settings of every process. `options`: of `Metered`; `batch`: examples a worker; `evaluate_every`: steps, 0: never.
+
+    `cosine`: `lr` falls along half a cosine to 0. `workers`: how many of the processes take part, the first ones; 0: all.
+
+    Checkpoints (named step-NNNNNNNN.safetensors, as the weights in psnode's) go to `directory`.
+    """
+
+    communication: str
+    options: dict[str, str]
+    directory: str
+    batch: int
+    steps: int
+    lr: float
+    momentum: float = 0.9
+    seed: int = 1
+    evaluate_every: int = 0
+    workers: int = 0
+    cosine: bool = False
+    deadline: float = 120.0
+
+
+def train(program: Program) -> None:
+    """This process's part."""
+    import torch
+    from torch import distributed as dist
+
+    from psnode.tasks.data.prefetch import Prefetch
+    from psnode.tasks.data.sampler import Sampler
+    from psnode.worker.computation import Computation
+
+    torch.set_num_threads(1)
+    if program.workers:
+        if int(os.environ["RANK"]) >= program.workers:
+            return
+        os.environ["WORLD_SIZE"] = str(program.workers)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=program.deadline))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    task = Metered(program.options)
+    torch.manual_seed(program.seed)
+    model = task.model()
+    data = task.train_data()
+    sampler = Sampler(len(data), rank, size, program.batch, 1, program.seed)
+    trained = wrap(model, Communication.parse(program.communication))
+    # fused: the fastest of torch's three, about half of a step's update
+    optimizer = torch.optim.SGD(model.parameters(), program.lr, momentum=program.momentum, fused=True)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, program.steps) if program.cosine else None
+    computation = Computation(task, trained, torch.device("cpu"), rank=rank + 1, seed=program.seed, torch_lock=nullcontext())
+    dist.barrier()
+    with Prefetch(data, sampler, 0, program.steps) as batches:
+        for step, batch in enumerate(batches, 1):
+            optimizer.zero_grad()
+            computation.run(step, batch, None)
+            optimizer.step()
+            if falling is not None:
+                falling.step()
+            if program.evaluate_every and (step % program.evaluate_every == 0 or step == program.steps):
+                save(model, Path(program.directory), step, dist)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Module:
+    """`model` with its gradients averaged as `communication` says."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    kind, parameters, codec = communication
+    if kind == "none":
+        return model
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # its older name
+    options: dict[str, Any] = {"bucket_cap_mb": parameters["bucket"], "gradient_as_bucket_view": True, buffers: False}
+    found: DistributedDataParallel = DistributedDataParallel(model, **options)
+    if kind == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=parameters["rank"], start_powerSGD_iter=parameters["start"]
+        )
+        found.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif kind == "psnode":
+        from psnode.ddp import comm_hook
+
+        found.register_comm_hook(*comm_hook(codec, model=model))
+    elif kind != "fp32":
+        found.register_comm_hook(None, default_hooks.fp16_compress_hook if kind == "fp16" else default_hooks.bf16_compress_hook)
+    return found
+
+
+def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
+    """Rank 0 writes the weights, and the mean of all ranks' buffers."""
+    import torch
+
+    from psnode.records import checkpoint, tensorfile
+
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, _ in model.named_buffers():
+        if name in state and torch.is_floating_point(state[name]):
+            dist.all_reduce(state[name])
+            state[name] /= dist.get_world_size()
+    if dist.get_rank() == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        tensorfile.write_tensors(directory / f"{checkpoint.step_directory(step)}.safetensors", state)
+    dist.barrier()
+
+
+def main(path: str) -> None:
+    """Run the program in the file `path`."""
+    # gloo's threads outlive a failed collective: leave without waiting for them
+    code = 1
+    try:
+        train(Program(**json.loads(Path(path).read_text())))
+        code = 0
+    except Exception as error:
+        print(f"psnode.bench.contest.ddp_process: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

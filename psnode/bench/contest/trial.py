@@ -1,0 +1,128 @@
+"""One contender's run on emulated hosts, and its results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from psnode.bench.contest.contenders import Contender, Ground
+from psnode.bench.contest.labs import on_hosts
+from psnode.bench.contest.marks import Mark, Traffic, read_marks
+from psnode.errors import TransportError
+from psnode.records.metrics import METRICS, read_records
+
+
+class Point(NamedTuple):
+    """After `step` steps: seconds of training (checkpoints not counted), bytes that all hosts have sent, test accuracy."""
+
+    step: int
+    seconds: float
+    nbytes: int
+    top1: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Figures of one run. Bytes are those a step, from the interfaces' counters, headers of packets included.
+
+    steps             seconds of each measured step, the mean over the workers
+    sent, received    bytes of a worker, the mean over the workers
+    sent_by_all       bytes of all hosts together
+    booked            bytes in psnode's own accounts over payload bytes of the interfaces, nearly 1; None for the others
+    goodput           Mbit/s of the links before the run
+    """
+
+    steps: tuple[float, ...]
+    sent: float
+    received: float
+    sent_by_all: float
+    booked: float | None
+    goodput: tuple[float, ...]
+    curve: tuple[Point, ...]
+
+
+def run_trial(contender: Contender, ground: Ground, *, rate: str, warmup: int, folder: Path, seconds: float) -> Trial:
+    """Run `contender` in `folder`, which is empty; the first `warmup` steps are not measured.
+
+    Raises as `on_hosts`, and TransportError if a worker did not take all steps.
+    """
+    (folder / "marks").mkdir(parents=True)
+    counters, _ = on_hosts(
+        contender.command(ground, folder), hosts=contender.hosts(ground.workers), rate=rate, each=not contender.label.star,
+        counters=folder / "counters.json", seconds=seconds,
+    )  # fmt: skip
+    marks = read_marks(folder / "marks", ground.steps)
+    if len(marks) != ground.workers or any(len(each) != ground.steps for each in marks):
+        raise TransportError(f"{contender.label.name}: {len(marks)} workers took {[len(each) for each in marks]} steps")
+    durations = step_durations(marks)
+    star = contender.label.star
+    accurate = ground.evaluate_every and contender.label.kind in ("psnode", "ddp", "hook")
+    traffic = [Traffic.between(each[warmup], each[-1]) for each in marks]
+    n_steps = ground.steps - 1 - warmup
+    return Trial(
+        steps=tuple(durations[warmup:]),
+        sent=statistics.fmean(each.sent for each in traffic) / n_steps,
+        received=statistics.fmean(each.received for each in traffic) / n_steps,
+        sent_by_all=sent_by_all(traffic, star) / n_steps,
+        booked=booked(folder / "run" / METRICS, traffic, range(warmup + 1, ground.steps)) if star else None,
+        goodput=tuple(counters["goodput_mbit"]),
+        curve=curve(contender, ground, folder, marks, durations) if accurate else (),
+    )
+
+
+def step_durations(marks: Sequence[Sequence[Mark]]) -> list[float]:
+    """Seconds of every step but the last, whose end left no mark; the mean over the workers."""
+    each = ([after.seconds - before.seconds for before, after in pairwise(worker)] for worker in marks)
+    return [statistics.fmean(step) for step in zip(*each, strict=True)]
+
+
+def sent_by_all(traffic: Sequence[Traffic], star: bool) -> int:
+    """Bytes of all hosts: in a star the workers receive all that the master sent, else they send all there is."""
+    return sum(each.sent + (each.received if star else 0) for each in traffic)
+
+
+def booked(metrics: Path, traffic: Sequence[Traffic], steps: range) -> float:
+    """psnode's bytes of `steps` over the payload bytes that its workers' interfaces counted in that time."""
+    names = [f"{way}link_{kind}" for way in ("up", "down") for kind in ("bytes", "control_bytes")]
+    own = sum(record[name] for record in read_records(metrics) if record["step"] in steps for name in names)
+    return float(own / sum(each.sent_payload + each.received_payload for each in traffic))
+
+
+def curve(
+    contender: Contender, ground: Ground, folder: Path, marks: Sequence[Sequence[Mark]], durations: Sequence[float]
+) -> tuple[Point, ...]:
+    """Test accuracy of every checkpoint. A step that wrote one counts as the median step, and so does the last one."""
+    typical = statistics.median(durations)
+    clock = [0.0]
+    for step in range(1, ground.steps + 1):
+        plain = step < ground.steps and step % ground.evaluate_every
+        clock.append(clock[-1] + (durations[step - 1] if plain else typical))
+    points = []
+    for step, top1 in accuracies(ground, contender.checkpoints(folder)).items():
+        last = min(step, ground.steps - 1)
+        traffic = [Traffic.between(each[0], each[last]) for each in marks]
+        points.append(Point(step, clock[step], sent_by_all(traffic, contender.label.star), top1))
+    return tuple(points)
+
+
+def accuracies(ground: Ground, checkpoints: dict[int, Path]) -> dict[int, float]:
+    """The share of test examples that each of the weights gets right, by step."""
+    import torch
+
+    from psnode.evaluator import evaluate
+    from psnode.records.tensorfile import parse
+    from psnode.tasks.classification import Classification
+
+    task = Classification(ground.network, ground.dataset, ground.data_dir, seed=ground.seed, options=dict(ground.options))
+    data = task.eval_data()
+    model = task.model()
+    found = {}
+    for step, path in checkpoints.items():
+        model.load_state_dict(parse(path.read_bytes(), str(path)))
+        result = evaluate(task, model, data, step, 1000, torch.device("cpu"))
+        found[step] = float(result.top1 or 0.0)
+    return found

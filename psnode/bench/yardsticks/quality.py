@@ -1,0 +1,46 @@
+"""Bits of a payload and squared error of its decoded values, beside the limits of theory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from psnode.bench.yardsticks.rate_distortion import Curve, least_bits, shrunk
+from psnode.codecs import Codec
+from psnode.codecs.arrays import Floats
+from psnode.codecs.base import RandomSource
+
+
+def quality(codec: Codec, parts: list[Floats], key: RandomSource, theory: Curve) -> dict[str, Any]:
+    """Of `parts`, each encoded by itself.
+
+    `shrunk`: the error after the best constant factor, which makes unbiased codecs comparable. `over_bound`: bits above those
+    that are enough for every input; `over_source`: above R(D).
+    """
+    nbytes, missed, energy = 0, 0.0, 0.0
+    for part in parts:
+        payload = codec.encode(part, key)
+        nbytes += payload.nbytes
+        missed += _squares(part - codec.decode(payload))
+        energy += _squares(part)
+    bits = 8 * nbytes / sum(part.size for part in parts)
+    error = missed / energy if energy else 0.0
+    least, own = (least_bits(error, codec.unbiased), theory.bits_at(shrunk(error, codec.unbiased))) if error else (None, None)
+    return {
+        "bits": bits,
+        "error": error,
+        "shrunk": shrunk(error, codec.unbiased),
+        "over_bound": None if least is None else bits - least,
+        "over_source": None if own is None else bits - own,
+    }
+
+
+def _squares(x: Floats) -> float:
+    return sum(float(np.dot(part, part)) for part in _pieces(x.reshape(-1)))
+
+
+def _pieces(x: Floats) -> Iterator[np.ndarray]:
+    for start in range(0, x.size, 1 << 20):
+        yield x[start : start + (1 << 20)].astype(np.float64)

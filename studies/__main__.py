@@ -1,0 +1,13 @@
+"""`python -m studies`: the names of all studies, each with the first sentence about it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+if __name__ == "__main__":
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STUDY" for node in tree.body):
+            first = (ast.get_docstring(tree) or "").partition("\n\n")[0]
+            print(f"{path.stem:18}{' '.join(first.split())}")

@@ -1,0 +1,88 @@
+"""The plot of `python -m studies.fidelity`: codecs' errors on N(0, 1), against its rate-distortion function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from psnode.codecs.arrays import Float64s
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_BITS = 3.4
+_FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")
+
+
+def scalar_quantiser(bits: Float64s) -> Float64s:
+    """The least error of a uniform quantiser of N(0, 1) with a zone of its own for 0, means, and an ideal entropy coder."""
+    errors = []
+    for zone in np.linspace(0.5, 1.2, 15):
+        found = np.array([_quantised(step, zone * step) for step in np.geomspace(14, 0.15, 120)])
+        errors.append(np.interp(bits, found[:, 0], np.log(found[:, 1])))
+    return np.asarray(np.exp(np.min(errors, axis=0)), np.float64)
+
+
+def _quantised(step: float, zone: float) -> tuple[float, float]:
+    """Entropy in bits and error; intervals [-zone, zone], then `step` wide."""
+    edges = zone + step * np.arange(math.ceil(7 / step) + 1)
+    upper = np.array([0.5 * math.erfc(edge / math.sqrt(2)) for edge in edges])
+    density = np.exp(-(edges**2) / 2) / math.sqrt(2 * math.pi)
+    shares, moments = np.append(-np.diff(upper), upper[-1]), np.append(-np.diff(density), density[-1])
+    used = shares > 1e-15
+    shares, moments = shares[used], moments[used]
+    middle = 1 - 2 * upper[0]
+    entropy = -2 * float(shares @ np.log2(shares)) - middle * math.log2(middle)
+    return entropy, 1 - 2 * float(np.sum(moments**2 / shares))
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Write it to `path`: the error over bits, and how far above R(D). ConfigurationError without matplotlib."""
+    figure = figure_of(result)
+    figure.savefig(path, dpi=100)
+
+
+def figure_of(result: Mapping[str, Any]) -> Figure:
+    """The plot: two panels of the same points, under one legend. ConfigurationError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError("--plot needs the package matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(13, 6.4), layout="constrained")
+    whole, gap = figure.subplots(1, 2)
+    gaussian = [row for row in result["rows"] if row["source"] == "gaussian"]
+    rows = [row for row in gaussian if "decibels" in row and row["bits"] <= _MOST_BITS]
+    for panel, above in (whole, False), (gap, True):
+        _panel(panel, rows, above)
+    whole.set(ylabel="squared error in dB, unbiased codecs after the best factor")
+    gap.set(ylabel="dB above the rate-distortion function")
+    gap.set_ylim(bottom=-0.2)
+    lines, labels = whole.get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), fontsize="small", frameon=False)
+    figure.suptitle(f"N(0, 1), {result['sources']['gaussian']['size']:,} values, {result['date'][:10]}", fontsize="medium")
+    return figure
+
+
+def _panel(panel: Axes, rows: list[Mapping[str, Any]], above: bool) -> None:
+    bits = np.linspace(0.02, _MOST_BITS, 200)
+    limit = -20 * math.log10(2) * bits
+    scalar = 10 * np.log10(scalar_quantiser(bits))
+    panel.plot(bits, limit - above * limit, "k-", lw=1, label="R(D)")
+    panel.plot(bits, scalar - above * limit, "k--", lw=1, label="entropy-coded scalar quantiser, ideal coder")
+    for number, family in enumerate(_FAMILIES):
+        found = sorted(
+            (row["bits"], row["decibels"]) for row in rows if row["spec"].partition(":")[0].partition("+")[0] == family
+        )
+        if found:
+            x, y = np.array(found).T
+            shift = 20 * math.log10(2) * x if above else np.zeros_like(x)
+            style = "-o" if family == "polar" else "osD^v"[number % 5]
+            panel.plot(x, y + shift, style, ms=5, color=f"C{number}", label=family)
+    panel.set(xlabel="bits a value, all bytes of the payload", xlim=(0, _MOST_BITS))
+    panel.grid(alpha=0.3)

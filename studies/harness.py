@@ -1,0 +1,203 @@
+"""The harness of all studies: a dataclass of options, a function that measures rows, and columns that show them.
+
+A module of this package holds one `Study` and ends with
+
+    STUDY = Study(Options, measure, columns)
+
+    if __name__ == "__main__":
+        sys.exit(main(STUDY))
+
+The command line is made from the fields of the options (psnode.config.declaration). The result is one JSON object: hardware and
+date, the options, facts and rows. The page is made from the result alone, so that `--from FILE` shows an earlier one again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import click
+
+from psnode.bench.hardware import hardware
+from psnode.bench.saving import save
+from psnode.cli.commands import main as run_command
+from psnode.cli.debugging import debuggable
+from psnode.config.declaration import ABSENT, Setting, click_option, settings_of
+from psnode.errors import ConfigurationError
+
+O = TypeVar("O")  # noqa: E741
+Row = Mapping[str, Any]
+Result = Mapping[str, Any]
+
+
+class Found(NamedTuple):
+    """Rows of a table, and figures of the same run that are the same for all of them."""
+
+    rows: Sequence[Row]
+    facts: Mapping[str, Any] = {}
+
+
+class Column(NamedTuple):
+    """A column: `cell` is a format string over the members of a row, or a function of the row. `left`: text, not a number."""
+
+    title: str
+    cell: str | Callable[[Row], str]
+    left: bool = False
+
+    def shown(self, row: Row) -> str:
+        """The cell of `row`."""
+        return self.cell.format(**row) if isinstance(self.cell, str) else self.cell(row)
+
+
+def at(form: str, *path: Any) -> Callable[[Row], str]:
+    """A cell: the number at `path`, keys of one mapping or list inside another, as format(number, form) writes it."""
+
+    def cell(row: Row) -> str:
+        found: Any = row
+        for key in path:
+            found = found[key]
+        return format(found, form)
+
+    return cell
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(Generic[O]):
+    """A study.
+
+    options   dataclass whose fields are declared with psnode.config.declaration.option; ABSENT as a default: has to be given
+    measure   the rows for these options; PsnodeError
+    columns   of the table, or a function of the result that returns them
+    head      conditions of the measurement, behind date and processor
+    foot      lines below the table
+    tables    name of a member of the rows: rows with the same value form a table under that value
+    plot      draws a result into a file, the option --plot
+    passed    False for a result that misses a bound: exit code 1
+    """
+
+    options: type[O]
+    measure: Callable[[O], Found]
+    columns: Sequence[Column] | Callable[[Result], Sequence[Column]]
+    head: Callable[[Result], str] = lambda result: ""
+    foot: Callable[[Result], str] = lambda result: ""
+    tables: str = ""
+    plot: Callable[[Result, Path], None] | None = None
+    passed: Callable[[Result], bool] = lambda result: True
+
+
+def main(study: Study[Any], arguments: Sequence[str] | None = None) -> int:
+    """Run a study with a command line's arguments, those of the process by default; the exit code."""
+    name = study.measure.__module__
+    if name == "__main__":
+        name = f"studies.{Path(sys.argv[0]).stem}"
+    return run_command(arguments, command_of(study, name), f"python -m {name}")
+
+
+def run(study: Study[O], options: O) -> dict[str, Any]:
+    """Measure; the result, as JSON holds it."""
+    about = hardware()
+    found = study.measure(options)
+    given = {name: _plain(value) for name, value in vars(options).items()}
+    return {**about, **given, **found.facts, "rows": list(found.rows)}
+
+
+def page(study: Study[Any], result: Result) -> str:
+    """The result as a page for docs/results, in Markdown."""
+    columns = study.columns(result) if callable(study.columns) else study.columns
+    head = f"{result['date']}, {result['cpu']}, {result['cores']} cores. {study.head(result)}".rstrip()
+    parts = [head]
+    for value in dict.fromkeys(row[study.tables] for row in result["rows"]) if study.tables else (None,):
+        rows = [row for row in result["rows"] if value is None or row[study.tables] == value]
+        parts += [*([] if value is None else [f"## {value}"]), table(columns, rows)]
+    if foot := study.foot(result):
+        parts.append(foot)
+    return "\n\n".join(parts) + "\n"
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """Rows in Markdown."""
+    lines = ["| " + " | ".join(column.title for column in columns) + " |"]
+    lines.append("|" + "".join("---|" if column.left else "---:|" for column in columns))
+    lines += ["| " + " | ".join(column.shown(row) for column in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def codecs(specs: Sequence[str]) -> tuple[str, ...]:
+    """Specs of an option --codec, those of FILE:NAME by the id of the class there, which is registered."""
+    from psnode.config.extensions import load_codec
+
+    return tuple(load_codec(spec) for spec in specs)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def command_of(study: Study[Any], name: str) -> click.Command:
+    """The command line of a study, called `name`."""
+    settings = settings_of(study.options)
+    path = click.Path(path_type=Path)
+    common = [
+        click.Option(["--json", "json_file"], type=path, metavar="FILE", help="Also write the result to this file."),
+        click.Option(["--markdown", "markdown_file"], type=path, metavar="FILE", help="Also write the page to this file."),
+        click.Option(["--from", "earlier"], type=path, metavar="FILE", help="Show this result of --json; measure nothing."),
+    ]
+    if study.plot is not None:
+        common.append(click.Option(["--plot", "plot_file"], type=path, metavar="FILE", help="Draw the result into this file."))
+
+    def call(json_file: Path | None, markdown_file: Path | None, earlier: Path | None, **given: Any) -> int:
+        plot_file = given.pop("plot_file", None)
+        if earlier is None:
+            result: Result = run(study, study.options(**_values(settings, given)))
+            text = page(study, result)
+        else:
+            result, text = _shown_again(study, earlier)
+        print(text, end="")
+        save(result, json_file)
+        for file in (markdown_file, plot_file):
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+        if markdown_file is not None:
+            markdown_file.write_text(text)
+        if study.plot is not None and plot_file is not None:
+            study.plot(result, plot_file)
+        return 0 if study.passed(result) else 1
+
+    asked = [_asked(setting) for setting in settings.values()]
+    command = click.command(name, help=sys.modules[study.measure.__module__].__doc__)(debuggable(call))
+    command.params[:0] = [*asked, *common]
+    return command
+
+
+def _asked(setting: Setting) -> click.Option:
+    shown = dataclasses.replace(setting, default=None) if setting.default is ABSENT else setting
+    return click_option(shown, setting.rules.help)
+
+
+def _values(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of all fields. ConfigurationError for one that has to be given and is not, and for bad items of a list."""
+    values = {}
+    for name, setting in settings.items():
+        value = given[name]
+        if value in (None, ()):
+            if setting.default is ABSENT:
+                raise ConfigurationError(f"{setting.flag} is missing: {setting.rules.help}")
+            value = setting.default
+        elif setting.rules.repeated:
+            whole = setting.kind in (str, Path)  # items with commas of their own
+            value = setting.check(value, setting.label) if whole else setting.parse(",".join(value), setting.label)
+        values[name] = value
+    return values
+
+
+def _shown_again(study: Study[Any], file: Path) -> tuple[Result, str]:
+    """A result of --json and its page. ConfigurationError if the file holds none of this study."""
+    try:
+        result = json.loads(file.read_bytes())
+        return result, page(study, result)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"--from {file} holds no such result ({error}): name a file of --json") from error

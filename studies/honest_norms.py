@@ -1,0 +1,238 @@
+"""`python -m studies.honest_norms`: gradients that the norm cap refuses in honest runs with heavy tails.
+
+It trains small models with torch on such data, each with 1, 2, 3 or 4 workers and a seed of its own, and hands the norms
+of all gradients, by tensor, to the master's rule (psnode.exchange.shard.verdicts), as rounds of all workers. No job is started,
+nothing is coded, and the weights follow the mean of all gradients. A line a kind of data: runs, gradients, those refused by the
+default, by 1e6 times the largest gradient
+accepted before, without the limit at which squares leave float32's range, and by --norm-cap 10.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from psnode.config.declaration import option
+from psnode.config.effects import AUTO
+from psnode.exchange.shard import verdicts
+from psnode.exchange.shard.verdicts import Closing, Judge
+from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.part import all_of
+from studies.harness import Column, Found, Study, main
+
+STEPS, BATCH, RUNS = 40, 16, 1200
+Loss = Callable[[int, np.random.Generator], torch.Tensor]
+
+
+class Trial(NamedTuple):
+    """A model, and the loss of a batch, by the number of the step."""
+
+    model: nn.Module
+    loss: Loss
+    lr: Callable[[int], float] = lambda step: 0.1
+
+
+def _logistic(bias: float, rng: np.random.Generator, features: Callable[[np.random.Generator], np.ndarray]) -> Trial:
+    model = nn.Linear(12, 1)
+    nn.init.constant_(model.bias, bias)
+
+    def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
+        x = torch.from_numpy(features(rng).astype(np.float32))
+        y = torch.from_numpy((rng.random(BATCH) < 1 / 256).astype(np.float32))
+        return F.binary_cross_entropy_with_logits(model(x)[:, 0], y)
+
+    return Trial(model, loss)
+
+
+def rare(rng: np.random.Generator) -> Trial:
+    """Positives of 1 in 256; a bias of 0, -7 or -80 at first."""
+    return _logistic(float(rng.choice([0, -7, -80])), rng, lambda rng: rng.standard_normal((BATCH, 12)))
+
+
+def sparse(rng: np.random.Generator) -> Trial:
+    """Features that are zero but for one in a hundred, of a log-normal size."""
+    return _logistic(-4.0, rng, lambda rng: (rng.random((BATCH, 12)) < 0.01) * np.exp(3 * rng.standard_normal((BATCH, 12))))
+
+
+def tokens(rng: np.random.Generator) -> Trial:
+    """An embedding whose tokens follow Zipf's law."""
+    model = nn.Sequential(nn.Embedding(500, 8), nn.Linear(8, 500))
+
+    def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
+        drawn = torch.from_numpy(np.minimum(rng.zipf(1.3, (2, BATCH)), 500) - 1)
+        return F.cross_entropy(model(drawn[0]), drawn[1])
+
+    return Trial(model, loss)
+
+
+def scale(rng: np.random.Generator) -> Trial:
+    """A scale without dimension that starts at zero and is used now and then, and a warm-up from a learning rate of 0."""
+    model = nn.ParameterDict({"w": nn.Parameter(torch.randn(20)), "s": nn.Parameter(torch.zeros(()))})
+
+    def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
+        x = torch.from_numpy(rng.standard_normal((BATCH, 20)).astype(np.float32))
+        used = float(step % 13 == 5 or step > 30)
+        found: torch.Tensor = ((x @ model["w"] - 1) ** 2).mean() * 1e-3 + used * model["s"] * x.square().sum()
+        return found
+
+    return Trial(model, loss, lambda step: 0.01 * min(1.0, step / 10))
+
+
+def unfrozen(rng: np.random.Generator) -> Trial:
+    """A layer that has no gradient for 20 steps, then one."""
+    first, second = nn.Linear(10, 10), nn.Linear(10, 1)
+
+    def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
+        x = torch.from_numpy(rng.standard_normal((BATCH, 10)).astype(np.float32))
+        hidden = first(x) if step >= 20 else first(x).detach()
+        late: torch.Tensor = hidden.square().mean() * (step >= 20)
+        found: torch.Tensor = (second(torch.relu(hidden)) * (1e-12 if step < 20 else 1.0)).square().mean() + late
+        return found
+
+    return Trial(nn.ModuleList([first, second]), loss)
+
+
+def spikes(rng: np.random.Generator) -> Trial:
+    """Least squares on Cauchy features and targets, one batch in ten of them times 1000; clipped as such runs are."""
+    model = nn.Linear(6, 1)
+
+    def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
+        size = 1000.0 if rng.random() < 0.1 else 1.0
+        x = torch.from_numpy((size * rng.standard_cauchy((BATCH, 7))).astype(np.float32))
+        found: torch.Tensor = (model(x[:, :6])[:, 0] - x[:, 6]).square().mean()
+        return found
+
+    return Trial(model, loss, lambda step: -1.0)
+
+
+def counts(rng: np.random.Generator) -> Trial:
+    """Poisson regression with a log link on Student's t: the loss has an exponential in it; clipped."""
+    model = nn.Linear(4, 1)
+
+    def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
+        x = torch.from_numpy(np.clip(rng.standard_t(1.5, (BATCH, 4)), -40, 40).astype(np.float32))
+        return F.poisson_nll_loss(model(x)[:, 0], torch.ones(BATCH))
+
+    return Trial(model, loss, lambda step: -0.5)
+
+
+def recurrent(rng: np.random.Generator) -> Trial:
+    """A linear recurrence of 5 to 60 steps, whose gradient explodes with their number; clipped."""
+    model = nn.ParameterDict({"a": nn.Parameter(torch.tensor(1.6)), "b": nn.Parameter(torch.tensor(0.1))})
+
+    def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
+        state = torch.zeros(BATCH)
+        for value in rng.standard_normal((int(rng.integers(5, 60)), BATCH)).astype(np.float32):
+            state = model["a"] * state + model["b"] * torch.from_numpy(value)
+        return (state - 1).abs().mean()
+
+    return Trial(model, loss, lambda step: -0.01)
+
+
+def accumulated(rng: np.random.Generator) -> Trial:
+    """Eight batches a step of a rare class, three classes and two layers."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
+        x = torch.from_numpy(rng.standard_normal((8 * BATCH, 8)).astype(np.float32))
+        y = torch.from_numpy(rng.choice(3, 8 * BATCH, p=[0.6, 0.398, 0.002]))
+        return F.cross_entropy(model(x + 3 * (y == 2)[:, None]), y)
+
+    return Trial(model, loss)
+
+
+KINDS = (rare, sparse, tokens, scale, unfrozen, spikes, counts, recurrent, accumulated)
+
+
+def rounds(kind: Callable[[np.random.Generator], Trial], seed: int, workers: int) -> Iterator[list[list[float]]]:
+    """Norms of the gradients of every step: by worker, by tensor. A rate below zero: of what is clipped to a norm of 1."""
+    torch.manual_seed(seed)
+    trial, rngs = kind(np.random.default_rng(seed)), [np.random.default_rng((seed, rank)) for rank in range(workers)]
+    parameters = list(trial.model.parameters())
+    for step in range(STEPS):
+        found, total = [], [torch.zeros_like(parameter) for parameter in parameters]
+        for rng in rngs:
+            grads = torch.autograd.grad(trial.loss(step, rng), parameters, allow_unused=True)
+            given = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+            if not all(bool(each.isfinite().all()) for each in given):
+                given = [torch.zeros_like(each) for each in given]  # as a worker does, which sends nothing then
+            found.append([float(each.double().norm()) for each in given])
+            total = [a + b / workers for a, b in zip(total, given, strict=True)]
+        yield found
+        rate = trial.lr(step)
+        norm = math.sqrt(sum(float(each.double().norm()) ** 2 for each in total))
+        factor = rate if rate >= 0 else -rate / max(1.0, norm)
+        with torch.no_grad():
+            for parameter, change in zip(parameters, total, strict=True):
+                parameter.sub_(factor * change)
+
+
+def refused(played: list[list[list[float]]], cap: float) -> int:
+    """Gradients that are refused."""
+    groups, count = len(played[0][0]), 0
+    plan = make_plan([Tensor(f"t{i}.w", (1,)) for i in range(groups)], "identity", group_by="layer", min_compress_bytes=0)
+    judge = Judge(all_of(plan), cap)
+    for step, pushes in enumerate(played, 1):
+        held = set()
+        for group in range(groups):
+            for rank, norms in enumerate(pushes, 1):
+                if judge.suspects(group, rank, step, norms[group]):
+                    held.add((group, rank))
+        for group in range(groups):
+            waits = any(where == group for where, _ in held)
+            judge.hear(Closing(group, step, 0.0), waits=waits, alone=len(pushes) == 1)
+        count += len({rank for _, rank in held if (rank, step) in judge.verdicts})
+    return count
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    runs: int = option(RUNS, "Runs, of all kinds of data in turn.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """A row a kind of data, and their sum."""
+    torch.set_num_threads(1)
+    rows = [{"data": kind.__name__, **_counts(place, options.runs)} for place, kind in enumerate(KINDS)]
+    sums = {name: sum(row[name] for row in rows) for name in rows[0] if name != "data"}
+    return Found([*rows, {"data": "all", **sums}])
+
+
+def _counts(place: int, runs: int) -> dict[str, Any]:
+    counts = {"runs": 0, "gradients": 0, "default": 0, "unlimited": 0, "capped": 0}
+    limit = verdicts.IMPOSSIBLE
+    for seed in range(place, runs, len(KINDS)):
+        played = list(rounds(KINDS[place], seed, 1 + seed // len(KINDS) % 4))
+        counts["runs"] += 1
+        counts["gradients"] += STEPS * len(played[0])
+        counts["default"] += refused(played, AUTO)
+        verdicts.IMPOSSIBLE = 0.0
+        counts["unlimited"] += refused(played, AUTO)
+        verdicts.IMPOSSIBLE = limit
+        counts["capped"] += refused(played, 10.0)
+    return counts
+
+
+COLUMNS = (
+    Column("data", "{data}", left=True),
+    Column("runs", "{runs}"),
+    Column("gradients", "{gradients}"),
+    Column("default", "{default}"),
+    Column("without the limit", "{unlimited}"),
+    Column("--norm-cap 10", "{capped}"),
+)
+STUDY = Study(Options, measure, COLUMNS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,0 +1,140 @@
+"""`python -m studies.polar_stages`: where polar's time goes, in nanoseconds for a row of 32 values, one of each of 32 blocks.
+
+One superblock of N(0, 1) is coded and read again and again, stage by stage, on one core; the fastest of each stage counts. Each
+is called as by psnode.codecs.polarcodes.stream, without the few microseconds of Python between the calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from psnode.codecs.arrays import Floats, readonly
+from psnode.codecs.kernels.moments import root_mean_square
+from psnode.codecs.polarcodes import designs, symbols
+from psnode.codecs.polarcodes.channel import chances, logistic
+from psnode.codecs.polarcodes.lanes import Masks
+from psnode.codecs.polarcodes.layout import Superblock
+from psnode.codecs.polarcodes.reader import reader
+from psnode.codecs.polarcodes.stream import aligned_rows, random_words
+from psnode.codecs.polarcodes.symbols import CELL_BITS
+from psnode.codecs.polarcodes.trees import Shared, Trees, decode_level, encode_level
+from psnode.codecs.polarcodes.vectors import LANES
+from psnode.codecs.polarcodes.writer import finish_writing, writer
+from psnode.config.declaration import option
+from psnode.errors import ConfigurationError
+from studies.harness import Column, Found, Study, main
+
+_ENDLESS = 1 << 40  # bits
+
+
+class Stages:
+    """The shortest time of each stage, in seconds."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+
+    def time(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """call(*arguments)."""
+        start = perf_counter()
+        result = call(*arguments)
+        seconds = perf_counter() - start
+        self.found[name] = min(seconds, self.found.get(name, seconds))
+        return result
+
+
+class Bench:
+    """Arrays of one superblock of 32 blocks of 2^log_length values."""
+
+    def __init__(self, rate: float, log_length: int) -> None:
+        self.size, rows = LANES << log_length, 1 << log_length
+        self.tables, self.levels = designs.tables(rate), designs.schedules(rate, log_length)
+        self.x = np.random.default_rng(1).standard_normal(self.size, np.float32)
+        self.block = Superblock(0, self.size, log_length, LANES, rate)
+        self.key = readonly(np.array([1, 2], np.uint64))
+        self.cells = aligned_rows(self.size, np.uint16)
+        self.post, self.prior = (aligned_rows(2 * self.size, np.int16) for _ in range(2))
+        self.bits, self.rows = np.empty(rows, np.uint32), np.empty(rows, np.uint32)
+        self.count = 1 << len(self.levels)
+
+    def encode(self, stages: Stages) -> tuple[np.ndarray, list[Masks]]:
+        """The words and the raw rows of each level."""
+        out, raw = writer(np.empty(self.size // 4, np.uint16), LANES), []
+        scale = stages.time("encode: scale", root_mean_square, self.x)
+        stages.time("encode: cells", symbols.cells_of, self.x, scale, self.cells, LANES)
+        for level, steps in enumerate(self.levels):
+            stages.time(f"encode: posteriors {level}", symbols.look_up_llrs, self.tables.posterior[level], self.cells, self.post)
+            if not steps.flat:
+                args = self.tables.prior[level], self.cells, CELL_BITS, self.prior
+                stages.time(f"encode: priors {level}", symbols.look_up_priors, *args)
+            noise = stages.time(f"encode: random words {level}", random_words, self.key, self.block, level, steps)
+            trees, shared = Trees(self.post, self.prior, self.bits), Shared(noise, logistic(), chances())
+            writing = steps.encode, trees, shared, out, self.rows, LANES, _ENDLESS, 4 * _ENDLESS
+            stages.time(f"encode: trees and coder {level}", encode_level, *writing)
+            raw.append(self.rows[: steps.raw].copy())
+            stages.time(f"encode: symbols {level}", symbols.mark, self.cells, self.bits, CELL_BITS + level)
+        stages.time("encode: fit", symbols.inner_products, self.x, scale, self.cells, CELL_BITS, self.count, LANES)
+        return out.words[: finish_writing(out, LANES)], raw
+
+    def decode(self, stages: Stages, words: np.ndarray, raw: list[Masks], out: Floats) -> None:
+        """Overwrite `out`."""
+        source = reader(words, LANES)
+        stages.time("decode: no symbols", self.cells.fill, 0)
+        for level, steps in enumerate(self.levels):
+            if not steps.flat:
+                stages.time(
+                    f"decode: priors {level}", symbols.look_up_priors, self.tables.prior[level], self.cells, 0, self.prior
+                )
+            noise = stages.time(f"decode: random words {level}", random_words, self.key, self.block, level, steps)
+            shared = Shared(noise, logistic(), chances())
+            reading = steps.decode, self.prior, self.bits, shared, source, raw[level], LANES
+            stages.time(f"decode: trees and coder {level}", decode_level, *reading)
+            stages.time(f"decode: symbols {level}", symbols.mark, self.cells, self.bits, level)
+        half = np.float32(designs.CHANNELS[self.block.rate].step / 2)
+        stages.time("decode: values", symbols.values_of, self.cells, 0, self.count, half, out, LANES)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    rate: float = option(1.0, "Bits.", metavar="R")
+    log_length: int = option(14, "Blocks of 2^N.", minimum=6, maximum=18, metavar="N")
+    repeats: int = option(20, "The fastest of this many counts.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """A row a stage, then one a side: nanoseconds of a row of values. Facts: `gbps` by side, and the squared `error`."""
+    if options.rate not in designs.RATES:
+        raise ConfigurationError(
+            f"--rate must be one of {', '.join(f'{each:g}' for each in designs.RATES)}, not {options.rate:g}"
+        )
+    bench, stages = Bench(options.rate, options.log_length), Stages()
+    out = np.empty_like(bench.x)
+    for _ in range(options.repeats):
+        bench.decode(stages, *bench.encode(stages), out)
+    count, sides = bench.size // LANES, ("encode", "decode")
+    totals = {side: sum(took for name, took in stages.found.items() if name.startswith(side)) for side in sides}
+    rows = [{"stage": name, "ns": 1e9 * took / count} for name, took in {**stages.found, **totals}.items()]
+    gbps = {side: 4e-9 * bench.size / took for side, took in totals.items()}
+    return Found(rows, {"gbps": gbps, "error": float(np.mean((bench.x - out).astype(np.float64) ** 2))})
+
+
+STUDY = Study(
+    Options,
+    measure,
+    (Column("stage", "{stage}", left=True), Column("ns", "{ns:.2f}")),
+    foot=lambda result: (
+        f"Encoding {result['gbps']['encode']:.2f} GB/s, decoding {result['gbps']['decode']:.2f}; "
+        f"squared error {result['error']:.4f}."
+    ),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

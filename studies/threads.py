@@ -1,0 +1,255 @@
+"""`python -m studies.threads`: processor time of a step by thread, of a real job on this machine.
+
+A master and W workers train under `psnode launch`, over shared memory; W processes without any exchange train the same model as
+the floor (both as in `psnode bench peers`); they take turns, once a round. Between two steps of each the kernel's books are read
+for every thread of every rank, and for the machine as a whole. A step is timed by the workers' marks (bench/contest/marks).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from psnode.bench.contest.contenders import Ddp, Ground, Psnode
+from psnode.bench.contest.labs import environment
+from psnode.bench.contest.marks import read_marks
+from psnode.bench.contest.trial import step_durations
+from psnode.config.declaration import option
+from psnode.errors import TransportError
+from psnode.jobs.launch import launch
+from psnode.records.metrics import METRICS
+from studies.harness import Column, Found, Result, Row, Study, main
+from studies.processor import Thread, between, machine, ranks, threads
+
+SCHEME = "topk:ratio=0.005+fp16 --downlink topk:ratio=0.005+fp16"
+_AFTER = 5  # steps behind the measured ones, while which all threads are still there
+_POLL_SECONDS = 0.01
+_READ_SECONDS = 0.25
+_OTHERS = "others"
+_NAMES = (("psnode-mpi", "MPI thread"), ("encode", "encoder"), ("lane", "lanes"), ("heartbeat", "heartbeat"))
+_PROCESS_SECONDS = 900.0
+
+
+class Books(NamedTuple):
+    """Milliseconds of processor time so far, and the number of steps."""
+
+    steps: int
+    threads: Mapping[Thread, float]
+    machine: Mapping[str, float]
+
+
+class Watch:
+    """Reads the books when `first` steps have come, and then now and then until `last` have; `count()` tells how many there are.
+
+    In a thread of its own, while the processes run that have `argument` in their command line. The last books that hold all of
+    the threads are those that count: a short job may end before anybody looks again.
+    """
+
+    def __init__(self, argument: str, first: int, last: int, count: Callable[[], int]) -> None:
+        self._argument, self._limits, self._count = argument, (first, last), count
+        self._books: list[Books] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        first, last = self._limits
+        steps = self._wait(first)
+        processes = ranks(self._argument)
+        while not self._over.is_set():
+            self._books.append(Books(steps, threads(processes), machine()))
+            if steps >= last or self._over.wait(_READ_SECONDS):
+                return
+            steps = self._wait(steps + 1)
+
+    def _wait(self, least: int) -> int:
+        """The number of steps as soon as it is `least`, or when all is over."""
+        while (steps := self._count()) < least and not self._over.wait(_POLL_SECONDS):
+            pass
+        return steps
+
+    def read(self) -> tuple[dict[Thread, float], dict[str, float]]:
+        """Milliseconds a step by thread, and of the machine by kind. TransportError if the steps were over too early."""
+        own = [{thread[:3] for thread in book.threads if _name(thread) != _OTHERS} for book in self._books]
+        whole = [book for book, there in zip(self._books, own, strict=True) if own[0] <= there]
+        if not own or not own[0] or whole[-1].steps == whole[0].steps:
+            raise TransportError("the steps were over before the books were read twice: take more --steps")
+        first, last = whole[0], whole[-1]
+        steps = last.steps - first.steps
+        used = {thread: spent / steps for thread, spent in between(first.threads, last.threads).items()}
+        return used, {kind: (last.machine[kind] - first.machine[kind]) / steps for kind in last.machine}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    network: str = option("torchvision:resnet18", "Same as for train.")
+    dataset: str = option("synthetic", "Same as for train.")
+    data_dir: Path | None = option(None, "Same as for train.", metavar="DIR")
+    workers: int = option(4, "Workers of the job.", minimum=1, aliases=("-n",))
+    batch_size: int = option(16, "Examples a worker takes in a step.", minimum=1)
+    lr: float = option(0.01, "Same as for train.", above=0)
+    seed: int = option(1, "Of the first round; then the next.", minimum=0)
+    scheme: str = option(SCHEME, "A scheme, and flags of train.", metavar="'NAME [FLAG VALUE]...'")
+    steps: int = option(40, "Steps to measure.", minimum=2)
+    warmup: int = option(10, "Steps before them.", minimum=1)
+    rounds: int = option(3, "How often everything is measured.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """Rows have a name and a figure a round, `values`. Fact: `measured`, the figures of all rounds (`_figures`).
+
+    Round r trains with seed + r. Raises ConfigurationError for a scheme that train refuses, TransportError if a job fails.
+    """
+    from psnode.tasks.classification import Classification
+
+    directory = None if options.data_dir is None else str(options.data_dir.expanduser().absolute())
+    Classification(options.network, options.dataset, directory)
+    ground = Ground(
+        network=options.network, dataset=options.dataset, data_dir=directory, workers=options.workers, batch=options.batch_size,
+        lr=options.lr, seed=options.seed, steps=options.warmup + options.steps + _AFTER,
+    )  # fmt: skip
+    found = []
+    for number in range(options.rounds):
+        here = replace(ground, seed=ground.seed + number)
+        with tempfile.TemporaryDirectory(prefix="psnode-threads-", ignore_cleanup_errors=True) as folder:
+            (Path(folder) / "marks").mkdir()
+            job = _job(here, options.scheme, options.warmup, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="psnode-threads-", ignore_cleanup_errors=True) as folder:
+            (Path(folder) / "marks").mkdir()
+            floor = _floor(here, options.warmup, Path(folder))
+        shown = f"{job['step_ms']:.1f} ms a step, {floor['step_ms']:.1f} without communication"
+        print(f"round {number + 1}: {shown}", file=sys.stderr, flush=True)
+        found.append({"job": job, "floor": floor})
+    return Found(list(_rows(found)), {"measured": found})
+
+
+def _job(ground: Ground, scheme: str, warmup: int, folder: Path) -> dict[str, Any]:
+    arguments = Psnode(scheme).arguments(ground, folder)
+    metrics = folder / "run" / METRICS
+    with Watch(str(folder / "run"), warmup, ground.steps - _AFTER, lambda: _lines(metrics)) as watch:
+        code = launch(ground.workers, arguments, program=(sys.executable, "-m", "studies.named"))
+    if code != 0:
+        raise TransportError(f"the job ended with exit code {code}: see its messages above")
+    return _figures(watch, ground, warmup, folder, lambda thread: ("worker" if thread.rank else "master", _name(thread)))
+
+
+def _floor(ground: Ground, warmup: int, folder: Path) -> dict[str, Any]:
+    """The same workers without any exchange, a process each."""
+    command = Ddp("none").command(ground, folder)
+    marks = folder / "marks"
+    with Watch(command[-1], warmup, ground.steps - _AFTER, lambda: min(map(_lines, marks.iterdir()), default=0)) as watch:
+        _together(command, ground.workers)
+    return _figures(watch, ground, warmup, folder, lambda thread: ("worker", _name(thread)))
+
+
+def _together(command: Sequence[str], count: int) -> None:
+    """Run `count` processes that torch.distributed joins. TransportError if one fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    started = [
+        subprocess.Popen(command, env={**environment(), **common, "RANK": str(rank)}, stdin=subprocess.DEVNULL)
+        for rank in range(count)
+    ]
+    end = time.monotonic() + _PROCESS_SECONDS
+    try:
+        codes = [process.wait(max(0.0, end - time.monotonic())) for process in started]
+    except subprocess.TimeoutExpired:
+        raise TransportError(f"the processes without communication did not end within {_PROCESS_SECONDS:g} s") from None
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    if any(codes):
+        raise TransportError(f"a process without communication ended with exit code {max(codes, key=abs)}: see above")
+
+
+def _lines(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        return file.read_bytes().count(b"\n")
+    return 0
+
+
+def _name(thread: Thread) -> str:
+    if thread.is_main:
+        return "main thread"
+    return next((name for prefix, name in _NAMES if thread.name.startswith(prefix)), _OTHERS)
+
+
+def _figures(
+    watch: Watch, ground: Ground, warmup: int, folder: Path, role: Callable[[Thread], tuple[str, str]]
+) -> dict[str, Any]:
+    """`step_ms`: the median; `threads`: milliseconds a step by role and name, of workers the mean; `machine`: by kind."""
+    marks = read_marks(folder / "marks", ground.steps)
+    if len(marks) != ground.workers or any(len(each) != ground.steps for each in marks):
+        raise TransportError(f"{len(marks)} workers took {[len(each) for each in marks]} steps")
+    used, all_used = watch.read()
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for thread, milliseconds in used.items():
+        kind, name = role(thread)
+        found[kind][name] += milliseconds / (ground.workers if kind == "worker" else 1)
+    return {
+        "step_ms": 1e3 * statistics.median(step_durations(marks)[warmup : ground.steps - _AFTER]),
+        "threads": {kind: dict(sorted(names.items())) for kind, names in found.items()},
+        "machine": all_used,
+    }
+
+
+def _rows(rounds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    steps = [[each[contender]["step_ms"] for each in rounds] for contender in ("job", "floor")]
+    yield {"name": "a step", "values": steps[0]}
+    yield {"name": "without communication", "values": steps[1]}
+    yield {"name": "the one over the other", "values": [job / floor for job, floor in zip(*steps, strict=True)], "digits": 3}
+    for contender, title in (("job", ""), ("floor", " without communication")):
+        threads_of = [each[contender]["threads"] for each in rounds]
+        for kind, names in threads_of[0].items():
+            whose = "the master" if kind == "master" else "a worker"
+            for name in names:
+                yield {"name": f"{whose}{title}, {name}", "values": [found[kind].get(name, 0.0) for found in threads_of]}
+    for kind in rounds[0]["job"]["machine"]:
+        spent = [each["job"]["machine"][kind] for each in rounds]
+        if max(spent) >= 1:
+            yield {"name": f"the machine, {kind}", "values": spent}
+
+
+def _head(result: Result) -> str:
+    job = f"{result['network']}, {result['workers']} workers x {result['batch_size']}, `--scheme {result['scheme']}`"
+    steps = result["warmup"] + result["steps"] + _AFTER
+    return f"{job}, shared memory; {len(result['measured'])} rounds of {steps} steps."
+
+
+def _number(value: float, row: Row) -> str:
+    return f"{value:.{row.get('digits', 1)}f}"
+
+
+COLUMNS = (
+    Column("a step, ms", "{name}", left=True),
+    Column("median", lambda row: _number(statistics.median(row["values"]), row)),
+    Column("least to most", lambda row: f"{_number(min(row['values']), row)} to {_number(max(row['values']), row)}"),
+)
+STUDY = Study(Options, measure, COLUMNS, _head)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))

@@ -1,0 +1,48 @@
+"""One process of `python -m studies.widths`: the codecs, compiled for the processor that its environment names.
+
+    python -m studies.width_process SIZE COPIES SPEC...
+
+It answers in lines of JSON: once everything is compiled, a digest of each codec's payload; then, for each line SPEC, ACTION and
+CALLS on standard input, the nanoseconds of processor time of a call. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+import xxhash
+
+from psnode.bench.codecs import SPEEDS, Actions, Memory
+from psnode.bench.inputs import gaussian
+from psnode.bench.yardsticks.bandwidth import read_once
+from psnode.bench.yardsticks.timing import timed
+from psnode.codecs import get_codec
+from psnode.config.plain_json import to_json
+
+READ = "read"  # in the place of a spec: the memory is read, and nothing done with it
+
+
+def main(size: int, copies: int, specs: Sequence[str]) -> None:
+    """Compile all, then answer until the input ends."""
+    memory = Memory(gaussian(size), copies)
+    memory.targets.fill(0)
+    calls = {READ: {READ: lambda: read_once(memory.inputs.take())}}
+    digests = {}
+    for spec in specs:
+        actions = Actions(get_codec(spec), memory)
+        calls[spec] = {name: getattr(actions, name) for name in SPEEDS}
+        for name in ("feedback", "encode", "decode", "decode_add"):  # feedback overwrites the payloads that are decoded
+            calls[spec][name]()
+        digests[spec] = xxhash.xxh3_64_hexdigest(b"".join(payload.to_bytes() for payload in actions.payloads))
+    print(to_json(digests), flush=True)
+    for line in sys.stdin:
+        spec, action, count = json.loads(line)
+        if action in ("decode", "decode_add"):
+            calls[spec]["encode"]()
+        print(to_json(timed(calls[spec][action], count)), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,43 @@
+"""The plot of `python -m studies.fidelity` can be read: one legend, every point inside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from studies import fidelity_plot
+from studies.fidelity import STUDY
+from studies.harness import main
+from tests.bench.test_plots import assert_all_points_inside
+
+pytest.importorskip("matplotlib")
+
+
+def fidelity() -> dict[str, Any]:
+    specs = ("qsgd:levels=3", "terngrad", "dithered:step=1", "lss:bits=2", "topk:ratio=0.1", "polar:rate=1")
+    made = [{"spec": spec, "bits": 0.4 + 0.5 * k, "decibels": -0.3 * k, "polar": 1.0, "more": 1.0, "shrunk": 0.9}
+            for k, spec in enumerate(specs)]  # fmt: skip
+    rows = [{"source": "gaussian", **row} for row in made]
+    about = {"date": "2026-11-23", "cpu": "a processor", "cores": 2}
+    return {**about, "sources": {"gaussian": {"size": 1000, "zeros": 0.0}}, "rows": rows}
+
+
+def test_both_halves_of_the_fidelity_plot_show_all_points_under_one_legend() -> None:
+    figure = fidelity_plot.figure_of(fidelity())
+    figure.draw_without_rendering()
+    assert len(figure.legends) == 1
+    for panel in figure.axes:
+        assert_all_points_inside(panel)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[2:] == ["qsgd", "terngrad", "dithered", "lss", "topk", "polar"]
+
+
+def test_an_earlier_result_is_drawn_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = tmp_path / "found.json", tmp_path / "plot.png"
+    file.write_text(json.dumps(fidelity()))
+    assert main(STUDY, ["--from", str(file), "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "1,000 values" in capsys.readouterr().out

@@ -1,0 +1,84 @@
+"""The hours at which nodes end themselves: the notice an hour before, told with every command, and putting it off (`extend`)."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from psnode_ec2.cluster import HOURS, LIVE, Cluster, Node
+from psnode_ec2.costs import costs
+from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.remote import Access
+
+_NOTICE = datetime.timedelta(hours=1)
+_LEAST_MINUTES = 5  # until a new end: time to get what was trained
+
+
+def first_end(nodes: Sequence[Node]) -> datetime.datetime | None:
+    """The moment at which the first of them ends itself."""
+    return min((node.ends for node in nodes if node.ends and node.state in LIVE), default=None)
+
+
+def seconds_to_notice(nodes: Sequence[Node], now: datetime.datetime) -> float | None:
+    """From now until an hour before the first end, at least 0; None if no node ends itself."""
+    end = first_end(nodes)
+    return max(0.0, (end - _NOTICE - now).total_seconds()) if end else None
+
+
+def notice(nodes: Sequence[Node], now: datetime.datetime) -> str:
+    """A line for people, if a node ends within the hour; else nothing."""
+    end = first_end(nodes)
+    if end is None or end - now > _NOTICE:
+        return ""
+    minutes = max(0, int((end - now).total_seconds() // 60))
+    return (
+        f"the nodes end themselves at {end:%Y-%m-%d %H:%M} UTC, in {minutes} minutes, with all that lies on them: get what was "
+        "trained, or write it to a shared directory"
+    )
+
+
+def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Callable[[str], None]) -> list[Node]:
+    """Set the end of every node anew, earlier or later, first on the node and then in its tag; returns those that were changed.
+
+    Safe to repeat: the hours count from the start of the node, not from now. Raises ConfigurationError if one would end at once.
+    """
+    hours = way.settings.max_hours
+    changed = [node for node in way.nodes if node.hours != hours]
+    if not changed:
+        return []
+    ends = {node.id: node.launched + datetime.timedelta(hours=hours) for node in changed}
+    least = now + datetime.timedelta(minutes=_LEAST_MINUTES)
+    if hours and (late := [node for node in changed if ends[node.id] < least]):
+        age = (now - late[0].launched).total_seconds() / 3600
+        raise ConfigurationError(
+            f"{late[0].name} has run for {age:.1f} h, and max_hours is {hours}: set it to more, or end the nodes with shutdown"
+        )
+    confirm(_question(cluster, way, changed, hours))
+    text = Path(__file__).with_name("end_after.sh").read_text()
+
+    def one(node: Node) -> None:
+        minutes = math.ceil((ends[node.id] - now).total_seconds() / 60) if hours else 0
+        way.script(node, "extend.sh", str(minutes), text)
+        # a tag that says too little costs nothing
+        cluster.cloud.change("create_tags", Resources=[node.id], Tags=[{"Key": HOURS, "Value": str(hours)}])
+
+    if way.dry_run:
+        for node in changed:
+            one(node)
+    else:
+        way.children.map(one, changed)
+    return changed
+
+
+def _question(cluster: Cluster, way: Access, nodes: list[Node], hours: int) -> str:
+    who = f"{len(nodes)} of {len(way.nodes)} nodes"
+    if not hours:
+        return f"let {who} run until somebody ends them, whatever that costs"
+    more = sum(
+        max(hours - node.hours, 0) * each.hourly
+        for node, each in zip(nodes, costs(cluster.cloud, way.settings, nodes, datetime.datetime.now(datetime.UTC)), strict=True)
+        if node.hours
+    )
+    return f"let {who} end themselves {hours} h after their start, for up to {more:.2f} USD more for instances"
