@@ -258,7 +258,7 @@ def average_precision(
 ) -> float:
     """Area under precision over recall of one image's detections; COCO pools those of all images, and averages over classes.
 
-    By falling score, each takes the object of its class that it overlaps most, if by `least` and if nobody has; else it
+    By falling score, each takes the object of its class that it overlaps most, if by `least` and if it is still free; else it
     is wrong. An image without objects counts 1 if nothing scores half or more.
     """
     objects = len(target["boxes"])

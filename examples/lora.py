@@ -7,7 +7,7 @@ psnode export runs/lora
 python examples/lora.py adapter runs/base runs/lora/model.safetensors runs/adapter
 
 The first command makes a tiny model with random weights, in the format of Hugging Face; any causal language model in a folder
-takes its place. The last one writes what was trained as peft does: `PeftModel.from_pretrained(model, "runs/adapter")` loads it.
+takes its place. The last one writes the adapter in peft's format: `PeftModel.from_pretrained(model, "runs/adapter")` loads it.
 Hu et al.: LoRA: low-rank adaptation of large language models, ICLR 2022.
 
 Options, as --task-option KEY=VALUE

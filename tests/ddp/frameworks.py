@@ -81,7 +81,7 @@ def by_lightning(part: str, rank: int, folder: Path) -> Trained:
 
 
 def refusal(callback: Any, module: Any) -> str:
-    """What the callback says of a strategy that wraps the module in nothing."""
+    """The message of the callback for a strategy that does not wrap the module."""
     try:
         callback.on_fit_start(SimpleNamespace(strategy=SimpleNamespace(model=module)), module)
     except ConfigurationError as error:

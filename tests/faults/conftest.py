@@ -23,7 +23,7 @@ _FLAGS += ["--log-interval", "1", "--eval-freq", "1000"]
 
 
 def begun(pid: int) -> int:
-    """When a process began, in the kernel's ticks since the machine's start; 0 for one that has ended."""
+    """The start of a process in the kernel's ticks since the machine's start; 0 for one that has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

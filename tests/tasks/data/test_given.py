@@ -61,7 +61,7 @@ class Measured(Counting):
 
 
 class Broken(Noisy):
-    """What its example 7 does."""
+    """The behaviour of its example 7."""
 
     def __init__(self, way: str) -> None:
         self.way = way
