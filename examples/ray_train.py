@@ -3,7 +3,7 @@
 python examples/ray_train.py runs/ray --workers 2 --codec topk:ratio=0.05+fp16
 
 A few lines of `train` are psnode's; the rest is a training loop for Ray, on the CPU over gloo. Checkpoints hold the values that
-the codec has left out so far on every rank. Given again, the command goes on from the last one; Ray does so by itself with workers that it
+the codec has left out so far on every rank. The command resumes from the last one; Ray does so by itself with workers it
 has restarted.
 """
 
