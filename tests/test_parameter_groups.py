@@ -193,7 +193,7 @@ def test_a_run_is_not_resumed_with_other_groups(tmp_path: Path) -> None:
 
 def test_a_run_without_groups_is_not_resumed_with_some(tmp_path: Path) -> None:
     trained(tmp_path, Grouped(lambda model: []), max_steps=2, **SETTINGS["sgd"])
-    with pytest.raises(ConfigurationError, match=r"head.bias had the settings of all there"):
+    with pytest.raises(ConfigurationError, match=r"head.bias had the settings of all in it"):
         trained(tmp_path, Grouped(lambda model: by_kind(model, SETTINGS["sgd"])), resume=True, **SETTINGS["sgd"])
 
 
@@ -218,7 +218,7 @@ def refusals() -> Iterator[tuple[str, Callable[[Any], Any], dict[str, Any], str]
     yield "no params", lambda model: [{"lr": 0.1}], {}, 'a dictionary with "params"'
     yield "a list", lambda model: [list(model.parameters())], {}, 'a dictionary with "params"'
     yield "a foreign name", lambda model: [{"params": ["head.wieght"]}], {}, "did you mean head.weight"
-    yield "a foreign parameter", lambda model: [{"params": [nn.Parameter(torch.ones(1))]}], {}, "no parameter of the model"
+    yield "a foreign parameter", lambda model: [{"params": [nn.Parameter(torch.ones(1))]}], {}, "neither a parameter of the model"
     yield "unknown", all_with(wd=0.1), {}, "parameter group 0 has no setting 'wd'"
     yield "a negative rate", all_with(lr=-0.1), {}, "parameter group 0: --lr must be a number above 0"
     yield "two rates", all_with(lr=0.1, lr_factor=2.0), {}, "lr and lr_factor both"

@@ -76,7 +76,7 @@ def test_weights_of_another_network_are_refused_before_anything_is_written(
     name = next(iter(state))
     save_file({**state, name: state[name][:1].clone()}, tmp_path / "cut.safetensors")
     line = begin(capfd, "--init-from", tmp_path / "cut.safetensors", "--train-dir", train_dir)
-    assert f"{name} is torch.float32 of shape {(1, *state[name].shape[1:])} there and torch.float32 of shape" in line
+    assert f"{name} is torch.float32 of shape {(1, *state[name].shape[1:])} in it and torch.float32 of shape" in line
     line = begin(capfd, "--init-from", tmp_path / "none", "--train-dir", train_dir)
     assert "none cannot be read (No such file or directory): name a run, a checkpoint, or a safetensors file" in line
     assert not train_dir.exists()
