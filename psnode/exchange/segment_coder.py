@@ -11,8 +11,6 @@ from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.rng import Key
 from psnode.config.ratios import phases
-from psnode.exchange.device.rules import rule_of
-from psnode.exchange.device.segment import DeviceSegment
 from psnode.feedback import Context, Feedback, State
 from psnode.plan.groups import Segment
 
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from psnode.exchange.device.codecs import DeviceCodec
+    from psnode.exchange.device.segment import DeviceSegment
 
 CODEBOOK_BYTES = 4096  # with zeros behind the text
 
@@ -102,11 +101,15 @@ class SegmentCoder:
 
     def use(self, codecs: Mapping[str, DeviceCodec], device: torch.device) -> None:
         """Code on `device` from now on, by the forms there of `codecs_by_spec`."""
+        from psnode.exchange.device.segment import DeviceSegment  # torch with it, which compiling kernels has no use for
+
         self.on_device = DeviceSegment(codecs, device, self.feedback, self.segment.shape, self._state)
 
     @property
     def codecs_by_spec(self) -> dict[str, Codec] | None:
         """The codecs of all phases, if none is ever fitted, and a device could follow the rule."""
+        from psnode.exchange.device.rules import rule_of
+
         could = self._refit == 1 and rule_of(self.feedback) is not None
         return {repr(phase): phase for phase in self._phases} if could else None
 

@@ -30,9 +30,9 @@ _SIGNS = (b"kernels.jit import", b"kernels.llvm.", b"from numba")  # one of them
 def kernel(function: F) -> F:
     """`function`, compiled at its first call. No fastmath: results are equal on every machine."""
     try:
-        dispatcher: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
+        dispatcher: Any = njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     except RuntimeError:  # neither the sources' directory nor the user's nor NUMBA_CACHE_DIR can be written
-        return cast(F, njit(nogil=True, error_model="numpy")(function))
+        return cast(F, njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function))
     index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if index is not None:  # with NUMBA_DISABLE_JIT there is no dispatcher
         index._source_stamp = index._source_stamp, sources()
