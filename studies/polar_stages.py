@@ -17,13 +17,12 @@ import numpy as np
 from psnode.codecs.arrays import Floats, readonly
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import designs, symbols
-from psnode.codecs.polarcodes.channel import chances, logistic
+from psnode.codecs.polarcodes.blocks import STREAM, draw
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.layout import Superblock
 from psnode.codecs.polarcodes.reader import reader
-from psnode.codecs.polarcodes.stream import aligned_rows, random_words
+from psnode.codecs.polarcodes.stream import room_for
 from psnode.codecs.polarcodes.symbols import CELL_BITS
-from psnode.codecs.polarcodes.trees import Shared, Trees, decode_level, encode_level
+from psnode.codecs.polarcodes.trees import decode_level, encode_level
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import finish_writing, writer
 from psnode.config.declaration import option
@@ -52,51 +51,53 @@ class Bench:
     """Arrays of one superblock of 32 blocks of 2^log_length values."""
 
     def __init__(self, rate: float, log_length: int) -> None:
-        self.size, rows = LANES << log_length, 1 << log_length
+        self.rate, self.size, rows = rate, LANES << log_length, 1 << log_length
         self.tables, self.levels = designs.tables(rate), designs.schedules(rate, log_length)
         self.x = np.random.default_rng(1).standard_normal(self.size, np.float32)
-        self.block = Superblock(0, self.size, log_length, LANES, rate)
         self.key = readonly(np.array([1, 2], np.uint64))
-        self.cells = aligned_rows(self.size, np.uint16)
-        self.post, self.prior = (aligned_rows(2 * self.size, np.int16) for _ in range(2))
-        self.bits, self.rows = np.empty(rows, np.uint32), np.empty(rows, np.uint32)
-        self.count = 1 << len(self.levels)
+        self.room, self.shared = room_for(log_length, 4)
+        self.prior, self.count = 2 * rows, 1 << len(self.levels)
+        self.post, self.priors = self.room.llrs[: 2 * self.size], self.room.llrs[2 * self.size :]
 
     def encode(self, stages: Stages) -> tuple[np.ndarray, list[Masks]]:
         """The words and the raw rows of each level."""
         out, raw = writer(np.empty(self.size // 4, np.uint16), LANES), []
+        cells, _, bits, rows, sums, squares = self.room
         scale = stages.time("encode: scale", root_mean_square, self.x)
-        stages.time("encode: cells", symbols.cells_of, self.x, scale, self.cells, LANES)
+        stages.time("encode: cells", symbols.cells_of, self.x, scale, cells, LANES)
         for level, steps in enumerate(self.levels):
-            stages.time(f"encode: posteriors {level}", symbols.look_up_llrs, self.tables.posterior[level], self.cells, self.post)
+            stages.time(f"encode: posteriors {level}", symbols.look_up_llrs, self.tables.posterior[level], cells, self.post)
             if not steps.flat:
-                args = self.tables.prior[level], self.cells, CELL_BITS, self.prior
+                args = self.tables.prior[level], cells, CELL_BITS, self.priors
                 stages.time(f"encode: priors {level}", symbols.look_up_priors, *args)
-            noise = stages.time(f"encode: random words {level}", random_words, self.key, self.block, level, steps)
-            trees, shared = Trees(self.post, self.prior, self.bits), Shared(noise, logistic(), chances())
-            writing = steps.encode, trees, shared, out, self.rows, LANES, _ENDLESS, 4 * _ENDLESS
+            self._draw(stages, "encode", level)
+            tree = steps.encode, 0, len(steps.encode), self.room.llrs, self.prior, bits, self.shared
+            writing = *tree, out, rows, LANES, _ENDLESS, 4 * _ENDLESS
             stages.time(f"encode: trees and coder {level}", encode_level, *writing)
-            raw.append(self.rows[: steps.raw].copy())
-            stages.time(f"encode: symbols {level}", symbols.mark, self.cells, self.bits, CELL_BITS + level)
-        stages.time("encode: fit", symbols.inner_products, self.x, scale, self.cells, CELL_BITS, self.count, LANES)
+            raw.append(rows[: steps.raw].copy())
+            stages.time(f"encode: symbols {level}", symbols.mark, cells, bits, CELL_BITS + level)
+        fit = self.x, scale, cells, CELL_BITS, self.count, LANES, sums, squares
+        stages.time("encode: fit", symbols.inner_products, *fit)
         return out.words[: finish_writing(out, LANES)], raw
+
+    def _draw(self, stages: Stages, side: str, level: int) -> None:
+        drawn = self.levels[level].drawn
+        stages.time(f"{side}: random words {level}", draw, self.key, STREAM + 256 * level, 0, drawn, self.shared.noise)
 
     def decode(self, stages: Stages, words: np.ndarray, raw: list[Masks], out: Floats) -> None:
         """Overwrite `out`."""
-        source = reader(words, LANES)
-        stages.time("decode: no symbols", self.cells.fill, 0)
+        source, (cells, llrs, bits, *_) = reader(words, LANES), self.room
+        stages.time("decode: no symbols", cells.fill, 0)
         for level, steps in enumerate(self.levels):
             if not steps.flat:
-                stages.time(
-                    f"decode: priors {level}", symbols.look_up_priors, self.tables.prior[level], self.cells, 0, self.prior
-                )
-            noise = stages.time(f"decode: random words {level}", random_words, self.key, self.block, level, steps)
-            shared = Shared(noise, logistic(), chances())
-            reading = steps.decode, self.prior, self.bits, shared, source, raw[level], LANES
+                args = self.tables.prior[level], cells, 0, self.post
+                stages.time(f"decode: priors {level}", symbols.look_up_priors, *args)
+            self._draw(stages, "decode", level)
+            reading = steps.decode, 0, len(steps.decode), llrs, bits, self.shared, source, raw[level], LANES
             stages.time(f"decode: trees and coder {level}", decode_level, *reading)
-            stages.time(f"decode: symbols {level}", symbols.mark, self.cells, self.bits, level)
-        half = np.float32(designs.CHANNELS[self.block.rate].step / 2)
-        stages.time("decode: values", symbols.values_of, self.cells, 0, self.count, half, out, LANES)
+            stages.time(f"decode: symbols {level}", symbols.mark, cells, bits, level)
+        half = np.float32(designs.CHANNELS[self.rate].step / 2)
+        stages.time("decode: values", symbols.values_of, cells, 0, self.count, half, out)
 
 
 @dataclass(frozen=True)

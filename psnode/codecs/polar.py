@@ -35,15 +35,16 @@ from functools import cache
 
 import numpy as np
 
-from psnode.codecs.base import Bytes, Codec, Floats, Shape, Sink, Source, Words, readonly
+from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice
 from psnode.codecs.entropy.ans import Ans
-from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.kernels.finite import add_scaled, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import body as bytes_of
 from psnode.codecs.polarcodes import designs, groups, outliers, stream
 from psnode.codecs.polarcodes.layout import SCALED, superblocks
 from psnode.codecs.polarcodes.vectors import LANES
+from psnode.codecs.sinks import Moved
 from psnode.codecs.stages import FlatCodec, padded
 from psnode.errors import CodecSpecError, PayloadError
 
@@ -129,27 +130,38 @@ class Polar(FlatCodec):
         body[:4] = round(2 * self.rate), self._longest, 2 if self.rotate else found is not None, designs.EDITION
         body[4:_FIELDS].view(np.uint32)[:] = key.view(np.uint32)
         if found is not None:
-            return _FIELDS + self._write_sorted(flat, found, key, body[_FIELDS:])
+            return _FIELDS + self._write_sorted(flat, found, key, body[_FIELDS:], sink)
         size = flat.size - flat.size % _TAIL * self.rotate
         blocks = list(superblocks(size, self._longest, self.rate))
-        coded = bytes_of.code(flat[:size], blocks, self.rotate, key)
+        decoded = np.empty(flat.size if isinstance(sink, Moved) else 0, np.float32)
+        coded = bytes_of.code(flat[:size], blocks, self.rotate, key, decoded, capped=False)
         if coded is None or not np.isfinite(flat[size:]).all():
             raise_nonfinite(x)
         assert coded is not None
         used = coded.put(body[_FIELDS:])
         end = _FIELDS + used + 4 * (flat.size - size)
         body[_FIELDS + used : end] = flat[size:].view(np.uint8)
+        _move(decoded, sink)
         return end
 
-    def _write_sorted(self, x: Floats, found: groups.Arranged, key: Words, body: Bytes) -> int:
+    def _fuses(self, source: Source, sink: Sink) -> bool:
+        """What is decoded is known once all is coded, unless values are rotated."""
+        return sink is NOTHING or (isinstance(sink, Moved) and not self.rotate)
+
+    def _write_sorted(self, x: Floats, found: groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
         """Classes, outliers and the stream; the number of bytes."""
         z, y = np.empty_like(found.values), np.empty_like(x)
-        coded = bytes_of.code(found.values, bytes_of.class_blocks(found.classes.ids, self._longest), False, key, z)
+        blocks = bytes_of.class_blocks(found.classes.ids, self._longest)
+        coded = bytes_of.code(found.values, blocks, False, key, z, capped=True)
         assert coded is not None
         groups.restore(z, found.classes, y)
         start = bytes_of.write_classes(found.classes, body)
-        start += outliers.write(x, y, found.multiplier, body[start:])
-        return start + coded.put(body[start:])
+        used = outliers.write(x, y, found.multiplier, body[start:])
+        if isinstance(sink, Moved):
+            places, errors, _ = outliers.read(body[start : start + used], x.size)
+            outliers.add(places, errors, y)
+            _move(y, sink)
+        return start + used + coded.put(body[start + used :])
 
     def _sorted(self, x: Floats) -> groups.Arranged | None:
         """The values in another order, if that is asked for and gains."""
@@ -178,6 +190,12 @@ class Polar(FlatCodec):
         flat[size:].view(np.uint8)[:] = body[end:]
         if not np.isfinite(flat[size:]).all():
             raise PayloadError(f"polar: one of the last {tail} values is not finite")
+
+
+def _move(decoded: Floats, sink: Sink) -> None:
+    """Serve a sink that is moved by decoded values."""
+    if isinstance(sink, Moved):
+        add_scaled(decoded, sink.target.reshape(-1), np.float32(sink.weight))
 
 
 @cache

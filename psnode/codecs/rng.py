@@ -49,10 +49,9 @@ def call(key: Words, stream: int, counter: int) -> Four:
     return _call(_split(key), stream, counter)
 
 
-@kernel
-def fill(out: Words32, key: Words, stream: int, first: int) -> None:
-    """The words of calls first..first+63 in four planes: word w of call first+j goes to out[64*w + j]. `out`: 256 uint32."""
-    wide()
+@inlined
+def fill_here(out: Words32, key: Words, stream: int, first: int) -> None:
+    """The same as `fill` as a part of another kernel, which should be `wide`."""
     split = _split(key)
     for j in range(BLOCK):
         a, b, c, d = _call(split, stream, first + j)
@@ -60,6 +59,13 @@ def fill(out: Words32, key: Words, stream: int, first: int) -> None:
         out[BLOCK + j] = b
         out[2 * BLOCK + j] = c
         out[3 * BLOCK + j] = d
+
+
+@kernel
+def fill(out: Words32, key: Words, stream: int, first: int) -> None:
+    """The words of calls first..first+63 in four planes: word w of call first+j goes to out[64*w + j]. `out`: 256 uint32."""
+    wide()
+    fill_here(out, key, stream, first)
 
 
 @kernel

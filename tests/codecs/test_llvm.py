@@ -23,7 +23,7 @@ from psnode.codecs.kernels import bitmasks, cosines, memory, rows, threefry
 from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm import values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
-from psnode.codecs.polarcodes import coder, lanes, reader, symbols, vectors, writer
+from psnode.codecs.polarcodes import coder, lanes, reader, symbols, writer
 from psnode.exchange.update import sgd
 
 PACKAGE = Path(psnode.__file__).parent
@@ -106,14 +106,13 @@ CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     memory.fetch_row_to_write: lambda r: (hard(F32, 80, r), int(r.choice([0, 79, 80, 1 << 40]))),
     lanes.f_row: lambda r: (hard(I16, 8 * ROW, r), 4, 1),
     lanes.g_row: lambda r: (hard(I16, 8 * ROW, r), 4, 1, word(U32, r)),
-    lanes.gather_row: lambda r: (hard(I16, 8 * ROW, r), 5, word(U32, r)),
+    lanes.gather_row: lambda r: (hard(I16, 8 * ROW, r), 5, 2, word(U32, r)),
     lanes.negative: lambda r: (hard(I16, 8 * ROW, r), 3),
     lanes.below: lambda r: (hard(I16, 4 * ROW, r), 3, hard(I16, 80, r), 17),
     coder.likely_of: lambda r: (hard(I16, 4 * ROW, r), 2, hard(U16, coder.STEPS, r), hard(U32, ROW, r)),
     reader.get_row: lambda r: (hard(U32, 2 * ROW, r), r.integers(0, 1 << 14, ROW, U32), hard(U16, 80, r), 13, word(U32, r)),
     writer.put_row: lambda r: (hard(U32, 4 * ROW, r), r.integers(0, 1 << 14, ROW, U32), word(U32, r), word(U32, r)),
     writer.note_row: lambda r: (hard(U32, 4 * ROW, r), word(U32, r), hard(U16, 1024, r), 77),
-    vectors.moves_lanes: lambda r: (),
     symbols.mark_row: lambda r: (hard(U16, 4 * ROW, r), 1, word(U32, r), U16(1 << int(r.integers(16)))),
     symbols.prior_row: lambda r: (
         hard(I16, ROW, r), r.integers(0, ROW << 10, 2 * ROW, U16), 1, U16(10), hard(I16, 4 * ROW, r), 2
@@ -157,7 +156,6 @@ DEPENDENT = [
     "coder.likely_of",
     "reader.get_row",
     "writer.note_row",
-    "vectors.moves_lanes",
     "symbols.prior_row",
     "sgd.multiply_add",
 ]

@@ -28,7 +28,7 @@ def _bit_length(n: int) -> int:
     return length
 
 
-@kernel
+@inlined
 def _log2(n: int) -> int:
     """log2(n) in units of 2^-24, n >= 1: the mantissa is squared 24 times, a bit each."""
     exponent = _bit_length(n) - 1
@@ -65,12 +65,15 @@ def section_cost(counts: Int64s) -> int:
     total = 0
     cost = 64
     bits = 0
-    for count in counts:
+    for s in range(counts.size + 1):
+        count = counts[s] if s < counts.size else -total
         if count:
-            total += count
-            cost += 8
-            bits -= count * _log2(count)
-    return (cost << _FRACTION) + bits + total * _log2(total)
+            share = count * _log2(abs(count))
+            bits -= share
+            if s < counts.size:
+                total += count
+                cost += 8
+    return (cost << _FRACTION) + bits
 
 
 @kernel

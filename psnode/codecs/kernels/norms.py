@@ -48,7 +48,7 @@ def inner_512(v: Floats, w: Floats, lanes: Floats) -> np.float32:
     return np.float32(fold(lanes))
 
 
-@kernel
+@inlined
 def _careful_l2(v: Floats) -> float:
     total = 0.0
     top = 0.0
@@ -103,9 +103,9 @@ def l2_norm(v: Floats, scratch: Floats) -> float:
         total += np.float64(inner_512(rest, rest, scratch))
     if SAFE_LOW <= total <= SAFE_HIGH:
         return float(np.sqrt(total))
-    if total == 0 and max_norm(v) == 0:
+    if total == 0 and top_bits(v.view(np.uint32), np.uint32(0)) == 0:
         return 0.0
-    return _careful_l2(v)
+    return float(_careful_l2(v))
 
 
 @kernel

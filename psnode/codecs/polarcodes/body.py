@@ -67,13 +67,13 @@ class Coded(NamedTuple):
         return start
 
 
-def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats | None = None) -> Coded | None:
-    """The stream of 1-D `x`, None if it is not finite. `decoded`: overwritten by the decoded values, unless they are rotated."""
+def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats, *, capped: bool) -> Coded | None:
+    """The stream of 1-D `x`, None if it is not finite. `decoded` and `capped`: as of stream.write."""
     most = stream.extent(blocks, [True] * len(blocks))
     scales = np.empty(sum(block.scales for block in blocks), np.float32)
     raw = np.empty(-(-most.raw // 32) + 2, np.uint32)
     words = np.empty(stream.allowed_words(most) + 2, np.uint16)
-    bits, used = stream.write(x, blocks, rotated, key, scales, raw, words, decoded)
+    bits, used = stream.write(x, blocks, rotated, key, scales, raw, words, decoded, capped=capped)
     return Coded(scales, raw[:bits], words[:used]) if bits != stream.NOT_FINITE else None
 
 
@@ -93,5 +93,6 @@ def read(body: Bytes, blocks: list[Superblock], rotated: bool, key: Words, out: 
     raw, words = body[start:middle].view(np.uint32), body[middle:].view(np.uint16)
     if found.raw % 32 and int(raw[-1]) >> found.raw % 32:
         raise PayloadError("polar: the raw bits are not padded with zeros")
+    raw = np.concatenate([raw, np.zeros(1, np.uint32)])
     if not stream.read(blocks, rotated, key, scales, raw, words, out):
         raise PayloadError(f"polar: {words.size} words are not the code of {out.size} values")

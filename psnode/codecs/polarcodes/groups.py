@@ -14,14 +14,15 @@ Source: Berger, "Rate distortion theory", 1971 (reverse water-filling).
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.arrays import Bytes, Float64s, Floats
+from psnode.codecs.arrays import Bytes, Float64s, Floats, Int64s, readonly
 from psnode.codecs.entropy.ans_model import section_cost
-from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes.designs import CHANNELS
 
 GROUP = 64
@@ -46,7 +47,7 @@ class Classes(NamedTuple):
     ids: Bytes
 
 
-@kernel
+@inlined
 def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
     """The mean square of the 64 values of `x` from `start` on, `stride` apart. `scratch`: 64 float64."""
     for i in range(GROUP):
@@ -60,15 +61,16 @@ def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
     return float(scratch[0]) / GROUP
 
 
-@kernel
-def _prefers_taps(chunk: Floats, floor: float) -> bool:
+@inlined
+def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
     """True if the product of (energy + floor) over sampled groups is smaller for groups of values 9 apart."""
-    scratch = np.empty(GROUP)
     mantissa, exponent = 1.0, 0
     for start in range(0, chunk.size - GROUP * TAPS + 1, GROUP * TAPS):
         number = start // (GROUP * TAPS)
-        dense = _energy(chunk, start + number % TAPS * GROUP, 1, scratch) + floor
-        sparse = _energy(chunk, start + number * 2 % TAPS, TAPS, scratch) + floor
+        dense, sparse = 0.0, 0.0
+        for stride in (1, TAPS):
+            first = start + (number % TAPS * GROUP if stride == 1 else number * 2 % TAPS)
+            dense, sparse = sparse, _energy(chunk, first, stride, scratch) + floor
         ratio, power = math.frexp(sparse / dense)
         mantissa, more = math.frexp(mantissa * ratio)
         exponent += power + more
@@ -76,68 +78,71 @@ def _prefers_taps(chunk: Floats, floor: float) -> bool:
 
 
 @kernel
-def _reorder(chunk: Floats, out: Floats) -> None:
-    """Values 0, 9, 18, ..., then 1, 10, ..."""
-    at = 0
-    for first in range(TAPS):
-        for i in range(first, chunk.size, TAPS):
-            out[at] = chunk[i]
-            at += 1
-
-
-@kernel
-def _restore(chunk: Floats, out: Floats) -> None:
-    """The inverse of _reorder."""
-    at = 0
-    for first in range(TAPS):
-        for i in range(first, out.size, TAPS):
-            out[i] = chunk[at]
-            at += 1
-
-
-@kernel
-def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s) -> None:
-    """Overwrite `taps`, `y` (x in that order, then zeros) and the energies of its groups."""
-    scratch = np.empty(GROUP)
+def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s, scratch: Float64s) -> None:
+    """Overwrite `taps`, `y` (x in that order, then zeros) and the energies of its groups. `scratch`: 64 float64."""
     for number in range(taps.size):
         start, stop = number * CHUNK, min((number + 1) * CHUNK, x.size)
-        taps[number] = _prefers_taps(x[start:stop], floor)
-        if taps[number]:
-            _reorder(x[start:stop], y[start:stop])
-        else:
-            y[start:stop] = x[start:stop]
-    y[x.size :] = np.float32(0)
+        taps[number] = _prefers_taps(x[start:stop], floor, scratch)
+        stride, at = (TAPS if taps[number] else 1), start  # values 0, 9, 18, ..., then 1, 10, ...
+        for first in range(start, start + stride):
+            for i in range(first, stop, stride):
+                y[at] = x[i]
+                at += 1
+    for i in range(x.size, y.size):
+        y[i] = np.float32(0)
     for g in range(energies.size):
         energies[g] = _energy(y, g * GROUP, 1, scratch)
 
 
 @kernel
-def _classify(energies: Float64s, limits: Float64s, ids: Bytes) -> None:
-    """ids = how many limits are not above the energy."""
-    ids[:] = 0
-    for limit in limits:
-        for g in range(energies.size):
-            ids[g] += np.uint8(energies[g] >= limit)
+def _allocate(
+    energies: Float64s,
+    grid: Float64s,
+    ladder: Float64s,
+    gains: Float64s,
+    left: Float64s,
+    budget: float,
+    ids: Bytes,
+    counts: Int64s,
+) -> tuple[int, float, float]:
+    """Overwrite `ids` by those of the least m of `grid`, ascending, that keeps to `budget` bits, and `counts` by their numbers.
 
-
-@kernel
-def _errors(energies: Float64s, ids: Bytes, shares: Float64s) -> tuple[float, float]:
-    """The sum of energies, and that of their rests behind the classes."""
-    total, left = 0.0, 0.0
+    `gains`: of each class but the first what it takes from an energy behind the one before it; `left`: what each one leaves. The
+    index of m, the sum of energies, and that of their rests.
+    """
+    low, high = 0, grid.size - 1
+    while low <= high:
+        middle = (low + high) // 2
+        above = energies.size
+        bits = 0.0
+        for k in range(gains.size + 1):  # limits ascend with the classes
+            more = 0
+            if k < gains.size:
+                limit = grid[middle] * (ladder[k + 1] - ladder[k]) / gains[k]
+                for g in range(energies.size):
+                    more += np.int64(energies[g] >= limit)
+            counts[k] = above - more
+            bits += GROUP * ladder[k] * counts[k]
+            above = more
+        if low == high:
+            break
+        if bits + section_cost(counts) / 2.0**24 + _FRAME <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    total, rest = 0.0, 0.0
     for g in range(energies.size):
+        ids[g] = 0
+        for k in range(gains.size):
+            ids[g] += np.uint8(energies[g] >= grid[low] * (ladder[k + 1] - ladder[k]) / gains[k])
         total += energies[g]
-        left += energies[g] * shares[ids[g]]
-    return total, left
+        rest += energies[g] * left[ids[g]]
+    return low, total, rest
 
 
 def shares() -> Float64s:
     """Share of an energy that a class leaves."""
     return np.array([_GAP * 4.0**-rate if rate else 1.0 for rate in LADDER])
-
-
-def _limits(multiplier: float) -> Float64s:
-    """The least energy of each class but the first."""
-    return multiplier * np.diff(LADDER) / -np.diff(shares())
 
 
 def _reach(rate: float) -> float:
@@ -166,76 +171,70 @@ class Arranged(NamedTuple):
 
 def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
     """Sort 1-D `x`, finite and not 0; None if that gains little."""
+    x = readonly(x)
     count = -(-x.size // GROUP)
     taps, y = np.empty(-(-x.size // CHUNK), np.bool_), np.empty(count * GROUP, np.float32)
-    energies = np.empty(count)
-    _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies)
-    ids, multiplier = _allocate(energies, mean_square, rate * x.size)
-    total, left = _errors(energies, ids, shares())
+    energies, ids, counts = np.empty(count), np.empty(count, np.uint8), np.empty(len(LADDER), np.int64)
+    _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies, np.empty(GROUP))
+    grid, left = _powers() * (mean_square * 2.0**-48), shares()
+    place, total, rest = _allocate(energies, grid, np.array(LADDER), -np.diff(left), left, rate * x.size, ids, counts)
     alone = _GAP * 4.0**-rate * total  # the rest if the values are coded as they are, and Gaussian
-    if left > _GAIN * alone and left > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
+    if rest > _GAIN * alone and rest > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
         return None
-    z = np.empty(int((ids > 0).sum()) * GROUP, np.float32)
-    _sort(y, ids, _starts(ids), z)
-    return Arranged(Classes(taps, ids), z, multiplier)
+    z = np.empty(int(counts[1:].sum()) * GROUP, np.float32)
+    _sort(y, ids, _starts(counts), z)
+    return Arranged(Classes(taps, ids), z, float(grid[place]))
 
 
-def _allocate(energies: Float64s, mean_square: float, budget: float) -> tuple[Bytes, float]:
-    """The ids of the least m that keeps to `budget` bits, and this m."""
-    grid = np.cumprod(np.full(_MULTIPLIERS, _STEP)) * (mean_square * 2.0**-48)
-    low, high = 0, _MULTIPLIERS - 1
-    ids = np.empty(energies.size, np.uint8)
-    while low < high:
-        middle = (low + high) // 2
-        _classify(energies, _limits(grid[middle]), ids)
-        counts = np.bincount(ids, minlength=len(LADDER))
-        bits = GROUP * float(counts @ np.array(LADDER)) + section_cost(counts) / 2**24 + _FRAME
-        low, high = (low, middle) if bits <= budget else (middle + 1, high)
-    _classify(energies, _limits(grid[low]), ids)
-    return ids, float(grid[low])
+@cache
+def _powers() -> Float64s:
+    return np.cumprod(np.full(_MULTIPLIERS, _STEP))
 
 
-def _starts(ids: Bytes) -> npt.NDArray[np.int64]:
-    """Offsets of each class among the values of all classes but the first."""
-    counts = np.bincount(ids, minlength=len(LADDER))
-    counts[0] = 0
-    return np.concatenate([[0], np.cumsum(counts)[:-1]]) * GROUP
+def _counts(ids: Bytes) -> Int64s:
+    return np.bincount(ids, minlength=len(LADDER))
+
+
+def _starts(counts: Int64s) -> Int64s:
+    """Offsets of each class among the values of all classes but the first, which has none."""
+    return np.concatenate([[0, 0], np.cumsum(counts[1:-1])]) * GROUP
 
 
 def sizes(ids: Bytes) -> list[int]:
     """The number of values of each class but the first."""
-    return [int(count) * GROUP for count in np.bincount(ids, minlength=len(LADDER))[1:]]
+    return [int(count) * GROUP for count in _counts(ids)[1:]]
 
 
 @kernel
-def _sort(y: Floats, ids: Bytes, starts: npt.NDArray[np.int64], z: Floats) -> None:
+def _sort(y: Floats, ids: Bytes, starts: Int64s, z: Floats) -> None:
     """Append each group to its class."""
     for g in range(ids.size):
         if ids[g]:
             at = starts[ids[g]]
-            z[at : at + GROUP] = y[g * GROUP : (g + 1) * GROUP]
+            for i in range(GROUP):
+                z[at + i] = y[g * GROUP + i]
             starts[ids[g]] = at + GROUP
 
 
 @kernel
-def _unsort(z: Floats, ids: Bytes, starts: npt.NDArray[np.int64], y: Floats) -> None:
-    """The inverse of _sort; zeros in the first class."""
+def _restore(z: Floats, ids: Bytes, starts: Int64s, taps: Flags, y: Floats, out: Floats) -> None:
+    """The inverse of _sort to `y`, with zeros in the first class; then that of the order of `taps`, to `out`."""
     for g in range(ids.size):
+        at = starts[ids[g]]
         if ids[g]:
-            at = starts[ids[g]]
-            y[g * GROUP : (g + 1) * GROUP] = z[at : at + GROUP]
             starts[ids[g]] = at + GROUP
-        else:
-            y[g * GROUP : (g + 1) * GROUP] = np.float32(0)
+        for i in range(GROUP):
+            y[g * GROUP + i] = z[at + i] if ids[g] else np.float32(0)
+    for number in range(taps.size):
+        start, stop = number * CHUNK, min((number + 1) * CHUNK, out.size)
+        stride, at = (TAPS if taps[number] else 1), start
+        for first in range(start, start + stride):
+            for i in range(first, stop, stride):
+                out[i] = y[at]
+                at += 1
 
 
 def restore(z: Floats, classes: Classes, out: Floats) -> None:
     """Overwrite 1-D `out`: the inverse of `arrange`."""
     y = np.empty(classes.ids.size * GROUP, np.float32)
-    _unsort(z, classes.ids, _starts(classes.ids), y)
-    for number, swapped in enumerate(classes.taps.tolist()):
-        start, stop = number * CHUNK, min((number + 1) * CHUNK, out.size)
-        if swapped:
-            _restore(y[start:stop], out[start:stop])
-        else:
-            out[start:stop] = y[start:stop]
+    _restore(z, classes.ids, _starts(_counts(classes.ids)), classes.taps, y, out)

@@ -88,9 +88,9 @@ def g_row(llrs: Llrs, n: int, i: int, word: np.uint32) -> None:
 
 
 @instructions
-def gather_row(llrs: Llrs, row: int, word: np.uint32) -> None:
-    """Row 0 = g(row, row 0, word): adds up the LLRs of bits that are all equal once those of `word` are turned around."""
-    store_row(llrs, 0, _bit_node(load_row(llrs, row), load_row(llrs, 0), word))
+def gather_row(llrs: Llrs, row: int, target: int, word: np.uint32) -> None:
+    """Row target = g(row, row target, word): adds up the LLRs of bits, all equal once those of `word` are turned around."""
+    store_row(llrs, target, _bit_node(load_row(llrs, row), load_row(llrs, target), word))
 
 
 @instructions

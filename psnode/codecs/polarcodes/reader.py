@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.bitmasks import lowest_one, ones
-from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.jit import inlined
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import expand, load, moves, packed, select, unpacked
 from psnode.codecs.polarcodes.coder import narrow, split, widened
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.vectors import LANES, moves_lanes, store_row
+from psnode.codecs.polarcodes.vectors import LANES, MOVES_LANES, store_row
 
 Places = npt.NDArray[np.int64]
 
@@ -56,7 +56,7 @@ def read_row(state: Masks, place: Places, words: Words16, chances: Masks, used: 
     """One bit of each lane: which are the less likely ones."""
     found = get_row(state, chances, words, min(place[0], place[1]), np.uint32(used))
     empty = found & np.uint64(0xFFFFFFFF)
-    if moves_lanes():
+    if MOVES_LANES:
         place[0] += ones(empty)
     else:
         while empty:
@@ -68,7 +68,10 @@ def read_row(state: Masks, place: Places, words: Words16, chances: Masks, used: 
     return np.uint32(found >> np.uint64(32))
 
 
-@kernel
+@inlined
 def ended_well(state: Masks, lanes: int) -> bool:
     """True if every lane's code was the one that finish_writing chooses."""
-    return bool((state[:lanes] < np.uint32(1 << 16)).all())
+    top = np.uint32(0)
+    for lane in range(lanes):
+        top |= state[lane]
+    return bool(top < np.uint32(1 << 16))

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from psnode.codecs import rng
-from psnode.codecs.arrays import Floats, Words, Words16, readonly
-from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.arrays import Float64s, Floats, Int64s, Words, Words16, readonly
 from psnode.codecs.kernels.moments import root_mean_square
-from psnode.codecs.polarcodes import designs, rotation, symbols
+from psnode.codecs.polarcodes import designs, rotation, shelf, symbols
+from psnode.codecs.polarcodes.blocks import (
+    COLUMNS,
+    EXTRA,
+    SMALLEST,
+    START,
+    STOP,
+    Room,
+    measure,
+    read_blocks,
+    write_blocks,
+)
 from psnode.codecs.polarcodes.channel import chances, logistic
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.layout import SCALED, Superblock
-from psnode.codecs.polarcodes.reader import ended_well, reader
-from psnode.codecs.polarcodes.schedule import Schedule
-from psnode.codecs.polarcodes.symbols import CELL_BITS
-from psnode.codecs.polarcodes.trees import Shared, Trees, decode_level, encode_level
+from psnode.codecs.polarcodes.reader import reader
+from psnode.codecs.polarcodes.trees import Shared
 from psnode.codecs.polarcodes.vectors import LANES
-from psnode.codecs.polarcodes.writer import finish_writing, writer
-
-Scales = Floats
+from psnode.codecs.polarcodes.writer import writer
 
 NOT_FINITE = -1
-STREAM = 21  # of random words: that of level l is STREAM + 256 l
-_SMALLEST = 2.0**-100  # root mean square that is told from 0: scales are normal numbers then
-_HUGE = float(np.finfo(np.float32).max)
-_LEAST = np.finfo(np.float32).smallest_subnormal
-_MOST = 1.02  # of the channel's own scale: values far out, which are seen to later, do not stretch the others
-_EXTRA = 64  # bits a lane that a stream may exceed one bit a free bit by
+_SCRATCH = 576  # float32, of norms
+_NONE = np.empty(0, np.float32)
 
 
 class Extent(NamedTuple):
@@ -48,58 +50,16 @@ def extent(blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
     raw = coded = lanes = 0
     for block, alive in zip(blocks, live, strict=True):
         if alive:
-            levels = designs.schedules(block.rate, block.log_length)
-            raw += block.lanes * sum(level.raw for level in levels)
-            coded += block.lanes * sum(level.coded for level in levels)
-            lanes = max(lanes, block.lanes if any(level.coded for level in levels) else 0)
+            place = shelf.place_of(block.rate, block.log_length)
+            raw += block.lanes * place.raw
+            coded += block.lanes * place.coded
+            lanes = max(lanes, block.lanes if place.coded else 0)
     return Extent(raw, coded, lanes)
 
 
 def allowed_words(found: Extent) -> int:
-    """The most words of a coder's stream."""
-    return (allowed_bits(found) + 15) // 16 + 4 * found.lanes if found.lanes else 0
-
-
-def allowed_bits(found: Extent) -> int:
-    """Bits after which a writer gives in to the prior."""
-    return found.coded + (32 + _EXTRA) * found.lanes
-
-
-@kernel
-def pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
-    """Append the low `lanes` bits of rows[:count] to a string of bits, from bit `at` of `out` on, which is 0 there."""
-    if lanes == LANES and at % 32 == 0:
-        out[at // 32 : at // 32 + count] = rows[:count]
-        return
-    used = np.uint32((1 << lanes) - 1)
-    for i in range(count):
-        word = np.uint64(rows[i] & used) << np.uint64(at & 31)
-        out[at >> 5] |= np.uint32(word & np.uint64(0xFFFFFFFF))
-        if (at & 31) + lanes > 32:
-            out[(at >> 5) + 1] |= np.uint32(word >> np.uint64(32))
-        at += lanes
-
-
-@kernel
-def unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
-    """The inverse of pack."""
-    if lanes == LANES and at % 32 == 0:
-        rows[:count] = data[at // 32 : at // 32 + count]
-        return
-    used = np.uint64((1 << lanes) - 1)
-    for i in range(count):
-        word = np.uint64(data[at >> 5])
-        if (at & 31) + lanes > 32:
-            word |= np.uint64(data[(at >> 5) + 1]) << np.uint64(32)
-        rows[i] = np.uint32((word >> np.uint64(at & 31)) & used)
-        at += lanes
-
-
-@kernel
-def draw(key: Words, stream: int, first: int, out: Masks) -> None:
-    """out.size / 256 blocks of random words of `stream`, from call `first` on."""
-    for start in range(0, out.size, rng.HALF):
-        rng.fill(out[start : start + rng.HALF], key, stream, first + start // 4)
+    """The most words of a coder's stream. A writer gives in to the prior after so many bits."""
+    return (found.coded + EXTRA * found.lanes + 15) // 16 + 4 * found.lanes if found.lanes else 0
 
 
 def aligned_rows(size: int, kind: type) -> Any:
@@ -109,11 +69,28 @@ def aligned_rows(size: int, kind: type) -> Any:
     return memory[start : start + 2 * size].view(kind)
 
 
-def random_words(key: Words, block: Superblock, level: int, steps: Schedule) -> Masks:
-    """The random words of one level of a superblock."""
-    out = np.empty(-(-steps.drawn // rng.HALF) * rng.HALF, np.uint32)
-    draw(readonly(key), STREAM + 256 * level, block.start, out)
-    return out
+def room_for(log_length: int, rows_of_llrs: int) -> tuple[Room, Shared]:
+    """Scratch for superblocks of blocks of up to 2^log_length, with so many rows of LLRs for each row of values."""
+    length = 1 << log_length
+    cells, llrs = aligned_rows(LANES * length, np.uint16), aligned_rows(rows_of_llrs * LANES * length, np.int16)
+    bits, rows, noise = (np.empty(length + more, np.uint32) for more in (1, 0, 256))
+    room = Room(cells, llrs, bits, rows, np.empty(LANES, np.float32), np.empty(LANES, np.int32))
+    return room, Shared(noise, *_constants(), np.empty(LANES, np.uint32))
+
+
+@cache
+def _constants() -> tuple[Any, Any]:
+    return logistic(), chances()
+
+
+def table_of(blocks: Sequence[Superblock]) -> Int64s:
+    """The superblocks as rows, as psnode.codecs.polarcodes.blocks wants them."""
+    rows = []
+    for block in blocks:
+        place = shelf.place_of(block.rate, block.log_length)
+        bits = block.lanes * place.raw, block.lanes * place.coded
+        rows.append((block.start, block.stop, block.log_length, block.lanes, place.first, place.levels, *bits))
+    return np.array(rows, np.int64).reshape(-1, COLUMNS)
 
 
 def write(
@@ -121,161 +98,87 @@ def write(
     blocks: Sequence[Superblock],
     rotated: bool,
     key: Words,
-    scales: Scales,
+    scales: Floats,
     raw: Masks,
     words: Words16,
-    decoded: Floats | None = None,
+    decoded: Floats = _NONE,
+    *,
+    capped: bool = False,
 ) -> tuple[int, int]:
-    """Code `x` (1-D): fill `scales`, write bits to `raw`, and words. The lengths in uint32 and in words; NOT_FINITE if x is.
+    """Code `x` (1-D): fill `scales`, write bits to `raw`, a uint32 longer than they are, and words. The lengths in uint32 and in
+    words; NOT_FINITE if x is.
 
     `rotated`: rows with a scale of their own are rotated first. `decoded`: overwritten by the decoded values, unless rotated.
+    `capped`: as of write_blocks.
     """
-    measured = _measure(x, blocks)
-    if measured is None:
+    table, x = table_of(blocks), readonly(x)
+    sizes = _sizes(x, table, scales.size)
+    if sizes is None:
         return NOT_FINITE, 0
-    live = [any(each) for each in measured]
-    found = extent(blocks, live)
-    allowed = allowed_bits(found)
-    total = -(-found.raw // 32)
-    raw[:total] = 0
-    out = writer(words, found.lanes)
-    longest = max((block.log_length for block in blocks), default=0)
-    size = LANES << longest
-    cells, post, prior = aligned_rows(size, np.uint16), aligned_rows(2 * size, np.int16), aligned_rows(2 * size, np.int16)
-    bits, rows = np.empty(1 << longest, np.uint32), np.empty(1 << longest, np.uint32)
-    table, samples = chances(), logistic()
-    left, at, first = found.coded, 0, 0
-    for block, sizes, alive in zip(blocks, measured, live, strict=True):
-        own = scales[first : first + block.scales]
-        first += block.scales
-        tables, count = designs.tables(block.rate), 1 << designs.CHANNELS[block.rate].levels
-        if not alive:
-            own.fill(0)
-            if decoded is not None:
-                decoded[block.start : block.stop] = 0
-            continue
-        here = cells[: LANES << block.log_length]
-        pieces = _pieces(x, block)
-        if rotated:
-            pieces = [_turned(*each) for each in zip(pieces, sizes, [key] * len(sizes), _starts(block), strict=True)]
-        for part, values, spread in zip(_parts(here, block), pieces, sizes, strict=True):
-            symbols.cells_of(values, 1.0 if rotated else spread, part, block.lanes)
-        for level, steps in enumerate(designs.schedules(block.rate, block.log_length)):
-            symbols.look_up_llrs(tables.posterior[level], here, post[: 2 * here.size])
-            if not steps.flat:
-                symbols.look_up_priors(tables.prior[level], here, CELL_BITS, prior[: 2 * here.size])
-            noise = random_words(key, block, level, steps)
-            shared, trees = Shared(noise, samples, table), Trees(post, prior, bits)
-            left = encode_level(steps.encode, trees, shared, out, rows, block.lanes, left, allowed)
-            pack(rows, steps.raw, block.lanes, raw, at)
-            at += steps.raw * block.lanes
-            symbols.mark(here, bits[: 1 << block.log_length], CELL_BITS + level)
-        for number, (part, values) in enumerate(zip(_parts(here, block), pieces, strict=True)):
-            fit = _unbiased if rotated else _fitted
-            own[number] = fit(values, sizes[number], part, count, block.lanes) if sizes[number] else 0
-            if decoded is not None:
-                own[number] = min(own[number], _MOST * sizes[number] * designs.CHANNELS[block.rate].step / 2)
-                target = _pieces(decoded, block)[number]
-                symbols.values_of(part, CELL_BITS, count, own[number], target, block.lanes)
-    return total, finish_writing(out, found.lanes)
+    energies = np.empty(0)
+    if rotated:
+        x, energies = _turned(x, table, sizes, key)
+    room, shared = room_for(max((block.log_length for block in blocks), default=0), 4)
+    distances = np.array([designs.CHANNELS[block.rate].step for block in blocks])
+    return write_blocks(
+        x, table, distances, sizes, energies, shelf.shelf(), readonly(key), room, shared, writer(words, 0), scales, raw, decoded,
+        capped,
+    )  # fmt: skip
 
 
-def _starts(block: Superblock) -> range:
-    """Offsets of the runs of values that share a scale."""
-    return range(block.start, block.stop, SCALED)
+def _pieces(table: Int64s) -> list[slice]:
+    """The values that share a scale."""
+    spans = table[:, [START, STOP]].tolist()
+    return [slice(at, min(at + SCALED, stop)) for start, stop in spans for at in range(start, stop, SCALED)]
 
 
-def _turned(x: Floats, size: float, key: Words, start: int) -> Floats:
-    """The rotation of x / size, or of 0."""
-    return rotation.rotated(x, size, key, start) if size else np.zeros_like(x)
+def _sizes(x: Floats, table: Int64s, count: int) -> Float64s | None:
+    """Root mean squares of the values with a scale of their own, 0 below 2^-100; None if a value is not finite."""
+    sizes = np.empty(count)
+    measure(x, table, np.empty(_SCRATCH, np.float32), sizes)
+    if sizes.min(initial=0) < 0:
+        return None
+    if np.isinf(sizes.max(initial=0)):  # beyond float32
+        sizes[:] = [root_mean_square(x[piece]) for piece in _pieces(table)]
+    sizes[sizes < SMALLEST] = 0
+    return sizes
 
 
-def _unbiased(y: Floats, size: float, cells: symbols.Cells, count: int, lanes: int) -> float:
-    """The scale size ||y||^2 / <y, q>; less where values beyond the largest float32 could come of it; never 0."""
-    yq, qq = symbols.inner_products(y, 1.0, cells, CELL_BITS, count, lanes)
-    best = size * symbols.energy(y) / max(yq, _SMALLEST * qq)
-    if best * np.sqrt(qq) > _HUGE / 2:
-        best = max(_HUGE - size * np.sqrt(y.size), 0.0) / (2 * np.sqrt(qq))
-    return float(max(np.float32(best), _LEAST))
-
-
-def _fitted(x: Floats, size: float, cells: symbols.Cells, count: int, lanes: int) -> float:
-    """The scale c for which c y misses x the least and x - c y is finite; never 0."""
-    xy, yy = symbols.inner_products(x, size, cells, CELL_BITS, count, lanes)
-    best = max(xy / yy * size, 0.0)
-    if best * count > _HUGE:
-        best = min(best, 0.99 * max(_HUGE - float(np.abs(x).max()), 0.0) / count)
-    return float(max(np.float32(best), _LEAST))
-
-
-def _measure(x: Floats, blocks: Sequence[Superblock]) -> list[list[float]] | None:
-    """Root mean squares of rows with a scale of their own in each superblock, 0 below 2^-100; None if a value is not finite."""
-    found = []
-    for block in blocks:
-        sizes = [root_mean_square(piece) for piece in _pieces(x, block)]
-        if min(sizes) < 0:
-            return None
-        found.append([size if size >= _SMALLEST else 0.0 for size in sizes])
-    return found
-
-
-def _pieces(x: Floats, block: Superblock) -> list[Floats]:
-    """The values of a superblock that share a scale."""
-    return [x[start : min(start + SCALED, block.stop)] for start in _starts(block)]
-
-
-def _parts(cells: symbols.Cells, block: Superblock) -> list[symbols.Cells]:
-    """The rows of a superblock that share a scale. Fewer than 32 blocks are so short that they have one scale."""
-    if block.lanes < LANES:
-        return [cells]
-    return [cells[start : start + SCALED] for start in range(0, cells.size, SCALED)]
+def _turned(x: Floats, table: Int64s, sizes: Float64s, key: Words) -> tuple[Floats, Float64s]:
+    """The values divided by their sizes and rotated, zeros where that is 0; and their energies."""
+    turned, energies = np.zeros_like(x), np.zeros_like(sizes)
+    for number, (piece, size) in enumerate(zip(_pieces(table), sizes.tolist(), strict=True)):
+        if size:
+            turned[piece] = rotation.rotated(x[piece], size, key, piece.start)
+            energies[number] = symbols.energy(turned[piece])
+    return readonly(turned), energies
 
 
 def read(
     blocks: Sequence[Superblock],
     rotated: bool,
     key: Words,
-    scales: Scales,
+    scales: Floats,
     raw: Masks,
     words: Words16,
     out: Floats,
 ) -> bool:
-    """Overwrite `out` (1-D). Whether the stream ended as it should. `raw` and `words` are as long as `extent` says, or longer."""
+    """Overwrite `out` (1-D). Whether the stream ended as it should. `words` are as long as `extent` says, `raw` longer."""
     live = live_ones(blocks, scales)
     found = extent(blocks, live)
-    source = reader(words, found.lanes)
-    longest = max((block.log_length for block in blocks), default=0)
-    size = LANES << longest
-    cells, prior = aligned_rows(size, np.uint16), aligned_rows(2 * size, np.int16)
-    bits, rows = np.empty(1 << longest, np.uint32), np.empty(1 << longest, np.uint32)
-    table, samples = chances(), logistic()
-    at, first = 0, 0
-    for block, alive in zip(blocks, live, strict=True):
-        own = scales[first : first + block.scales]
-        first += block.scales
-        tables, count = designs.tables(block.rate), 1 << designs.CHANNELS[block.rate].levels
-        target = out[block.start : block.stop]
-        if not alive:
-            target.fill(0)
-            continue
-        here = cells[: LANES << block.log_length]
-        here.fill(0)
-        for level, steps in enumerate(designs.schedules(block.rate, block.log_length)):
-            if not steps.flat:
-                symbols.look_up_priors(tables.prior[level], here, 0, prior[: 2 * here.size])
-            unpack(raw, at, steps.raw, block.lanes, rows)
-            at += steps.raw * block.lanes
-            noise = random_words(key, block, level, steps)
-            decode_level(steps.decode, prior, bits, Shared(noise, samples, table), source, rows, block.lanes)
-            symbols.mark(here, bits[: 1 << block.log_length], level)
-        for part, values, scale, start in zip(_parts(here, block), _pieces(out, block), own, _starts(block), strict=True):
-            symbols.values_of(part, 0, count, np.float32(1) if rotated else scale, values, block.lanes)
-            if rotated:
-                rotation.restore(values, scale, key, start)
-    return int(source.place[0]) == words.size and bool(ended_well(source.state, found.lanes))
+    table, source = table_of(blocks), reader(words, found.lanes)
+    room, shared = room_for(max((block.log_length for block in blocks), default=0), 2)
+    ended = read_blocks(
+        table, shelf.shelf(), readonly(key), room, shared, source, readonly(scales), readonly(raw), out, found.lanes, rotated
+    )
+    if rotated:
+        for alive, block, first in zip(live, blocks, np.cumsum([0, *(block.scales for block in blocks)]), strict=False):
+            for number, piece in enumerate(_pieces(table_of([block])) if alive else ()):
+                rotation.restore(out[piece], scales[first + number], key, piece.start)
+    return bool(ended)
 
 
-def live_ones(blocks: Sequence[Superblock], scales: Scales) -> list[bool]:
+def live_ones(blocks: Sequence[Superblock], scales: Floats) -> list[bool]:
     """Mask of the superblocks with a scale that is not 0."""
     live, first = [], 0
     for block in blocks:

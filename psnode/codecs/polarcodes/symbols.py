@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from psnode.codecs.arrays import Floats
+from psnode.codecs.arrays import Floats, Int32s
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import pick, select, spread, unpacked
@@ -49,15 +49,25 @@ def cells_of(x: Floats, scale: float, cells: Cells, lanes: int) -> None:
     """The cells of x / scale, `lanes` of each row of `cells`; the middle where x ends or scale is 0."""
     wide()
     factor = np.float32(CELLS_PER_UNIT / scale) if scale > 0 else np.float32(0)
-    if lanes == LANES:
-        target = cells[: x.size]
-        for i in range(x.size):
-            target[i] = _cell(x[i] * factor)
-        cells[x.size :] = CELLS // 2
-        return
-    cells[:] = CELLS // 2
     for i in range(x.size):
-        cells[i // lanes * LANES + i % lanes] = _cell(x[i] * factor)
+        cells[i] = _cell(x[i] * factor)
+    for i in range(x.size, cells.size):
+        cells[i] = np.uint16(CELLS // 2)
+    if lanes < LANES:
+        for row in range(cells.size // LANES - 1, -1, -1):
+            for j in range(lanes - 1, -1, -1):
+                cells[LANES * row + j] = cells[lanes * row + j]
+            for j in range(lanes, LANES):
+                cells[LANES * row + j] = np.uint16(CELLS // 2)
+
+
+@inlined
+def close_up(cells: Cells, lanes: int) -> None:
+    """Move the first `lanes` of every row together."""
+    if lanes < LANES:
+        for row in range(1, cells.size // LANES):
+            for j in range(lanes):
+                cells[lanes * row + j] = cells[LANES * row + j]
 
 
 @kernel
@@ -81,37 +91,36 @@ def look_up_priors(table: Llrs, index: Cells, shift: int, llrs: Llrs) -> None:
 def mark(cells: Cells, bits: Masks, shift: int) -> None:
     """Set bit `shift` in every lane whose bit is 1."""
     value = np.uint16(1 << shift)
-    for row in range(bits.size):
+    for row in range(cells.size // LANES):
         mark_row(cells, row, bits[row], value)
 
 
 @kernel
-def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Floats, lanes: int) -> None:
+def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Floats) -> None:
     """out = (2 (symbol / 2^shift) - (count - 1)) half, rounded once, cut off at the largest float32; `count` symbols."""
     wide()
     offset = np.int32(count - 1)
     bits = np.uint16(shift)
-    if lanes == LANES:
-        source = symbols[: out.size]
-        for i in range(out.size):
-            value = np.float32(np.int32(np.int32(2) * np.int32(source[i] >> bits) - offset)) * half
-            out[i] = min(max(value, -_LARGEST), _LARGEST)
-        return
     for i in range(out.size):
-        value = np.float32(2 * np.int32(symbols[i // lanes * LANES + i % lanes] >> bits) - offset) * half
+        value = np.float32(np.int32(np.int32(2) * np.int32(symbols[i] >> bits) - offset)) * half
         out[i] = min(max(value, -_LARGEST), _LARGEST)
 
 
 @kernel
-def inner_products(x: Floats, scale: float, symbols: Cells, shift: int, count: int, lanes: int) -> tuple[float, float]:
+def inner_products(
+    x: Floats, scale: float, symbols: Cells, shift: int, count: int, lanes: int, sums: Floats, squares: Int32s
+) -> tuple[float, float]:
     """<x, y> / scale and <y, y> with y = 2 (symbol / 2^shift) - (count - 1), summed in 32 lanes one after the other.
 
-    At most 2^16 values: a lane's sum in float32 errs by a millionth of its size, the squares are exact.
+    Of fewer `lanes` than 32, in one. At most 2^16 values: a lane's sum in float32 errs by a millionth of its size, the squares
+    are exact. `sums` and `squares`: scratch of 32.
     """
     wide()
     offset, factor = np.int32(count - 1), np.float32(1 / scale)
     bits = np.uint16(shift)
-    sums, squares = np.zeros(LANES, np.float32), np.zeros(LANES, np.int32)
+    for j in range(LANES):
+        sums[j] = 0
+        squares[j] = 0
     full = x.size // LANES * LANES if lanes == LANES else 0
     for start in range(0, full, LANES):
         part, row = x[start : start + LANES], symbols[start : start + LANES]
@@ -124,8 +133,7 @@ def inner_products(x: Floats, scale: float, symbols: Cells, shift: int, count: i
         xy += np.float64(sums[j])
         yy += np.float64(squares[j])
     for i in range(full, x.size):
-        at = i if lanes == LANES else i // lanes * LANES + i % lanes
-        value = np.float64(2 * np.int32(symbols[at] >> bits) - offset)
+        value = np.float64(2 * np.int32(symbols[i] >> bits) - offset)
         xy += np.float64(x[i]) * np.float64(factor) * value
         yy += value * value
     return xy, yy

@@ -16,29 +16,25 @@ from psnode.codecs.polarcodes import schedule as kinds
 from psnode.codecs.polarcodes.coder import likely_of
 from psnode.codecs.polarcodes.lanes import Llrs, Masks, below, f_row, g_row, gather_row, negative
 from psnode.codecs.polarcodes.reader import Reader, read_row
+from psnode.codecs.polarcodes.schedule import Steps
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import Writer, write_row
 
-_F_POST, _F_PRIOR, _G_POST, _G_PRIOR, _JOIN = kinds.F_POST, kinds.F_PRIOR, kinds.G_POST, kinds.G_PRIOR, kinds.JOIN
-_FROZEN_FLAT, _FREE_FLAT, _FREE = kinds.FROZEN_FLAT, kinds.FREE_FLAT, kinds.FREE
-_REPEAT_FLAT, _REPEAT = kinds.REPEAT_FLAT, kinds.REPEAT
+# Steps of the prior tree are odd; of leaves, those without a prior are.
+_G_POST, _JOIN, _FREE_FLAT, _REPEAT_FLAT = kinds.G_POST, kinds.JOIN, kinds.FREE_FLAT, kinds.REPEAT_FLAT
 SAMPLES = 4096  # of the logistic distribution; a row of 32 begins at a random one
 
 
-class Trees(NamedTuple):
-    """LLRs of a level given the values, and by its prior alone, whose leaves are in rows N..2N-1; the bits decided."""
-
-    post: Llrs
-    prior: Llrs
-    bits: Masks
-
-
 class Shared(NamedTuple):
-    """Known to writer and reader: the random words of a level, samples of the logistic distribution, and the coder's table."""
+    """Known to writer and reader: the random words of a level, samples of the logistic distribution, and the coder's table.
+
+    `chances`: scratch, 32 uint32.
+    """
 
     noise: Masks
     samples: Llrs
     table: Words16
+    chances: Masks
 
 
 @inlined
@@ -48,128 +44,128 @@ def first_of(word: np.uint32) -> int:
 
 
 @inlined
-def _descend(kind: int, n: int, s: int, prior: Llrs, bits: Masks) -> None:
-    """A step of the prior tree, or the sum of two children, the same on both sides."""
+def _descend(kind: int, n: int, s: int, root: int, llrs: Llrs, bits: Masks) -> None:
+    """From a node to a child, in the tree whose LLRs begin at row `root`; or a node's bits from those of its two children."""
     half = n >> 1
-    if kind == _F_PRIOR:
+    if kind < _G_POST:
+        for i in range(root, root + half):
+            f_row(llrs, n, i)
+    elif kind < _JOIN:
         for i in range(half):
-            f_row(prior, n, i)
-    elif kind == _G_PRIOR:
-        for i in range(half):
-            g_row(prior, n, i, bits[s + i])
+            g_row(llrs, n, root + i, bits[s + i])
     else:
         for i in range(half):
             bits[s + i] ^= bits[s + half + i]
 
 
 @inlined
-def _draw(kind: int, n: int, s: int, prior: Llrs, bits: Masks, noise: Masks, drawn: int, samples: Llrs) -> None:
-    """A subtree of frozen bits, or a coset of a repetition: its bits by their prior, or by coin where that is flat."""
-    if kind in (_FROZEN_FLAT, _REPEAT_FLAT):
+def _draw(is_flat: bool, n: int, s: int, row: int, llrs: Llrs, bits: Masks, noise: Masks, drawn: int, samples: Llrs) -> None:
+    """Frozen bits, or a coset of a repetition: by their prior, whose LLRs begin at `row`, or by coin where that is flat."""
+    if is_flat:
         for i in range(n):
             bits[s + i] = noise[drawn + i]
     else:
         for i in range(n):
-            bits[s + i] = below(prior, n + i, samples, first_of(noise[drawn + i]))
+            bits[s + i] = below(llrs, row + i, samples, first_of(noise[drawn + i]))
 
 
 @inlined
-def _gather(llrs: Llrs, n: int, s: int, bits: Masks) -> None:
-    """Row 0: the LLRs of the one bit of a repetition, given its coset."""
-    llrs[:LANES] = 0
+def _gather(root: int, n: int, s: int, llrs: Llrs, bits: Masks) -> None:
+    """Row `root`: the LLRs of the one bit of a repetition, given its coset."""
+    for j in range(LANES * root, LANES * (root + 1)):
+        llrs[j] = np.int16(0)
     for i in range(n):
-        gather_row(llrs, n + i, bits[s + i])
-
-
-@inlined
-def _turn(n: int, s: int, bits: Masks, turned: np.uint32) -> None:
-    """The coset, turned around in some lanes."""
-    for i in range(n):
-        bits[s + i] ^= turned
+        gather_row(llrs, root + n + i, root, bits[s + i])
 
 
 @kernel
 def encode_level(
-    steps: np.ndarray, trees: Trees, shared: Shared, writer: Writer, raw: Masks, lanes: int, left: int, allowed: int
+    steps: Steps,
+    first: int,
+    last: int,
+    llrs: Llrs,
+    prior: int,
+    bits: Masks,
+    shared: Shared,
+    writer: Writer,
+    raw: Masks,
+    lanes: int,
+    left: int,
+    allowed: int,
 ) -> int:
-    """Decide bits[:N] of a level.
+    """Decide bits[:N] of a level by the steps first..last-1.
 
-    Writes raw rows to `raw` and coded ones to the stream. `left`: rows to be coded from here on, weighted with their lanes;
-    the rest is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
+    LLRs given the values are in rows N..2N-1 of `llrs`, those of the prior alone in the same rows behind row `prior`. The last of
+    `bits` is scratch. Writes raw rows to `raw` and coded ones to the stream. `left`: rows to be coded from here on, weighted with
+    their lanes; the rest is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
     """
-    chances = np.empty(LANES, np.uint32)
     used = np.uint64((1 << lanes) - 1)
-    post, prior, bits = trees  # once: each time would count references
-    noise, samples, table = shared
+    noise, samples, table, chances = shared  # once: each time would count references
     state, places, log, words = writer
+    spare = bits.size - 1
     drawn, filled = 0, 0
-    for k in range(steps.shape[0]):
-        kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
-        if kind == _F_POST:
-            for i in range(n >> 1):
-                f_row(post, n, i)
-        elif kind == _G_POST:
-            for i in range(n >> 1):
-                g_row(post, n, i, bits[s + i])
-        elif kind <= _JOIN:
-            _descend(kind, n, s, prior, bits)
-        elif kind == _FREE_FLAT:
-            for i in range(n):
-                bits[s + i] = negative(post, n + i)
-                raw[filled + i] = bits[s + i]
-            filled += n
-        elif kind == _FREE:
-            for i in range(n):
-                likely = likely_of(prior, n + i, table, chances)
-                bit = likely if 16 * places[0] + left > allowed else negative(post, n + i)
-                bits[s + i] = bit
-                write_row(state, places, log, words, chances, np.uint32(bit ^ likely), used)
-                left -= lanes
+    for k in range(first, last):
+        kind, n, s = np.int64(steps[k, 0]), np.int64(steps[k, 1]), np.int64(steps[k, 2])
+        if kind <= _JOIN:
+            _descend(kind, n, s, prior if kind & 1 else 0, llrs, bits)
         else:
-            _draw(kind, n, s, prior, bits, noise, drawn, samples)
-            drawn += n
-            if kind == _REPEAT_FLAT:
-                _gather(post, n, s, bits)
-                raw[filled] = negative(post, 0)
-                _turn(n, s, bits, raw[filled])
-                filled += 1
-            elif kind == _REPEAT:
-                _gather(post, n, s, bits)
-                _gather(prior, n, s, bits)
-                likely = likely_of(prior, 0, table, chances)
-                turned = likely if 16 * places[0] + left > allowed else negative(post, 0)
-                write_row(state, places, log, words, chances, np.uint32(turned ^ likely), used)
-                left -= lanes
-                _turn(n, s, bits, turned)
+            is_flat, repeats = kind & 1 == 1, kind >= _REPEAT_FLAT
+            row, count, place = n, n, s  # the bits to be chosen: their LLRs, how many, where they go
+            if repeats or kind < _FREE_FLAT:
+                _draw(is_flat, n, s, prior + n, llrs, bits, noise, drawn, samples)
+                drawn += n
+                row, count, place = 0, int(repeats), spare
+                for root in range(0, (1 if is_flat else prior + 1) if repeats else 0, prior):
+                    _gather(root, n, s, llrs, bits)
+            if is_flat:
+                for i in range(count):
+                    bits[place + i] = negative(llrs, row + i)
+                    raw[filled + i] = bits[place + i]
+                filled += count
+            else:
+                for i in range(count):
+                    likely = likely_of(llrs, prior + row + i, table, chances)
+                    bit = likely if 16 * places[0] + left > allowed else negative(llrs, row + i)
+                    bits[place + i] = bit
+                    write_row(state, places, log, words, chances, np.uint32(bit ^ likely), used)
+                    left -= lanes
+            if repeats:
+                for i in range(n):
+                    bits[s + i] ^= bits[spare]
     return left
 
 
 @kernel
-def decode_level(steps: np.ndarray, prior: Llrs, bits: Masks, shared: Shared, reader: Reader, raw: Masks, lanes: int) -> None:
-    """Overwrite bits[:N] of a level: the LLRs of its prior are in rows N..2N-1 of `prior`, its raw rows in `raw`."""
-    chances = np.empty(LANES, np.uint32)
+def decode_level(
+    steps: Steps, first: int, last: int, llrs: Llrs, bits: Masks, shared: Shared, reader: Reader, raw: Masks, lanes: int
+) -> None:
+    """Overwrite bits[:N] of a level: the LLRs of its prior are in rows N..2N-1 of `llrs`, its raw rows in `raw`."""
     used = np.uint64((1 << lanes) - 1)
-    noise, samples, table = shared
-    state, place, words = reader
+    noise, samples, table, chances = shared
+    state, taken, words = reader
+    spare = bits.size - 1
     drawn, filled = 0, 0
-    for k in range(steps.shape[0]):
-        kind, n, s = steps[k, 0], steps[k, 1], steps[k, 2]
+    for k in range(first, last):
+        kind, n, s = np.int64(steps[k, 0]), np.int64(steps[k, 1]), np.int64(steps[k, 2])
         if kind <= _JOIN:
-            _descend(kind, n, s, prior, bits)
-        elif kind == _FREE_FLAT:
-            bits[s : s + n] = raw[filled : filled + n]
-            filled += n
-        elif kind == _FREE:
-            for i in range(n):
-                likely = likely_of(prior, n + i, table, chances)
-                bits[s + i] = np.uint32(likely ^ read_row(state, place, words, chances, used))
+            _descend(kind, n, s, 0, llrs, bits)
         else:
-            _draw(kind, n, s, prior, bits, noise, drawn, samples)
-            drawn += n
-            if kind == _REPEAT_FLAT:
-                _turn(n, s, bits, raw[filled])
-                filled += 1
-            elif kind == _REPEAT:
-                _gather(prior, n, s, bits)
-                likely = likely_of(prior, 0, table, chances)
-                _turn(n, s, bits, np.uint32(likely ^ read_row(state, place, words, chances, used)))
+            is_flat, repeats = kind & 1 == 1, kind >= _REPEAT_FLAT
+            row, count, place = n, n, s
+            if repeats or kind < _FREE_FLAT:
+                _draw(is_flat, n, s, n, llrs, bits, noise, drawn, samples)
+                drawn += n
+                row, count, place = 0, int(repeats), spare
+                if repeats and not is_flat:
+                    _gather(0, n, s, llrs, bits)
+            if is_flat:
+                for i in range(count):
+                    bits[place + i] = raw[filled + i]
+                filled += count
+            else:
+                for i in range(count):
+                    likely = likely_of(llrs, row + i, table, chances)
+                    bits[place + i] = np.uint32(likely ^ read_row(state, taken, words, chances, used))
+            if repeats:
+                for i in range(n):
+                    bits[s + i] ^= bits[spare]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from psnode.codecs.kernels.llvm import operations
-from psnode.codecs.kernels.llvm.instructions import instructions
 
 LANES = 32
+MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out what hangs on the other value
 
 
 def load_row(array: Any, row: Any) -> Any:
@@ -18,9 +18,3 @@ def load_row(array: Any, row: Any) -> Any:
 def store_row(array: Any, row: Any, value: Any) -> None:
     """Write the lanes of row `row`."""
     operations.store(array, LANES * row, value)
-
-
-@instructions
-def moves_lanes() -> bool:
-    """True if lanes can be moved together and apart: known when a kernel is compiled."""
-    return operations.moves()

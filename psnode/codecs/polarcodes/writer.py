@@ -18,7 +18,7 @@ from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import compress, moves, packed, select, store, unpacked
 from psnode.codecs.polarcodes.coder import narrow, split, widened
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.vectors import LANES, load_row, moves_lanes, store_row
+from psnode.codecs.polarcodes.vectors import LANES, MOVES_LANES, load_row, store_row
 
 Places = npt.NDArray[np.int64]
 Whole = int | np.integer[Any]
@@ -84,7 +84,7 @@ def writer(words: Words16, lanes: int) -> Writer:
     return Writer(state, places, np.empty(2 * _LOG, np.uint16), words)
 
 
-@kernel
+@inlined
 def _carry(words: Words16, places: Places, place: int) -> None:
     """Add 1 to the word at `place`, and to those before it where that is 2^16."""
     while place >= 0:
@@ -112,7 +112,7 @@ def _take(places: Places, lane: Whole, new: Whole) -> None:
     places[_LAST + lane], places[_NEXT + lane], places[_AFTER + lane] = place, places[_AFTER + lane], new
 
 
-@kernel
+@inlined
 def _drain(places: Places, log: Words16, words: Words16) -> None:
     """Write the log."""
     count = places[1]
@@ -129,7 +129,7 @@ def write_row(
 ) -> None:
     """Code one bit in each of the lanes `used`."""
     empty = np.uint64(put_row(state, chances, unlikely & np.uint32(used), np.uint32(used)))
-    if moves_lanes():
+    if MOVES_LANES:
         note_row(state, np.uint32(empty), log, places[1])
         found = ones(empty)
         places[0] += found
@@ -149,8 +149,8 @@ def write_row(
 @kernel
 def finish_writing(writer: Writer, lanes: int) -> int:
     """End the stream: the number of words. Each lane's code is the least multiple of 2^16 in its interval."""
-    state, places, words = writer.state, writer.places, writer.words
-    _drain(places, writer.log, words)
+    state, places, log, words = writer
+    _drain(places, log, words)
     for lane in range(lanes):
         end = (np.int64(state[lane]) + 0xFFFF) >> 16
         done = np.int64(state[_WAITING * LANES + lane]) + (end >> 16)

@@ -1,0 +1,276 @@
+"""All superblocks of a stream in one kernel, for each direction: small arrays have many small superblocks.
+
+Superblocks are rows of a table, whose columns are named below; what their designs say lies in one `Shelf` for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs import rng
+from psnode.codecs.arrays import Float64s, Floats, Int32s, Int64s, Words
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.kernels.memory import wide
+from psnode.codecs.kernels.norms import l2_norm
+from psnode.codecs.polarcodes import shelf as columns
+from psnode.codecs.polarcodes.channel import CELLS
+from psnode.codecs.polarcodes.lanes import Llrs, Masks
+from psnode.codecs.polarcodes.layout import SCALED
+from psnode.codecs.polarcodes.reader import Reader, ended_well
+from psnode.codecs.polarcodes.shelf import Shelf
+from psnode.codecs.polarcodes.symbols import (
+    CELL_BITS,
+    Cells,
+    cells_of,
+    close_up,
+    inner_products,
+    look_up_llrs,
+    look_up_priors,
+    mark,
+    values_of,
+)
+from psnode.codecs.polarcodes.trees import Shared, decode_level, encode_level
+from psnode.codecs.polarcodes.vectors import LANES
+from psnode.codecs.polarcodes.writer import Writer, finish_writing
+
+START, STOP, LOG_LENGTH, WIDTH, DESIGN, LEVELS, RAW, CODED, COLUMNS = range(9)
+STREAM = 21  # of random words: that of level l is STREAM + 256 l
+EXTRA = 96  # bits a lane that a stream may exceed one bit a free bit by, 32 of them of its end
+SMALLEST = 2.0**-100  # root mean square that is told from 0: scales are normal numbers then
+_HUGE = float(np.finfo(np.float32).max)
+_LEAST = np.finfo(np.float32).smallest_subnormal
+_MOST = 1.02  # of the channel's own scale: values far out, which are seen to later, do not stretch the others
+_FIRST, _LAST, _FIRST_READ, _LAST_READ = columns.FIRST, columns.LAST, columns.FIRST_READ, columns.LAST_READ
+_RAW_ROWS, _DRAWN, _FLAT, _POSTERIOR, _PRIOR = columns.RAW, columns.DRAWN, columns.FLAT, columns.POSTERIOR, columns.PRIOR
+
+
+class Room(NamedTuple):
+    """Scratch for a superblock of n rows: cells, 4 n rows of LLRs (2 n for a reader), n + 1 bits, raw rows; sums of lanes."""
+
+    cells: Cells
+    llrs: Llrs
+    bits: Masks
+    rows: Masks
+    sums: Floats
+    squares: Int32s
+
+
+@kernel
+def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None:
+    """Root mean squares of all values with a scale of their own: negative if one is not finite, infinity if the norm is none
+    of float32. `scratch`: 576 float32.
+    """
+    at = 0
+    for b in range(blocks.shape[0]):
+        for start in range(blocks[b, START], blocks[b, STOP], SCALED):
+            piece = x[start : min(start + SCALED, blocks[b, STOP])]
+            norm = l2_norm(piece, scratch)
+            sizes[at] = np.inf if norm >= _HUGE else norm / np.sqrt(np.float64(piece.size))
+            at += 1
+
+
+@inlined
+def _pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
+    """Append the low `lanes` bits of rows[:count] to a string of bits, from bit `at` of `out` on, which is 0 there."""
+    if lanes == LANES and at & 31 == 0:
+        for i in range(count):
+            out[(at >> 5) + i] = rows[i]
+    else:
+        used = np.uint32((1 << lanes) - 1)
+        for i in range(count):
+            bit = at + i * lanes
+            word = np.uint64(rows[i] & used) << np.uint64(bit & 31)
+            out[bit >> 5] |= np.uint32(word & np.uint64(0xFFFFFFFF))
+            out[(bit >> 5) + 1] |= np.uint32(word >> np.uint64(32))
+
+
+@inlined
+def _unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
+    """The inverse of _pack. `data` goes on for a word behind the bits."""
+    if lanes == LANES and at & 31 == 0:
+        for i in range(count):
+            rows[i] = data[(at >> 5) + i]
+    else:
+        used = np.uint64((1 << lanes) - 1)
+        for i in range(count):
+            bit = at + i * lanes
+            word = np.uint64(data[bit >> 5]) | (np.uint64(data[(bit >> 5) + 1]) << np.uint64(32))
+            rows[i] = np.uint32((word >> np.uint64(bit & 31)) & used)
+
+
+@kernel
+def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
+    """`count` random words of `stream` and more, to a multiple of 256, from call `first` on."""
+    wide()
+    for start in range(0, count, rng.HALF):
+        rng.fill_here(out[start : start + rng.HALF], key, stream, first + start // 4)
+
+
+@inlined
+def _scale_of(x: Floats, size: float, energy: float, xy: float, yy: float, count: int, rotated: bool) -> np.float32:
+    """The scale c for which c y misses `x` the least and x - c y is finite; never 0.
+
+    If the values are rotated: size ||x||^2 / <x, y>; less where values beyond the largest float32 could come of it.
+    """
+    if rotated:
+        best = size * energy / max(xy, SMALLEST * yy)
+        if best * np.sqrt(yy) > _HUGE / 2:
+            best = max(_HUGE - size * np.sqrt(x.size), 0.0) / (2 * np.sqrt(yy))
+    else:
+        best = max(xy / yy * size, 0.0)
+        if best * count > _HUGE:
+            top = 0.0
+            for i in range(x.size):
+                top = max(top, abs(np.float64(x[i])))
+            best = min(best, 0.99 * max(_HUGE - top, 0.0) / count)
+    return max(np.float32(best), _LEAST)
+
+
+@kernel
+def write_blocks(
+    x: Floats,
+    blocks: Int64s,
+    steps_between: Float64s,
+    sizes: Float64s,
+    energies: Float64s,
+    shelf: Shelf,
+    key: Words,
+    room: Room,
+    shared: Shared,
+    writer: Writer,
+    scales: Floats,
+    raw: Masks,
+    decoded: Floats,
+    capped: bool,
+) -> tuple[int, int]:
+    """Code finite `x`: fill `scales`, write bits to `raw` and words. The lengths in uint32 and in words.
+
+    `steps_between`: of each superblock the distance of its channel's points. `sizes`: of all values with a scale of their own,
+    0 for zeros. `energies`: of those that were divided by them and rotated, so are x then; else none. `decoded`: overwritten by
+    the decoded values, unless it has none. `capped`: scales are no larger than fit the channel.
+    """
+    steps, levels, posteriors, priors = shelf
+    cells, llrs, bits, rows, sums, squares = room
+    noise = shared.noise
+    left, coder_lanes = np.int64(0), np.int64(0)  # not 0, a type of its own to Numba, for which kernels would be compiled too
+    raw_bits, scale = 0, 0
+    for b in range(blocks.shape[0]):
+        alive = False
+        for _ in range(blocks[b, START], blocks[b, STOP], SCALED):
+            alive |= sizes[scale] > 0
+            scale += 1
+        if alive:
+            left += blocks[b, CODED]
+            raw_bits += blocks[b, RAW]
+            coder_lanes = max(coder_lanes, blocks[b, WIDTH] if blocks[b, CODED] else 0)
+    allowed = left + EXTRA * coder_lanes
+    for i in range((raw_bits + 31) // 32 + 1):
+        raw[i] = 0
+    writer.places[0] = 2 * coder_lanes
+    rotated = energies.size > 0
+    at, scale = 0, 0
+    for b in range(blocks.shape[0]):
+        begin, stop, lanes = blocks[b, START], blocks[b, STOP], blocks[b, WIDTH]
+        pieces = (stop - begin + SCALED - 1) // SCALED
+        length, count = 1 << blocks[b, LOG_LENGTH], 1 << blocks[b, LEVELS]
+        here = cells[: LANES * length]
+        alive = False
+        for p in range(pieces):
+            alive |= sizes[scale + p] > 0
+        if alive:
+            for p in range(pieces):
+                piece = x[begin + p * SCALED : min(begin + (p + 1) * SCALED, stop)]
+                spread = 1.0 if rotated else sizes[scale + p]
+                cells_of(piece, spread, here[p * SCALED : (p + 1) * SCALED], lanes)
+            for level in range(blocks[b, LEVELS]):
+                row = blocks[b, DESIGN] + level
+                posterior = posteriors[levels[row, _POSTERIOR] : levels[row, _POSTERIOR] + (CELLS << level)]
+                look_up_llrs(posterior, here, llrs[: 2 * here.size])
+                if not levels[row, _FLAT]:
+                    prior = priors[levels[row, _PRIOR] : levels[row, _PRIOR] + LANES]
+                    look_up_priors(prior, here, CELL_BITS, llrs[2 * here.size : 4 * here.size])
+                draw(key, STREAM + 256 * level, begin, levels[row, _DRAWN], noise)
+                first, last = levels[row, _FIRST], levels[row, _LAST]
+                left = encode_level(steps, first, last, llrs, 2 * length, bits, shared, writer, rows, lanes, left, allowed)
+                _pack(rows, levels[row, _RAW_ROWS], lanes, raw, at)
+                at += levels[row, _RAW_ROWS] * lanes
+                mark(here, bits, CELL_BITS + level)
+            close_up(here, lanes)
+        for p in range(pieces):
+            start = begin + p * SCALED
+            end = min(start + SCALED, stop)
+            piece, part, size = x[start:end], here[p * SCALED :], sizes[scale + p]
+            own = np.float32(0)
+            if size > 0:
+                spread = 1.0 if rotated else size
+                energy = energies[scale + p] if rotated else 0.0
+                xy, yy = inner_products(piece, spread, part, CELL_BITS, count, lanes, sums, squares)
+                own = _scale_of(piece, size, energy, xy, yy, count, rotated)
+                if capped:
+                    own = np.float32(min(np.float64(own), _MOST * size * steps_between[b] / 2))
+            scales[scale + p] = own
+            if decoded.size:
+                if alive:
+                    values_of(part, CELL_BITS, count, own, decoded[start:end])
+                else:
+                    for i in range(start, end):
+                        decoded[i] = 0
+        scale += pieces
+    return (raw_bits + 31) // 32, finish_writing(writer, coder_lanes)
+
+
+@kernel
+def read_blocks(
+    blocks: Int64s,
+    shelf: Shelf,
+    key: Words,
+    room: Room,
+    shared: Shared,
+    reader: Reader,
+    scales: Floats,
+    raw: Masks,
+    out: Floats,
+    coder_lanes: int,
+    rotated: bool,
+) -> bool:
+    """Overwrite `out`, with multiples of the points if `rotated`. Whether the stream ended as it should."""
+    steps, levels, _, priors = shelf
+    cells, llrs, bits, rows, _, _ = room
+    noise = shared.noise
+    at, scale = 0, 0
+    for b in range(blocks.shape[0]):
+        begin, stop, lanes = blocks[b, START], blocks[b, STOP], blocks[b, WIDTH]
+        pieces = (stop - begin + SCALED - 1) // SCALED
+        length, count = 1 << blocks[b, LOG_LENGTH], 1 << blocks[b, LEVELS]
+        here = cells[: LANES * length]
+        alive = False
+        for p in range(pieces):
+            alive |= scales[scale + p] != 0
+        if alive:
+            for i in range(here.size):
+                here[i] = 0
+            for level in range(blocks[b, LEVELS]):
+                row = blocks[b, DESIGN] + level
+                if not levels[row, _FLAT]:
+                    prior = priors[levels[row, _PRIOR] : levels[row, _PRIOR] + LANES]
+                    look_up_priors(prior, here, 0, llrs[: 2 * here.size])
+                _unpack(raw, at, levels[row, _RAW_ROWS], lanes, rows)
+                at += levels[row, _RAW_ROWS] * lanes
+                draw(key, STREAM + 256 * level, begin, levels[row, _DRAWN], noise)
+                first, last = levels[row, _FIRST_READ], levels[row, _LAST_READ]
+                decode_level(steps, first, last, llrs, bits, shared, reader, rows, lanes)
+                mark(here, bits, level)
+            close_up(here, lanes)
+        for p in range(pieces):
+            start = begin + p * SCALED
+            end = min(start + SCALED, stop)
+            if alive:
+                half = np.float32(1) if rotated else scales[scale + p]
+                values_of(here[p * SCALED :], 0, count, half, out[start:end])
+            else:
+                for i in range(start, end):
+                    out[i] = 0
+        scale += pieces
+    return reader.place[0] == reader.place[1] and ended_well(reader.state, coder_lanes)

@@ -1,0 +1,84 @@
+"""The designs that a process has met so far, in a few arrays: one kernel then finds those of any superblock."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs.arrays import Int64s
+from psnode.codecs.polarcodes import designs
+from psnode.codecs.polarcodes.lanes import Llrs
+from psnode.codecs.polarcodes.schedule import Steps
+
+# Columns of a level: its steps when it is written and when it is read, rows of raw bits, random words, 1 if all of it is flat,
+# and where its tables begin.
+FIRST, LAST, FIRST_READ, LAST_READ, RAW, DRAWN, FLAT, POSTERIOR, PRIOR = range(9)
+
+
+class Shelf(NamedTuple):
+    """Steps of all levels, what is known of each level, and the tables of LLRs of all channels."""
+
+    steps: Steps
+    levels: Int64s
+    posterior: Llrs
+    prior: Llrs
+
+
+class Place(NamedTuple):
+    """Where a design is among the levels, how many it has, and the rows of raw and of coded bits that they take."""
+
+    first: int
+    levels: int
+    raw: int
+    coded: int
+
+
+_lock = threading.Lock()
+_places: dict[tuple[float, int], Place] = {}
+_tables: dict[float, list[tuple[int, int]]] = {}  # of each level of a channel, where its tables begin
+_shelf = Shelf(np.empty((0, 3), np.int64), np.empty((0, 9), np.int64), np.empty(0, np.int16), np.empty(0, np.int16))
+
+
+def place_of(rate: float, log_length: int) -> Place:
+    """Where the design is on the shelf; it is put there if need be."""
+    found = _places.get((rate, log_length))
+    return _put(rate, log_length) if found is None else found
+
+
+def shelf() -> Shelf:
+    """All designs whose places were asked for before."""
+    return _shelf
+
+
+def _put(rate: float, log_length: int) -> Place:
+    global _shelf
+    with _lock:
+        if (rate, log_length) in _places:
+            return _places[rate, log_length]
+        levels = designs.schedules(rate, log_length)
+        old = _shelf
+        posterior, prior = [old.posterior], [old.prior]
+        if rate not in _tables:
+            tables = designs.tables(rate)
+            ends = np.cumsum([old.posterior.size, *(each.size for each in tables.posterior)]).tolist()
+            _tables[rate] = [
+                (end, old.prior.size + index * each.size)
+                for index, (end, each) in enumerate(zip(ends, tables.prior, strict=False))
+            ]
+            posterior += tables.posterior
+            prior += tables.prior
+        steps, rows = [old.steps], []
+        at = len(old.steps)
+        for level, tables_at in zip(levels, _tables[rate], strict=True):
+            steps += [level.encode, level.decode]
+            middle, end = at + len(level.encode), at + len(level.encode) + len(level.decode)
+            rows.append((at, middle, middle, end, level.raw, level.drawn, int(level.flat), *tables_at))
+            at = end
+        _shelf = Shelf(
+            np.concatenate(steps), np.concatenate([old.levels, rows]), np.concatenate(posterior), np.concatenate(prior)
+        )
+        place = Place(len(old.levels), len(levels), sum(each.raw for each in levels), sum(each.coded for each in levels))
+        _places[rate, log_length] = place
+        return place
