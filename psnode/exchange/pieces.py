@@ -29,6 +29,7 @@ from psnode.plan.groups import IDENTITY, Plan, Segment, downlink_codecs
 
 _MOST = 1 << 20  # values
 _ROW = 512  # values that codecs pack together
+_LEAST_SCALE, _FAR_OUT, _FAR_APART = 1e-4, 32, 2048
 CODED, ADDED, MOVED, READ = "gradients coded", "gradients added", "weights coded", "weights read"
 UPDATED, ADAM = "weights updated", "weights updated by Adam"
 
@@ -93,10 +94,14 @@ def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...
 
 
 def run_piece(piece: Piece) -> None:
-    """Do it, on normal values."""
+    """Do it, on normal values; and on such as gradients are, whose scale changes along the array, a few of them far out."""
     for shape in piece.shapes:
         values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         _RUN[piece.what](piece, values)
+    if piece.codec != IDENTITY:
+        scales = np.geomspace(1, _LEAST_SCALE, values.size, dtype=np.float32)
+        scales[::_FAR_APART] *= _FAR_OUT
+        _RUN[piece.what](piece, values * scales.reshape(values.shape))
 
 
 class _Laid:

@@ -60,6 +60,7 @@ def python(program: str, *args: str, **variables: str) -> subprocess.CompletedPr
         {"scheme": "dgc", "weight_decay": 0.01},
         {"scheme": "qsgd", "downlink": "dense", "clip_grad_norm": 1.0, "nesterov": True},
         {"scheme": "dense", "optimizer": "adamw"},
+        {"optimizer": "adamw"},
         {"scheme": "minmax", "downlink": "dense"},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())),
@@ -68,6 +69,11 @@ def test_no_step_needs_a_kernel_that_was_not_prepared(fields: dict[str, Any], tm
     done = python(PROGRAM, json.dumps({**fields, "train_dir": str(tmp_path)}))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_a_process_that_compiles_imports_neither_torch_nor_mpi() -> None:
+    done = python("import sys; import psnode.exchange.compilation; print(sorted({'torch', 'mpi4py'} & set(sys.modules)))")
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_cold_cache_is_filled_once_and_told(tmp_path: Path) -> None:
