@@ -25,14 +25,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SOURCES = Path(__file__).parent.parent
 _SIGNS = (b"kernels.jit import", b"kernels.llvm.", b"from numba")  # one of them is in every module with something compiled
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nothing in C calls a kernel
 
 
 def kernel(function: F) -> F:
     """`function`, compiled at its first call. No fastmath: results are equal on every machine."""
     try:
-        dispatcher: Any = njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+        dispatcher: Any = njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # neither the sources' directory nor the user's nor NUMBA_CACHE_DIR can be written
-        return cast(F, njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function))
+        return cast(F, njit(**_OPTIONS)(function))
     index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if index is not None:  # with NUMBA_DISABLE_JIT there is no dispatcher
         index._source_stamp = index._source_stamp, sources()
