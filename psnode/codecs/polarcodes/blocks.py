@@ -14,12 +14,11 @@ from psnode.codecs.arrays import Float64s, Floats, Int32s, Int64s, Words
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.norms import l2_norm
-from psnode.codecs.polarcodes import shelf as columns
 from psnode.codecs.polarcodes.channel import CELLS
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
 from psnode.codecs.polarcodes.layout import SCALED
 from psnode.codecs.polarcodes.reader import Reader, ended_well
-from psnode.codecs.polarcodes.shelf import Shelf
+from psnode.codecs.polarcodes.schedule import Steps
 from psnode.codecs.polarcodes.symbols import (
     CELL_BITS,
     Cells,
@@ -42,8 +41,18 @@ SMALLEST = 2.0**-100  # root mean square that is told from 0: scales are normal 
 _HUGE = float(np.finfo(np.float32).max)
 _LEAST = np.finfo(np.float32).smallest_subnormal
 _MOST = 1.02  # of the channel's own scale: values far out, which are seen to later, do not stretch the others
-_FIRST, _LAST, _FIRST_READ, _LAST_READ = columns.FIRST, columns.LAST, columns.FIRST_READ, columns.LAST_READ
-_RAW_ROWS, _DRAWN, _FLAT, _POSTERIOR, _PRIOR = columns.RAW, columns.DRAWN, columns.FLAT, columns.POSTERIOR, columns.PRIOR
+# Columns of a level: its steps when it is written and when it is read, rows of raw bits, random words, 1 if all of it is flat,
+# and where its tables begin.
+_FIRST, _LAST, _FIRST_READ, _LAST_READ, _RAW_ROWS, _DRAWN, _FLAT, _POSTERIOR, _PRIOR = range(9)
+
+
+class Shelf(NamedTuple):
+    """Steps of all levels, what is known of each level, and the tables of LLRs of all channels."""
+
+    steps: Steps
+    levels: Int64s
+    posterior: Llrs
+    prior: Llrs
 
 
 class Room(NamedTuple):

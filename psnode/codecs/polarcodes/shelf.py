@@ -7,23 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.arrays import Int64s
 from psnode.codecs.polarcodes import designs
-from psnode.codecs.polarcodes.lanes import Llrs
-from psnode.codecs.polarcodes.schedule import Steps
-
-# Columns of a level: its steps when it is written and when it is read, rows of raw bits, random words, 1 if all of it is flat,
-# and where its tables begin.
-FIRST, LAST, FIRST_READ, LAST_READ, RAW, DRAWN, FLAT, POSTERIOR, PRIOR = range(9)
-
-
-class Shelf(NamedTuple):
-    """Steps of all levels, what is known of each level, and the tables of LLRs of all channels."""
-
-    steps: Steps
-    levels: Int64s
-    posterior: Llrs
-    prior: Llrs
+from psnode.codecs.polarcodes.blocks import Shelf
 
 
 class Place(NamedTuple):
