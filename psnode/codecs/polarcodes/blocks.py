@@ -5,7 +5,7 @@ Superblocks are rows of a table, whose columns are named below; what their desig
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,7 +163,8 @@ def write_blocks(
     steps, levels, posteriors, priors = shelf
     cells, llrs, bits, rows, sums, squares = room
     noise = shared.noise
-    left, coder_lanes = np.int64(0), np.int64(0)  # not 0, a type of its own to Numba, for which kernels would be compiled too
+    left: Any = np.int64(0)  # not 0, a type of its own to Numba, for which kernels would be compiled too
+    coder_lanes: Any = np.int64(0)
     raw_bits, scale = 0, 0
     for b in range(blocks.shape[0]):
         alive = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +116,7 @@ def _allocate(
         above = energies.size
         bits = 0.0
         for k in range(gains.size + 1):  # limits ascend with the classes
-            more = 0
+            more: Any = 0
             if k < gains.size:
                 limit = grid[middle] * (ladder[k + 1] - ladder[k]) / gains[k]
                 for g in range(energies.size):

@@ -6,7 +6,7 @@ given the values, coded with their prior, or raw where that is flat.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,7 +105,9 @@ def encode_level(
     spare = bits.size - 1
     drawn, filled = 0, 0
     for k in range(first, last):
-        kind, n, s = np.int64(steps[k, 0]), np.int64(steps[k, 1]), np.int64(steps[k, 2])
+        kind: Any = np.int64(steps[k, 0])
+        n: Any = np.int64(steps[k, 1])
+        s: Any = np.int64(steps[k, 2])
         if kind <= _JOIN:
             _descend(kind, n, s, prior if kind & 1 else 0, llrs, bits)
         else:
@@ -146,7 +148,9 @@ def decode_level(
     spare = bits.size - 1
     drawn, filled = 0, 0
     for k in range(first, last):
-        kind, n, s = np.int64(steps[k, 0]), np.int64(steps[k, 1]), np.int64(steps[k, 2])
+        kind: Any = np.int64(steps[k, 0])
+        n: Any = np.int64(steps[k, 1])
+        s: Any = np.int64(steps[k, 2])
         if kind <= _JOIN:
             _descend(kind, n, s, 0, llrs, bits)
         else:
