@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from psnode.config.loss_record import Cost, costs
+from psnode.config.loss_record import LossCost, costs
 from psnode.config.train_settings import UNDER_ADAM, USUAL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +37,7 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("+0.", "+.").replace("-0.", "-.")
 
 
-def cost_text(cost: Cost) -> str:
+def cost_text(cost: LossCost) -> str:
     """`+.91 +- .20 %` or, of an accuracy, `-.30 points`; without an error of one seed."""
     error = "" if cost.error is None else f" +- {cost.error:.2f}".replace(" 0.", " .")
     return f"{_signed(cost.mean if cost.by_loss else -cost.mean)}{error}{' %' if cost.by_loss else ' points'}"
@@ -55,9 +55,13 @@ def page(entries: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# What schemes cost in loss",
         "",
-        "Made from psnode/config/loss_record.json by `scripts/loss_record_page.py`; what is missing is trained by",
-        "`scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR`. Two workers, cosine schedule,",
-        f"{'; '.join(machines)}.",
+        f"{'; '.join(machines)}. Two workers, cosine schedule. Made from psnode/config/loss_record.json; the first",
+        "command trains the runs that are missing in it, the second makes this page, its figure and a part of",
+        "[choosing.md](../choosing.md):",
+        "",
+        "    python scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR",
+        "    python scripts/loss_record_page.py",
+        "",
         "Costs are differences to dense of the same seed: percent of the evaluation loss for models of language,",
         "points of accuracy for models of images; after +- the standard error over seeds. Bytes are those of both ways together.",
         "Learning rates: dense the best of three by one seed; the others dense's, but under SGD topk and efsignsgd, which",
@@ -102,12 +106,12 @@ def choosing(entries: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _models(found: Sequence[Cost], adam: bool) -> list[str]:
+def _models(found: Sequence[LossCost], adam: bool) -> list[str]:
     coded = {(cost.model, cost.of_adam) for cost in found if cost.run != "dense"}
     return [model for model in MODELS if (model, adam) in coded]
 
 
-def _runs(found: Sequence[Cost], adam: bool) -> list[str]:
+def _runs(found: Sequence[LossCost], adam: bool) -> list[str]:
     """Fewest bytes last."""
     ratios: dict[str, list[float]] = {}
     for cost in found:

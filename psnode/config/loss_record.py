@@ -1,4 +1,4 @@
-"""What schemes cost where it was measured: loss_record.json, trainings that scripts/loss_record.py has made, beside dense ones.
+"""Measured costs of schemes: loss_record.json, trainings that scripts/loss_record.py has made, beside dense ones.
 
 A cell is MODEL/OPTIMIZER/STEPS. Of every scheme in a cell the learning rate that was best by the first seed counts; costs are
 differences to dense with the same seed. Models of language are judged by their loss, models of images by their accuracy, whose
@@ -25,7 +25,7 @@ Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Cost:
+class LossCost:
     """A scheme in a cell. `mean`, `error`: percent of dense's loss, or points of accuracy below dense's, and its standard error
     over `seeds` seeds, None of one; `ratio`: float32's bytes over its own, both ways; `coded`: codec, feedback and downlink."""
 
@@ -65,7 +65,7 @@ class Cost:
         return f"{self.mean:.1f} {unit} of {self.model} after {self.steps:,} steps"
 
 
-def costs(entries: Iterable[Entry]) -> list[Cost]:
+def costs(entries: Iterable[Entry]) -> list[LossCost]:
     """Of every scheme in every cell, dense first; the others in falling order of their bytes."""
     by_run: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
@@ -87,7 +87,7 @@ def _at_the_best_rate(group: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in group if entry["lr"] == best]
 
 
-def _cost(cell: str, run: str, pairs: Sequence[tuple[Entry, Entry]]) -> Cost:
+def _cost(cell: str, run: str, pairs: Sequence[tuple[Entry, Entry]]) -> LossCost:
     entry = pairs[0][0]
     by_loss = cell.startswith(_BY_LOSS)
     differences = [
@@ -96,17 +96,17 @@ def _cost(cell: str, run: str, pairs: Sequence[tuple[Entry, Entry]]) -> Cost:
     error = statistics.stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
     coded = (entry["codec"], entry["feedback"], entry["downlink"])
     ratio = statistics.fmean(own["ratio"] for own, _ in pairs)
-    return Cost(cell, run, coded, statistics.fmean(differences), error, ratio, len(pairs), entry["lr"])
+    return LossCost(cell, run, coded, statistics.fmean(differences), error, ratio, len(pairs), entry["lr"])
 
 
 @cache
-def measured() -> tuple[Cost, ...]:
+def measured() -> tuple[LossCost, ...]:
     """The costs in the record."""
     return tuple(costs(json.loads(_FILE.read_bytes())))
 
 
-def costs_of(coded: tuple[str, str, str], optimizer: str) -> list[Cost]:
-    """What (codec, feedback, downlink) cost under optimizers of this kind, the dearest first; empty where nothing is known."""
+def costs_of(coded: tuple[str, str, str], optimizer: str) -> list[LossCost]:
+    """Return the costs of (codec, feedback, downlink) under optimizers of this kind, the dearest first, or an empty list."""
     of_adam = optimizer in WITH_BETAS
     found = [cost for cost in measured() if cost.coded == coded and cost.of_adam == of_adam]
     return sorted(found, key=lambda cost: -cost.mean / NOTABLE[cost.by_loss])

@@ -27,7 +27,7 @@ def describe(model: nn.Module) -> list[Tensor]:
     return [Tensor(name, tuple(parameter.shape)) for name, parameter in trainable(model).items()]
 
 
-class Moved(NamedTuple):
+class MovedParameter(NamedTuple):
     """A parameter that has left its place in the vector; `view`: that place."""
 
     name: str
@@ -53,9 +53,9 @@ class FlatModel:
             parameter.data = self.views[name] = vector[where].view(parameter.shape)
             parameter.grad = None
 
-    def moved(self) -> Iterator[Moved]:
+    def moved(self) -> Iterator[MovedParameter]:
         """Parameters that the model has given other memory, or another order of coordinates."""
         for name, view in self.views.items():
             parameter = self.parameters[name]
             if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
-                yield Moved(name, parameter, view)
+                yield MovedParameter(name, parameter, view)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psnode.config import Config, loss_record
-from psnode.config.loss_record import Cost, costs
+from psnode.config.loss_record import LossCost, costs
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SCHEMES
 
@@ -61,7 +61,7 @@ def test_a_scheme_without_dense_beside_it_has_no_cost() -> None:
     [("gpt-small", 2.1, None, True), ("gpt-small", 1.9, None, False), ("gpt-small", 2.1, 1.2, False), ("vit", 0.7, 0.1, True)],
 )
 def test_a_cost_is_notable_beyond_its_scatter(model: str, mean: float, error: float | None, notable: bool) -> None:
-    assert Cost(f"{model}/adamw/700", "topk", (TOPK, "none", "dense"), mean, error, 40.0, 3, 0.01).is_notable == notable
+    assert LossCost(f"{model}/adamw/700", "topk", (TOPK, "none", "dense"), mean, error, 40.0, 3, 0.01).is_notable == notable
 
 
 def test_each_kind_of_optimizer_has_costs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

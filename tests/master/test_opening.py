@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psnode.config import Config, loss_record
-from psnode.config.loss_record import Cost
+from psnode.config.loss_record import LossCost
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import UNDER_ADAM
@@ -21,9 +21,9 @@ COARSE = {
 }  # fmt: skip
 
 
-def cost(cell: str, scheme: str, percent: float) -> Cost:
+def cost(cell: str, scheme: str, percent: float) -> LossCost:
     found = resolve(Config(scheme=scheme))
-    return Cost(cell, scheme, (found.codec, found.feedback, found.downlink), percent, None, 20.0, 1, 0.001)
+    return LossCost(cell, scheme, (found.codec, found.feedback, found.downlink), percent, None, 20.0, 1, 0.001)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

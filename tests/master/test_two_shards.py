@@ -21,7 +21,7 @@ from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.state import ShardState
 from psnode.exchange.update.served_model import ServedModel
-from psnode.exchange.update.weights import LooseWeights
+from psnode.exchange.update.weight_vector import LooseWeights
 from psnode.plan.groups import Plan
 from psnode.plan.part import PlanPart, part_of
 from psnode.protocol.wire import Frame

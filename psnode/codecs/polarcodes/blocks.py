@@ -55,7 +55,7 @@ class Shelf(NamedTuple):
     prior: Llrs
 
 
-class Room(NamedTuple):
+class Workspace(NamedTuple):
     """Scratch for a superblock of n rows: cells, 4 n rows of LLRs (2 n for a reader), n + 1 bits, raw rows; sums of lanes."""
 
     cells: Cells
@@ -146,7 +146,7 @@ def write_blocks(
     energies: Float64s,
     shelf: Shelf,
     key: Words,
-    room: Room,
+    room: Workspace,
     shared: Shared,
     writer: Writer,
     scales: Floats,
@@ -236,7 +236,7 @@ def read_blocks(
     blocks: Int64s,
     shelf: Shelf,
     key: Words,
-    room: Room,
+    room: Workspace,
     shared: Shared,
     reader: Reader,
     scales: Floats,

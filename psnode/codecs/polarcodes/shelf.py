@@ -11,7 +11,7 @@ from psnode.codecs.polarcodes import designs
 from psnode.codecs.polarcodes.blocks import Shelf
 
 
-class Place(NamedTuple):
+class Shelved(NamedTuple):
     """Where a design is among the levels, how many it has, and the rows of raw and of coded bits that they take."""
 
     first: int
@@ -21,12 +21,12 @@ class Place(NamedTuple):
 
 
 _lock = threading.Lock()
-_places: dict[tuple[float, int], Place] = {}
+_places: dict[tuple[float, int], Shelved] = {}
 _tables: dict[float, list[tuple[int, int]]] = {}  # of each level of a channel, where its tables begin
 _shelf = Shelf(np.empty((0, 3), np.int64), np.empty((0, 9), np.int64), np.empty(0, np.int16), np.empty(0, np.int16))
 
 
-def place_of(rate: float, log_length: int) -> Place:
+def place_of(rate: float, log_length: int) -> Shelved:
     """Where the design is on the shelf; it is put there if need be."""
     found = _places.get((rate, log_length))
     return _put(rate, log_length) if found is None else found
@@ -37,7 +37,7 @@ def shelf() -> Shelf:
     return _shelf
 
 
-def _put(rate: float, log_length: int) -> Place:
+def _put(rate: float, log_length: int) -> Shelved:
     global _shelf
     with _lock:
         if (rate, log_length) in _places:
@@ -64,6 +64,6 @@ def _put(rate: float, log_length: int) -> Place:
         _shelf = Shelf(
             np.concatenate(steps), np.concatenate([old.levels, rows]), np.concatenate(posterior), np.concatenate(prior)
         )
-        place = Place(len(old.levels), len(levels), sum(each.raw for each in levels), sum(each.coded for each in levels))
+        place = Shelved(len(old.levels), len(levels), sum(each.raw for each in levels), sum(each.coded for each in levels))
         _places[rate, log_length] = place
         return place

@@ -17,7 +17,7 @@ from psnode.codecs.polarcodes.blocks import (
     SMALLEST,
     START,
     STOP,
-    Room,
+    Workspace,
     measure,
     read_blocks,
     write_blocks,
@@ -69,12 +69,12 @@ def aligned_rows(size: int, kind: type) -> Any:
     return memory[start : start + 2 * size].view(kind)
 
 
-def room_for(log_length: int, rows_of_llrs: int) -> tuple[Room, Shared]:
+def room_for(log_length: int, rows_of_llrs: int) -> tuple[Workspace, Shared]:
     """Scratch for superblocks of blocks of up to 2^log_length, with so many rows of LLRs for each row of values."""
     length = 1 << log_length
     cells, llrs = aligned_rows(LANES * length, np.uint16), aligned_rows(rows_of_llrs * LANES * length, np.int16)
     bits, rows, noise = (np.empty(length + more, np.uint32) for more in (1, 0, 256))
-    room = Room(cells, llrs, bits, rows, np.empty(LANES, np.float32), np.empty(LANES, np.int32))
+    room = Workspace(cells, llrs, bits, rows, np.empty(LANES, np.float32), np.empty(LANES, np.int32))
     return room, Shared(noise, *_constants(), np.empty(LANES, np.uint32))
 
 

@@ -26,7 +26,7 @@ from psnode.exchange.shard.pushes import Part, Push, Reader, limits
 from psnode.exchange.shard.verdicts import Beyond, Closing, Judge
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.moving_average import MovingAverage
-from psnode.exchange.update.weights import Constraint, Weights
+from psnode.exchange.update.weight_vector import Constraint, Weights
 from psnode.feedback import get_feedback
 from psnode.plan.groups import Group
 from psnode.plan.part import PlanPart

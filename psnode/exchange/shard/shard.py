@@ -37,7 +37,7 @@ from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.device_copies import DeviceCopies
 from psnode.exchange.update.moving_average import MovingAverage
 from psnode.exchange.update.parameters import Parameters
-from psnode.exchange.update.weights import Constraint, Weights
+from psnode.exchange.update.weight_vector import Constraint, Weights
 from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plan.groups import Plan
 from psnode.plan.part import PlanPart, part_of

@@ -9,7 +9,7 @@ import xxhash
 
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.flat_model import FlatModel
-from psnode.exchange.update.weights import Constraint, Newest, Tensors, unchanged
+from psnode.exchange.update.weight_vector import Constraint, Newest, Tensors, unchanged
 from psnode.tasks import names
 from psnode.tasks.inventory import bits, fit
 

@@ -63,10 +63,10 @@ def tell_of_the_run(
 
 
 def doubt_of(scheme: Scheme, optimizer: str) -> str:
-    """What the scheme cost where it was measured, if that was much, or is to be expected of its kind; else empty.
+    """Return the cost of the scheme where it was measured, if that was high, or a warning about its kind; else an empty text.
 
-    Of a scheme that was not measured under optimizers of this kind: a warning if its gradients are sparse, signs or of low rank
-    and the optimizer is of Adam's kind.
+    Without a measurement under optimizers of this kind, warn if gradients are sparse, signs or of low rank and the optimizer is
+    of Adam's kind.
     """
     usual = SCHEMES[UNDER_ADAM if optimizer in WITH_BETAS else USUAL]
     found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]

@@ -21,7 +21,7 @@ from psnode.exchange.shard.events import GroupClosed
 from psnode.exchange.shard.pushes import codecs_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
-from psnode.exchange.update.weights import LooseWeights, Weights
+from psnode.exchange.update.weight_vector import LooseWeights, Weights
 from psnode.plan.groups import Plan, Tensor, gradient_key, make_plan
 from psnode.plan.part import part_of
 from psnode.protocol import wire

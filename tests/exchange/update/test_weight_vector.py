@@ -12,7 +12,7 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.update.parameters import Parameters
 from psnode.exchange.update.served_model import ServedModel
-from psnode.exchange.update.weights import LooseWeights
+from psnode.exchange.update.weight_vector import LooseWeights
 from psnode.plan.groups import Plan, Tensor, make_plan
 
 TENSORS = [Tensor("b", (2, 3)), Tensor("a", (4,))]
