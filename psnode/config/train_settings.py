@@ -227,7 +227,7 @@ class Config:
     )
     downlink_lead: float = option(
         0.0, "Send workers coded weights that lead the master's by so much of their last change, because coding delays them; "
-        "0.5 to 1 suits one bit a coordinate (docs/results/2026-11-26-front.md).",
+        "0.8 was measured at one bit a coordinate (docs/results/2026-11-26-front.md).",
         minimum=0, maximum=10, before=0.0,
     )  # fmt: skip
     svd_rank: int | None = option(None, "Rank of the scheme's svd codec.", minimum=1, maximum=4096)
