@@ -31,7 +31,7 @@ def edges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 16), (3, 15)])  # an odd number of steps has DDP's buckets as gradients
 def test_what_is_applied_and_kept_adds_up_to_what_was_given_for_all_codecs(ranks: int, steps: int) -> None:
     """Unused parameters, skipped steps, a loss scale, two backward passes, and no_sync, by turns and in a group of some ranks."""
-    command = [sys.executable, ROOT / "scripts" / "hook_conservation.py", "--cases", "mixed"]
+    command = [sys.executable, "-m", "studies.hook_conservation", "--case", "mixed"]
     command += ["--ranks", str(ranks), "--steps", str(steps)]
     ended = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
