@@ -173,7 +173,7 @@ def test_weights_go_down_ahead_of_the_masters_by_so_many_times_the_last_change(m
     """Whole multiples of 2^-12 below 1/2 are float16 to the bit, so that nothing is lost on the way."""
     ground = make(Synchronous(1), downlink="fp16", downlink_lead=lead, momentum=0.0, rate=lambda version: 0.25)
     with torch.no_grad():
-        for value in ground.shard.model.parameters():
+        for value in ground.model.parameters():
             value.copy_(torch.round(64 * value) / 64)
     ground.shard.replica[:] = np.round(64 * ground.shard.replica) / 64
     x = ground.shard.replica.copy()
