@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import xxhash
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several test processes share few cores
@@ -25,6 +26,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
 
 ROOT = Path(__file__).resolve().parents[1]
 SERIAL, JOBS = "serial", "jobs"
+SAMPLED, SWEEP = 3, 30
 GROUPS = {
     "net": SERIAL,
     "mpi": JOBS,
@@ -33,8 +35,10 @@ GROUPS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--codec FILE:NAME: hold this codec, and no other, to the promises in tests/codecs/test__*.py."""
+    """--codec FILE:NAME: hold this codec, and no other, to the promises in tests/codecs/test__*.py. --long: run sweeps whole."""
     parser.addoption("--codec", action="append", default=[], metavar="SPEC", help="subject of tests/codecs/test__*.py; repeat")
+    parser.addoption("--long", action="store_true", help="run every case of the sweeps over codecs, not one in SAMPLED of them")
+    parser.addoption("--sample", type=int, default=0, metavar="SEED", help="which cases of the sweeps run without --long")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,12 +51,34 @@ def pytest_configure(config: pytest.Config) -> None:
         family.CHOSEN[:] = [load_codec(spec) for spec in specs]
 
 
+def is_sampled(name: str, seed: int) -> bool:
+    """True for one in SAMPLED cases of a sweep, chosen by a hash of the test's name and `seed`."""
+    return xxhash.xxh3_64_intdigest(name.encode(), seed=seed) % SAMPLED == 0
+
+
+def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect cases of sweeps over codecs, tests/codecs/test__*.py, except a sample of each test with at least SWEEP cases."""
+    if config.getoption("--long") or config.getoption("--codec"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.path.parent.name == "codecs" and item.path.name.startswith("test__"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    seed = config.getoption("--sample")
+    left = {item for found in cases.values() if len(found) >= SWEEP for item in found if not is_sampled(item.nodeid, seed)}
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests that start jobs into groups, each of which one worker of pytest-xdist runs (--dist loadgroup).
 
     Two groups, so that no core is idle while the ranks of one job wait. The jobs of JOBS are judged by results alone.
+    Sweeps are sampled.
     """
+    sample(config, items)
     for item in items:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         if group := GROUPS.get(folder, SERIAL if item.get_closest_marker("serial") else ""):

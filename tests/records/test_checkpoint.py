@@ -145,5 +145,5 @@ def test_a_damaged_manifest_is_one_line(tmp_path: Path, manifest: bytes) -> None
 def test_a_pointer_to_anything_but_a_checkpoint_is_refused_with_those_there_are(tmp_path: Path, content: bytes) -> None:
     published(tmp_path, 1)
     (tmp_path / "checkpoints" / "latest").write_bytes(content)
-    with pytest.raises(CheckpointError, match="there are: step-00000001"):
+    with pytest.raises(CheckpointError, match="existing: step-00000001"):
         checkpoint.latest(tmp_path)

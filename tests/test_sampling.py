@@ -1,0 +1,35 @@
+"""The sample of the sweeps over codecs that runs without --long: its size, and that another seed chooses others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import SAMPLED, is_sampled
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def collected(*arguments: str) -> set[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-n", "0", *arguments]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return {line for line in found.stdout.splitlines() if "::" in line}
+
+
+def test_one_case_in_so_many_is_chosen_and_another_seed_chooses_others() -> None:
+    names = [f"tests/codecs/test__contract.py::test_a[{number}]" for number in range(9000)]
+    chosen = [{name for name in names if is_sampled(name, seed)} for seed in range(2)]
+    for found in chosen:  # binomial, 9000 times 1/3: five standard deviations
+        assert abs(len(found) - len(names) / SAMPLED) < 5 * (len(names) * (SAMPLED - 1)) ** 0.5 / SAMPLED
+    assert abs(len(chosen[0] & chosen[1]) - len(names) / SAMPLED**2) < 5 * (len(names) / SAMPLED**2) ** 0.5
+
+
+def test_a_sweep_is_sampled_and_small_tests_are_whole() -> None:
+    measures, golden = "tests/codecs/test__measure.py", "tests/codecs/test__golden.py"
+    whole, sampled = collected("--long", measures, golden), collected(measures, golden)
+    assert sampled < whole
+    assert {name for name in sampled if golden in name} == {name for name in whole if golden in name} != set()
+    left = [name for name in whole if measures in name]
+    assert 0.2 * len(left) < len([name for name in sampled if measures in name]) < 0.5 * len(left)
