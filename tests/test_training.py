@@ -325,7 +325,7 @@ def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path, name:
         ("config.json", b'{"config": {}, "plan": {}, "workers": 2}', "config.json cannot be used"),
         ("config.json", b'{"config": [], "plan": [], "workers": 2}', "config.json cannot be used"),
         ("metrics.jsonl", b"garbage\n", "line 1 of"),
-        ("checkpoints/latest", b"\xff\xff", "there are: step-00000002"),
+        ("checkpoints/latest", b"\xff\xff", "existing: step-00000002"),
         ("checkpoints/latest", b"step-00000009", "step-00000009 is incomplete"),
     ],
 )

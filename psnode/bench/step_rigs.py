@@ -134,6 +134,8 @@ class Exchanging:
     """
 
     def __init__(self, ground: Ground, config: Config, scheme: Scheme) -> None:
+        import torch
+
         self._ground = ground
         rule = rule_of(config, 1)
         if not may_begin_early(config, rule):

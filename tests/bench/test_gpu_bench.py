@@ -88,7 +88,6 @@ def test_codecs_are_measured_on_a_device_by_the_same_program(tmp_path: Path, mon
         (["--device", "cuda:x"], "name cuda or cuda:1"),
         (["--device", "cuda:"], "name cuda or cuda:1"),
         (["--device", "cuda", "--seconds", "1"], "leave out --seconds"),
-        (["--device", "cuda", "--compare", "rows"], "leave out --compare"),
         (["--device", "cuda:9"], r"sees \d+ CUDA devices"),
     ],
 )
