@@ -64,7 +64,7 @@ def test_augmentation_is_every_window_of_the_padded_image_and_its_mirror_image(f
 def test_two_workers_learn_colours(folder: Path, tmp_path: Path) -> None:
     task = load_task(EXAMPLE, {"data": str(folder)})
     config = Config(
-        train_dir=tmp_path, local=2, scheme="topk:ratio=0.1", lr=0.05, momentum=0.9, batch_size=8, max_steps=20, eval_freq=20,
+        train_dir=tmp_path, local=2, scheme="topk:ratio=0.1", lr=0.05, momentum=0.0, batch_size=8, max_steps=20, eval_freq=20,
         threads=1, tensorboard=False,
     )  # fmt: skip
     assert psnode.run(task, config) == 0

@@ -138,7 +138,7 @@ def test_runs_are_found_below_a_directory_and_links_are_not_followed(tmp_path: P
     assert find([made[1], tmp_path / "a"]) == [made[1], made[0]]
     assert [run.name for run in read_all(find([tmp_path]))] == ["a/one", "a/two", "b"]
     assert [run.name for run in read_all([made[2]])] == ["b"]
-    with pytest.raises(ConfigurationError, match="is no directory"):
+    with pytest.raises(ConfigurationError, match="is not a directory"):
         find([tmp_path / "absent"])
     with pytest.raises(ConfigurationError, match="holds no run"):
         read(tmp_path / "a" / "empty")
