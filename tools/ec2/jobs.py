@@ -94,12 +94,14 @@ def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: 
     """
     asked = watching
     while True:
-        process = _follower(way, job, lines, "follow")
+        process = None
         try:
+            process = _follower(way, job, lines, "follow")  # its lines, and so an interrupt, may come before this returns
             code = _ended(process, way)
         except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
+            if process is not None:
+                process.terminate()
+                process.wait()
             if asked:
                 progress("the job goes on: logs --follow shows it")
                 return 130
