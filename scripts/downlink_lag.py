@@ -1,4 +1,4 @@
-"""What the loss of a coded downlink comes of: a transformer under AdamW in one process, every part of the way down by itself.
+"""Causes of the loss of a coded downlink: a transformer under AdamW in one process, every part of the way down by itself.
 
     python scripts/downlink_lag.py --up polar:rate=1,block=16384 --down polar:rate=1,block=16384 --small coded --lead 0.8
     python scripts/downlink_lag.py --noise 0.74

@@ -1,1 +1,1 @@
-"""What speeds and errors are measured with: clocks, arrays out of the cache, the rate of reading, copies, rate and distortion."""
+"""Instruments for speeds and errors: clocks, arrays out of the cache, the rate of reading, copies, rate and distortion."""

@@ -12,7 +12,7 @@ from psnode.codecs.polarcodes.blocks import Shelf
 
 
 class Shelved(NamedTuple):
-    """Where a design is among the levels, how many it has, and the rows of raw and of coded bits that they take."""
+    """Place of a design among the levels, its number of levels, and the rows of raw and of coded bits that they take."""
 
     first: int
     levels: int
@@ -27,7 +27,7 @@ _shelf = Shelf(np.empty((0, 3), np.int64), np.empty((0, 9), np.int64), np.empty(
 
 
 def place_of(rate: float, log_length: int) -> Shelved:
-    """Where the design is on the shelf; it is put there if need be."""
+    """Return the place of the design on the shelf, and put it there first if it is not."""
     found = _places.get((rate, log_length))
     return _put(rate, log_length) if found is None else found
 
