@@ -145,7 +145,7 @@ class Polar(FlatCodec):
         return end
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        """Encode; the decoded values are known once all is coded, unless values are rotated."""
+        """Fuse a move with coding: decoded values are known once all is coded, unless they are rotated."""
         return sink is NOTHING or (isinstance(sink, Moved) and not self.rotate)
 
     def _write_sorted(self, x: Floats, found: groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
