@@ -80,3 +80,15 @@ def test_a_split_takes_what_the_largest_remainders_leave():
     train, test = stratified_split(labels, 4, seed=0)  # shares 2, 1.2, .8
     assert np.bincount(labels[test]).tolist() == [2, 1, 1]
     assert sorted([*train, *test]) == list(range(10))
+
+
+def test_the_pixels_are_those_of_every_run_so_far():
+    """SHA-256; some sums lie on a tie of rounding, so that another order of the four summands would alter pixels."""
+    digest = hashlib.sha256(resize(originals()[0]).tobytes()).hexdigest()
+    assert digest == "5a25f17551b104561d01b8c4bbf5ddb5024d784e02ede9a39ed907b2584ca2f5"
+
+
+def test_the_workers_of_a_process_share_the_pixels(parts):
+    again = load("digits", train=True)
+    assert np.shares_memory(again.pixels, parts[0].pixels)
+    assert not again.pixels.flags.writeable
