@@ -15,6 +15,8 @@ import pytest
 import xxhash
 from hypothesis import settings
 
+from tests.costs import Costs
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several test processes share few cores
 settings.register_profile("psnode", deadline=None, print_blob=True)
 settings.load_profile("psnode")
@@ -42,7 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the codecs of --codec before the tests are collected."""
+    """Load the codecs of --codec before the tests are collected, and count what tests cost."""
+    config.pluginmanager.register(Costs(), "costs")
     if specs := config.getoption("--codec"):
         from psnode.config.extensions import load_codec
         from tests.codecs import family

@@ -1,0 +1,82 @@
+"""Costs of the tests, told at the end of a run: processor time and started processes, by file.
+
+Processor time is that of the process of the tests and of those among its descendants that were waited for; what pytest itself does
+between tests is not in it. Started processes are the ranks of `mpirun -n` and `psnode launch -n` and one for every other
+Python, as the command lines that tests start say.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+
+SHOWN = 20
+_KEY = "cost"
+
+
+def processor_time() -> float:
+    """Seconds of processor time so far: this process and the descendants that were waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def processes(command: Sequence[Any]) -> int:
+    """Return how many interpreters a command line starts: 0 for a program that is not Python's."""
+    words = [os.fsdecode(word) if isinstance(word, bytes | os.PathLike) else str(word) for word in command]
+    names = {PurePath(word).name for word in words}
+    python = any(name.startswith("python") or name.startswith("psnode") for name in names)
+    if not python:
+        return 0
+    ranks = 0
+    for word, number in zip(words, words[1:], strict=False):
+        if word in ("-n", "-np") and number.isdigit():
+            ranks += int(number)
+    if "launch" in words:
+        return ranks + 2  # the master and the launcher
+    return ranks or 1
+
+
+class Costs:
+    """The plugin. On a worker of pytest-xdist it measures; where reports arrive it sums and tells."""
+
+    def __init__(self) -> None:
+        self._before, self._started = processor_time(), 0
+        self.seconds, self.starts = Counter[str](), Counter[str]()
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and not isinstance(arguments[1], str | bytes):
+            self._started += processes(arguments[1])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[Any]:
+        """Attach to the report of a phase what it has cost since the phase before."""
+        now = processor_time()
+        cost = now - self._before, self._started
+        self._before, self._started = now, 0
+        report = yield
+        report.user_properties.append((_KEY, cost))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a report, which holds the costs of the phases before it too."""
+        costs = [value for name, value in report.user_properties if name == _KEY]
+        if costs:
+            seconds, starts = costs[-1]
+            file = report.nodeid.partition("::")[0]
+            self.seconds[file] += seconds
+            self.starts[file] += starts
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the sums and the files that cost most."""
+        terminalreporter.section("costs")
+        for file, seconds in self.seconds.most_common(SHOWN):
+            terminalreporter.line(f"{seconds:8.1f} s {self.starts[file]:5} started  {file}")
+        total, starts = self.seconds.total() / 60, self.starts.total()
+        terminalreporter.line(f"{total:.1f} minutes of processor time, {starts} processes started by tests")
