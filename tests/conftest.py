@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 import xxhash
@@ -27,6 +27,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parents[1]
+T = TypeVar("T")
 SERIAL, JOBS = "serial", "jobs"
 SAMPLED, SWEEP = 3, 30
 GROUPS = {
@@ -39,7 +40,7 @@ GROUPS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     """--codec FILE:NAME: hold this codec, and no other, to the promises in tests/codecs/test__*.py. --long: run sweeps whole."""
     parser.addoption("--codec", action="append", default=[], metavar="SPEC", help="subject of tests/codecs/test__*.py; repeat")
-    parser.addoption("--long", action="store_true", help="run every case of the sweeps over codecs, not one in SAMPLED of them")
+    parser.addoption("--long", action="store_true", help="run every case of the sweeps, not one in SAMPLED of them")
     parser.addoption("--sample", type=int, default=0, metavar="SEED", help="which cases of the sweeps run without --long")
 
 
@@ -60,15 +61,20 @@ def is_sampled(name: str, seed: int) -> bool:
 
 
 def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect cases of sweeps over codecs, tests/codecs/test__*.py, except a sample of each test with at least SWEEP cases."""
+    """Deselect cases of sweeps except a sample of each.
+
+    Sweeps are the tests over codecs, tests/codecs/test__*.py, with at least SWEEP cases, and those with the mark `sweep`.
+    """
     if config.getoption("--long") or config.getoption("--codec"):
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.path.parent.name == "codecs" and item.path.name.startswith("test__"):
+        over_codecs = item.path.parent.name == "codecs" and item.path.name.startswith("test__")
+        if over_codecs or item.get_closest_marker("sweep"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     seed = config.getoption("--sample")
-    left = {item for found in cases.values() if len(found) >= SWEEP for item in found if not is_sampled(item.nodeid, seed)}
+    sweeps = [found for found in cases.values() if len(found) >= SWEEP or found[0].get_closest_marker("sweep")]
+    left = {item for found in sweeps for item in found if not is_sampled(item.nodeid, seed)}
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
@@ -86,6 +92,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         if group := GROUPS.get(folder, SERIAL if item.get_closest_marker("serial") else ""):
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture
+def sampled(request: pytest.FixtureRequest) -> Callable[[Sequence[T]], list[T]]:
+    """`sampled(cases)`: all of them with --long, otherwise one in SAMPLED with the first and the last among them."""
+    config = request.config
+
+    def choose(cases: Sequence[T]) -> list[T]:
+        if config.getoption("--long") or len(cases) <= SAMPLED:
+            return list(cases)
+        return [*cases[:1], *cases[1 + config.getoption("--sample") % SAMPLED : -1 : SAMPLED], *cases[-1:]]
+
+    return choose
 
 
 @pytest.fixture(autouse=True, scope="module")

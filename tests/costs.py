@@ -1,12 +1,13 @@
 """Costs of the tests, told at the end of a run: processor time and started processes, by file.
 
-Processor time is that of the process of the tests and of those among its descendants that were waited for; what pytest itself does
-between tests is not in it. Started processes are the ranks of `mpirun -n` and `psnode launch -n` and one for every other
-Python, as the command lines that tests start say.
+Processor time is that of the process of the tests and of its descendants that were waited for, without the collection of tests.
+Started processes are the ranks of `mpirun -n` and `psnode launch -n` and one for every other Python, by the command lines
+that tests start.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections import Counter
@@ -30,11 +31,11 @@ def processes(command: Sequence[Any]) -> int:
     """Return how many interpreters a command line starts: 0 for a program that is not Python's."""
     words = [os.fsdecode(word) if isinstance(word, bytes | os.PathLike) else str(word) for word in command]
     names = {PurePath(word).name for word in words}
-    python = any(name.startswith("python") or name.startswith("psnode") for name in names)
+    python = any(name.startswith(("python", "psnode")) for name in names)
     if not python:
         return 0
     ranks = 0
-    for word, number in zip(words, words[1:], strict=False):
+    for word, number in itertools.pairwise(words):
         if word in ("-n", "-np") and number.isdigit():
             ranks += int(number)
     if "launch" in words:

@@ -1,10 +1,13 @@
-"""The sample of the sweeps over codecs that runs without --long: its size, and that another seed chooses others."""
+"""The sample of the sweeps that runs without --long: its size, and that another seed chooses others."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import SAMPLED, is_sampled
 
@@ -33,3 +36,24 @@ def test_a_sweep_is_sampled_and_small_tests_are_whole() -> None:
     assert {name for name in sampled if golden in name} == {name for name in whole if golden in name} != set()
     left = [name for name in whole if measures in name]
     assert 0.2 * len(left) < len([name for name in sampled if measures in name]) < 0.5 * len(left)
+
+
+def test_a_marked_test_is_sampled_also_where_its_cases_are_few() -> None:
+    networks = "tests/tasks/models/test_networks.py"
+    whole, sampled = collected("--long", networks), collected(networks)
+    left = whole - sampled
+    assert {name.partition("::")[2].partition("[")[0] for name in left} == {
+        "test_logits_have_one_column_a_class",
+        "test_smallest_accepted_image_goes_through",
+    }
+    assert collected("--sample", "1", networks) != sampled
+
+
+def test_of_a_sequence_the_first_and_the_last_are_always_sampled(
+    sampled: Callable[..., list[int]], pytestconfig: pytest.Config
+) -> None:
+    found = sampled(range(100))
+    assert (found[0], found[-1]) == (0, 99)
+    assert found == sorted(set(found))
+    assert len(found) == 100 if pytestconfig.getoption("--long") else 33 <= len(found) <= 35
+    assert sampled(range(2)) == [0, 1]

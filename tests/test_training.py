@@ -241,6 +241,7 @@ def test_a_coded_downlink_keeps_replicas_alike_and_resumes_exactly(tmp_path: Pat
     assert records(tmp_path / "whole")[5]["downlink_bytes"] < 0.25 * 3 * 4 * 431_080
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_trains_and_sends_less_than_float32(tmp_path: Path, scheme: str) -> None:
     run(config(tmp_path / "run", scheme=scheme, max_steps=6, hash_every=2))

@@ -47,6 +47,7 @@ def resume(run: Path) -> None:
     claim(load({"resume": True, "train_dir": run, "trust_run": True}, {})).lock.release()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_resumed_run_is_refused_in_one_line(name: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attack = load_attack(name, monkeypatch)

@@ -111,6 +111,7 @@ def test_the_list_of_calls_is_that_of_a_launch(ec2: Callable[..., Any], aws: Any
     assert aws.actions() == CALLS
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("number", "done"), MOMENTS)
 def test_a_launch_killed_there_is_completed_by_another_one(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path, number: int, done: bool
@@ -176,6 +177,7 @@ def test_shutdown_after_a_killed_launch_leaves_nothing(ec2: Callable[..., Any], 
     assert aws.groups == {}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("number", [number for number, action in enumerate(CALLS) if not action.startswith(READING)])
 def test_a_launch_that_is_refused_there_leaves_nothing(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path, number: int

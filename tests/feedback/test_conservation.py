@@ -165,6 +165,7 @@ def is_refused(folder: Path, scheme: str, feedback: str) -> bool:
     return False
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("feedback", CONSERVING)
 @pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if scheme.aggregator == "mean"])
 def test_nothing_is_lost_between_what_was_applied_and_what_is_remembered(tmp_path: Path, scheme: str, feedback: str) -> None:
@@ -196,6 +197,7 @@ def test_what_is_clipped_away_is_remembered(tmp_path: Path, scheme: str, feedbac
     assert found.memories[bias].any()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("feedback", NOT_CONSERVING)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_listed_as_not_conserving_does_not(tmp_path: Path, scheme: str, feedback: str) -> None:

@@ -45,6 +45,7 @@ def trained_by_psnode(kind: Kind, folder: Path) -> dict[str, torch.Tensor]:
     return weights_after(task, config)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.name) for kind in KINDS])
 def test_a_model_trains_as_in_plain_pytorch_or_is_refused_in_one_line(kind: Kind, tmp_path: Path) -> None:

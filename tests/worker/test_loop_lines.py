@@ -117,6 +117,7 @@ def test_the_page_has_lines_of_both_kinds() -> None:
     assert len({row.code for row in ROWS if not row.honoured}) >= 25
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # torch's own hint at the same mistake
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.place}{'-step' * row.holds}-{row.code[:40]}")
 def test_a_line_trains_as_in_plain_pytorch_or_is_refused_by_what_there_is_instead(row: Row, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def coder_of(spec: str, size: int) -> DeviceCoder:
     return DeviceCoder(*kernels, size, CPU)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", ["dithered", "dithered:step=0.04,bucket=512", "natural", "tbq", "tbq:tau=3", "tbq:tau=0.01"])
 @pytest.mark.parametrize("size", SIZES)

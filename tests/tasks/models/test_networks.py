@@ -81,6 +81,7 @@ def test_depth_counts_weighted_layers_outside_shortcuts(name, layers):
     assert len(counted) == layers
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", networks())
 @pytest.mark.parametrize("image_shape", [(3, 32, 32), (1, 40, 33)])
 def test_logits_have_one_column_a_class(name, image_shape):
@@ -88,6 +89,7 @@ def test_logits_have_one_column_a_class(name, image_shape):
     assert on_meta(name, image_shape, 7)(images).shape == (2, 7)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", networks())
 def test_smallest_accepted_image_goes_through(name):
     smallest = next(side for side in range(1, 65) if accepts(name, (3, side, side)))
