@@ -1,4 +1,4 @@
-"""Costs of the tests, told at the end of a run: processor time and started processes, by file.
+"""Costs of the tests, told at the end of a run: processor time, time on the clock and started processes, by file.
 
 Processor time is that of the process of the tests and of its descendants that were waited for, without the collection of tests.
 Started processes are the ranks of `mpirun -n` and `psnode launch -n` and one for every other Python, by the command lines
@@ -48,7 +48,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._before, self._started = processor_time(), 0
-        self.seconds, self.starts = Counter[str](), Counter[str]()
+        self.seconds, self.starts, self.clock, self.groups = (Counter[str]() for _ in range(4))
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -67,10 +67,12 @@ class Costs:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a report, which holds the costs of the phases before it too."""
+        file, _, name = report.nodeid.partition("::")
+        self.clock[file] += report.duration
+        self.groups[name.rpartition("]")[2].partition("@")[2] or "no"] += report.duration  # pytest-xdist names the group last
         costs = [value for name, value in report.user_properties if name == _KEY]
         if costs:
             seconds, starts = costs[-1]
-            file = report.nodeid.partition("::")[0]
             self.seconds[file] += seconds
             self.starts[file] += starts
 
@@ -78,6 +80,8 @@ class Costs:
         """Print the sums and the files that cost most."""
         terminalreporter.section("costs")
         for file, seconds in self.seconds.most_common(SHOWN):
-            terminalreporter.line(f"{seconds:8.1f} s {self.starts[file]:5} started  {file}")
+            terminalreporter.line(f"{seconds:8.1f} s {self.clock[file]:8.1f} s {self.starts[file]:5} started  {file}")
+        groups = ", ".join(f"{seconds / 60:.1f} in {name} group" for name, seconds in self.groups.most_common())
+        terminalreporter.line(f"minutes on the clock: {groups}")
         total, starts = self.seconds.total() / 60, self.starts.total()
         terminalreporter.line(f"{total:.1f} minutes of processor time, {starts} processes started by tests")
