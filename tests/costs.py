@@ -55,6 +55,10 @@ class Costs:
         if event == "subprocess.Popen" and not isinstance(arguments[1], str | bytes):
             self._started += processes(arguments[1])
 
+    def pytest_collection_finish(self) -> None:
+        """Begin to count: the collection is no test's."""
+        self._before, self._started = processor_time(), 0
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[Any]:
         """Attach to the report of a phase what it has cost since the phase before."""
