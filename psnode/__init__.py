@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from psnode.jobs.session import Session
     from psnode.task import Task
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Config", "Task", "__version__", "run", "session"]
 
 _HOMES = {"Config": "psnode.config", "Task": "psnode.task"}
