@@ -1,5 +1,6 @@
 """Measures of the layout: scripts/structure.py [CHECKOUT] prints lines by package, entries a folder, long parameter lists, LLVM,
-names that stand twice. tests/test_house.py holds them to limits.
+names that stand twice. tests/test_house.py holds them to limits. scripts/structure.py --page puts the lines by package into
+docs/decisions/layout.md.
 
 Lines: all of them, of the modules of a package and of the tests in the folder of its name. Entries: modules and packages, without
 __init__.py. Parameters: without self and cls. LLVM: modules that make instructions of their own for Numba. Names: of classes, and
@@ -16,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("psnode", "tools")
+PAGE = ROOT / "docs" / "decisions" / "layout.md"
+START, END = "<!-- lines: scripts/structure.py --page -->", "<!-- end of lines -->"
 _HERE = "(modules)"
 _LONGEST = 5
 
@@ -82,11 +85,36 @@ def makes_instructions(source: str) -> bool:
     return False
 
 
-def main(arguments: list[str]) -> int:
-    """Print the measures of a checkout; the exit code."""
-    root = Path(arguments[0]).resolve() if arguments else ROOT
+def table(root: Path) -> str:
+    """Hundreds of lines by package, in Markdown."""
+    product, tests = product_and_tests(root)
+    lines = ["| package | product | tests |", "|---|---:|---:|"]
+    for name in sorted(product | tests):
+        lines.append(f"| {name} | {product[name] / 100:.0f} | {tests[name] / 100:.0f} |")
+    return "\n".join([*lines, f"| all | {product.total() / 100:.0f} | {tests.total() / 100:.0f} |"])
+
+
+def product_and_tests(root: Path) -> tuple[Counter[str], Counter[str]]:
+    """Lines of a checkout by package: of the product with the studies outside of the wheel, and of the tests."""
     product, tests = lines_by_folder(root / "psnode"), lines_by_folder(root / "tests")
     product["ec2"] = sum(lines_by_folder(root / "tools").values())
+    product["studies"] = sum(lines_by_folder(root / "studies").values())
+    return product, tests
+
+
+def write_page() -> None:
+    """Put the table into PAGE."""
+    before, _, rest = PAGE.read_text().partition(START)
+    PAGE.write_text(f"{before}{START}\n\n{table(ROOT)}\n\n{END}{rest.partition(END)[2]}")
+
+
+def main(arguments: list[str]) -> int:
+    """Print the measures of a checkout; the exit code."""
+    if arguments == ["--page"]:
+        write_page()
+        return 0
+    root = Path(arguments[0]).resolve() if arguments else ROOT
+    product, tests = product_and_tests(root)
     print(f"{'lines':16}{'product':>8}{'tests':>8}")
     for name in sorted(product | tests):
         print(f"{name:16}{product[name]:8}{tests[name]:8}")

@@ -51,3 +51,18 @@ def test_a_name_stands_for_one_thing(kind: str) -> None:
     limits = HOUSE["names"][kind]
     new = {name: count for name, count in counts.items() if count > limits.get(name.removesuffix(".py"), 1)}
     assert new == {}, HOUSE["names"]["reason"]
+
+
+def test_the_table_of_lines_is_up_to_date() -> None:
+    """Within a tenth and 200 lines: a change of some lines needs no new table."""
+    product, tests = structure.product_and_tests(ROOT)
+    rows = [line.strip("| ").split(" | ") for line in structure.PAGE.read_text().splitlines() if line.startswith("| ")]
+    told = {row[0]: (100 * int(row[1]), 100 * int(row[2])) for row in rows if row[1].isdigit()}
+    assert set(told) == {*product, *tests, "all"}, "run scripts/structure.py --page"
+    old = [
+        name
+        for name in product | tests
+        for count, line in zip((product[name], tests[name]), told[name], strict=True)
+        if abs(count - line) > 0.1 * count + 200
+    ]
+    assert old == [], "run scripts/structure.py --page"

@@ -1,0 +1,69 @@
+"""Make docs/glossary.md, the classes of the two planes and what each is, from their docstrings.
+
+scripts/glossary.py [--check]   --check: write nothing; the exit code is 1 if the page is not that of the code
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "glossary.md"
+PACKAGES = {
+    "plan": "The plan of a run",
+    "codecs/device": "Codecs on a device",
+    "feedback": "Feedback rules",
+    "transport": "Transport",
+    "protocol": "Messages",
+    "exchange": "The data plane",
+    "worker": "The control plane of a worker",
+    "master": "The control plane of the master",
+}
+_HEAD = """# Names in the code
+
+The classes of the two planes, by package and module, each with the first sentence of its docstring. Made by
+`scripts/glossary.py`; the words of the whole program stand in [architecture.md](architecture.md#words).
+"""
+
+
+def classes(package: str) -> Iterator[tuple[str, str, str]]:
+    """Name, module and first sentence of the docstring of every public class of a package."""
+    folder = ROOT / "psnode" / package
+    for path in sorted(folder.rglob("*.py")):
+        module = ".".join(path.relative_to(folder).with_suffix("").parts)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, module.removesuffix(".__init__"), _first_sentence(ast.get_docstring(node) or "")
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a docstring on one line, fit for a table."""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    sentence, stop, _ = paragraph.partition(". ")
+    return f"{sentence}{stop.strip()}".replace("|", "\\|")
+
+
+def page() -> str:
+    """The text of docs/glossary.md."""
+    lines = [_HEAD]
+    for package, title in PACKAGES.items():
+        if found := list(classes(package)):
+            lines += [f"## {title}: psnode/{package}/", "", "| name | module | what it is |", "|---|---|---|"]
+            lines += [f"| {name} | {module} | {sentence} |" for name, module, sentence in found]
+            lines += [""]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    if list(arguments) == ["--check"]:
+        return int(PAGE.read_text() != page())
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
