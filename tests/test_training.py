@@ -110,6 +110,7 @@ def test_the_seed_changes_the_run(tmp_path: Path) -> None:
     assert summary(tmp_path / "1")["model_hash"] != summary(tmp_path / "2")["model_hash"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("scheme", "feedback"),
     [(scheme, rule) for scheme in CODED for rule in ("none", "ef") if (scheme, rule) != ("identity", "ef")],

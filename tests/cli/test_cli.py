@@ -83,6 +83,7 @@ def test_a_flag_is_made_of_every_setting_and_of_nothing_else() -> None:
     assert flags == {*settings(), "file", "print_config", "dry_run"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("args", "parts"),
     [

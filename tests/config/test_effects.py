@@ -120,6 +120,7 @@ def hash_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return after
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", WITNESSES)
 def test_a_setting_changes_what_is_recorded_and_the_weights_of_fc(name: str, hash_of: Any) -> None:
     value, behind = WITNESSES[name]

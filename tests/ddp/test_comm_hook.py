@@ -40,6 +40,7 @@ def all_gradients() -> dict[str, torch.Tensor]:
     return {name: torch.stack([each[name].double() for each in every]).sum(0) for name in SHAPES}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", ["plain", "identity", "topk", "qsgd", "dgc", "svd", "countmean", "lss", "topk apart"])
 def test_replicas_are_equal_bit_for_bit(results: Results, case: str) -> None:
     first, second = (weights(found, case) for found in results)
@@ -65,6 +66,7 @@ def test_error_feedback_loses_nothing_although_ddp_makes_its_buckets_anew(result
         assert (key in results[0]) == (4 * total.numel() >= 4096)  # smaller ones travel as they are
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", ["apart", "together"])
 @pytest.mark.parametrize("case", [case for case, _, _ in RESUMED])
 def test_a_saved_state_goes_on_bit_for_bit_although_ddp_begins_with_other_buckets(results: Results, case: str, way: str) -> None:

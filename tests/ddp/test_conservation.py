@@ -39,6 +39,7 @@ def test_what_is_applied_and_kept_adds_up_to_what_was_given_for_all_codecs(ranks
     assert len(rows) > 20  # the heading and a line for each codec
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("rule", "why"), LEFT_OUT)
 def test_a_step_that_is_not_taken_changes_no_memory_under_any_rule(edges: list[dict[str, Any]], rule: str, why: str) -> None:
     assert [found["left out"][f"{rule} {why}"] for found in edges] == [0.0] * RANKS

@@ -53,6 +53,7 @@ def python(program: str, *args: str, **variables: str) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, env=env, check=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "fields",
     [

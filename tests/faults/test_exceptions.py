@@ -106,6 +106,7 @@ FULL = (
 LOWER = "lower --batch-size, with more --batches-per-step, take --precision bf16, or put fewer workers there"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("raises", "told"),
     [
@@ -142,6 +143,7 @@ def test_more_memory_than_there_is_ends_a_worker_in_one_line(tmp_path: Path) -> 
     assert event["reason"].startswith(f"out of memory: {LOWER} (")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "text",
     [

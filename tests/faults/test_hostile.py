@@ -178,6 +178,7 @@ def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "lie"),
     [

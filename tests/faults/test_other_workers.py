@@ -98,6 +98,7 @@ def test_a_run_with_other_workers_is_resumed_exactly_too(tmp_path: Path) -> None
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scheme", ["efsignsgd", "signum", "dgc", "lss", "atomo"])
 def test_every_kind_of_memory_finds_its_new_owners(tmp_path: Path, scheme: str) -> None:
     assert run(config(tmp_path, scheme=scheme, local=2, max_steps=4)) == 0

@@ -88,6 +88,7 @@ def check_whole(train_dir: Path) -> list[int]:
     return [checkpoint.step_of(path) for path in checkpoint.complete(train_dir)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("remove", "moment", "saved"),
     [

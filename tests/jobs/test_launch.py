@@ -302,6 +302,7 @@ def test_root_is_told_what_is_set_for_it(tmp_path: Path) -> None:
     assert "running as root" in done.stderr
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("arguments", "environment", "links"),
     [
@@ -327,6 +328,7 @@ job_end.begin()
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -435,6 +437,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("how", "code"),
     [("whole", 0), ("at once", 0), ("another", 0), ("fault", 1), ("all killed", 3), ("killed0", 3), ("fork killed", 3)],

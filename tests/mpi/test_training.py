@@ -59,6 +59,7 @@ def alive(text: str) -> list[int]:
     return found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("scheme", "feedback", "killed_at"),
     [("identity", "none", 1), ("qsgd", "none", 7), ("atomo", "none", 8), ("qsgd", "ef", 13), ("atomo", "ef", 18)],
@@ -126,6 +127,7 @@ BAD = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("flags", "code", "hint"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
 def test_bad_input_is_one_line_and_ends_every_rank(mpirun: Any, tmp_path: Path, flags: list[str], code: int, hint: str) -> None:
     train_dir = tmp_path / "some-run"

@@ -35,6 +35,7 @@ def taken(cupy: FakeCupy) -> set[str]:
     return STEPS & set(cupy.launched)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("settings", "step"),
     [
