@@ -121,19 +121,19 @@ TABLE: Mapping[str, str] = {
     "records/machines.py": "test_training.py::test_a_run_leaves_what_the_documentation_says",
     "records/metrics.py": f"records/test_metrics.py master/test_progress.py faults/test_disk.py {_JOBS}",
     "records/names.py": "records/test_names.py",
-    "records/retention.py": "records/test_retention.py records/test_checkpoint.py master/test_checkpointing.py test_soundness.py "
-    "faults/test_disk.py",
+    "records/retention.py": "records/test_retention.py records/test_checkpoint.py master/checkpoints/test_pending.py "
+    "test_soundness.py faults/test_disk.py",
     "records/timeline.py": "records/test_timeline.py",
     "records/weights.py": "records/test_weights.py",
     "records/layout.py": "records/test_layout.py exchange/test_memories.py faults/test_other_plans.py",
-    "records/staging.py": "records/test_staging.py records/test_checkpoint.py master/test_checkpointing.py "
-    "master/test_late_parts.py faults/test_disk.py",
+    "records/staging.py": "records/test_staging.py records/test_checkpoint.py master/checkpoints/test_pending.py "
+    "master/checkpoints/test_late_parts.py faults/test_disk.py",
     "records/tensorfile.py": "records/test_tensorfile.py records/test_hashed_file.py records/test_checkpoint.py",
     "records/hashed_file.py": "records/test_hashed_file.py faults/test_disk.py",
     "records/room.py": "records/test_room.py records/test_snapshot.py",
     "records/snapshot.py": "records/test_snapshot.py faults/test_disk.py",
-    "records/checkpoint.py": "records/test_checkpoint.py master/test_checkpointing.py master/test_late_parts.py "
-    "test_evaluator.py faults/test_disk.py",
+    "records/checkpoint.py": "records/test_checkpoint.py master/checkpoints/test_pending.py "
+    "master/checkpoints/test_late_parts.py test_evaluator.py faults/test_disk.py",
     "master/applied.py": f"master/test_applied.py faults/test_counting.py {_JOBS}",
     "master/agreement.py": f"test_untrained.py {_JOBS}",
     "exchange/shard/aggregator.py": f"exchange/shard/test_aggregator.py exchange/shard/test_merging.py {_JOBS}",
@@ -145,18 +145,18 @@ TABLE: Mapping[str, str] = {
     "master/sharding.py": "master/test_sharding.py faults/test_other_workers.py faults/test_resharding.py",
     "master/divergence.py": f"faults/test_nonfinite.py faults/test_exceptions.py {_JOBS}",
     "exchange/shard/downlink.py": f"exchange/shard/test_shard.py {_JOBS}",
-    "master/draft.py": "master/test_checkpointing.py master/test_late_parts.py test_soundness.py faults/test_disk.py",
-    "master/verdicts.py": "master/test_checkpointing.py test_soundness.py",
-    "master/checkpoint_thread.py": "master/test_checkpointing.py faults/test_disk.py",
-    "master/dues.py": _JOBS,
-    "worker/contribution.py": f"master/test_late_parts.py worker/test_contribution.py {_JOBS}",
-    "master/checkpointing.py": f"master/test_checkpointing.py master/test_late_parts.py master/test_statistics.py "
-    f"faults/test_disk.py {_JOBS} "
+    "master/checkpoints/buffers.py": "master/checkpoints/test_buffers.py tasks/test_sized_buffers.py",
+    "master/checkpoints/contents.py": "master/checkpoints/test_pending.py master/checkpoints/test_late_parts.py "
+    "test_soundness.py faults/test_disk.py",
+    "master/checkpoints/soundness.py": "master/checkpoints/test_pending.py test_soundness.py",
+    "master/checkpoints/pending.py": f"master/checkpoints/test_pending.py master/checkpoints/test_late_parts.py "
+    f"master/checkpoints/test_buffers.py faults/test_disk.py {_JOBS} "
     f"faults/test_consistencies.py {_KILLED}",
+    "master/checkpoints/checkpoint_thread.py": "master/checkpoints/test_pending.py faults/test_disk.py",
+    "worker/contribution.py": f"master/checkpoints/test_late_parts.py worker/test_contribution.py {_JOBS}",
     "exchange/shard/executor.py": f"exchange/shard/test_executor.py {_JOBS}",
     "master/__init__.py": f"test_soundness.py master/test_downlink_notice.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "master/recorder.py": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL}",
-    "master/soundness.py": "test_soundness.py",
     "master/lines/downlink.py": "master/test_downlink_notice.py",
     "master/resuming.py": f"test_soundness.py {_JOBS}",
     "master/turn.py": f"exchange/shard/test_unapplied.py faults/test_counting.py exchange/shard/test_median_clipping.py"

@@ -12,7 +12,7 @@ import torch
 
 import psnode
 from psnode.config import Config
-from psnode.master.draft import Draft
+from psnode.master.checkpoints.contents import Draft
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.metrics import read_records

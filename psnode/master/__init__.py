@@ -28,7 +28,8 @@ from psnode.master import ending, replanning
 from psnode.master.agreement import among, require_one_version, threads_of, what_to_send
 from psnode.master.applied import applied_before
 from psnode.master.autotune import group_bytes_for
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.pending import PendingCheckpoints
+from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.enough_memory import require_memory
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
@@ -40,7 +41,6 @@ from psnode.master.progress import Fanout, progress
 from psnode.master.recorder import StepRecorder
 from psnode.master.resuming import tell_of_another_end, tell_of_the_start
 from psnode.master.sharding import Sharding
-from psnode.master.soundness import Soundness
 from psnode.master.startup import gather_ready, job_digest, plan_for, send_start
 from psnode.plan.groups import Plan, plan_of
 from psnode.protocol.channel import FrameChannel, RemoteFailureError

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.pending import PendingCheckpoints
+from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.progress import Fanout
 from psnode.master.recorder import StepRecorder
-from psnode.master.soundness import Soundness
 
 
 @dataclass

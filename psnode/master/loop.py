@@ -14,11 +14,11 @@ from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.handle import ShardHandle
 from psnode.master.books import Books
-from psnode.master.checkpoint_thread import CheckpointNews
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.pending import CheckpointDues, PendingCheckpoints
+from psnode.master.checkpoints.soundness import Soundness
+from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
 from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import diverged
-from psnode.master.dues import CheckpointDues
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
@@ -28,7 +28,6 @@ from psnode.master.progress import Fanout
 from psnode.master.recorder import StepRecorder
 from psnode.master.replica_hashes import ReplicaHashes
 from psnode.master.sharding import Sharding
-from psnode.master.soundness import Soundness
 from psnode.master.turn import Turn
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest

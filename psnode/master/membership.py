@@ -12,7 +12,7 @@ from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import Refused, Scaled
 from psnode.exchange.shard.handle import RoundsHandle
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import QUORUM, JobState

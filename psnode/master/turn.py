@@ -10,7 +10,7 @@ from psnode.exchange.flow_control import FlowControl, Hold
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.median_clipping import Clipped
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.members import Members

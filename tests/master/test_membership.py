@@ -20,7 +20,7 @@ from psnode.protocol.channel import FrameChannel
 from psnode.transport.clock import Clock
 from psnode.transport.loopback import loopback_group
 from tests.exchange.shard.small import small_shard
-from tests.master.test_checkpointing import bench
+from tests.master.checkpoints.test_pending import bench
 
 
 def membership(folder: Path, seconds: list[float]) -> Membership:

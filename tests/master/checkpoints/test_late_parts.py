@@ -14,7 +14,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.exchange.shard.consistency import Synchronous
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records import checkpoint, staging, tensorfile

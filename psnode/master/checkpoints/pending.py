@@ -1,22 +1,23 @@
-"""Checkpoints that are begun and not published: whose parts they wait for, and their order."""
+"""Checkpoints that are due, and those begun and not published: whose parts they wait for, and their order."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
+from psnode.config import Config
 from psnode.errors import CheckpointError, WireError
 from psnode.exchange.shard.handle import StateHandle
-from psnode.master.buffers import WorkerBuffers
-from psnode.master.checkpoint_thread import CheckpointThread
-from psnode.master.draft import Draft, Pending
+from psnode.master.checkpoints.buffers import WorkerBuffers, unknown_buffer
+from psnode.master.checkpoints.contents import Draft
+from psnode.master.checkpoints.last_whole import LastWhole
+from psnode.master.checkpoints.soundness import Verdicts
+from psnode.master.checkpoints.checkpoint_thread import CheckpointThread
 from psnode.master.events import Events
-from psnode.master.last_whole import LastWhole
-from psnode.master.statistics import foreign
-from psnode.master.verdicts import Verdicts
 from psnode.plan.groups import Plan
 from psnode.protocol.wire import Flag, Frame
 from psnode.records import checkpoint, retention, staging, tensorfile
@@ -26,9 +27,25 @@ from psnode.records.snapshot import Snapshot, size_of
 from psnode.records.timeline import Tracer
 from psnode.tasks import names
 from psnode.tasks.inventory import batch_statistics, observed, persistent_buffers
+from psnode.transport.clock import Clock
 
 Tensors = dict[str, torch.Tensor]
 _MOST = 4
+
+
+@dataclass
+class BegunCheckpoint:
+    """A checkpoint that waits for parts of `awaited`, or is `sealed` and waits for the disk.
+
+    `until`: when the rounds that go on wait no longer for the rest.
+    """
+
+    draft: Draft
+    awaited: set[int]
+    until: float
+    facts: Mapping[str, object]
+    states: dict[int, Tensors] = field(default_factory=dict)
+    sealed: bool = False
 
 
 class PendingCheckpoints:
@@ -68,7 +85,7 @@ class PendingCheckpoints:
         self._rounds_go_on = rounds_go_on
         self._rules = batch_statistics(model) if statistics is None else statistics
         self._buffers = WorkerBuffers(self._rules, events, run.resume_point.step)
-        self._pending: dict[int, Pending] = {}  # by version, ascending
+        self._pending: dict[int, BegunCheckpoint] = {}  # by version, ascending
         self._room = Room(run.config.checkpoint_memory)
         self._thread = CheckpointThread(tell, tracer)
         self._snapshots: tuple[Snapshot, ...] = ()
@@ -128,7 +145,7 @@ class PendingCheckpoints:
                 return False
             draft = self._draft(self._room)
             draft.staged = staged
-        self._pending[version] = Pending(draft, set(ranks), until, facts or {})
+        self._pending[version] = BegunCheckpoint(draft, set(ranks), until, facts or {})
         self._snapshots = (*self._snapshots, draft.snapshot)
         self._write(version, draft.write_state)
         return True
@@ -146,7 +163,7 @@ class PendingCheckpoints:
             self.begun = version
             if (staged := self._staged(version)) is not None:
                 draft.staged = staged
-                self._pending[version] = Pending(draft, set(), math.inf, facts)
+                self._pending[version] = BegunCheckpoint(draft, set(), math.inf, facts)
                 self._write(version, draft.write_state)
                 self.publish()
         self.finish()
@@ -195,7 +212,7 @@ class PendingCheckpoints:
         except CheckpointError as error:
             raise WireError(str(error), frame.sender) from error
         buffers = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
-        if odd := foreign(buffers, self._model):
+        if odd := unknown_buffer(buffers, self._model):
             raise WireError(f"the state of rank {frame.sender} holds {odd}", frame.sender)
         try:
             if isinstance(written, OSError):
@@ -234,7 +251,7 @@ class PendingCheckpoints:
                 pending.sealed = True
                 self._seal(version, pending)
 
-    def _seal(self, version: int, pending: Pending) -> None:
+    def _seal(self, version: int, pending: BegunCheckpoint) -> None:
         self._buffers.combine(version, pending.states, there=bool(persistent_buffers(self._model)))
         means, facts = self._buffers.means, {**pending.facts}
         waiting = self._shard.waiting() if self.is_last(version) else {}
@@ -283,7 +300,7 @@ class PendingCheckpoints:
 
         self._thread.do(version, work, then)
 
-    def _drop(self, version: int) -> Pending | None:
+    def _drop(self, version: int) -> BegunCheckpoint | None:
         """Nobody waits for this checkpoint any more."""
         pending = self._pending.pop(version, None)
         if pending is not None:
@@ -311,6 +328,22 @@ class PendingCheckpoints:
             pending.facts = {**pending.facts, **retention.verdict(reason)}
         else:
             self._verdicts.judge(version, reason)
+
+
+class CheckpointDues:
+    """Says of each version in turn if it gets a checkpoint: by --eval-freq, by --checkpoint-minutes, and as the last one."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+        self._last = clock.now()  # when one was due
+
+    def is_due(self, version: int, *, last: bool) -> bool:
+        """True if there is to be a checkpoint of `version`, the newest."""
+        every, now = self._config.eval_freq, self._clock.now()
+        old = 0 < 60 * self._config.checkpoint_minutes <= now - self._last
+        due = last or old or (every > 0 and version % every == 0)
+        self._last = now if due else self._last
+        return due
 
 
 def _why(error: Exception) -> str:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from psnode.master.statistics import combined
+from psnode.master.checkpoints.buffers import combined
 
 
 def test_statistics_are_combined_by_their_rule_and_everything_else_stays_to_the_bit() -> None:

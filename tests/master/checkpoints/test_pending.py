@@ -15,7 +15,7 @@ from psnode.config import Config
 from psnode.errors import WireError
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.shard import Shard
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.protocol import wire
 from psnode.protocol.wire import Frame, Kind

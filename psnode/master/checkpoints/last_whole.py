@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from psnode.exchange.shard.handle import StateHandle
-from psnode.master.draft import Draft
+from psnode.master.checkpoints.contents import Draft
 from psnode.records.room import Room
 from psnode.records.snapshot import size_of
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 import torch
 
@@ -102,18 +101,3 @@ class Draft:
 
     def _is_checked(self, name: str) -> bool:
         return name not in self._meant
-
-
-@dataclass
-class Pending:
-    """A checkpoint that waits for parts of `awaited`, or is `sealed` and waits for the disk.
-
-    `until`: when the rounds that go on wait no longer for the rest.
-    """
-
-    draft: Draft
-    awaited: set[int]
-    until: float
-    facts: Mapping[str, object]
-    states: dict[int, Tensors] = field(default_factory=dict)
-    sealed: bool = False
