@@ -1,4 +1,4 @@
-"""The books of a run: a record of each step as soon as all is known of it, and what losses say of checkpoints."""
+"""The books of a run: a record of each step once it is complete, and verdicts on checkpoints by the losses."""
 
 from __future__ import annotations
 

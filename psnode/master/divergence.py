@@ -27,7 +27,7 @@ def diverged(
     """The error that the job ends with because `first` says that a loss is not finite.
 
     `finite`: ranks whose loss of that step was; the rest of `others` is listened to for ten seconds. `weights`: those that
-    the loss was computed on, if they are still there. `outlier`: a line about a gradient in them that was out of place.
+    the loss was computed on, if they are still known. `outlier`: a line about a gradient in them that was out of place.
     """
     losses = {first.rank: str(first.failure.loss)}
     fine = set(finite) - {first.rank}
@@ -44,7 +44,7 @@ def diverged(
                 silent.discard(failure.rank)
         except PeerLostError as lost:
             silent.discard(lost.rank)
-        except PsnodeError:  # a frame that is none says nothing
+        except PsnodeError:  # a malformed frame says nothing
             continue
         else:
             if isinstance(event, Frame) and event.step == first.step and event.kind in _BEHIND_THE_LOSS:

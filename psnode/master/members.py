@@ -39,7 +39,7 @@ class Members:
             absence.step = max(absence.step, gradient_of)
 
     def ask(self, ranks: Iterable[int]) -> None:
-        """`ranks` had nothing to say, and have from now on: they kept silent because nobody asked."""
+        """`ranks` had nothing to say, and have from now on: they kept silent because they were not asked."""
         self._since.update(dict.fromkeys(ranks, self._clock.now()))
 
     def silent_for(self, rank: int) -> float:
@@ -71,7 +71,7 @@ class Members:
         return rank in self._aside
 
     def forget(self, rank: int) -> bool:
-        """`rank` will not return, and is no spare; False if nobody waited for that."""
+        """`rank` will not return, and is no spare; False if it was neither suspended nor a spare."""
         if rank in self.spares:
             self.spares.remove(rank)
             return True

@@ -20,13 +20,13 @@ from psnode.master.members import STRIKES, Members
 from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 
-_STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do behind it
+_STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do after it
 _SILENCES = 4  # deadlines that a worker may keep silent where no round waits for it
 
 
 @dataclass
 class Membership:
-    """Decides when the others go on without somebody. For the master's main thread."""
+    """Decides when the others go on without a worker. For the master's main thread."""
 
     link: FrameChannel
     config: Config
@@ -45,7 +45,7 @@ class Membership:
     def on_overdue(self, owing: frozenset[int], *, held: bool) -> None:
         """Suspend the workers that hold up the round; if too few would be left, after the longest deadline.
 
-        At once if a stop was asked for. `owing`: workers whose traces have not come. `held`: what holds it up is a checkpoint.
+        At once if a stop was asked for. `owing`: workers whose traces have not come. `held`: a checkpoint holds it up.
         """
         live, late = self.members.live, self.round.taken
         hurried = self.job_state.late
@@ -109,7 +109,7 @@ class Membership:
         if self.job_state.stopping:
             return {}
         taken = self.shard.withdraw(rank)
-        if not left and not self.shard.untouched:  # nobody will close the open groups: the version is complete as it is
+        if not left and not self.shard.untouched:  # no worker will close the open groups: the version is complete as it is
             self.shard.force()
         return taken
 
@@ -164,7 +164,7 @@ class Membership:
 
     @property
     def forfeited(self) -> set[int]:
-        """The ranks that sent what cannot be a gradient: it does not return to their memories."""
+        """The ranks whose frames cannot be gradients: these do not return to their memories."""
         return {rank for rank, _ in self.judged} if self.config.norm_cap == AUTO else set()
 
     def settle(self, contributors: Iterable[tuple[int, int]]) -> None:

@@ -58,7 +58,7 @@ class Turn:
         return True
 
     def begin_checkpoint(self, until: float) -> bool:
-        """Begin the checkpoint of the version that is complete; False if none is to be. `until`: as of PendingCheckpoints."""
+        """Begin the checkpoint of the version that is complete; False if none is to be. `until`: see PendingCheckpoints.begin."""
         return self.pending.begin(self.job_state.version, self.members.live, until, self._facts)
 
     def keep(self) -> None:
@@ -137,7 +137,7 @@ class Turn:
             self.shard.admit([rank], self.job_state.version)
 
     def pass_on(self) -> bool:
-        """Give the open round, in which nobody is left and to which nothing was added, to spares; whether that changed the deal.
+        """Give the open round, in which no worker is left and to which nothing was added, to spares; True if the deal changed.
 
         The version before it is closed once more.
         """
@@ -150,7 +150,7 @@ class Turn:
     def break_off(self, until: float) -> None:
         """End the job with the version that is there: nothing was added to the open round, so that no step was taken.
 
-        `until`: as of PendingCheckpoints.
+        `until`: see PendingCheckpoints.begin.
         """
         self.job_state.stopping = True
         if self.pending.begun != self.job_state.version:
@@ -183,7 +183,7 @@ class Turn:
         return renewed
 
     def left_out(self, added: Sequence[Iterable[Added]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
-        """By live worker the groups to which its gradient was not `added`; none of what may be used later, or is `forfeited`."""
+        """By live worker the groups to which its gradient was not `added`, except gradients that are kept or `forfeited`."""
         ranks = [{each.rank for each in found} for found in added]
         keeps = self.rule.patient
         return {

@@ -1,4 +1,4 @@
-"""The workers' buffers, batch-norm statistics among them: what a checkpoint holds of them, of all workers together."""
+"""The workers' buffers, batch-norm statistics among them, combined into one value each for a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkerBuffers:
         return tensorfile.dump({f"{_PREFIX}{name}": value for name, value in self.means.items()}) if self.means else b""
 
     def combine(self, version: int, states: Mapping[int, Tensors], *, there: bool) -> None:
-        """Take the mean of what workers have handed in; tell if no worker has, and the model has some (`there`)."""
+        """Take the mean of the workers' `states`; tell if none has come although the model has buffers (`there`)."""
         if states:
             self.means, self.version = self._combined(version, states) or self.means, version
         elif there:

@@ -22,7 +22,7 @@ class CheckpointNews(NamedTuple):
 
 
 class CheckpointThread:
-    """`tell` is called in the thread when there is an outcome, or an error that is none of the disk's, which it is given."""
+    """`tell` is called in the thread when there is an outcome, or with an error that the disk did not cause."""
 
     def __init__(self, tell: Callable[[object], None], tracer: Tracer) -> None:
         self._tell, self._tracer = tell, tracer
@@ -31,7 +31,7 @@ class CheckpointThread:
         self._left = 0
 
     def do(self, step: int, work: Work, then: Then = lambda result, error: None) -> None:
-        """Have `work` on the checkpoint of `step` done, behind all that was asked for before.
+        """Do `work` on the checkpoint of `step`, after all that was asked for before.
 
         `settle` calls `then` with its result, or with the error of a disk that does not take it.
         """
@@ -39,7 +39,7 @@ class CheckpointThread:
         self._executor.submit(self._run, step, work, then)
 
     def prepare(self, work: Callable[[], None]) -> None:
-        """Have `work` done that is of no checkpoint, and whose end nobody waits for."""
+        """Do `work` that belongs to no checkpoint, and do not wait for its end."""
 
         def run() -> None:
             with self._tracer.span("prepare"):
@@ -53,7 +53,7 @@ class CheckpointThread:
         return bool(self._left)
 
     def settle(self) -> None:
-        """Follow what was done since the last call, in the thread that asked for it."""
+        """Call `then` for all work that was done since the last call, in the thread that asked for it."""
         with suppress(queue.Empty):
             while True:
                 follow = self._done.get_nowait()

@@ -45,7 +45,7 @@ class Draft:
         self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), room)
 
     def write_state(self) -> None:
-        """Write what depends on no worker."""
+        """Write the files that depend on no worker."""
         self._write(checkpoint.OPTIMIZER, self._optimizer)
         if self._replica.tensors:
             self._write(checkpoint.REPLICA, self._replica)

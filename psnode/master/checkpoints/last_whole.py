@@ -1,7 +1,8 @@
 """The last whole step of a run whose own code works on rank 0: kept, so that an exception of that code amid a step loses none.
 
-A constraint, an optimizer, or a codec of the program's own runs when some groups of the next step are updated already. So what an
-update is about to change is copied first (psnode.records.snapshot), as for a checkpoint that is being written, but in every step.
+A constraint, an optimizer, or a codec of the program's own runs when some groups of the next step are updated already. So the
+values that an update is about to change are copied first (psnode.records.snapshot), as for a checkpoint that is being written,
+but in every step.
 Where no such code runs nothing is copied: then only a step of which nothing is applied yet can be saved.
 """
 
@@ -18,8 +19,8 @@ from psnode.records.snapshot import size_of
 class LastWhole:
     """Keeps the values of the newest version until the next one is whole. For the main thread, but for `protect`.
 
-    `draft` makes the draft of what `shard` has. `memory`: the most bytes that copies take, 0: a quarter of what is free. Where
-    that does not hold them, none are kept.
+    `draft` makes the draft of the state of `shard`. `memory`: the most bytes that copies take, 0: a quarter of the free ones.
+    Where that does not hold them, none are kept.
     """
 
     def __init__(self, shard: StateHandle, draft: Callable[[Room], Draft], memory: int) -> None:

@@ -79,7 +79,7 @@ class Soundness:
 
 
 class Verdicts:
-    """Writes verdicts in the thread that publishes, behind what they are on, and tells each unsound version once."""
+    """Writes verdicts in the thread that publishes, after the checkpoints themselves, and tells each unsound version once."""
 
     def __init__(self, run: RunDirectory, thread: CheckpointThread, events: Events, workers: int) -> None:
         self._run, self._thread, self._events, self._workers = run, thread, events, workers
