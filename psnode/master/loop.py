@@ -14,9 +14,9 @@ from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.handle import ShardHandle
 from psnode.master.books import Books
+from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
 from psnode.master.checkpoints.pending import CheckpointDues, PendingCheckpoints
 from psnode.master.checkpoints.soundness import Soundness
-from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
 from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import diverged
 from psnode.master.events import Events
@@ -220,7 +220,7 @@ class Master:
     def _on_failure(self, event: RemoteFailureError) -> None:
         """A worker cannot go on. An exception is its own; a fault of settings, weights or checkpoints ends the job.
 
-        Settings that have taken a step are not at fault: what a loop or a task does wrong later ends the job after a checkpoint.
+        Settings that have taken a step are not at fault: a later fault of a loop or a task ends the job after a checkpoint.
         """
         if event.failure.loss is not None:
             newest = not self.rule.rounds_go_on and event.step == self.version + 1
@@ -295,7 +295,7 @@ class Master:
             self._membership.suspend_silent()
 
     def _desert(self) -> None:
-        """Nobody is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
+        """No worker is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
         if self.job_state.stop_reason is not None:
             self._turn.break_off(self.clock.now())
         elif self._members.spares:

@@ -13,10 +13,10 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, WireError
 from psnode.exchange.shard.handle import StateHandle
 from psnode.master.checkpoints.buffers import WorkerBuffers, unknown_buffer
+from psnode.master.checkpoints.checkpoint_thread import CheckpointThread
 from psnode.master.checkpoints.contents import Draft
 from psnode.master.checkpoints.last_whole import LastWhole
 from psnode.master.checkpoints.soundness import Verdicts
-from psnode.master.checkpoints.checkpoint_thread import CheckpointThread
 from psnode.master.events import Events
 from psnode.plan.groups import Plan
 from psnode.protocol.wire import Flag, Frame
@@ -93,7 +93,7 @@ class PendingCheckpoints:
         self.begun = (
             -1 if run.resume_point.checkpoint is None else run.resume_point.step
         )  # the newest version of which one was begun
-        self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait behind it
+        self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait after it
         self.doubt: Callable[[], str] = lambda: ""  # the evidence of the losses by now against the newest version
         self._verdicts = Verdicts(run, self._thread, events, workers)
         own, trained = names.state(model), plan.slices()
@@ -135,7 +135,7 @@ class PendingCheckpoints:
         return self._buffers.part
 
     def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
-        """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if there will be none.
+        """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if it cannot be begun.
 
         While no group is open. `facts`: entries of its manifest about the run beside the number of workers.
         """
@@ -151,7 +151,7 @@ class PendingCheckpoints:
         return True
 
     def rescue(self) -> int | None:
-        """Amid a version that will not be whole: save the last one that was, without parts of workers, and what is begun.
+        """Amid a version that will not be whole: save the last one that was, without parts of workers, and those that are begun.
 
         Returns its version, None if there is none or the disk does not take it. At once: nothing is heard meanwhile.
         """
@@ -198,7 +198,7 @@ class PendingCheckpoints:
                 self.publish()
 
     def take(self, frame: Frame) -> None:
-        """Keep a worker's part. WireError if it is none; one that is not awaited is passed over."""
+        """Keep a worker's part. WireError if it is malformed; one that is not awaited is passed over."""
         pending = self._pending.get(frame.step)
         if pending is None or frame.sender not in pending.awaited:
             frame.release()
@@ -267,17 +267,17 @@ class PendingCheckpoints:
         self._write(version, seal)
 
     def settle(self) -> None:
-        """Follow what the thread has done since the last call."""
+        """Take note of the work that the thread has done since the last call."""
         self._thread.settle()
 
     def finish(self) -> None:
-        """Return when there is nothing left to write: what is still awaited is parts."""
+        """Return when there is nothing left to write, although parts may still be awaited."""
         while self._thread.busy:
             self._thread.wait()
             self.settle()
 
     def close(self) -> None:
-        """Finish what waits for nothing but the disk, drop the rest, and end the thread."""
+        """Finish the checkpoints that wait for nothing but the disk, drop the rest, and end the thread."""
         self._room.close()
         self.last_whole.close()
         for version, pending in list(self._pending.items()):
@@ -301,7 +301,7 @@ class PendingCheckpoints:
         self._thread.do(version, work, then)
 
     def _drop(self, version: int) -> BegunCheckpoint | None:
-        """Nobody waits for this checkpoint any more."""
+        """Do not wait for this checkpoint any more."""
         pending = self._pending.pop(version, None)
         if pending is not None:
             pending.draft.snapshot.close()
@@ -309,7 +309,7 @@ class PendingCheckpoints:
         return pending
 
     def _protect(self, group: int) -> None:
-        """`group` is about to change: its values go into what is being written first. Called in lanes."""
+        """`group` is about to change: its values go into the checkpoints being written first. Called in lanes."""
         for snapshot in self._snapshots:
             snapshot.protect(group)
         self.last_whole.protect(group)

@@ -13,8 +13,8 @@ import torch
 
 from psnode.config import Config
 from psnode.config.scheme import Scheme
-from psnode.master.startup import plan_for
-from psnode.master.trial_run import ROUNDS, TrialRun
+from psnode.master.start.startup import plan_for
+from psnode.master.start.trial_run import ROUNDS, TrialRun
 from psnode.plan.groups import DEFAULT_GROUP_BYTES, SMALL_MODEL_BYTES, Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready
@@ -68,7 +68,7 @@ def group_bytes_for(
 def search(seconds: Callable[[int], float], whole: int) -> int:
     """The size of groups for which a round of a model of `whole` bytes takes the fewest `seconds`.
 
-    Goes up from the default, or down if that is no gain, until the next size is none.
+    Goes up from the default, or down if that is no gain, until the next size is no gain.
     """
     best, least = DEFAULT_GROUP_BYTES, seconds(DEFAULT_GROUP_BYTES)
     if least > _SLOW:

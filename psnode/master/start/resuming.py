@@ -1,14 +1,30 @@
-"""Events at the start of a run: its learning rate, and the state that a resumed run does not continue."""
+"""Events at the start of a run: its learning rate, state that a resumed run does not continue, and another plan than before."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from psnode.config.schedules import SHAPED
+from psnode.errors import ConfigurationError
 from psnode.master.events import Events
 from psnode.master.sharding import Sharding
-from psnode.records.checkpoint import FULL, LATEST, NONE, RESIDUALS, Checkpoint, complete, step_of, worker_file
-from psnode.records.directory import RunDirectory
+from psnode.plan.groups import Plan
+from psnode.records import layout
+from psnode.records.checkpoint import (
+    CHECKPOINTS,
+    FULL,
+    LATEST,
+    NONE,
+    RESIDUALS,
+    WAITING,
+    Checkpoint,
+    complete,
+    step_of,
+    worker_file,
+)
+from psnode.records.directory import ResumePoint, RunDirectory
 from psnode.records.retention import why_unsound
 
 _FLAG = "--checkpoint-residuals"
@@ -77,3 +93,50 @@ def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> 
         if step_of(path) > found.step and (reason := why_unsound(path)):
             remedy = f"to go on from it after all stop, and write {path.name} into {path.with_name(LATEST)}"
             events.tell("passed over", found.step, None, f"the newer {path.name} is unsound: {reason}; {remedy}")
+
+
+def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Sequence[Any]]) -> None:
+    """ConfigurationError if the run had another model than the one whose trained `tensors` these are, names and shapes, or if
+    gradients wait in the checkpoint that are coded in groups of another plan.
+    """
+    found = resumed.checkpoint
+    if problem := _difference({t.name: t.shape for t in plan.tensors}, {name: tuple(shape) for name, shape in tensors}):
+        raise ConfigurationError(
+            f"the run had another model: {problem}; go on with the model that it was begun with, or begin another run"
+        )
+    if found is not None and found.has(WAITING) and not layout.fits(found, plan):
+        raise ConfigurationError(
+            f"checkpoint {found.path} holds gradients that wait to be applied, coded by another plan{_why(resumed)}: leave that "
+            f"setting as it was, or write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} to resume from that"
+        )
+
+
+def tell_of_another_plan(events: Events, resumed: ResumePoint, plan: Plan) -> None:
+    """One event if the checkpoint was written by another plan, with the state that is left out."""
+    found = resumed.checkpoint
+    if found is None or layout.fits(found, plan):
+        return
+    books, norms = layout.homeless(found, plan)
+    lost = [f"codebooks of segments ({books})"] * bool(books) + [f"norms of groups ({norms})"] * bool(norms)
+    left_out = f"; {' and '.join(lost)} are left out, since those are gone" if lost else ""
+    events.tell(
+        "replanned",
+        found.step,
+        reason=f"the checkpoint was written by another plan{_why(resumed)}: memories go on tensor by tensor{left_out}",
+    )
+
+
+def _difference(before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]) -> str:
+    """The first tensor that differs, in words; empty if none does."""
+    for name in (*before, *now):
+        if name not in now:
+            return f"{name} is trained there and not now"
+        if name not in before:
+            return f"{name} is trained now and not there"
+        if before[name] != now[name]:
+            return f"{name} is of shape {before[name]} there and {now[name]} now"
+    return ""
+
+
+def _why(resumed: ResumePoint) -> str:
+    return f" ({'; '.join(resumed.changes)})" if resumed.changes else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psnode.master.agreement import threads_of
+from psnode.master.start.agreement import threads_of
 from psnode.protocol.messages import Hello
 
 

@@ -26,7 +26,7 @@ _NAMED = 4  # ranks in one line
 def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False) -> None:
     """Refuse ranks whose psnode is of another version or commit than rank 0's; `greetings`: the HELLO of every rank.
 
-    ConfigurationError names them with hosts and versions, a warning if `unlike` ones may be; WireError for what is no greeting.
+    ConfigurationError names them with hosts and versions, a warning if `unlike` ones may be; WireError for a malformed greeting.
     """
     ranks = {rank: Hello.of_any_version(text, rank) for rank, text in greetings.items()}
     own = ranks[0].version, ranks[0].source

@@ -9,7 +9,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.config.resolve import resolve
-from psnode.master.autotune import FEWEST_STEPS, group_bytes_for, search
+from psnode.master.start.autotune import FEWEST_STEPS, group_bytes_for, search
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Start
 from psnode.protocol.wire import Kind

@@ -5,26 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import xxhash
 
 from psnode.config import Config
+from psnode.config.amounts import amount, counted
+from psnode.config.memory import free_memory
 from psnode.config.plain_json import to_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
+from psnode.exchange.footprint import Footprint
+from psnode.exchange.machine import Machine
 from psnode.exchange.routes import Layout
-from psnode.exchange.shard.consistency import gradients_a_round
-from psnode.master.agreement import Lacking, among, besides, hand_out, messages
+from psnode.master.sharding import Epochs
+from psnode.master.start.agreement import Lacking, among, besides, hand_out, messages
 from psnode.plan.groups import Plan, Tensor, plan_of
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Setup, Start, plain
 from psnode.protocol.wire import Frame, Kind
-from psnode.records import checkpoint, layout, tensorfile
 from psnode.records.directory import RunDirectory
-from psnode.records.generations import Generation, shift
-from psnode.records.layout import CODEBOOK, FEEDBACK, RATE
+from psnode.records.redistribution import resharded, spare_state, worker_state
 from psnode.task import Task
 
 MakeTask = Callable[[Config], Task]
@@ -79,6 +80,31 @@ def gather_ready(
     return found
 
 
+def require_memory(need: Footprint, ready: Mapping[int, Ready]) -> None:
+    """ConfigurationError naming the first host that is short of memory. `ready`: the answers of all workers.
+
+    This counts the memory of the exchange (psnode.exchange.footprint), not activations: a job that is refused cannot fit. A
+    model that is built already becomes the weights.
+    """
+    here = Machine.here().host
+    free: dict[str, int | None] = {here: free_memory()}
+    takes: dict[str, float] = {here: need.master_bytes - need.vector}
+    ranks: dict[str, int] = {here: 1}
+    for answer in ready.values():
+        host = answer.host
+        known = [each for each in (free.get(host), answer.free) if each is not None]
+        free[host] = min(known, default=None)
+        takes[host] = takes.get(host, 0.0) + need.worker_bytes - need.vector
+        ranks[host] = ranks.get(host, 0) + 1
+    for host, left in free.items():
+        if left is not None and takes[host] > left:
+            raise ConfigurationError(
+                f"{counted(ranks[host], 'rank')} on {host} will need {amount(takes[host])} of memory beside their activations, "
+                f"and {amount(left)} are left there: start fewer ranks on it, or choose a scheme or an optimizer that keeps less "
+                "(psnode train --dry-run lists it); --no-memory-check begins all the same"
+            )
+
+
 def plan_for(ready: Ready, scheme: Scheme, config: Config) -> Plan:
     """The plan by rule, in the order in which worker 1 saw gradients finish."""
     shapes = {name: tuple(shape) for name, shape in ready.tensors}
@@ -90,26 +116,6 @@ def job_digest(config: Config, scheme: Scheme, plan: Plan, mark: str) -> int:
     """Digest that every frame of this job carries: configuration, scheme, plan and this start of it."""
     text = to_json([config.digest(), scheme.to_dict(), plan.to_dict(), mark], sort_keys=True)
     return max(1, xxhash.xxh3_64_intdigest(text.encode()))
-
-
-class Epochs(NamedTuple):
-    """Number of steps of an epoch, and the shifts of psnode.records.generations: for schedules, and for the data of a worker."""
-
-    steps: int
-    shift: int
-    sample_shift: int
-
-
-def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epochs:
-    """Epochs of a run whose last part begins now."""
-
-    def taken(workers: int) -> int:
-        return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
-
-    def sampled(workers: int) -> int:
-        return workers * config.batch_size * config.batches_per_step
-
-    return Epochs(examples // taken(parts[-1].workers), shift(parts, examples, taken), shift(parts, examples, sampled))
 
 
 def send_start(
@@ -139,9 +145,9 @@ def send_start(
         if found is None:
             break
         if rank <= workers:
-            follow[rank] = dealt or _state(found, rank, answer)
-        else:  # a spare, whatever place it had when the checkpoint was made
-            follow[rank] = tensorfile.dump(_mean_buffers(found, answer))
+            follow[rank] = dealt or worker_state(found, rank, answer)
+        else:
+            follow[rank] = spare_state(found, answer)
     rest = {} if lacking is None else besides(lacking, plan.slices())
     frames = {} if model is None else messages(rest, model)
     for rank in ready:
@@ -167,57 +173,3 @@ def send_start(
     for rank, state in follow.items():
         if state is not None:
             link.send(rank, Kind.STATE, state)
-
-
-def resharded(found: checkpoint.Checkpoint, answer: Ready) -> bytes:
-    """State for every worker if another number of them wrote the checkpoint: the means of memories and buffers.
-
-    The weights are owed the mean over the workers of their residuals, and that mean is kept, in units of weights
-    where memories are. A memory of bytes (a codebook) is the first worker's.
-    """
-    names = [name for name in found.facts["files"] if checkpoint.is_worker_file(name)]
-    sums: dict[str, torch.Tensor] = {}
-    for name in names:
-        for key, value in _owed(layout.state_of(found, name)).items():
-            if key.startswith(FEEDBACK) and value.is_floating_point():
-                sums[key] = value.double() + sums.get(key, 0.0)
-            elif key.startswith(FEEDBACK):
-                sums.setdefault(key, value)
-    means = {key: value / len(names) if value.is_floating_point() else value for key, value in sums.items()}
-    means = {key: value.float() if value.is_floating_point() else value for key, value in _owed(means, back=True).items()}
-    return tensorfile.dump({**means, **_mean_buffers(found, answer), **_mean_place(found)})
-
-
-def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
-    """Memories of tensors that have a rate (psnode.records.layout) times that rate, in float64; with `back` divided by it."""
-    found = dict(memories)
-    for key, value in memories.items():
-        memory, _, tensor = key.removeprefix(FEEDBACK).partition("/")
-        rate = memories.get(f"{FEEDBACK}{RATE}/{tensor}")
-        if key.startswith(FEEDBACK) and memory not in (RATE, CODEBOOK) and rate is not None:
-            factor = torch.where(rate > 0, rate.double(), 1.0)
-            found[key] = value.double() / factor if back else value.double() * factor
-    return found
-
-
-def _state(found: checkpoint.Checkpoint, rank: int, answer: Ready) -> bytes | None:
-    """State that worker `rank` resumes from; None if it reads that itself, which it does by the names of this layout."""
-    name = checkpoint.worker_file(rank)
-    if not found.has(name):
-        return tensorfile.dump({**_mean_buffers(found, answer), **_mean_place(found)})
-    if found.layout < checkpoint.LAYOUT or found.renaming is not str:
-        return tensorfile.dump(layout.state_of(found, name))
-    return None if answer.shared_directory else found.read(name)
-
-
-def _mean_place(found: checkpoint.Checkpoint) -> dict[str, torch.Tensor]:
-    """Mean place of the workers in their shares; empty where the checkpoint does not say it."""
-    parts = [found.tensors(name) for name in found.facts["files"] if checkpoint.is_worker_file(name)]
-    places = [part[checkpoint.PLACE] for part in parts if checkpoint.PLACE in part]
-    alike = [int(place[0]) for place in places if place[1] == places[0][1]]  # dealt among as many
-    return {checkpoint.PLACE: torch.tensor([sum(alike) // len(alike), int(places[0][1])])} if alike else {}
-
-
-def _mean_buffers(found: checkpoint.Checkpoint, answer: Ready) -> dict[str, torch.Tensor]:
-    parameters = {tensor for tensor, _ in answer.tensors}
-    return {f"buffer/{key}": value for key, value in found.tensors(checkpoint.MODEL).items() if key not in parameters}
