@@ -118,7 +118,7 @@ TABLE: Mapping[str, str] = {
     "records/journal.py": "records/test_journal.py faults/test_disk.py",
     "records/loggers/*": "records/test_loggers.py",
     "records/machines.py": "test_training.py::test_a_run_leaves_what_the_documentation_says",
-    "records/metrics.py": f"records/test_metrics.py master/test_progress.py faults/test_disk.py {_JOBS}",
+    "records/metrics.py": f"records/test_metrics.py master/lines/test_progress.py faults/test_disk.py {_JOBS}",
     "records/names.py": "records/test_names.py",
     "records/redistribution.py": "master/start/test_startup.py faults/test_other_workers.py faults/test_rescaled_memories.py",
     "records/retention.py": "records/test_retention.py records/test_checkpoint.py master/checkpoints/test_pending.py "
@@ -155,9 +155,10 @@ TABLE: Mapping[str, str] = {
     "master/checkpoints/checkpoint_thread.py": "master/checkpoints/test_pending.py faults/test_disk.py",
     "worker/contribution.py": f"master/checkpoints/test_late_parts.py worker/test_contribution.py {_JOBS}",
     "exchange/shard/executor.py": f"exchange/shard/test_executor.py {_JOBS}",
-    "master/__init__.py": f"test_soundness.py master/test_downlink_notice.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
+    "master/__init__.py": f"test_soundness.py master/lines/test_downlink_notice.py {_JOBS} {_LOCAL} {_KILLED} "
+    "faults/test_stops.py",
     "master/recorder.py": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL}",
-    "master/lines/downlink.py": "master/test_downlink_notice.py",
+    "master/lines/downlink_notice.py": "master/lines/test_downlink_notice.py",
     "master/start/resuming.py": f"test_soundness.py faults/test_other_plans.py {_JOBS}",
     "master/turn.py": f"exchange/shard/test_unapplied.py faults/test_counting.py exchange/shard/test_median_clipping.py"
     f" test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
@@ -176,7 +177,7 @@ TABLE: Mapping[str, str] = {
     "tasks/parameter_groups.py": "test_parameter_groups.py",
     "tasks/device.py": "tasks/test_device.py test_precision.py",
     "master/deadlines.py": "master/test_deadlines.py faults/test_suspended.py faults/test_stops.py",
-    "master/progress.py": f"master/test_progress.py cli/test_cli.py {_JOBS}",
+    "master/lines/progress.py": f"master/lines/test_progress.py cli/test_cli.py {_JOBS}",
     "exchange/shard/reduction.py": f"exchange/shard/test_merging.py {_JOBS} {_LOCAL}",
     "master/start/trial_run.py": "master/start/test_autotune.py",
     "exchange/shard/events.py": f"exchange/shard/test_shard.py faults/test_norm_cap.py {_JOBS}",

@@ -30,10 +30,10 @@ from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import JobState
-from psnode.master.lines.downlink import DownlinkNotice
+from psnode.master.lines.downlink_notice import DownlinkNotice
 from psnode.master.lines.opening import tell_of_the_bytes, tell_of_the_run
+from psnode.master.lines.progress import Fanout, progress
 from psnode.master.loop import Master
-from psnode.master.progress import Fanout, progress
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding, applied_before
 from psnode.master.start.agreement import among, require_one_version, threads_of, what_to_send

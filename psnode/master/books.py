@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.checkpoints.soundness import Soundness
-from psnode.master.progress import Fanout
+from psnode.master.lines.progress import Fanout
 from psnode.master.recorder import StepRecorder
 
 

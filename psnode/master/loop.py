@@ -22,9 +22,9 @@ from psnode.master.divergence import diverged
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
+from psnode.master.lines.progress import Fanout
 from psnode.master.members import Members
 from psnode.master.membership import Membership
-from psnode.master.progress import Fanout
 from psnode.master.recorder import StepRecorder
 from psnode.master.replica_hashes import ReplicaHashes
 from psnode.master.sharding import Sharding

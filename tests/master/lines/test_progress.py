@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from psnode.master.progress import Fanout, Lines
+from psnode.master.lines.progress import Fanout, Lines
 from psnode.records.metrics import Seconds, StepRecord
 
 

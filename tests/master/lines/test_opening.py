@@ -14,7 +14,7 @@ from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import UNDER_ADAM
 from psnode.master.lines.opening import doubt_of
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 COARSE = {
     "topk", "dgc", "randk", "graddrop", "adacomp", "atomo", "atomo-entrywise", "atomo-fourier", "tbq", "onebit", "signsgd",
     "signum", "efsignsgd",
