@@ -166,7 +166,6 @@ TABLE: Mapping[str, str] = {
     "exchange/shard/norm_cap.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py",
     "exchange/shard/verdicts.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py faults/test_honest_outliers.py",
     "master/membership.py": f"master/test_membership.py master/test_members.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
-    "master/members.py": f"master/test_members.py {_KILLED}",
     "exchange/update/parameters.py": f"exchange/update/test_parameters.py exchange/update/test_sgd.py {_JOBS}",
     "exchange/update/*updates.py": f"exchange/update/test_parameters.py test_parameter_groups.py test_optimizers.py {_JOBS}",
     "exchange/update/moving_average.py": "test_moving_average.py",

@@ -18,15 +18,13 @@ from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
 from psnode.master.checkpoints.pending import CheckpointDues, PendingCheckpoints
 from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.deadlines import RoundTimer, patience_of
-from psnode.master.divergence import diverged
+from psnode.master.divergence import ReplicaHashes, diverged
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.lines.progress import Fanout
-from psnode.master.members import Members
-from psnode.master.membership import Membership
+from psnode.master.membership import Members, Membership
 from psnode.master.recorder import StepRecorder
-from psnode.master.replica_hashes import ReplicaHashes
 from psnode.master.sharding import Sharding
 from psnode.master.turn import Turn
 from psnode.plan.groups import Plan

@@ -13,7 +13,7 @@ from psnode.exchange.shard.median_clipping import Clipped
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
-from psnode.master.members import Members
+from psnode.master.membership import Members
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan

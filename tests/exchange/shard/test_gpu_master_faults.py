@@ -24,7 +24,7 @@ from psnode.exchange.shard.device_mover import DeviceMover
 from psnode.exchange.update.device_copies import DeviceCopies, told
 from psnode.jobs.job import run
 from psnode.master.checkpoints.pending import PendingCheckpoints
-from psnode.master.replica_hashes import ReplicaHashes
+from psnode.master.divergence import ReplicaHashes
 from psnode.plan.groups import Tensor, make_plan
 from psnode.worker.contribution import Contribution
 from tests.exchange.device.test_training import assert_same
