@@ -153,14 +153,14 @@ TABLE: Mapping[str, str] = {
     f"master/checkpoints/test_buffers.py faults/test_disk.py {_JOBS} "
     f"faults/test_consistencies.py {_KILLED}",
     "master/checkpoints/checkpoint_thread.py": "master/checkpoints/test_pending.py faults/test_disk.py",
-    "worker/contribution.py": f"master/checkpoints/test_late_parts.py worker/test_contribution.py {_JOBS}",
+    "worker/checkpoint_part.py": f"master/checkpoints/test_late_parts.py worker/test_checkpoint_part.py {_JOBS}",
     "exchange/shard/executor.py": f"exchange/shard/test_executor.py {_JOBS}",
     "master/__init__.py": f"test_soundness.py master/lines/test_downlink_notice.py {_JOBS} {_LOCAL} {_KILLED} "
     "faults/test_stops.py",
     "master/recorder.py": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL}",
     "master/lines/downlink_notice.py": "master/lines/test_downlink_notice.py",
     "master/start/resuming.py": f"test_soundness.py faults/test_other_plans.py {_JOBS}",
-    "master/turn.py": f"exchange/shard/test_unapplied.py faults/test_counting.py exchange/shard/test_median_clipping.py"
+    "master/round_boundary.py": f"exchange/shard/test_unapplied.py faults/test_counting.py exchange/shard/test_median_clipping.py"
     f" test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/shard/median_clipping.py": "exchange/shard/test_median_clipping.py",
     "exchange/shard/norm_cap.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py",

@@ -25,8 +25,8 @@ from psnode.records.history import Added
 
 
 @dataclass
-class Turn:
-    """The turn from one round to the next. For the master's main thread, while no group is being sent.
+class RoundBoundary:
+    """The boundary between two rounds. For the master's main thread, while no group is being sent.
 
     `entering`: workers admitted this round, with their last step and its unused groups.
     """
