@@ -25,8 +25,8 @@ from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.lines.progress import Fanout
 from psnode.master.membership import Members, Membership
 from psnode.master.recorder import StepRecorder
-from psnode.master.sharding import Sharding
 from psnode.master.round_boundary import RoundBoundary
+from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain

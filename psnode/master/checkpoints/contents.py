@@ -11,8 +11,8 @@ from psnode.plan.groups import Plan
 from psnode.records import checkpoint, layout, retention
 from psnode.records.checkpoint import FULL, RESIDUALS
 from psnode.records.directory import RunDirectory
-from psnode.records.room import Room
 from psnode.records.snapshot import Snapshot
+from psnode.records.snapshot_memory import SnapshotMemory
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.tensorfile import Content, content_of
 from psnode.tasks.inventory import persistent_buffers
@@ -29,7 +29,9 @@ class Draft:
 
     staged: StagedCheckpoint  # where they are written, once there is such a place
 
-    def __init__(self, shard: StateHandle, model: torch.nn.Module, plan: Plan, meant: Collection[str], room: Room) -> None:
+    def __init__(
+        self, shard: StateHandle, model: torch.nn.Module, plan: Plan, meant: Collection[str], memory: SnapshotMemory
+    ) -> None:
         self._meant = meant
         state, buffers = shard.state(), persistent_buffers(model)
         self._buffers = {name: value for name, value in state.model.items() if name in buffers}
@@ -42,7 +44,7 @@ class Draft:
         self._plan = layout.digest(plan)
         self._wrecked: dict[str, str] = {}
         contents = (self._model, self._average, self._optimizer, self._replica)
-        self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), room)
+        self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), memory)
 
     def write_state(self) -> None:
         """Write the files that depend on no worker."""

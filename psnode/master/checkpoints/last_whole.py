@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 from psnode.exchange.shard.handle import StateHandle
 from psnode.master.checkpoints.contents import Draft
-from psnode.records.room import Room
 from psnode.records.snapshot import size_of
+from psnode.records.snapshot_memory import SnapshotMemory
 
 
 class LastWhole:
@@ -23,9 +23,9 @@ class LastWhole:
     Where that does not hold them, none are kept.
     """
 
-    def __init__(self, shard: StateHandle, draft: Callable[[Room], Draft], memory: int) -> None:
+    def __init__(self, shard: StateHandle, draft: Callable[[SnapshotMemory], Draft], memory: int) -> None:
         self._shard, self._make = shard, draft
-        self._room = Room(memory)
+        self._memory = SnapshotMemory(memory)
         self._draft: Draft | None = None
         self._version = -1
         self._facts: Mapping[str, object] = {}
@@ -35,8 +35,8 @@ class LastWhole:
         """`version` is whole, and no group is open. `facts`: entries of its manifest."""
         self.close()
         self._version, self._facts, self._changed = version, facts, False
-        if self._shard.runs_own_code and self._room.holds(size_of(self._shard.memory())):
-            self._draft = self._make(self._room)
+        if self._shard.runs_own_code and self._memory.holds(size_of(self._shard.memory())):
+            self._draft = self._make(self._memory)
 
     def protect(self, group: int) -> None:
         """`group` is about to change. Called in lanes."""
@@ -47,7 +47,7 @@ class LastWhole:
     def take(self) -> tuple[int, Draft, Mapping[str, object]] | None:
         """The version that was kept, its draft and its facts; None if there is none. It is kept until `close`."""
         if self._draft is None and self._version >= 0 and not self._changed:
-            self._draft = self._make(self._room)
+            self._draft = self._make(self._memory)
             if self._changed:  # meanwhile: it holds something of both versions
                 self.close()
         return None if self._draft is None else (self._version, self._draft, self._facts)

@@ -22,8 +22,8 @@ from psnode.plan.groups import Plan
 from psnode.protocol.wire import Flag, Frame
 from psnode.records import checkpoint, retention, staging, tensorfile
 from psnode.records.directory import RunDirectory
-from psnode.records.room import Room
 from psnode.records.snapshot import Snapshot, size_of
+from psnode.records.snapshot_memory import SnapshotMemory
 from psnode.records.timeline import Tracer
 from psnode.tasks import names
 from psnode.tasks.inventory import batch_statistics, observed, persistent_buffers
@@ -86,7 +86,7 @@ class PendingCheckpoints:
         self._rules = batch_statistics(model) if statistics is None else statistics
         self._buffers = WorkerBuffers(self._rules, events, run.resume_point.step)
         self._pending: dict[int, BegunCheckpoint] = {}  # by version, ascending
-        self._room = Room(run.config.checkpoint_memory)
+        self._memory = SnapshotMemory(run.config.checkpoint_memory)
         self._thread = CheckpointThread(tell, tracer)
         self._snapshots: tuple[Snapshot, ...] = ()
         shard.before_change(self._protect)
@@ -102,7 +102,7 @@ class PendingCheckpoints:
         self._draft = partial(Draft, shard, model, plan, self._meant)
         self.last_whole = LastWhole(shard, self._draft, run.config.checkpoint_memory)
         if run.config.saves_amid:
-            self._thread.prepare(partial(self._room.prepare, size_of(shard.memory())))
+            self._thread.prepare(partial(self._memory.prepare, size_of(shard.memory())))
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -143,7 +143,7 @@ class PendingCheckpoints:
         with self._tracer.span("snapshot", step=version):
             if (staged := self._staged(version)) is None:
                 return False
-            draft = self._draft(self._room)
+            draft = self._draft(self._memory)
             draft.staged = staged
         self._pending[version] = BegunCheckpoint(draft, set(ranks), until, facts or {})
         self._snapshots = (*self._snapshots, draft.snapshot)
@@ -278,7 +278,7 @@ class PendingCheckpoints:
 
     def close(self) -> None:
         """Finish the checkpoints that wait for nothing but the disk, drop the rest, and end the thread."""
-        self._room.close()
+        self._memory.close()
         self.last_whole.close()
         for version, pending in list(self._pending.items()):
             if not pending.sealed:

@@ -24,7 +24,7 @@ from psnode.records.hashed_file import HashedFile
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.tensorfile import content_of
 from psnode.records.timeline import Tracer
-from psnode.worker.contribution import Contribution
+from psnode.worker.checkpoint_part import CheckpointParts
 from tests.exchange.shard.small import small_plan, small_shard
 
 STEP = 5
@@ -54,7 +54,7 @@ def contribute(folder: Path, rank: int, sent: list[Frame]) -> None:
 
     link, held = SimpleNamespace(rank=rank, job=0, send=send), memories(rank)
     sender = SimpleNamespace(state=lambda: held, memory=lambda: [list(held.values())])
-    worker = Contribution(link, folder, sender, Tracer(rank, enabled=False), 0, "full")  # type: ignore[arg-type]
+    worker = CheckpointParts(link, folder, sender, Tracer(rank, enabled=False), 0, "full")  # type: ignore[arg-type]
     worker.begin(STEP, {})
     worker.finish()
     worker.close()

@@ -16,7 +16,7 @@ from psnode.records import checkpoint, staging, tensorfile
 from psnode.records.hashed_file import HashedFile
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.timeline import Tracer
-from psnode.worker.contribution import Contribution
+from psnode.worker.checkpoint_part import CheckpointParts
 
 STEP, RANK = 4, 2
 PLACE = {checkpoint.PLACE: torch.tensor([3, 2]), "buffer/count": torch.tensor(7)}
@@ -37,7 +37,7 @@ class Worker:
             before_change=None,
         )
         sender: Any = self.sender
-        self.part = Contribution(link, folder, sender, Tracer(RANK, enabled=False), memory, residuals)  # type: ignore[arg-type]
+        self.part = CheckpointParts(link, folder, sender, Tracer(RANK, enabled=False), memory, residuals)  # type: ignore[arg-type]
 
     def _send(self, rank: int, kind: object, body: bytes, *, step: int, version: int, flags: Flag) -> None:
         assert (rank, step, version) == (0, STEP, STEP)

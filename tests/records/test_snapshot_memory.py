@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psnode.config.memory import free_memory
-from psnode.records.room import Part, Room
+from psnode.records.snapshot_memory import Allocation, SnapshotMemory
 
 
-def begun(limit: int) -> Room:
-    room = Room(limit)
+def begun(limit: int) -> SnapshotMemory:
+    room = SnapshotMemory(limit)
     with room.changed:
         room.begin()
     return room
@@ -23,7 +23,7 @@ def begun(limit: int) -> Room:
 @settings(deadline=None, max_examples=80)
 def test_copies_lie_side_by_side_inside_of_the_room(asked: list[tuple[bool, int]]) -> None:
     """By brute force: the bytes that are taken, one by one. There is room exactly if a run of free bytes is long enough."""
-    room, held, taken = begun(100), list[Part](), [False] * 100
+    room, held, taken = begun(100), list[Allocation](), [False] * 100
     for takes, number in asked:
         with room.changed:
             if not takes and held:
@@ -66,7 +66,7 @@ def test_room_that_is_not_given_is_a_part_of_what_is_free() -> None:
 
 
 def test_room_that_was_made_ready_is_not_taken_yet_and_no_copy_is_overwritten_by_making_it_ready() -> None:
-    room = Room(1 << 20)
+    room = SnapshotMemory(1 << 20)
     room.prepare(1 << 24)
     assert room.taken == 0
     with room.changed:
@@ -79,7 +79,7 @@ def test_room_that_was_made_ready_is_not_taken_yet_and_no_copy_is_overwritten_by
 
 
 def test_without_a_snapshot_there_is_no_room() -> None:
-    with (room := Room(100)).changed:
+    with (room := SnapshotMemory(100)).changed:
         assert room.take(1) is None
 
 

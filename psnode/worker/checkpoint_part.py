@@ -16,14 +16,14 @@ from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
 from psnode.records import checkpoint, staging, tensorfile
 from psnode.records.layout import FEEDBACK
-from psnode.records.room import Room
 from psnode.records.snapshot import Snapshot, size_of
+from psnode.records.snapshot_memory import SnapshotMemory
 from psnode.records.timeline import Tracer
 
 Tensors = dict[str, torch.Tensor]
 
 
-class Contribution:
+class CheckpointParts:
     """Hands in the memories of `sender` and whatever else is given, one checkpoint at a time, in a thread.
 
     `directory`: the run's, where parts are written if this rank sees it; else they are sent. `memory`: the most bytes that copies
@@ -35,7 +35,7 @@ class Contribution:
     ) -> None:
         self._link, self._directory, self._sender, self._tracer = link, directory, sender, tracer
         self._residuals = residuals
-        self._room = Room(memory)
+        self._memory = SnapshotMemory(memory)
         self._snapshot: Snapshot | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"part-{link.rank}")
         self._last: Future[None] | None = None
@@ -45,14 +45,14 @@ class Contribution:
         """Expect a checkpoint while steps go on: have memory for its copies."""
         if self._residuals != checkpoint.NONE:
             size = size_of(self._sender.memory())
-            self._executor.submit(self._room.prepare, size)
+            self._executor.submit(self._memory.prepare, size)
 
     def begin(self, step: int, others: Mapping[str, torch.Tensor]) -> None:
         """Hand in the memories as they are now, and `others`, which stay as they are. Waits for the part before."""
         self.finish()
         with self._tracer.span("snapshot", step=step):
             memories = {} if self._residuals == checkpoint.NONE else self._sender.state()
-            self._snapshot = Snapshot(memories.values(), self._sender.memory(), self._room)
+            self._snapshot = Snapshot(memories.values(), self._sender.memory(), self._memory)
         self._last = self._executor.submit(self._give, step, memories, dict(others), self._snapshot)
 
     def finish(self) -> None:
@@ -62,7 +62,7 @@ class Contribution:
 
     def close(self) -> None:
         """End the thread, also amid a part."""
-        self._room.close()
+        self._memory.close()
         if self._snapshot is not None:
             self._snapshot.close()
         self._executor.shutdown(cancel_futures=True)

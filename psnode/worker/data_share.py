@@ -36,7 +36,7 @@ class Feeding(Protocol):
 
 
 @dataclass
-class Share:
+class DataShare:
     """The batches to come, made by `sampler`. `place`: the steps of it that are taken, with the sampler's shift.
 
     A worker that computes on fewer versions than there are takes fewer steps, so that a version's number does not tell.
@@ -47,7 +47,7 @@ class Share:
     place: int
 
     @classmethod
-    def behind(cls, data: Data, sampler: Sampler, finished: int, steps: int) -> Share:
+    def behind(cls, data: Data, sampler: Sampler, finished: int, steps: int) -> DataShare:
         """The share of `sampler` behind step `finished`, for at most `steps` steps."""
         make = data.feed if isinstance(data, Feeding) else partial(Prefetch, data)
         return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.shift)

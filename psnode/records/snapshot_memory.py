@@ -13,14 +13,14 @@ _SHARE = 4  # fraction of the free memory
 _CHUNK = 1 << 23  # bytes prepared at a time, while none can be taken
 
 
-class Part(NamedTuple):
+class Allocation(NamedTuple):
     """`raw`: memory for a copy, which begins at byte `start` of the block."""
 
     start: int
     raw: Bytes
 
 
-class Room:
+class SnapshotMemory:
     """Memory for the copies of a rank's snapshots: at most `limit` bytes at a time; 0: a quarter of the free memory at `begin`.
 
     A system takes longer to clear new pages than to copy, so the pages of earlier snapshots are reused, except those that the
@@ -72,7 +72,7 @@ class Room:
             most = self._limit or (memory() // 2 if free is None else free) // _SHARE
             self._end = min(most, self._pages.raw.size)
 
-    def take(self, size: int) -> Part | None:
+    def take(self, size: int) -> Allocation | None:
         """Return memory for a copy of `size` bytes; None if it is not available now."""
         for index, (start, stop) in enumerate(self._holes):
             if start + size > self._end:
@@ -81,7 +81,7 @@ class Room:
                 self._holes[index : index + 1] = [(start + size, stop)] if start + size < stop else []
                 self._used = max(self._used, start + size)
                 self.taken += size
-                return Part(start, self._pages.raw[start : start + size])
+                return Allocation(start, self._pages.raw[start : start + size])
         return None
 
     def holds(self, size: int) -> bool:
@@ -90,7 +90,7 @@ class Room:
             self.begin()
             return self._pages is not None and self.taken + size <= self._end
 
-    def give_back(self, part: Part) -> None:
+    def give_back(self, part: Allocation) -> None:
         """Release the memory of a copy."""
         start, stop = part.start, part.start + part.raw.size
         index = next((i for i, hole in enumerate(self._holes) if hole[0] >= stop), len(self._holes))
