@@ -69,11 +69,11 @@ def _ours(root: Path, size: int, batch_size: int, processes: int) -> Iterator[An
     from psnode.tasks import data
     from psnode.tasks.data.given import data_of
     from psnode.tasks.data.sampler import Sampler
-    from psnode.worker.share import Share
+    from psnode.worker.data_share import DataShare
 
     options = {"size": str(size), "augment": "area", "cache": "0"}
     given = data_of(data.load("imagefolder", root, options=options), Config(batch_size=batch_size, data_workers=processes))
-    share = Share.behind(given, Sampler(len(given), 0, 1, batch_size), 0, 1 << 30)
+    share = DataShare.behind(given, Sampler(len(given), 0, 1, batch_size), 0, 1 << 30)
     try:
         while True:
             yield next(share.batches)

@@ -12,13 +12,13 @@ import torch
 
 import psnode
 from psnode.config import Config
-from psnode.master.draft import Draft
+from psnode.master.checkpoints.contents import Draft
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.metrics import read_records
 from psnode.records.snapshot import Raw, Snapshot
 from psnode.tasks.classification import Classification
-from psnode.worker.contribution import Contribution
+from psnode.worker.checkpoint_part import CheckpointParts
 
 pytestmark = pytest.mark.serial
 
@@ -102,7 +102,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_its_version(
 
 def test_one_that_comes_due_while_another_is_written_waits_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flight: list[str] = []
-    for kind, first, last in ((Draft, "write_state", "seal"), (Contribution, "_give", "_give")):
+    for kind, first, last in ((Draft, "write_state", "seal"), (CheckpointParts, "_give", "_give")):
         for name in {first, last}:
             own = getattr(kind, name)
 
@@ -114,7 +114,7 @@ def test_one_that_comes_due_while_another_is_written_waits_for_that(tmp_path: Pa
     assert psnode.run(Noted(), config(tmp_path, eval_freq=1, max_steps=4)) == 0
     assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [1, 2, 3, 4]
     assert [each for each in flight if "Draft" in each] == ["Draft.write_state", "Draft.seal"] * 4
-    assert flight.count("Contribution._give") == 4
+    assert flight.count("CheckpointParts._give") == 4
 
 
 @pytest.mark.parametrize(

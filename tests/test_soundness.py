@@ -16,9 +16,9 @@ import torch
 from psnode.config import Config
 from psnode.errors import DivergedError
 from psnode.jobs.job import run
+from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.events import Events
-from psnode.master.resuming import _tell_of_soundness
-from psnode.master.soundness import Soundness
+from psnode.master.start.resuming import _tell_of_soundness
 from psnode.records import checkpoint, staging
 from psnode.records.directory import RunDirectory
 from psnode.records.metrics import METRICS, losses, read_records

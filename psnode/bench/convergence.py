@@ -24,7 +24,7 @@ from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.config.resolve import resolve
 from psnode.errors import PsnodeError
-from psnode.jobs.resumable import begin, finished, require_same, run_psnode
+from psnode.jobs.subprocess_runs import begin, finished, require_same, run_psnode
 from psnode.records.directory import saved_config, saved_run
 from psnode.records.metrics import METRICS, SUMMARY, read_records
 

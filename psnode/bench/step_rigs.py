@@ -223,7 +223,7 @@ def _coded(plan: Plan, codecs: Sequence[Codec]) -> int:
 
 @dataclass(frozen=True)
 class _Again:
-    """Data whose every batch is the same one: `Data`, and `Feeding` of psnode.worker.share."""
+    """Data whose every batch is the same one: `Data`, and `Feeding` of psnode.worker.data_share."""
 
     found: Batch
     size: int

@@ -22,7 +22,7 @@ from psnode.config.cores import usable_cores
 from psnode.config.plain_json import to_json
 from psnode.config.quotas import quota
 from psnode.errors import ConfigurationError, installing
-from psnode.jobs.shared_memory import A_RANK, PLACE, Room, room
+from psnode.jobs.shared_memory import A_RANK, PLACE, SharedMemory, room
 
 State = Literal["ok", "missing", "optional"]
 _MIN_PYTHON = (3, 11)
@@ -186,7 +186,7 @@ def _cores() -> Finding:
     return Finding("cores", "ok", detail + (f", OMP_NUM_THREADS={limit}" if limit else ""))
 
 
-def _shared_memory(found: Room | None) -> Finding:
+def _shared_memory(found: SharedMemory | None) -> Finding:
     """Check that shared memory suffices for the master and one rank per core."""
     if found is None:
         return Finding("shared memory", "ok", f"no {PLACE}: Open MPI uses another directory")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from psnode.cli.bench import MOVED, MOVED_OPTIONS
-from psnode.cli.foreign import answer
+from psnode.cli.foreign_flags import answer
 from psnode.config.declaration import nearest
 
 

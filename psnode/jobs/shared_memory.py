@@ -10,7 +10,7 @@ PLACE = Path("/dev/shm")
 A_RANK = 1 << 24  # bytes that Open MPI 5 reserves for a rank: its btl_sm_segment_size
 
 
-class Room(NamedTuple):
+class SharedMemory(NamedTuple):
     """Bytes of the file system, and the free bytes of it."""
 
     size: int
@@ -22,10 +22,10 @@ class Room(NamedTuple):
         return self.free >= ranks * A_RANK
 
 
-def room(place: Path = PLACE) -> Room | None:
+def room(place: Path = PLACE) -> SharedMemory | None:
     """Return the present size and free bytes; None if there is no such place and Open MPI uses another."""
     try:
         found = os.statvfs(place)
     except OSError:
         return None
-    return Room(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)

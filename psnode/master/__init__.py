@@ -24,24 +24,22 @@ from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
-from psnode.master import ending, replanning
-from psnode.master.agreement import among, require_one_version, threads_of, what_to_send
-from psnode.master.applied import applied_before
-from psnode.master.autotune import group_bytes_for
-from psnode.master.checkpointing import PendingCheckpoints
-from psnode.master.enough_memory import require_memory
+from psnode.master import ending
+from psnode.master.checkpoints.pending import PendingCheckpoints
+from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import JobState
-from psnode.master.lines.downlink import DownlinkNotice
+from psnode.master.lines.downlink_notice import DownlinkNotice
 from psnode.master.lines.opening import tell_of_the_bytes, tell_of_the_run
+from psnode.master.lines.progress import Fanout, progress
 from psnode.master.loop import Master
-from psnode.master.progress import Fanout, progress
 from psnode.master.recorder import StepRecorder
-from psnode.master.resuming import tell_of_another_end, tell_of_the_start
-from psnode.master.sharding import Sharding
-from psnode.master.soundness import Soundness
-from psnode.master.startup import gather_ready, job_digest, plan_for, send_start
+from psnode.master.sharding import Sharding, applied_before
+from psnode.master.start.agreement import among, require_one_version, threads_of, what_to_send
+from psnode.master.start.autotune import group_bytes_for
+from psnode.master.start.resuming import require_same_model, tell_of_another_end, tell_of_another_plan, tell_of_the_start
+from psnode.master.start.startup import gather_ready, job_digest, plan_for, require_memory, send_start
 from psnode.plan.groups import Plan, plan_of
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Ready
@@ -72,7 +70,7 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     link = FrameChannel(transport)
     ranks = Layout.of(transport.size, 0).readers
     greetings = gather_hello(transport, hello, config.start_deadline)
-    with contextlib.ExitStack() as afterwards:  # what the workers do not wait for
+    with contextlib.ExitStack() as afterwards:  # work that the workers do not wait for
         try:
             require_one_version(greetings, unlike=config.allow_unlike_versions)
             threads = threads_of(greetings, config.threads)
@@ -127,7 +125,7 @@ def _lead(
             if config.resume:
                 refuse_other_groups(groups, run.resume_point.parameter_groups)
             return _run(link, run, task, model, statistics, layout, threads, groups, loggers, device)
-        except StoppedError as error:  # before it began: whoever watches the directory learns why nothing comes
+        except StoppedError as error:  # before it began: a reader of the directory learns why nothing comes
             ending.begun_in_vain(run, error)
             raise
 
@@ -166,7 +164,7 @@ def _run(
     )  # fmt: skip
     events = Events(run.path, loggers.event)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
-    replanning.check(run.resume_point, plan, ready[workers[0]].tensors)
+    require_same_model(run.resume_point, plan, ready[workers[0]].tensors)
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
     config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
     with Shard(
@@ -284,7 +282,7 @@ def _serve(master: Master, waits: str) -> None:
     beat = Heartbeat(master.link, (*master.workers, *master.spares))
     tell_of_the_start(master.events, master.run, master.workers)
     tell_of_another_end(master.events, master.run, master.sharding)
-    replanning.tell(master.events, master.run.resume_point, master.plan)
+    tell_of_another_plan(master.events, master.run.resume_point, master.plan)
     if waits:
         reason = f"forward passes wait for all weights, since {waits}"
         master.events.tell("without overlap", master.run.resume_point.step, reason=reason)

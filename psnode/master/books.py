@@ -1,14 +1,14 @@
-"""The books of a run: a record of each step as soon as all is known of it, and what losses say of checkpoints."""
+"""The books of a run: a record of each step once it is complete, and verdicts on checkpoints by the losses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from psnode.master.checkpointing import PendingCheckpoints
-from psnode.master.progress import Fanout
+from psnode.master.checkpoints.pending import PendingCheckpoints
+from psnode.master.checkpoints.soundness import Soundness
+from psnode.master.lines.progress import Fanout
 from psnode.master.recorder import StepRecorder
-from psnode.master.soundness import Soundness
 
 
 @dataclass

@@ -22,7 +22,7 @@ class AdaptiveTimeout:
 
     Six median absolute deviations are four standard deviations of a normal distribution. Declared pauses are rounds that
     are known to take longer: the first ones, those after a checkpoint, a comparison of weights or the end of an epoch,
-    and those that let somebody in. They have at least twice the time of the longest of the recent ones.
+    and those that let a worker in. They have at least twice the time of the longest of the recent ones.
     """
 
     def __init__(self, fixed: float, pause: float, least: float = 0.0) -> None:
@@ -58,7 +58,7 @@ class AdaptiveTimeout:
 def patience_of(config: Config, rule: Rule) -> AdaptiveTimeout:
     """The patience that the configuration asks for.
 
-    A synchronous round is of all workers: by default a stall suspends nobody before the deadline of pauses. Where rounds close
+    A synchronous round is of all workers: by default a stall suspends no worker before the deadline of pauses. Where rounds close
     without the slowest, deadlines follow them.
     """
     patient = config.deadline is None and not rule.rounds_go_on

@@ -1,4 +1,4 @@
-"""A loss that is not finite: the facts about it, from all who computed one on the same weights."""
+"""Divergence: a loss that is not finite, with the facts from all who computed one on the same weights; weights that differ."""
 
 from __future__ import annotations
 
@@ -6,14 +6,43 @@ import time
 from collections.abc import Iterable
 
 import numpy as np
+import xxhash
 
 from psnode.codecs.arrays import Floats
 from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, PsnodeError
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Frame, Kind
 
+_KEPT = 16  # versions, for reports that come late
 _SECONDS = 10.0
 _BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)  # frames of a step that a worker whose loss was finite sends
+
+
+class ReplicaHashes:
+    """xxh3_64 of y at every `every`-th version; 0: of none."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._hashes: dict[int, int] = {}
+
+    def due(self, version: int) -> bool:
+        """True if the weights of `version` are compared."""
+        return bool(self._every) and version % self._every == 0
+
+    def note(self, version: int, replica: Floats) -> None:
+        """Hash y of `version`, if it is due. Version 0 is agreed on at the start."""
+        if version and self.due(version):
+            self._hashes[version] = xxhash.xxh3_64_intdigest(replica.data)
+            self._hashes.pop(version - _KEPT * self._every, None)
+
+    def compare(self, rank: int, step: int, version: int, found: int | None) -> None:
+        """DivergedError if `rank` computed `step` on weights of the hash `found` that are not those of `version`."""
+        expected = self._hashes.get(version)
+        if found is not None and expected is not None and found != expected:
+            raise DivergedError(
+                f"rank {rank} computed step {step} on weights that differ from the published version {version}: its memory or a "
+                "message was corrupted; go on with --resume"
+            )
 
 
 def diverged(
@@ -27,7 +56,7 @@ def diverged(
     """The error that the job ends with because `first` says that a loss is not finite.
 
     `finite`: ranks whose loss of that step was; the rest of `others` is listened to for ten seconds. `weights`: those that
-    the loss was computed on, if they are still there. `outlier`: a line about a gradient in them that was out of place.
+    the loss was computed on, if they are still known. `outlier`: a line about a gradient in them that was out of place.
     """
     losses = {first.rank: str(first.failure.loss)}
     fine = set(finite) - {first.rank}
@@ -44,7 +73,7 @@ def diverged(
                 silent.discard(failure.rank)
         except PeerLostError as lost:
             silent.discard(lost.rank)
-        except PsnodeError:  # a frame that is none says nothing
+        except PsnodeError:  # a malformed frame says nothing
             continue
         else:
             if isinstance(event, Frame) and event.step == first.step and event.kind in _BEHIND_THE_LOSS:

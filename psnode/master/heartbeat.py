@@ -35,5 +35,5 @@ class Heartbeat:
                 if all(pending.done for pending in self._last.get(rank, ())):
                     try:
                         self._last[rank] = self._link.send(rank, Kind.PING)
-                    except TransportError:  # whoever waits on the inbox learns the same
+                    except TransportError:  # the reader of the inbox learns the same
                         return

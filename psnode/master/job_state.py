@@ -25,7 +25,7 @@ class JobState:
         self._stop_deadline = stop_deadline
 
     def request(self, reason: str) -> None:
-        """The job is to end behind the open round."""
+        """The job is to end after the open round."""
         if reason not in (QUORUM, ENOUGH) and self.stop_by == math.inf:
             self.stop_by = self._clock.now() + self._stop_deadline
         self.stop_reason = self.stop_reason or reason

@@ -14,22 +14,19 @@ from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.handle import ShardHandle
 from psnode.master.books import Books
-from psnode.master.checkpoint_thread import CheckpointNews
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
+from psnode.master.checkpoints.pending import CheckpointDues, PendingCheckpoints
+from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.deadlines import RoundTimer, patience_of
-from psnode.master.divergence import diverged
-from psnode.master.dues import CheckpointDues
+from psnode.master.divergence import ReplicaHashes, diverged
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
-from psnode.master.members import Members
-from psnode.master.membership import Membership
-from psnode.master.progress import Fanout
+from psnode.master.lines.progress import Fanout
+from psnode.master.membership import Members, Membership
 from psnode.master.recorder import StepRecorder
-from psnode.master.replica_hashes import ReplicaHashes
+from psnode.master.round_boundary import RoundBoundary
 from psnode.master.sharding import Sharding
-from psnode.master.soundness import Soundness
-from psnode.master.turn import Turn
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
@@ -120,7 +117,7 @@ class Master:
             self.link, self.config, self.job_state, self._members, self._round, self.rule, self.shard, self.pending,
             self.recorder, self.events, flow_control,
         )  # fmt: skip
-        self._turn = Turn(
+        self._boundary = RoundBoundary(
             self.link, self.run, self.job_state, self._members, self.plan, self.rule, self.shard, self.pending, self.recorder,
             self.sharding,
             self.events, flow_control,
@@ -170,7 +167,7 @@ class Master:
             case Frame(kind=Kind.STOP_REQUEST):
                 self._stop(plain(bytes(event.body).decode("ascii", "replace")))
             case Frame(kind=Kind.ASK):
-                self._turn.hear_answer(event.sender, event.version)
+                self._boundary.hear_answer(event.sender, event.version)
             case Frame(sender=rank) if rank not in self._members.live:
                 if event.kind is Kind.REPORT and self._members.is_suspended(rank):  # records may wait for it
                     self._on_report(event)
@@ -221,7 +218,7 @@ class Master:
     def _on_failure(self, event: RemoteFailureError) -> None:
         """A worker cannot go on. An exception is its own; a fault of settings, weights or checkpoints ends the job.
 
-        Settings that have taken a step are not at fault: what a loop or a task does wrong later ends the job after a checkpoint.
+        Settings that have taken a step are not at fault: a later fault of a loop or a task ends the job after a checkpoint.
         """
         if event.failure.loss is not None:
             newest = not self.rule.rounds_go_on and event.step == self.version + 1
@@ -235,8 +232,8 @@ class Master:
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.recorder.down(event.nbytes, event.version)
-        self._turn.sent(event.recipients, event.nbytes)
-        self._turn.clip(event.group, event.clipped)
+        self._boundary.sent(event.recipients, event.nbytes)
+        self._boundary.clip(event.group, event.clipped)
         self._added[event.group] = event.added
         for added in event.added:
             self._members.forgive(added.rank)
@@ -247,7 +244,7 @@ class Master:
 
     def _complete(self) -> None:
         """The version is complete: publish it, if it is to have a checkpoint when the one before is on the disk."""
-        if self._turn.count(self._contributors):
+        if self._boundary.count(self._contributors):
             self.observer.extend(max(self.version, self.sharding.last_step))
         self._due = self._dues.is_due(self.version, last=self.job_state.is_over(self.sharding.last_step))
         self._held = True
@@ -264,7 +261,7 @@ class Master:
         self.job_state.stopping = version >= self.sharding.last_step if first else self.job_state.is_over(self.sharding.last_step)
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
         due = not first and (self._due or self.job_state.stopping)
-        if due and self._turn.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
+        if due and self._boundary.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
             self.soundness.await_(version)
             flags |= Flag.CHECKPOINT
         if not first:
@@ -278,29 +275,29 @@ class Master:
             self._hashes.note(version, self.shard.replica)
         self._unfinished = {group.index for group in self.plan.groups}
         self._members.ask(self.shard.idle)
-        self._turn.catch_up()
+        self._boundary.catch_up()
         if not self.job_state.stopping:
-            self._turn.readmit()
-            if not first and self._turn.deal():
+            self._boundary.readmit()
+            if not first and self._boundary.deal():
                 self.observer.extend(self.sharding.last_step)
         self._round.begin(pause=self._is_pause(flags))
-        self._turn.close(flags, {} if first else self._turn.left_out(self._added, self._membership.forfeited))
+        self._boundary.close(flags, {} if first else self._boundary.left_out(self._added, self._membership.forfeited))
         self._membership.settle(self._contributors)
         self._added = [()] * len(self.plan.groups)
         self.pending.publish()
         self.pending.hurry(self.clock.now())
         if not self.job_state.stopping:
             if not first:
-                self._turn.keep()
+                self._boundary.keep()
             self.shard.open(version)
             self._membership.suspend_silent()
 
     def _desert(self) -> None:
-        """Nobody is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
+        """No worker is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
         if self.job_state.stop_reason is not None:
-            self._turn.break_off(self.clock.now())
+            self._boundary.break_off(self.clock.now())
         elif self._members.spares:
-            if self._turn.pass_on():
+            if self._boundary.pass_on():
                 self.observer.extend(self.sharding.last_step)
             self._round.begin(pause=True)
             self.shard.open(self.version)
@@ -321,4 +318,4 @@ class Master:
         alone = self.config.local is not None  # its workers take turns, and none can be cut off
         checkpoint = Flag.CHECKPOINT in flags or bool(self.pending)
         compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.version)
-        return first or alone or checkpoint or compared_or_over or bool(self._turn.entering)
+        return first or alone or checkpoint or compared_or_over or bool(self._boundary.entering)

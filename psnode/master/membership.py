@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from psnode.config import Config
@@ -12,21 +12,111 @@ from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.events import Refused, Scaled
 from psnode.exchange.shard.handle import RoundsHandle
-from psnode.master.checkpointing import PendingCheckpoints
+from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import QUORUM, JobState
-from psnode.master.members import STRIKES, Members
 from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
+from psnode.transport.clock import Clock
 
-_STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do behind it
+STRIKES = 3  # frames in a row that cannot be used
+_STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do after it
 _SILENCES = 4  # deadlines that a worker may keep silent where no round waits for it
 
 
 @dataclass
+class _Absence:
+    """`taken[g]`: the last step whose gradient of group g was taken; `step`: the last that the worker may have sent."""
+
+    taken: Mapping[int, int]
+    step: int
+    heard: bool = False
+
+
+class Members:
+    """The workers of a job. `live`: those whose gradients count and who are waited for; `spares`: those who wait to be."""
+
+    def __init__(self, workers: Iterable[int], clock: Clock, spares: Iterable[int] = ()) -> None:
+        self.live = frozenset(workers)
+        self.spares = list(spares)
+        self._most = len(self.live)
+        self._clock = clock
+        self._since = dict.fromkeys([*self.live, *self.spares], clock.now())
+        self._strikes: dict[int, int] = {}
+        self._aside: dict[int, _Absence] = {}
+
+    def hear(self, rank: int, gradient_of: int = 0) -> None:
+        """Something came from `rank`: part of the gradient of a step, if that is given."""
+        self._since[rank] = self._clock.now()
+        if (absence := self._aside.get(rank)) is not None:
+            absence.heard = True
+            absence.step = max(absence.step, gradient_of)
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        """`ranks` had nothing to say, and have from now on: they kept silent because they were not asked."""
+        self._since.update(dict.fromkeys(ranks, self._clock.now()))
+
+    def silent_for(self, rank: int) -> float:
+        """Seconds since `rank` was heard or asked."""
+        return self._clock.now() - self._since[rank]
+
+    def strike(self, rank: int) -> bool:
+        """`rank` sent a frame that cannot be used; True if it did so STRIKES times in a row."""
+        self._strikes[rank] = self._strikes.get(rank, 0) + 1
+        return self._strikes[rank] >= STRIKES
+
+    def forgive(self, rank: int) -> None:
+        """Note that a gradient of `rank` was used."""
+        self._strikes.pop(rank, None)
+
+    def remove(self, rank: int) -> bool:
+        """Count `rank` no more; False if it was not counted."""
+        if rank not in self.live:
+            return False
+        self.live -= {rank}
+        return True
+
+    def suspend(self, rank: int, taken: Mapping[int, int], step: int) -> None:
+        """Note that `rank` may return, its steps taken so far by group, and that it may have sent the gradient of `step`."""
+        self._aside[rank] = _Absence(taken, step)
+
+    def is_suspended(self, rank: int) -> bool:
+        """True if `rank` may return."""
+        return rank in self._aside
+
+    def forget(self, rank: int) -> bool:
+        """`rank` will not return, and is no spare; False if it was neither suspended nor a spare."""
+        if rank in self.spares:
+            self.spares.remove(rank)
+            return True
+        return self._aside.pop(rank, None) is not None
+
+    def readmit(self) -> dict[int, tuple[int, list[int]]]:
+        """Those who were suspended and heard since: each with its last step, and the groups not taken of that.
+
+        They count again, but for those whose places have been taken: these are spares.
+        """
+        found = {}
+        for rank in sorted(rank for rank, absence in self._aside.items() if absence.heard):
+            absence = self._aside.pop(rank)
+            found[rank] = absence.step, [group for group, last in absence.taken.items() if last < absence.step]
+        back = list(found)[: max(0, self._most - len(self.live))]
+        self.live |= set(back)
+        self.spares += [rank for rank in found if rank not in back]
+        return found
+
+    def promote(self, behind: Collection[int] = ()) -> list[int]:
+        """Count as many spares as places are empty: these. None of those who are `behind`."""
+        promoted = [rank for rank in self.spares if rank not in behind][: self._most - len(self.live)]
+        self.spares = [rank for rank in self.spares if rank not in promoted]
+        self.live |= set(promoted)
+        return promoted
+
+
+@dataclass
 class Membership:
-    """Decides when the others go on without somebody. For the master's main thread."""
+    """Decides when the others go on without a worker. For the master's main thread."""
 
     link: FrameChannel
     config: Config
@@ -45,7 +135,7 @@ class Membership:
     def on_overdue(self, owing: frozenset[int], *, held: bool) -> None:
         """Suspend the workers that hold up the round; if too few would be left, after the longest deadline.
 
-        At once if a stop was asked for. `owing`: workers whose traces have not come. `held`: what holds it up is a checkpoint.
+        At once if a stop was asked for. `owing`: workers whose traces have not come. `held`: a checkpoint holds it up.
         """
         live, late = self.members.live, self.round.taken
         hurried = self.job_state.late
@@ -109,7 +199,7 @@ class Membership:
         if self.job_state.stopping:
             return {}
         taken = self.shard.withdraw(rank)
-        if not left and not self.shard.untouched:  # nobody will close the open groups: the version is complete as it is
+        if not left and not self.shard.untouched:  # no worker will close the open groups: the version is complete as it is
             self.shard.force()
         return taken
 
@@ -164,7 +254,7 @@ class Membership:
 
     @property
     def forfeited(self) -> set[int]:
-        """The ranks that sent what cannot be a gradient: it does not return to their memories."""
+        """The ranks whose frames cannot be gradients: these do not return to their memories."""
         return {rank for rank, _ in self.judged} if self.config.norm_cap == AUTO else set()
 
     def settle(self, contributors: Iterable[tuple[int, int]]) -> None:

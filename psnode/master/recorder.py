@@ -70,7 +70,7 @@ class StepRecorder:
         self._last_close = time.perf_counter()
 
     def count_epochs(self, steps: int, shift: int) -> None:
-        """From here on an epoch has so many steps, and steps are counted from `shift`."""
+        """An epoch now has `steps` steps, counted from `shift`."""
         self._steps_per_epoch, self._shift = steps, shift
 
     def epoch(self, step: int) -> float:
@@ -90,7 +90,7 @@ class StepRecorder:
         self._rounds[step].dropped += 1
 
     def skipped(self, step: int, rank: int) -> None:
-        """`rank` leaves its gradient of `step` out: what it had sent of it by then is in its report, which is still to come."""
+        """`rank` leaves its gradient of `step` out: the bytes of it that were sent are in its report, which is still to come."""
         if step >= self._next:
             self._rounds[step].skipped.add(rank)
 
@@ -131,7 +131,7 @@ class StepRecorder:
         entry.closed = time.perf_counter()
 
     def due(self) -> Iterator[StepRecord]:
-        """The records that are complete, in order; where rounds go on without somebody's report, not all wait for it for ever."""
+        """The records that are complete, in order; where rounds go on without a worker's report, not all wait for it for ever."""
         while (entry := self._rounds.get(self._next)) and entry.closed:
             if self._missing(self._next, entry) and len(self._rounds) <= _MOST_REPORTS:
                 return

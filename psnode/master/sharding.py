@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from psnode.config import Config
 from psnode.config.schedules import OwnRate, Schedule, learning_rate
-from psnode.master.applied import Applied
-from psnode.master.startup import Epochs, epochs_of
+from psnode.exchange.shard.consistency import Rule, gradients_a_round
 from psnode.protocol.messages import Reshard
-from psnode.records.generations import Generation
+from psnode.records.checkpoint import Checkpoint
+from psnode.records.generations import Generation, shift
 
 _REMEMBERED = 1 << 14  # versions; no gradient is older, but after hours of silence
 _NEVER = 1 << 53
+
+
+class Epochs(NamedTuple):
+    """Number of steps of an epoch, and the shifts of psnode.records.generations: for schedules, and for the data of a worker."""
+
+    steps: int
+    shift: int
+    sample_shift: int
+
+
+def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epochs:
+    """Epochs of a run whose last part begins now."""
+
+    def taken(workers: int) -> int:
+        return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
+
+    def sampled(workers: int) -> int:
+        return workers * config.batch_size * config.batches_per_step
+
+    return Epochs(examples // taken(parts[-1].workers), shift(parts, examples, taken), shift(parts, examples, sampled))
+
+
+class Applied:
+    """Counts gradients, each when the first of its groups is applied. `newest`: of every rank, the last step that was counted."""
+
+    def __init__(self, gradients: int = 0, newest: Mapping[int, int] | None = None) -> None:
+        self.gradients = gradients
+        self._newest = dict(newest or {})
+
+    def add(self, contributors: Iterable[tuple[int, int]]) -> None:
+        """A version was made of gradients of `contributors`, each a rank and a step of its own."""
+        for rank, step in sorted(contributors):
+            if step > self._newest.get(rank, 0):
+                self._newest[rank] = step
+                self.gradients += 1
+
+    def facts(self) -> dict[str, Any]:
+        """Entries of a checkpoint's manifest."""
+        return {"applied": {"gradients": self.gradients, "newest": {str(rank): step for rank, step in self._newest.items()}}}
+
+
+def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
+    """The gradients that the run has applied so far. None where every version stands for the same number.
+
+    So do those of a run under ssp or asp whose checkpoint does not say it, since it was begun before they were counted.
+    """
+    if not rule.patient:
+        return None
+    if found is None:
+        return Applied()
+    facts = found.facts.get("applied")
+    if facts is None:
+        return None
+    return Applied(int(facts["gradients"]), {int(rank): int(step) for rank, step in facts["newest"].items()})
 
 
 class Sharding:
@@ -24,8 +79,8 @@ class Sharding:
     Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
     on: all epochs are then counted in gradients, and the shift is the number that versions lack.
 
-    Shares are resharded only where an epoch ends: whoever goes within one takes the rest of its share along, and whoever
-    comes has none before the next.
+    Shares are resharded only where an epoch ends: a worker that goes within one takes the rest of its share along, and
+    one that comes has none before the next.
     """
 
     def __init__(
@@ -105,13 +160,13 @@ class Sharding:
 
     @property
     def last_of_workers(self) -> int:
-        """A step behind which no worker has anything to do. Where gradients are counted, only the master knows the last."""
+        """A step after which no worker has anything to do. Where gradients are counted, only the master knows the last."""
         if self.applied is None:
             return self.last_step
         return self._config.stop_after or self._config.max_steps or _NEVER
 
     def hand_over(self, rank: int, live: Iterable[int]) -> int:
-        """`rank` gets the share of somebody who is not `live` any more: of whom."""
+        """`rank` gets the share of a worker that is not `live` any more; returns that worker's rank."""
         place = next(index for index, owner in enumerate(self.ranks) if owner not in live)
         former = self.ranks[place]
         self.ranks = (*self.ranks[:place], rank, *self.ranks[place + 1 :])

@@ -11,7 +11,7 @@
                                    manifest.json               step, layout, and size and xxh3_128 of every file
     checkpoints/latest             the name of the newest one
 
-psnode.records.staging writes them, the manifest last, with the facts that psnode.master.draft has gathered;
+psnode.records.staging writes them, the manifest last, with the facts that psnode.master.checkpoints.contents has gathered;
 psnode.records.retention adds its verdict to the manifest. A checkpoint is renamed before it is deleted. Its contents are tensors
 and JSON: reading one executes nothing. psnode.records.layout defines the names of the state's tensors.
 """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from psnode.records.room import Part, Room
+from psnode.records.snapshot_memory import Allocation, SnapshotMemory
 from psnode.tasks.memory import memory_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class _Piece:
     def __init__(self, live: Raw, part: int | None) -> None:
         self.live, self.part = live, part
         self.read = self.base = 0
-        self.copy: Part | None = None
+        self.copy: Allocation | None = None
 
     @property
     def rest(self) -> int:
@@ -47,11 +47,11 @@ class Snapshot:
     `protect`.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor], parts: Sequence[Iterable[torch.Tensor]], room: Room) -> None:
-        self._room = room
+    def __init__(self, tensors: Iterable[torch.Tensor], parts: Sequence[Iterable[torch.Tensor]], memory: SnapshotMemory) -> None:
+        self._memory = memory
         self._closed = self._changed = False
-        with room.changed:
-            room.begin()
+        with memory.changed:
+            memory.begin()
         ranges = sorted((raw(each).__array_interface__["data"][0], each.nbytes, part) for part, held in enumerate(parts)
                         for each in held if each.nbytes and each.is_contiguous())  # fmt: skip
         self._pieces: dict[int, list[_Piece]] = {}
@@ -66,25 +66,25 @@ class Snapshot:
     def protect(self, part: int) -> None:
         """Return when `part` may be changed: its unread bytes have been copied, or read while this call waits for memory."""
         if part in self._of_part:
-            with self._room.changed:
+            with self._memory.changed:
                 self._changed = True
             for piece in self._of_part.pop(part):
                 self._save(piece)
 
     def _save(self, piece: _Piece) -> None:
-        room = self._room
-        with room.changed:
+        memory = self._memory
+        with memory.changed:
             while not self._closed and piece.rest:
-                if (copy := room.take(piece.rest)) is not None:
+                if (copy := memory.take(piece.rest)) is not None:
                     break
-                room.changed.wait()
+                memory.changed.wait()
             else:
                 return
             base = piece.read
         np.copyto(copy.raw, piece.live[base:])
-        with room.changed:
+        with memory.changed:
             if self._closed or not piece.rest:
-                room.give_back(copy)
+                memory.give_back(copy)
             else:
                 piece.copy, piece.base = copy, base
 
@@ -103,26 +103,26 @@ class Snapshot:
 
     def _read(self, piece: _Piece, start: int, out: Raw) -> None:
         while True:
-            with self._room.changed:
+            with self._memory.changed:
                 if self._closed:
                     raise OSError(errno.ECANCELED, "it was given up")
                 copy, base = piece.copy, piece.base
             np.copyto(out, (piece.live if copy is None else copy.raw)[start - base : start - base + out.size])
             if piece.part is None:
                 return
-            with self._room.changed:
+            with self._memory.changed:
                 if piece.copy is not copy:  # it may have changed during the reading
                     continue
                 piece.read = start + out.size
                 if not piece.rest and copy is not None:
                     piece.copy = None
-                    self._room.give_back(copy)
-                self._room.changed.notify_all()
+                    self._memory.give_back(copy)
+                self._memory.changed.notify_all()
                 return
 
     def rewind(self) -> bool:
         """Begin to read again from the start if no part was protected so far; otherwise return False."""
-        with self._room.changed:
+        with self._memory.changed:
             if not self._changed:
                 for piece in (each for found in self._pieces.values() for each in found):
                     piece.read = 0
@@ -130,14 +130,14 @@ class Snapshot:
 
     def close(self) -> None:
         """End the reading: release the copies and the waiting threads. Any thread may call it, more than once."""
-        with self._room.changed:
+        with self._memory.changed:
             self._closed = True
             for piece in (each for found in self._pieces.values() for each in found):
                 if piece.copy is not None:
-                    self._room.give_back(piece.copy)
+                    self._memory.give_back(piece.copy)
                     piece.copy = None
-            self._room.rest()
-            self._room.changed.notify_all()
+            self._memory.rest()
+            self._memory.changed.notify_all()
 
 
 def size_of(parts: Sequence[Iterable[torch.Tensor]]) -> int:

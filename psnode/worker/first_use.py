@@ -68,7 +68,7 @@ class FirstUse:
         self._torch_lock = threading.Lock()
         self._waiting: int | None = None
         self._stack = ExitStack()
-        self._modes: tuple[_Memory, _Operators] | None = None  # while they are entered
+        self._modes: tuple[_MemoryMode, _Operators] | None = None  # while they are entered
         self._thread = 0  # that entered them: torch keeps its modes by thread
         self._entered = False
         self._hooks = list(self._hook(model))
@@ -77,7 +77,7 @@ class FirstUse:
         self._entered = True
         if self._arriving.missing:
             self._thread = threading.get_ident()
-            self._modes = self._stack.enter_context(_Memory(self)), self._stack.enter_context(_Operators(self))
+            self._modes = self._stack.enter_context(_MemoryMode(self)), self._stack.enter_context(_Operators(self))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -160,7 +160,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _Memory(TorchFunctionMode):
+class _MemoryMode(TorchFunctionMode):
     """Waits before every method that gives a weight's memory away."""
 
     def __init__(self, watch: FirstUse) -> None:

@@ -25,10 +25,10 @@ from psnode.records.metrics import peak_memory
 from psnode.records.timeline import Tracer
 from psnode.task import Batch
 from psnode.worker.backward_hooks import GroupHooks
+from psnode.worker.checkpoint_part import CheckpointParts
 from psnode.worker.computation import Computation, Outcome
-from psnode.worker.contribution import Contribution
+from psnode.worker.data_share import DataShare
 from psnode.worker.first_use import FirstUse
-from psnode.worker.share import Share
 
 
 class Passes(NamedTuple):
@@ -57,11 +57,11 @@ class Worker:
     receiver: Receiver
     first_use: FirstUse | None  # None: a forward pass waits for all weights
     sender: GradientSender
-    contribution: Contribution
+    checkpoint_parts: CheckpointParts
     hooks: GroupHooks
     computation: Computation
-    share: Share
-    deal: Callable[[Reshard, int, Share | None], Share]  # this rank's part of a deal, behind a version and another share
+    share: DataShare
+    deal: Callable[[Reshard, int, DataShare | None], DataShare]  # this rank's part of a deal, behind a version and another share
     tracer: Tracer
     own_rate: OwnRate | None = None  # Task.learning_rate
     on_host: Sequence[str] = ()  # with a device: what is coded on the host all the same, and why, in lines
@@ -93,7 +93,7 @@ class Worker:
         Yields the passes of one step after another, and is sent their outcome; None if `settled` has said no.
         """
         if self.config.saves_amid:
-            self.contribution.prepare()
+            self.checkpoint_parts.prepare()
         if self.start.weights_follow:
             self.receiver.expect(self.start.step)
         else:
@@ -243,7 +243,7 @@ class Worker:
     def _contribute(self, step: int, buffers: dict[str, torch.Tensor]) -> None:
         """Begin this worker's part of the checkpoint."""
         own = {f"buffer/{name}": value.cpu() for name, value in buffers.items()}
-        self.contribution.begin(step, {**self.share.state(), **own})
+        self.checkpoint_parts.begin(step, {**self.share.state(), **own})
 
     def _leave(self) -> None:
         """Hand over the trace and wait for the master's word that everything is written."""
@@ -257,7 +257,7 @@ class Worker:
     def close(self) -> None:
         """End the threads."""
         self.share.batches.close()
-        self.contribution.close()
+        self.checkpoint_parts.close()
         self.sender.close()
         self.hooks.remove()
         if self.first_use is not None:

@@ -44,12 +44,12 @@ from psnode.tasks.data.sampler import Sampler
 from psnode.tasks.device import choose_device
 from psnode.tasks.own_loop import OwnLoop
 from psnode.worker.backward_hooks import GroupHooks
+from psnode.worker.checkpoint_part import CheckpointParts
 from psnode.worker.computation import Computation
-from psnode.worker.contribution import Contribution
+from psnode.worker.data_share import DataShare, resumed
 from psnode.worker.first_use import FirstUse
 from psnode.worker.inspection import Findings, inspect, refuse_shared_memory
 from psnode.worker.loop import Worker
-from psnode.worker.share import Share, resumed
 
 _LOG = logging.getLogger(__name__)
 
@@ -142,12 +142,12 @@ class WorkerContext:
             receiver=receiver,
             first_use=FirstUse(self.model, receiver, model.vector) if early else None,
             sender=sender,
-            contribution=Contribution(
+            checkpoint_parts=CheckpointParts(
                 link, self.directory, sender, tracer, config.checkpoint_memory, config.checkpoint_residuals
             ),
             hooks=GroupHooks(model.parameters, plan, gradients.collect, sender.push, start.late),
             computation=self.computation,
-            share=Share.behind(self.data, sampler, finished, start.last_step - start.step),
+            share=DataShare.behind(self.data, sampler, finished, start.last_step - start.step),
             deal=self.deal,
             tracer=tracer,
             own_rate=self.own_rate,
@@ -168,11 +168,11 @@ class WorkerContext:
         except ConfigurationError as error:
             return [Verdict("every codec", None, str(error)).line]
 
-    def deal(self, deal: Reshard, version: int, before: Share | None) -> Share:
+    def deal(self, deal: Reshard, version: int, before: DataShare | None) -> DataShare:
         """This rank's part of a deal, behind `version`, or behind its place in the share that it had `before`."""
         sampler = self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift)
         finished = version if before is None or not before.place else sampler.finished(before.place, before.sampler.workers)
-        return Share.behind(self.data, sampler, finished, deal.last_step - version)
+        return DataShare.behind(self.data, sampler, finished, deal.last_step - version)
 
 
 def may_begin_early(config: Config, rule: Rule) -> bool:

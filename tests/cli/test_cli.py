@@ -17,7 +17,7 @@ import pytest
 
 from psnode import __version__
 from psnode.cli import app, main
-from psnode.cli.foreign import FOREIGN
+from psnode.cli.foreign_flags import FOREIGN
 from psnode.config import settings
 
 Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err

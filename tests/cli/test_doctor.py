@@ -21,7 +21,7 @@ from psnode.config import cores
 from psnode.config.cores import usable_cores
 from psnode.config.schemes import SCHEMES
 from psnode.jobs.hosts import agent
-from psnode.jobs.shared_memory import Room
+from psnode.jobs.shared_memory import SharedMemory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -142,7 +142,7 @@ def test_a_quota_of_cores_is_told_here_and_by_hosts(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("free", "state"), [(2000, "ok"), (1, "optional")])
 def test_little_shared_memory_is_told_with_what_is_needed(free: int, state: str) -> None:
     ranks = usable_cores() + 1
-    found = doctor._shared_memory(Room(free << 24, free << 24))
+    found = doctor._shared_memory(SharedMemory(free << 24, free << 24))
     assert found.state == state
     assert f"{ranks} ranks take {ranks * 16.777216:.3g}"[:18] in found.detail
     assert ("--shm-size" in found.remedy) == (state != "ok")

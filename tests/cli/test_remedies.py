@@ -18,7 +18,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "export": ("cli/export.py", "jobs/huggingface.py"),
     "runs": ("cli/runs.py", "report/run.py"),
     "report": ("cli/runs.py", "report/page.py"),
-    "tune": ("cli/tune.py", "jobs/tuning/space.py", "jobs/tuning/trial.py", "jobs/tuning/sweep.py", "jobs/resumable.py"),
+    "tune": ("cli/tune.py", "jobs/tuning/space.py", "jobs/tuning/trial.py", "jobs/tuning/sweep.py", "jobs/subprocess_runs.py"),
 }
 OF_TRAIN = {"evaluate": {"--ema", "--ema-decay"}}
 

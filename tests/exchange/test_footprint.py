@@ -15,7 +15,7 @@ from psnode.exchange.footprint import Footprint, footprint, optimizer_vectors
 from psnode.exchange.machine import Machine
 from psnode.jobs.dry_run import dry_run
 from psnode.jobs.job import run
-from psnode.master.enough_memory import require_memory
+from psnode.master.start.startup import require_memory
 from psnode.plan.groups import Tensor, plan_of
 from psnode.protocol.messages import Ready
 
@@ -109,11 +109,11 @@ def test_a_host_whose_ranks_do_not_fit_is_named() -> None:
 
 def test_the_master_counts_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
     found = need("topk")
-    monkeypatch.setattr("psnode.master.enough_memory.free_memory", lambda: 4 * found.vector)
+    monkeypatch.setattr("psnode.master.start.startup.free_memory", lambda: 4 * found.vector)
     here = Machine.here().host
     with pytest.raises(ConfigurationError, match=f"2 ranks on {here}"):
         require_memory(found, {1: ready(here, 4 * found.vector)})
-    monkeypatch.setattr("psnode.master.enough_memory.free_memory", lambda: 6 * found.vector)
+    monkeypatch.setattr("psnode.master.start.startup.free_memory", lambda: 6 * found.vector)
     require_memory(found, {1: ready(here, 6 * found.vector)})
 
 

@@ -28,7 +28,7 @@ from psnode.records.directory import claim
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from psnode.records.retention import prune
-from psnode.records.snapshot import Raw, Room, Snapshot
+from psnode.records.snapshot import Raw, Snapshot, SnapshotMemory
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.tensorfile import content_of
 from psnode.tasks.classification import Classification
@@ -64,7 +64,7 @@ class Training:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = list(tensors)
-        self._snapshot = Snapshot(self._tensors, [[tensor] for tensor in self._tensors], Room(1 << 20))
+        self._snapshot = Snapshot(self._tensors, [[tensor] for tensor in self._tensors], SnapshotMemory(1 << 20))
         self._goes_on, self._begun, self._over = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._train, daemon=True)
         self._thread.start()

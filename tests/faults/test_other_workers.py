@@ -14,12 +14,12 @@ import torch
 from psnode.config import Config
 from psnode.errors import CheckpointError
 from psnode.jobs.job import run
-from psnode.master.startup import resharded
 from psnode.protocol.messages import Ready
 from psnode.records import checkpoint, tensorfile
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
+from psnode.records.redistribution import resharded
 from psnode.records.staging import StagedCheckpoint
 from psnode.tasks.classification import Classification
 from psnode.tasks.data.sampler import permutation

@@ -13,7 +13,7 @@ import pytest
 from psnode.config import Config
 from psnode.errors import CheckpointError
 from psnode.jobs.job import run
-from psnode.master.draft import Draft
+from psnode.master.checkpoints.contents import Draft
 from psnode.records import checkpoint, staging
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.directory import saved_config

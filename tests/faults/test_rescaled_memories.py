@@ -14,12 +14,12 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.sender import GradientSender
 from psnode.jobs.job import run
-from psnode.master.startup import resharded
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready
 from psnode.records import checkpoint, tensorfile
 from psnode.records.metrics import read_records
+from psnode.records.redistribution import resharded
 from psnode.task import Task
 from psnode.transport.loopback import loopback_group
 from tests.exchange.given import Given

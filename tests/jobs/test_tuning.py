@@ -16,7 +16,7 @@ import pytest
 
 from psnode import cli
 from psnode.errors import ConfigurationError
-from psnode.jobs import resumable
+from psnode.jobs import subprocess_runs
 from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, flags, grid, parse
 from psnode.jobs.tuning.sweep import Sweep
@@ -35,7 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         found.append(list(arguments))
         return cli.main(arguments)
 
-    monkeypatch.setattr(resumable, "run_psnode", run)
+    monkeypatch.setattr(subprocess_runs, "run_psnode", run)
     return found
 
 
@@ -233,12 +233,12 @@ def test_an_evaluation_that_failed_is_tried_again_and_no_training_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--vary", "lr=0.05,1e-6", "--steps", "4", "--output", tmp_path]
-    run, broken = resumable.run_psnode, True
+    run, broken = subprocess_runs.run_psnode, True
 
     def breaks(arguments: Sequence[str], log: Path | None = None) -> int:
         return 1 if broken and arguments[0] == "evaluate" and "lr=0.05" in str(arguments) else run(arguments, log)
 
-    monkeypatch.setattr(resumable, "run_psnode", breaks)
+    monkeypatch.setattr(subprocess_runs, "run_psnode", breaks)
     found = tune(capsys, *words)
     assert by_lr(found) == {"1e-6": ("done", True), "0.05": ("not evaluated (1)", False)}
     (tmp_path / "lr=0.05" / "failed.json").write_text('{"exit_code": 1, "steps": 4}')  # as earlier versions left it

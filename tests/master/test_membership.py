@@ -13,14 +13,13 @@ from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
-from psnode.master.members import Members
-from psnode.master.membership import Membership
+from psnode.master.membership import Members, Membership
 from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel
 from psnode.transport.clock import Clock
 from psnode.transport.loopback import loopback_group
 from tests.exchange.shard.small import small_shard
-from tests.master.test_checkpointing import bench
+from tests.master.checkpoints.test_pending import bench
 
 
 def membership(folder: Path, seconds: list[float]) -> Membership:

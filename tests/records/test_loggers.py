@@ -21,7 +21,7 @@ from psnode.evaluator import follow
 from psnode.jobs.job import run
 from psnode.master.events import Events
 from psnode.records.loggers.background import Background
-from psnode.records.loggers.base import Run
+from psnode.records.loggers.base import LoggedRun
 from psnode.records.loggers.observer import Observer, chosen
 from psnode.records.metrics import read_records
 
@@ -138,7 +138,7 @@ class Stuck:
     def __init__(self) -> None:
         self.answers, self.steps = threading.Event(), list[int]()
 
-    def begin(self, run: Run) -> None: ...
+    def begin(self, run: LoggedRun) -> None: ...
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self.answers.wait()

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psnode.records.room import Room
 from psnode.records.snapshot import Raw, Snapshot
+from psnode.records.snapshot_memory import SnapshotMemory
 from psnode.records.tensorfile import content_of, parse, write_content
 
 GROUPS = [(0, 5), (5, 5), (5, 12), (12, 30)]
@@ -30,7 +30,7 @@ class State:
             for name, (start, stop) in TENSORS.items()
         } | {"still": torch.arange(7)}
         self.values = {name: value.clone() for name, value in self.tensors.items()}
-        self.room = Room(room)
+        self.room = SnapshotMemory(room)
         parts = [[vector[start:stop] for vector in self.vectors] for start, stop in GROUPS]
         self.snapshot = Snapshot(self.tensors.values(), parts, self.room)
 

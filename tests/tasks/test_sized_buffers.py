@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import psnode
 from psnode.evaluator import follow
-from psnode.master.statistics import combined
+from psnode.master.checkpoints.buffers import combined
 from psnode.records.weights import export
 from psnode.task import Task
 from psnode.tasks import inventory

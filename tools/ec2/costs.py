@@ -11,7 +11,7 @@ from typing import Any
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Node
 from psnode_ec2.errors import CapError, ConfigurationError, Ec2Error
-from psnode_ec2.ledger import Entry
+from psnode_ec2.ledger import LedgerEntry
 from psnode_ec2.resources import Volume
 from psnode_ec2.settings import Settings
 
@@ -60,7 +60,7 @@ def extras(
     return found
 
 
-def ended(cloud: Cloud, settings: Settings, entries: Sequence[Entry], now: datetime.datetime) -> list[Extra]:
+def ended(cloud: Cloud, settings: Settings, entries: Sequence[LedgerEntry], now: datetime.datetime) -> list[Extra]:
     """The instances that have ended, by type, at today's prices and at most: each until it was seen to have ended."""
     found = []
     for kind, spot, limit in sorted({(each.type, each.spot, each.limit) for each in entries}):

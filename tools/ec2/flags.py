@@ -17,7 +17,7 @@ from psnode_ec2.cloud import Cloud, progress
 from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node, cluster_of
 from psnode_ec2.end_times import notice
 from psnode_ec2.errors import DeclinedError
-from psnode_ec2.ledger import Entry, note
+from psnode_ec2.ledger import LedgerEntry, note
 from psnode_ec2.remote import Access, access
 from psnode_ec2.settings import FIELDS, Settings, load, rule
 
@@ -37,14 +37,14 @@ class Session:
         """The one that the settings name."""
         return cluster_of(self.cloud, self.settings)
 
-    def note(self, nodes: Sequence[Node]) -> list[Entry]:
+    def note(self, nodes: Sequence[Node]) -> list[LedgerEntry]:
         """Keep in mind what EC2 shows of the cluster; returns the nodes that have ended."""
         cluster = self.cluster
         if self.cloud.dry_run:
             return []
         return note(self.settings, self.cloud.region, cluster.owner, nodes, datetime.datetime.now(datetime.UTC))
 
-    def noted(self) -> tuple[list[Node], list[Entry]]:
+    def noted(self) -> tuple[list[Node], list[LedgerEntry]]:
         """The nodes that live, and those that have ended."""
         nodes = self.cluster.nodes(LIVE + ENDED)
         return [node for node in nodes if node.state in LIVE], self.note(nodes)

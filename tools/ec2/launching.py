@@ -22,7 +22,7 @@ _ROUNDS = 8  # plans that a launch makes while others change the same cluster
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """Plan of a launch: the number of missing nodes, their places, and the largest cost of an hour of the whole."""
 
     nodes: list[Node]
@@ -82,7 +82,7 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
     return wait(cluster, settings, mine, started, {node.id for node in plan.nodes})
 
 
-def make_plan(cluster: Cluster, settings: Settings) -> Plan:
+def make_plan(cluster: Cluster, settings: Settings) -> LaunchPlan:
     """Make the plan of missing nodes and their places. Raises ConfigurationError and its kinds, before anything is
     changed.
     """
@@ -112,7 +112,7 @@ def make_plan(cluster: Cluster, settings: Settings) -> Plan:
         most_per_hour(cloud, settings, standing, names)
         for names in (new, *([other] * len(new) for other in settings.fallback_types))
     )
-    return Plan(nodes, missing, where, image, key, own_range(cluster, settings), cost, settings.max_hours, _idle(settings))
+    return LaunchPlan(nodes, missing, where, image, key, own_range(cluster, settings), cost, settings.max_hours, _idle(settings))
 
 
 def _idle(settings: Settings) -> str:

@@ -22,7 +22,7 @@ _FILE = "nodes.json"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A node; `ended` is the first moment at which it was seen not to live, in UTC, "" while it does."""
 
     id: str
@@ -43,7 +43,7 @@ class Entry:
         return max((last - datetime.datetime.fromisoformat(self.launched)).total_seconds() / 3600, 0.0)
 
 
-def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now: datetime.datetime) -> list[Entry]:
+def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now: datetime.datetime) -> list[LedgerEntry]:
     """Note all nodes of the cluster that EC2 shows now, ended ones too; returns those that have ended, oldest first.
 
     A file that cannot be read or written is one without entries.
@@ -53,7 +53,7 @@ def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now
         for node in nodes:
             there = entries.get(node.id)
             ends = node.ends.isoformat() if node.ends else ""
-            fresh = Entry(
+            fresh = LedgerEntry(
                 node.id, node.name, node.type, node.zone, region, owner, node.spot, node.limit, node.launched.isoformat(), ends
             )
             entries[node.id] = replace(fresh, ended=there.ended if there else "")
@@ -65,7 +65,7 @@ def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[dict[str, Entry]]:
+def _opened(path: Path) -> Iterator[dict[str, LedgerEntry]]:
     """The entries of the file by id, written back at the end; one command at a time."""
     with contextlib.ExitStack() as stack:
         try:
@@ -85,8 +85,8 @@ def _opened(path: Path) -> Iterator[dict[str, Entry]]:
             file.flush()
 
 
-def _read(text: str) -> dict[str, Entry]:
+def _read(text: str) -> dict[str, LedgerEntry]:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         found: list[dict[str, Any]] = json.loads(text)
-        return {each["id"]: Entry(**each) for each in found}
+        return {each["id"]: LedgerEntry(**each) for each in found}
     return {}

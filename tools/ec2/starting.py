@@ -25,12 +25,12 @@ from psnode_ec2.resources import ensure_firewall, ensure_placement
 from psnode_ec2.settings import Settings
 
 if TYPE_CHECKING:
-    from psnode_ec2.launching import Plan
+    from psnode_ec2.launching import LaunchPlan
 
 _LATE = 4  # looks for nodes of a call whose answer nobody heard
 
 
-def start_missing(cluster: Cluster, settings: Settings, plan: Plan, launch: str, started: set[str]) -> None:
+def start_missing(cluster: Cluster, settings: Settings, plan: LaunchPlan, launch: str, started: set[str]) -> None:
     """Start the missing nodes of `plan`, and keep in `started` the ids of all that this launch has started and not ended.
 
     If it fails, nothing that carries the id `launch` is left, neither nodes nor groups; nodes of others are not touched.
@@ -52,7 +52,7 @@ def start_missing(cluster: Cluster, settings: Settings, plan: Plan, launch: str,
         raise
 
 
-def _start(cluster: Cluster, settings: Settings, plan: Plan, launch: str, started: set[str]) -> None:
+def _start(cluster: Cluster, settings: Settings, plan: LaunchPlan, launch: str, started: set[str]) -> None:
     cloud = cluster.cloud
     key = ensure_key(cluster, settings, plan.public, launch)
     firewall = ensure_firewall(cluster, settings, plan.places[0].vpc, plan.ssh_from, launch)
@@ -79,7 +79,7 @@ def _summary(refused: dict[str, Ec2Error]) -> Ec2Error:
 
 
 def _start_in(
-    cluster: Cluster, settings: Settings, plan: Plan, common: Common, place: Place, attempt: int, started: set[str]
+    cluster: Cluster, settings: Settings, plan: LaunchPlan, common: Common, place: Place, attempt: int, started: set[str]
 ) -> None:
     """Start all that is missing in one place; if a part has no room there, end the other part again."""
     for role, count in plan.missing.items():
@@ -98,7 +98,7 @@ def _start_in(
             raise
 
 
-def _unchanged(cluster: Cluster, plan: Plan, started: set[str]) -> None:
+def _unchanged(cluster: Cluster, plan: LaunchPlan, started: set[str]) -> None:
     """Check that the cluster is the plan's, beside the nodes that this launch has started since. Raises OthersError."""
     if {node.id for node in cluster.nodes()} - started != {node.id for node in plan.nodes} - started:
         raise OthersError(f"the nodes of cluster {cluster.name} are not those that the plan was made for")

@@ -61,7 +61,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """A trial with its last result and the step of that result; `state`: done, dropped, or the reason for a missing result."""
 
     trial: Trial
@@ -72,7 +72,7 @@ class Outcome:
 
 def run(
     varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
-) -> list[Outcome]:
+) -> list[TrialOutcome]:
     """Run every combination of the lists, or `count` drawn trials if there is a range; returns the outcomes, best first.
 
     `tell` is called with each trial as it ends. Raises SweepStoppedError if a trial was stopped.
@@ -109,10 +109,10 @@ def _drawn(varied: Sequence[Varied], sweep: Sweep, count: int) -> Iterator[dict[
 
 def _one_by_one(
     varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
-) -> list[Outcome]:
+) -> list[TrialOutcome]:
     """Draw each trial when the results of all earlier ones are known."""
     earlier: list[tuple[dict[str, str], float | None]] = []
-    found: dict[tuple[str, ...], Outcome] = {}
+    found: dict[tuple[str, ...], TrialOutcome] = {}
     for number in range(1, count + 1):
         values = draw(varied, earlier, seed=sweep.seed, maximize=sweep.maximize, blind=min(_BLIND, max(2, count // 3)))
         outcome = _attempt(make(values), sweep.steps, sweep, f"trial {number} of {count}", tell)
@@ -121,9 +121,9 @@ def _one_by_one(
     return list(found.values())
 
 
-def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -> list[Outcome]:
+def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -> list[TrialOutcome]:
     """Run every trial to the first rung, and from each rung the best to the next."""
-    found: dict[tuple[str, ...], Outcome] = {}
+    found: dict[tuple[str, ...], TrialOutcome] = {}
     rungs = sweep.rungs(len(trials))
     climbing = [*trials]
     for level, steps in enumerate(rungs):
@@ -139,7 +139,7 @@ def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -
     return list(found.values())
 
 
-def _attempt(trial: Trial, steps: int, sweep: Sweep, which: str, tell: Callable[[str], None]) -> Outcome:
+def _attempt(trial: Trial, steps: int, sweep: Sweep, which: str, tell: Callable[[str], None]) -> TrialOutcome:
     with sweep.watch(trial, steps, which):
         code = trial.advance(steps, sweep.metric)
     if code in STOPPED:
@@ -154,4 +154,4 @@ def _attempt(trial: Trial, steps: int, sweep: Sweep, which: str, tell: Callable[
         state = "dropped" if steps < sweep.steps else "done"
     shown = f"{sweep.metric} {result:.4g}" if result is not None else f"{state}, see {trial.directory / 'output.log'}"
     tell(f"{which}, step {steps}: {trial.name}: {shown}")
-    return Outcome(trial, state, steps, result)
+    return TrialOutcome(trial, state, steps, result)

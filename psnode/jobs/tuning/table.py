@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from psnode.jobs.tuning.sweep import Outcome
+from psnode.jobs.tuning.sweep import TrialOutcome
 from psnode.jobs.tuning.trial import Trial
 
 
-def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
+def best_of(outcomes: Sequence[TrialOutcome]) -> TrialOutcome | None:
     """Return the first outcome that has a result."""
     return next((one for one in outcomes if one.result is not None), None)
 
@@ -20,7 +20,7 @@ def command_of(trial: Trial) -> str:
     return shlex.join(["psnode", *trial.command, *trial.options, "--train-dir", str(trial.output / "best")])
 
 
-def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def rows(outcomes: Sequence[TrialOutcome]) -> list[dict[str, Any]]:
     """Return a row per trial: its values, state, step and result, and the steps, seconds and bytes of its run."""
     return [
         {
@@ -35,13 +35,13 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-def as_json(outcomes: Sequence[Outcome], metric: str) -> dict[str, Any]:
+def as_json(outcomes: Sequence[TrialOutcome], metric: str) -> dict[str, Any]:
     """Return the whole outcome, in types that JSON has."""
     best = best_of(outcomes)
     return {"metric": metric, "trials": rows(outcomes), "best": best and command_of(best.trial)}
 
 
-def show(outcomes: Sequence[Outcome], metric: str) -> None:
+def show(outcomes: Sequence[TrialOutcome], metric: str) -> None:
     """Print the table, 80 columns wide or as wide as the terminal, and the command of the best."""
     from rich.console import Console
     from rich.table import Table

@@ -13,7 +13,7 @@ from typing import Any
 from psnode.config.files import read_json
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
-from psnode.jobs import resumable
+from psnode.jobs import subprocess_runs
 from psnode.records import checkpoint
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records, write_atomically
 
@@ -59,7 +59,7 @@ class Trial:
         The exit code of a training is kept: a training that failed before is not started again, and one that has reached `steps`
         is left alone. A failed evaluation is tried again with the next call.
         """
-        resumable.require_same(self.directory, self.arguments)
+        subprocess_runs.require_same(self.directory, self.arguments)
         code = self.failed(steps) or self._train(self.directory, self.arguments, steps)
         if code and code not in STOPPED:
             write_atomically(self.directory / _FAILED, to_json({"exit_code": code, "steps": steps}).encode() + b"\n")
@@ -70,13 +70,13 @@ class Trial:
     def _train(self, directory: Path, arguments: Sequence[str], steps: int) -> int:
         if self._reached(directory) >= steps:
             return 0
-        resume = ["--resume"] if resumable.begin(directory, arguments) else []
+        resume = ["--resume"] if subprocess_runs.begin(directory, arguments) else []
         end = ["--stop-after" if self.planned else "--max-steps", str(steps)]
         return self._call([*arguments, *(end if steps != self.planned else []), *resume])
 
     def _reached(self, directory: Path) -> int:
         """Return the number of steps that need not be repeated: those of a run that ended successfully, or failed later."""
-        finished = resumable.finished(directory)
+        finished = subprocess_runs.finished(directory)
         if finished or not (directory / _FAILED).exists():
             return finished
         return max((int(record["step"]) for record in read_records(directory / METRICS)), default=0)
@@ -94,7 +94,7 @@ class Trial:
         return self.directory / f"to-step-{steps}"
 
     def _call(self, arguments: Sequence[str]) -> int:
-        return resumable.run_psnode(arguments, self.directory / LOG)
+        return subprocess_runs.run_psnode(arguments, self.directory / LOG)
 
     def failed(self, steps: int) -> int | None:
         """Return the exit code of the training if it failed before it had taken `steps`."""

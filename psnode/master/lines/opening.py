@@ -89,7 +89,7 @@ def _coded(scheme: Scheme) -> tuple[str, str, str]:
 
 
 def tell_of_the_bytes(plan: Plan, scheme: Scheme, workers: int) -> None:
-    """Tell how many bytes a step of so many `workers` is going to take. Kernels should be there: it codes something."""
+    """Tell how many bytes a step of `workers` workers is going to take. Kernels should be compiled: it codes something."""
     up, down = (workers * nbytes for nbytes in step_bytes(plan, scheme))
     dense = 4.0 * plan.size * workers
     times = 2 * dense / (up + down)
@@ -132,7 +132,7 @@ def _scheme(scheme: Scheme, config: Config) -> str:
 
 
 def _memory(config: Config, need: Footprint, workers: int) -> str:
-    """A prediction: what this process holds now, which has imported all and built the model, and the vectors of the exchange."""
+    """Predicts memory: that of this process now, which has imported all and built the model, and the vectors of the exchange."""
     now = resident_memory() or 0
     beside = "" if now else " beside the libraries and the model"
     master, worker = now + need.master_bytes, now + need.worker_bytes

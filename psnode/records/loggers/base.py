@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """A run, or the part of it that one process logs.
 
     id          the same for all processes and resumed parts of the run; letters and digits settings    by name, in types that
@@ -37,7 +37,7 @@ class Logger(Protocol):
     An exception ends the logging, but not the training.
     """
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: LoggedRun) -> None:
         """Begin a part of the run: the first one, a resumed one, or the first evaluation."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

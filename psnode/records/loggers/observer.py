@@ -22,7 +22,7 @@ from psnode.config.names import CODEC_FILE, choose
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 from psnode.records.loggers.background import Background
-from psnode.records.loggers.base import Logger, Run
+from psnode.records.loggers.base import LoggedRun, Logger
 from psnode.records.loggers.points import points
 from psnode.records.metrics import SUMMARY, StepRecord, write_atomically
 
@@ -82,7 +82,7 @@ class Observer:
         if self._threads or not self._makers:
             return
         self._evaluates = evaluates
-        run = Run(self._directory, _id(self._directory), config.stated(), to_toml(config), step, evaluates)
+        run = LoggedRun(self._directory, _id(self._directory), config.stated(), to_toml(config), step, evaluates)
         self._threads = [Background(name, make) for name, make in self._makers.items()]
         self._put(lambda logger: logger.begin(run))
         for call in self._before:

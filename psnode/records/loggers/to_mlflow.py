@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from psnode.records.loggers.base import Run
+from psnode.records.loggers.base import LoggedRun
 
 _EXPERIMENT = "psnode"  # unless MLFLOW_EXPERIMENT_NAME is set
 _STORE = "mlflow.db"
@@ -19,7 +19,7 @@ _ENDS = {0: "FINISHED", 75: "KILLED", 130: "KILLED"}  # by exit code; any other 
 class MLflow:
     """A run of MLflow, identified by its tag `psnode.id`, for the evaluator and for the run when it is resumed."""
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: LoggedRun) -> None:
         """Find the run or create it. MLflow cannot change parameters: settings that a resume changed become tags `now.NAME`."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Param

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psnode.records.loggers.base import Run
+from psnode.records.loggers.base import LoggedRun
 
 TENSORBOARD = "tensorboard"  # folder in the run's directory
 
@@ -13,7 +13,7 @@ TENSORBOARD = "tensorboard"  # folder in the run's directory
 class TensorBoard:
     """Scalars, settings as text and as hyperparameters, events as text. Every process of a run writes a file of its own."""
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: LoggedRun) -> None:
         """Open a file; the master writes the settings to it."""
         from tensorboard.summary import Writer
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

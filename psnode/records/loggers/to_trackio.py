@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from psnode.records.loggers.base import Run
+from psnode.records.loggers.base import LoggedRun
 
 _PROJECT = "psnode"  # unless TRACKIO_PROJECT is set
 
@@ -14,7 +14,7 @@ _PROJECT = "psnode"  # unless TRACKIO_PROJECT is set
 class Trackio:
     """A run of Trackio, identified by directory and id; the evaluator and the resumed run continue it."""
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: LoggedRun) -> None:
         """Begin or continue."""
         import trackio
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from psnode.records.loggers.base import Run
+from psnode.records.loggers.base import LoggedRun
 
 _PROJECT = "psnode"  # unless WANDB_PROJECT is set
 
@@ -18,7 +18,7 @@ class WandB:
     Steps repeated after a resume appear twice, since `step` is a column and the axis of all others.
     """
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: LoggedRun) -> None:
         """Begin or continue; offline files go to the run's directory."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb

@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError, DeviceError
 from psnode.exchange.shard.shard import Shard
 from psnode.jobs.job import run
-from psnode.master.draft import Draft
+from psnode.master.checkpoints.contents import Draft
 from tests.exchange.device.test_training import SETTINGS, assert_same
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX

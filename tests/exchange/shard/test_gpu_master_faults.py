@@ -23,10 +23,10 @@ from psnode.exchange.shard.device_arithmetic import DeviceArithmetic
 from psnode.exchange.shard.device_mover import DeviceMover
 from psnode.exchange.update.device_copies import DeviceCopies, told
 from psnode.jobs.job import run
-from psnode.master.checkpointing import PendingCheckpoints
-from psnode.master.replica_hashes import ReplicaHashes
+from psnode.master.checkpoints.pending import PendingCheckpoints
+from psnode.master.divergence import ReplicaHashes
 from psnode.plan.groups import Tensor, make_plan
-from psnode.worker.contribution import Contribution
+from psnode.worker.checkpoint_part import CheckpointParts
 from tests.exchange.device.test_training import assert_same
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX
@@ -68,7 +68,7 @@ def test_a_late_part_of_a_checkpoint_holds_up_nobody_where_there_is_no_room_for_
 ) -> None:
     """A model with buffers is written when all parts are there. Rank 2's first one waits until weights were looked at again."""
     looked, again, waited = getattr(owner, method), Event(), list[bool]()
-    hand_in, first = Contribution._hand_in, min(3, rule.get("eval_freq", 3))
+    hand_in, first = CheckpointParts._hand_in, min(3, rule.get("eval_freq", 3))
 
     def look(self: Any, step: int, *arguments: Any) -> Any:
         found = looked(self, step, *arguments)
@@ -76,13 +76,13 @@ def test_a_late_part_of_a_checkpoint_holds_up_nobody_where_there_is_no_room_for_
             again.set()
         return found
 
-    def late(self: Contribution, *arguments: Any) -> None:
+    def late(self: CheckpointParts, *arguments: Any) -> None:
         if self._link.rank == 2 and not waited:
             waited.append(again.wait(300))
         hand_in(self, *arguments)
 
     monkeypatch.setattr(owner, method, look)
-    monkeypatch.setattr(Contribution, "_hand_in", late)
+    monkeypatch.setattr(CheckpointParts, "_hand_in", late)
     assert run(Config(train_dir=tmp_path / "run", gpu_master=True, checkpoint_memory=1, **SETTINGS | rule), Statistics()) == 0
     assert waited == [True]
 

@@ -1,0 +1,105 @@
+"""A checkpoint's files: the tensors that belong into each, and their writing in a thread beside the training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from psnode.exchange.shard.handle import StateHandle
+from psnode.plan.groups import Plan
+from psnode.records import checkpoint, layout, retention
+from psnode.records.checkpoint import FULL, RESIDUALS
+from psnode.records.directory import RunDirectory
+from psnode.records.snapshot import Snapshot
+from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.staging import StagedCheckpoint
+from psnode.records.tensorfile import Content, content_of
+from psnode.tasks.inventory import persistent_buffers
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Draft:
+    """The master's files of the checkpoint of the version that `shard` has now, while no group is open: of `model`, by `plan`.
+
+    It is made in the thread that knows that; the other methods are called by one thread, in the order in which they stand here.
+    Values `meant` to be other than finite are no wreckage.
+    """
+
+    staged: StagedCheckpoint  # where they are written, once there is such a place
+
+    def __init__(
+        self, shard: StateHandle, model: torch.nn.Module, plan: Plan, meant: Collection[str], memory: SnapshotMemory
+    ) -> None:
+        self._meant = meant
+        state, buffers = shard.state(), persistent_buffers(model)
+        self._buffers = {name: value for name, value in state.model.items() if name in buffers}
+        self._model, self._average = (
+            content_of({name: value for name, value in tensors.items() if name not in buffers})
+            for tensors in (state.model, state.average)
+        )
+        self._optimizer, self._replica = content_of(state.optimizer), content_of(state.replica)
+        self._norms = shard.norms()
+        self._plan = layout.digest(plan)
+        self._wrecked: dict[str, str] = {}
+        contents = (self._model, self._average, self._optimizer, self._replica)
+        self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), memory)
+
+    def write_state(self) -> None:
+        """Write the files that depend on no worker."""
+        self._write(checkpoint.OPTIMIZER, self._optimizer)
+        if self._replica.tensors:
+            self._write(checkpoint.REPLICA, self._replica)
+        if not self._buffers:
+            self._write_model({})
+
+    def add(self, name: str, content: bytes) -> None:
+        """Write a worker's part, which it has sent."""
+        self.staged.add(name, content)
+
+    def seal(self, run: RunDirectory, means: Tensors, waiting: Tensors, facts: Mapping[str, object], workers: int) -> str:
+        """Write the rest, with the `means` of the workers' buffers, and publish it: the evidence against it, if there is any."""
+        if self._buffers:
+            self._write_model(means)
+        self.snapshot.close()
+        for name, tensors in ((checkpoint.NORMS, self._norms), (checkpoint.WAITING, waiting)):
+            if tensors:
+                self.staged.add_tensors(name, tensors)
+        reason = self.wreckage or str(facts.get(retention.REASON, ""))
+        kept = run.config.checkpoint_residuals
+        facts = {**({} if kept == FULL else {RESIDUALS: kept}), **facts}
+        sealed = {"workers": workers, "plan": self._plan, **run.origin, **facts, **(retention.verdict(reason) if reason else {})}
+        self.staged.publish(sealed, preferred=not reason)
+        retention.prune(run.path, self.staged.step, run.config.keep_last, workers)
+        return reason
+
+    def discard(self) -> None:
+        """There will be no such checkpoint."""
+        self.snapshot.close()
+        self.staged.discard()
+
+    @property
+    def wreckage(self) -> str:
+        """Tell of a tensor that is not finite; empty if all that were written are."""
+        if (name := self._wrecked.get(checkpoint.MODEL)) is not None:
+            return f"{name} is not finite"
+        if checkpoint.REPLICA in self._wrecked:
+            return "the workers' weights is not finite"
+        memory = self._wrecked.get(checkpoint.OPTIMIZER)
+        return "" if memory is None else f"the optimizer's memory {memory} is not finite"
+
+    def _write_model(self, means: Tensors) -> None:
+        """Write the files that also hold buffers: the workers' means, or rank 0's own where there are none."""
+        buffers = content_of({**self._buffers, **means})
+        self._write(checkpoint.MODEL, self._model.together(buffers))
+        if self._average.tensors:
+            self._write(checkpoint.EMA, self._average.together(buffers))
+
+    def _write(self, name: str, content: Content) -> None:
+        wrecked = self.staged.add_content(name, content, self.snapshot.read, self._is_checked if name != checkpoint.EMA else None)
+        if wrecked is not None:
+            self._wrecked[name] = wrecked
+
+    def _is_checked(self, name: str) -> bool:
+        return name not in self._meant

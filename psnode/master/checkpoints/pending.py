@@ -1,0 +1,351 @@
+"""Checkpoints that are due, and those begun and not published: whose parts they wait for, and their order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from psnode.config import Config
+from psnode.errors import CheckpointError, WireError
+from psnode.exchange.shard.handle import StateHandle
+from psnode.master.checkpoints.buffers import WorkerBuffers, unknown_buffer
+from psnode.master.checkpoints.checkpoint_thread import CheckpointThread
+from psnode.master.checkpoints.contents import Draft
+from psnode.master.checkpoints.last_whole import LastWhole
+from psnode.master.checkpoints.soundness import Verdicts
+from psnode.master.events import Events
+from psnode.plan.groups import Plan
+from psnode.protocol.wire import Flag, Frame
+from psnode.records import checkpoint, retention, staging, tensorfile
+from psnode.records.directory import RunDirectory
+from psnode.records.snapshot import Snapshot, size_of
+from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.timeline import Tracer
+from psnode.tasks import names
+from psnode.tasks.inventory import batch_statistics, observed, persistent_buffers
+from psnode.transport.clock import Clock
+
+Tensors = dict[str, torch.Tensor]
+_MOST = 4
+
+
+@dataclass
+class BegunCheckpoint:
+    """A checkpoint that waits for parts of `awaited`, or is `sealed` and waits for the disk.
+
+    `until`: when the rounds that go on wait no longer for the rest.
+    """
+
+    draft: Draft
+    awaited: set[int]
+    until: float
+    facts: Mapping[str, object]
+    states: dict[int, Tensors] = field(default_factory=dict)
+    sealed: bool = False
+
+
+class PendingCheckpoints:
+    """The checkpoints that are begun and not published. For the master's main thread; a thread beside it writes.
+
+    Who is to contribute is fixed when a checkpoint is begun; who returns later holds nothing of that version. None is
+    published before those of earlier versions, so that `latest` never moves back. Weights change while one is written
+    (psnode.records.snapshot). `statistics`: how the buffers are combined of which each worker has
+    its own (psnode.tasks.inventory; None: batch norm's). One that the disk does not take is told and given up: the job goes on
+    without. An unsound one pushes no other one out (psnode.records.retention). `tell` is called in that thread with events for
+    the main thread, which is to call `settle`.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        shard: StateHandle,
+        model: torch.nn.Module,
+        plan: Plan,
+        tracer: Tracer,
+        events: Events,
+        *,
+        workers: int,
+        rounds_go_on: bool,
+        job: int = 0,
+        statistics: Mapping[str, str] | None = None,
+        tell: Callable[[object], None] = lambda event: None,
+    ) -> None:
+        self._run = run
+        self._job = job
+        self._shard = shard
+        self._model = model
+        self._tracer = tracer
+        self._events = events
+        self._refused: tuple[int, Exception] | None = None  # the newest version that could not be saved, and why
+        self._workers = workers
+        self._rounds_go_on = rounds_go_on
+        self._rules = batch_statistics(model) if statistics is None else statistics
+        self._buffers = WorkerBuffers(self._rules, events, run.resume_point.step)
+        self._pending: dict[int, BegunCheckpoint] = {}  # by version, ascending
+        self._memory = SnapshotMemory(run.config.checkpoint_memory)
+        self._thread = CheckpointThread(tell, tracer)
+        self._snapshots: tuple[Snapshot, ...] = ()
+        shard.before_change(self._protect)
+        self.begun = (
+            -1 if run.resume_point.checkpoint is None else run.resume_point.step
+        )  # the newest version of which one was begun
+        self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait after it
+        self.doubt: Callable[[], str] = lambda: ""  # the evidence of the losses by now against the newest version
+        self._verdicts = Verdicts(run, self._thread, events, workers)
+        own, trained = names.state(model), plan.slices()
+        meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
+        self._meant = frozenset(meant - (self._rules.keys() - observed(model).keys()))  # observers begin with infinity
+        self._draft = partial(Draft, shard, model, plan, self._meant)
+        self.last_whole = LastWhole(shard, self._draft, run.config.checkpoint_memory)
+        if run.config.saves_amid:
+            self._thread.prepare(partial(self._memory.prepare, size_of(shard.memory())))
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The workers whose parts are awaited."""
+        return frozenset(rank for pending in self._pending.values() for rank in pending.awaited)
+
+    @property
+    def in_flight(self) -> bool:
+        """True if another one is not to be begun yet: the last is not on the disk.
+
+        Where rounds go on, one of which all is written but late parts holds up none.
+        """
+        return self.writing or (bool(self._pending) and not self._rounds_go_on)
+
+    @property
+    def writing(self) -> bool:
+        """True if there is something that the disk has not taken yet."""
+        return self._thread.busy
+
+    def awaiting(self, rank: int) -> list[int]:
+        """The versions whose checkpoints wait for the part of `rank`, ascending."""
+        return [version for version, pending in self._pending.items() if rank in pending.awaited]
+
+    @property
+    def statistics(self) -> bytes:
+        """The means of the workers' buffers, as last known, as a part that holds nothing else; empty if there are none."""
+        return self._buffers.part
+
+    def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
+        """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if it cannot be begun.
+
+        While no group is open. `facts`: entries of its manifest about the run beside the number of workers.
+        """
+        self.begun = version
+        with self._tracer.span("snapshot", step=version):
+            if (staged := self._staged(version)) is None:
+                return False
+            draft = self._draft(self._memory)
+            draft.staged = staged
+        self._pending[version] = BegunCheckpoint(draft, set(ranks), until, facts or {})
+        self._snapshots = (*self._snapshots, draft.snapshot)
+        self._write(version, draft.write_state)
+        return True
+
+    def rescue(self) -> int | None:
+        """Amid a version that will not be whole: save the last one that was, without parts of workers, and those that are begun.
+
+        Returns its version, None if there is none or the disk does not take it. At once: nothing is heard meanwhile.
+        """
+        for rank in self.missing:
+            self.give_up(rank)
+        found = self.last_whole.take()
+        if found is not None and found[0] > self.begun:
+            version, draft, facts = found
+            self.begun = version
+            if (staged := self._staged(version)) is not None:
+                draft.staged = staged
+                self._pending[version] = BegunCheckpoint(draft, set(), math.inf, facts)
+                self._write(version, draft.write_state)
+                self.publish()
+        self.finish()
+        return self.begun if self._refused is None or self._refused[0] != self.begun else None
+
+    def _staged(self, version: int) -> staging.StagedCheckpoint | None:
+        try:
+            if self._run.restore():
+                self._events.tell("restored", version, None, "config.json was removed by another process: it is written anew")
+            return staging.StagedCheckpoint(self._run.path, version, self._job)
+        except OSError as error:
+            self._abandon(version, error)
+            return None
+
+    def require(self, version: int) -> None:
+        """CheckpointError if the last checkpoint, of `version`, could not be saved."""
+        if self._refused is not None and self._refused[0] == version:
+            error, newest = self._refused[1], checkpoint.latest(self._run.path)
+            kept = f"the newest is {newest.name}" if newest and newest.is_dir() else "there is none"
+            problem = f"the checkpoint of step {version} cannot be written ({_why(error)}), {kept}"
+            remedy = "let nothing delete what is in" if isinstance(error, FileNotFoundError) else "make room in"
+            raise CheckpointError(f"{problem}: {remedy} {self._run.path} and go on with --resume")
+
+    def hurry(self, now: float) -> None:
+        """Publish without the rest checkpoints that have waited too long while rounds went on, or keep too many copies."""
+        for version, pending in list(self._pending.items()) if self._rounds_go_on else ():
+            waiting = sum(bool(each.awaited) for each in self._pending.values())
+            if pending.awaited and (now > pending.until or waiting > _MOST):
+                for rank in sorted(pending.awaited):
+                    self._events.tell("left out", version, rank, "its part of the checkpoint has not come")
+                pending.awaited.clear()
+                self.publish()
+
+    def take(self, frame: Frame) -> None:
+        """Keep a worker's part. WireError if it is malformed; one that is not awaited is passed over."""
+        pending = self._pending.get(frame.step)
+        if pending is None or frame.sender not in pending.awaited:
+            frame.release()
+            return
+        name = checkpoint.worker_file(frame.sender)
+        content = bytes(frame.body)
+        frame.release()
+        try:
+            tensors = tensorfile.parse(content, f"the state of rank {frame.sender}")
+            written = staging.told(tensors, frame.sender) if Flag.WRITTEN in frame.flags else None
+        except CheckpointError as error:
+            raise WireError(str(error), frame.sender) from error
+        buffers = {key: value for key, value in tensors.items() if key.startswith("buffer/")}
+        if odd := unknown_buffer(buffers, self._model):
+            raise WireError(f"the state of rank {frame.sender} holds {odd}", frame.sender)
+        try:
+            if isinstance(written, OSError):
+                raise written
+            if written is not None:
+                pending.draft.staged.adopt(name, written)
+            else:
+                self._write(frame.step, partial(pending.draft.add, name, content))
+        except FileNotFoundError as error:
+            if not pending.draft.staged.is_there():
+                self._abandon(frame.step, error)
+                return
+            self._events.tell("left out", frame.step, frame.sender, "its part of the checkpoint is not where it has written it")
+            pending.awaited.discard(frame.sender)
+            self.publish()
+            return
+        except OSError as error:
+            self._abandon(frame.step, error)
+            return
+        pending.states[frame.sender] = buffers
+        pending.awaited.discard(frame.sender)
+        self.publish()
+
+    def give_up(self, rank: int) -> None:
+        """Wait for no part of `rank` any more; those that it has contributed stay."""
+        for pending in self._pending.values():
+            pending.awaited.discard(rank)
+        self.publish()
+
+    def publish(self) -> None:
+        """Have complete checkpoints published, up to the first that is not."""
+        for version, pending in list(self._pending.items()):
+            if pending.awaited:
+                return
+            if not pending.sealed:
+                pending.sealed = True
+                self._seal(version, pending)
+
+    def _seal(self, version: int, pending: BegunCheckpoint) -> None:
+        self._buffers.combine(version, pending.states, there=bool(persistent_buffers(self._model)))
+        means, facts = self._buffers.means, {**pending.facts}
+        waiting = self._shard.waiting() if self.is_last(version) else {}
+        if facts.get(checkpoint.SOUND, True) is None and (doubt := self.doubt()):
+            facts[retention.REASON] = doubt
+
+        def seal() -> str:
+            reason = pending.draft.seal(self._run, means, waiting, facts, self._workers)
+            if pending.draft.wreckage:
+                self._verdicts.condemn(version)
+            return reason
+
+        self._write(version, seal)
+
+    def settle(self) -> None:
+        """Take note of the work that the thread has done since the last call."""
+        self._thread.settle()
+
+    def finish(self) -> None:
+        """Return when there is nothing left to write, although parts may still be awaited."""
+        while self._thread.busy:
+            self._thread.wait()
+            self.settle()
+
+    def close(self) -> None:
+        """Finish the checkpoints that wait for nothing but the disk, drop the rest, and end the thread."""
+        self._memory.close()
+        self.last_whole.close()
+        for version, pending in list(self._pending.items()):
+            if not pending.sealed:
+                self._drop(version)
+                self._thread.do(version, pending.draft.discard)
+        self.finish()
+        self._thread.close()
+
+    def _write(self, version: int, work: Callable[[], str | None]) -> None:
+        """Have a part of a checkpoint written; the last part, which publishes it, has the evidence against it as its result."""
+
+        def then(reason: str | None, error: Exception | None) -> None:
+            if version in self._pending and error is not None:
+                self._abandon(version, error)
+            elif version in self._pending and reason is not None:
+                self._drop(version)
+                if reason:
+                    self._verdicts.tell(version, reason)
+
+        self._thread.do(version, work, then)
+
+    def _drop(self, version: int) -> BegunCheckpoint | None:
+        """Do not wait for this checkpoint any more."""
+        pending = self._pending.pop(version, None)
+        if pending is not None:
+            pending.draft.snapshot.close()
+        self._snapshots = tuple(each.draft.snapshot for each in self._pending.values())
+        return pending
+
+    def _protect(self, group: int) -> None:
+        """`group` is about to change: its values go into the checkpoints being written first. Called in lanes."""
+        for snapshot in self._snapshots:
+            snapshot.protect(group)
+        self.last_whole.protect(group)
+
+    def _abandon(self, version: int, error: Exception) -> None:
+        self._events.tell("not saved", version, None, f"its checkpoint cannot be written: {_why(error)}")
+        self._refused = version, error
+        if (pending := self._drop(version)) is not None:
+            self._thread.do(version, pending.draft.discard)
+            self.publish()
+
+    def judge(self, version: int, reason: str) -> None:
+        """The losses on `version` are known: it is sound, or unsound for a `reason`."""
+        pending = self._pending.get(version)
+        if pending is not None and not pending.sealed:
+            pending.facts = {**pending.facts, **retention.verdict(reason)}
+        else:
+            self._verdicts.judge(version, reason)
+
+
+class CheckpointDues:
+    """Says of each version in turn if it gets a checkpoint: by --eval-freq, by --checkpoint-minutes, and as the last one."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+        self._last = clock.now()  # when one was due
+
+    def is_due(self, version: int, *, last: bool) -> bool:
+        """True if there is to be a checkpoint of `version`, the newest."""
+        every, now = self._config.eval_freq, self._clock.now()
+        old = 0 < 60 * self._config.checkpoint_minutes <= now - self._last
+        due = last or old or (every > 0 and version % every == 0)
+        self._last = now if due else self._last
+        return due
+
+
+def _why(error: Exception) -> str:
+    removed = isinstance(error, FileNotFoundError)
+    return "another process has removed files of it" if removed else str(getattr(error, "strerror", None) or error)

@@ -1,0 +1,86 @@
+"""Search for the size of groups by trial: large ones cost fewer frames and wake-ups, small ones leave less to do at the end.
+
+Which matters more is a question of processors, links, model and codec together, so that steps are rehearsed with some sizes.
+The choice becomes part of the configuration: it decides how flat segments are cut, and so which tensors are coded together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from psnode.config import Config
+from psnode.config.scheme import Scheme
+from psnode.master.start.startup import plan_for
+from psnode.master.start.trial_run import ROUNDS, TrialRun
+from psnode.plan.groups import DEFAULT_GROUP_BYTES, SMALL_MODEL_BYTES, Plan
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.messages import Ready
+
+FEWEST_STEPS = 50 * ROUNDS  # of a run for which it pays to rehearse; a few per cent of its time
+_FACTOR = 4
+_SMALLEST = 1 << 18
+_GAIN = 0.05  # at least, of the time of a round: less is chance
+_SLOW = 1.0  # seconds of a round in which groups matter little
+
+
+def group_bytes_for(
+    link: FrameChannel,
+    config: Config,
+    scheme: Scheme,
+    model: torch.nn.Module,
+    ready: Mapping[int, Ready],
+    *,
+    steps: int,
+    epoch: int,
+    lr: float,
+    tell: Callable[[str], None],
+) -> int:
+    """--group-bytes for a run of `steps`, `epoch` of them an epoch, with the learning rate `lr`.
+
+    As configured, else the default or the rehearsals' choice.
+
+    Short runs, models that make one group, and workers of one process, which take turns, get the default. `tell` hears how long
+    which sizes took.
+    """
+    if config.group_by != "bytes" or config.group_bytes:
+        return config.group_bytes
+    answer = ready[min(ready)]
+    whole = 4 * plan_for(answer, scheme, config).size
+    if config.local is not None or steps < FEWEST_STEPS or whole <= SMALL_MODEL_BYTES:
+        return DEFAULT_GROUP_BYTES
+    rehearsed: dict[Plan, float] = {}
+
+    def seconds(group_bytes: int) -> float:
+        plan = plan_for(answer, scheme, replace(config, group_bytes=group_bytes))
+        if plan not in rehearsed:
+            rehearsed[plan] = TrialRun(link, config, scheme, model, plan, ready).run(epoch, lr)
+        return rehearsed[plan]
+
+    tried: dict[int, float] = {}
+    best = search(lambda size: tried.setdefault(size, seconds(size)), whole)
+    tell(f"groups of {best} bytes; a step took " + ", ".join(f"{1e3 * s:.1f} ms with {size}" for size, s in tried.items()))
+    return best
+
+
+def search(seconds: Callable[[int], float], whole: int) -> int:
+    """The size of groups for which a round of a model of `whole` bytes takes the fewest `seconds`.
+
+    Goes up from the default, or down if that is no gain, until the next size is no gain.
+    """
+    best, least = DEFAULT_GROUP_BYTES, seconds(DEFAULT_GROUP_BYTES)
+    if least > _SLOW:
+        return best
+    factors = [_FACTOR**i for i in range(1, 16)]
+    larger = [best * factor for factor in factors if best * factor < _FACTOR * whole]
+    smaller = [best // factor for factor in factors if best // factor >= _SMALLEST]
+    for sizes in (larger, smaller):
+        for size in sizes:
+            if (found := seconds(size)) > (1 - _GAIN) * least:
+                break
+            best, least = size, found
+        if best != DEFAULT_GROUP_BYTES:
+            break
+    return best

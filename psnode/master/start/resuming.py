@@ -1,0 +1,142 @@
+"""Events at the start of a run: its learning rate, state that a resumed run does not continue, and another plan than before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from psnode.config.schedules import SHAPED
+from psnode.errors import ConfigurationError
+from psnode.master.events import Events
+from psnode.master.sharding import Sharding
+from psnode.plan.groups import Plan
+from psnode.records import layout
+from psnode.records.checkpoint import (
+    CHECKPOINTS,
+    FULL,
+    LATEST,
+    NONE,
+    RESIDUALS,
+    WAITING,
+    Checkpoint,
+    complete,
+    step_of,
+    worker_file,
+)
+from psnode.records.directory import ResumePoint, RunDirectory
+from psnode.records.retention import why_unsound
+
+_FLAG = "--checkpoint-residuals"
+
+
+def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None:
+    """Tell the user of an unexpected learning rate, and of state that a resumed run does not continue."""
+    for note in run.notes:
+        events.tell("learning rate", 0, reason=note)
+    found = run.resume_point.checkpoint
+    if found is not None:
+        _tell_of_soundness(events, run, found)
+        _tell_of_threads(events, run, found)
+    if found is not None and (kept := found.facts.get(RESIDUALS, FULL)) != FULL:
+        how = "are empty: what they held is lost" if kept == NONE else "are rounded to bfloat16"
+        events.tell(
+            "begins anew" if kept == NONE else "rounded", found.step, None, f"the workers' memories {how} ({_FLAG} {kept})"
+        )
+    if found is not None and run.resume_point.resharded(len(workers)):
+        events.tell(
+            "resharded",
+            found.step,
+            None,
+            f"{found.facts['workers']} workers wrote the checkpoint, {len(workers)} go on: the rest of the epoch is dealt "
+            "among them, and each begins with the mean of all memories",
+        )
+        return
+    for rank in workers:
+        if found is not None and not found.has(worker_file(rank)):
+            events.tell("begins anew", found.step, rank, "the checkpoint holds no memories of it")
+
+
+def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -> None:
+    """Tell of a learning rate that goes by where the run ends, when a resumed run ends elsewhere: its next rate is another."""
+    earlier, step = run.resume_point.config, run.resume_point.step
+    if earlier is None or not step or run.config.lr_schedule not in SHAPED:
+        return
+    epochs = sharding.epochs
+    before, now = (config.total_steps(epochs.steps, epochs.shift) for config in (earlier, run.config))
+    if before == now or step >= now:
+        return
+    then = sharding.schedule_of(replace(earlier, lr=run.config.lr))
+    events.tell(
+        "another end",
+        step,
+        None,
+        f"--max-steps or --epochs moves the end of --lr-schedule {run.config.lr_schedule} from step {before} to {now}: "
+        f"the learning rate of step {step + 1} is {sharding.schedule(step):.4g}, as if that had been the end from the start; "
+        f"that of step {step} was {then(step - 1):.4g}",
+    )
+
+
+def _tell_of_threads(events: Events, run: RunDirectory, found: Checkpoint) -> None:
+    """Other threads than before: torch may add the same numbers in another order."""
+    earlier = run.resume_point.config
+    if earlier is not None and earlier.threads != run.config.threads:
+        reason = f"--threads was {earlier.threads} and is {run.config.threads} now: the last bits of a sum may be others"
+        events.tell("other threads", found.step, None, reason)
+
+
+def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> None:
+    """An unsound checkpoint that a resumed run goes on from, and newer ones that it passes over."""
+    if reason := why_unsound(found.path):
+        events.tell("unsound", found.step, None, f"the run goes on from this checkpoint all the same: {reason}")
+    for path in complete(run.path):
+        if step_of(path) > found.step and (reason := why_unsound(path)):
+            remedy = f"to go on from it after all stop, and write {path.name} into {path.with_name(LATEST)}"
+            events.tell("passed over", found.step, None, f"the newer {path.name} is unsound: {reason}; {remedy}")
+
+
+def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Sequence[Any]]) -> None:
+    """ConfigurationError if the run had another model than the one whose trained `tensors` these are, names and shapes, or if
+    gradients wait in the checkpoint that are coded in groups of another plan.
+    """
+    found = resumed.checkpoint
+    if problem := _difference({t.name: t.shape for t in plan.tensors}, {name: tuple(shape) for name, shape in tensors}):
+        raise ConfigurationError(
+            f"the run had another model: {problem}; go on with the model that it was begun with, or begin another run"
+        )
+    if found is not None and found.has(WAITING) and not layout.fits(found, plan):
+        raise ConfigurationError(
+            f"checkpoint {found.path} holds gradients that wait to be applied, coded by another plan{_why(resumed)}: leave that "
+            f"setting as it was, or write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} to resume from that"
+        )
+
+
+def tell_of_another_plan(events: Events, resumed: ResumePoint, plan: Plan) -> None:
+    """One event if the checkpoint was written by another plan, with the state that is left out."""
+    found = resumed.checkpoint
+    if found is None or layout.fits(found, plan):
+        return
+    books, norms = layout.homeless(found, plan)
+    lost = [f"codebooks of segments ({books})"] * bool(books) + [f"norms of groups ({norms})"] * bool(norms)
+    left_out = f"; {' and '.join(lost)} are left out, since those are gone" if lost else ""
+    events.tell(
+        "replanned",
+        found.step,
+        reason=f"the checkpoint was written by another plan{_why(resumed)}: memories go on tensor by tensor{left_out}",
+    )
+
+
+def _difference(before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]) -> str:
+    """The first tensor that differs, in words; empty if none does."""
+    for name in (*before, *now):
+        if name not in now:
+            return f"{name} is trained there and not now"
+        if name not in before:
+            return f"{name} is trained now and not there"
+        if before[name] != now[name]:
+            return f"{name} is of shape {before[name]} there and {now[name]} now"
+    return ""
+
+
+def _why(resumed: ResumePoint) -> str:
+    return f" ({'; '.join(resumed.changes)})" if resumed.changes else ""

@@ -1,0 +1,77 @@
+"""State for each worker that resumes a checkpoint: its own part; means if it has none, or if their number has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from psnode.protocol.messages import Ready
+from psnode.records import tensorfile
+from psnode.records.checkpoint import LAYOUT, MODEL, PLACE, Checkpoint, is_worker_file, worker_file
+from psnode.records.layout import CODEBOOK, FEEDBACK, RATE, state_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+def resharded(found: Checkpoint, answer: Ready) -> bytes:
+    """State for every worker if another number of them wrote the checkpoint: the means of memories and buffers.
+
+    The weights are owed the mean over the workers of their residuals, and that mean is kept, in units of weights
+    where memories are. A memory of bytes (a codebook) is the first worker's.
+    """
+    names = [name for name in found.facts["files"] if is_worker_file(name)]
+    sums: dict[str, torch.Tensor] = {}
+    for name in names:
+        for key, value in _owed(state_of(found, name)).items():
+            if key.startswith(FEEDBACK) and value.is_floating_point():
+                sums[key] = value.double() + sums.get(key, 0.0)
+            elif key.startswith(FEEDBACK):
+                sums.setdefault(key, value)
+    means = {key: value / len(names) if value.is_floating_point() else value for key, value in sums.items()}
+    means = {key: value.float() if value.is_floating_point() else value for key, value in _owed(means, back=True).items()}
+    return tensorfile.dump({**means, **_mean_buffers(found, answer), **_mean_place(found)})
+
+
+def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
+    """Memories of tensors that have a rate (psnode.records.layout) times that rate, in float64; with `back` divided by it."""
+    import torch
+
+    found = dict(memories)
+    for key, value in memories.items():
+        memory, _, tensor = key.removeprefix(FEEDBACK).partition("/")
+        rate = memories.get(f"{FEEDBACK}{RATE}/{tensor}")
+        if key.startswith(FEEDBACK) and memory not in (RATE, CODEBOOK) and rate is not None:
+            factor = torch.where(rate > 0, rate.double(), 1.0)
+            found[key] = value.double() / factor if back else value.double() * factor
+    return found
+
+
+def worker_state(found: Checkpoint, rank: int, answer: Ready) -> bytes | None:
+    """State that worker `rank` resumes from; None if it reads that itself, which it does by the names of this layout."""
+    name = worker_file(rank)
+    if not found.has(name):
+        return tensorfile.dump({**_mean_buffers(found, answer), **_mean_place(found)})
+    if found.layout < LAYOUT or found.renaming is not str:
+        return tensorfile.dump(state_of(found, name))
+    return None if answer.shared_directory else found.read(name)
+
+
+def spare_state(found: Checkpoint, answer: Ready) -> bytes:
+    """State that a spare resumes from, whatever place it had when the checkpoint was made: the workers' mean buffers."""
+    return tensorfile.dump(_mean_buffers(found, answer))
+
+
+def _mean_place(found: Checkpoint) -> dict[str, torch.Tensor]:
+    """Mean place of the workers in their shares; empty where the checkpoint does not say it."""
+    import torch
+
+    parts = [found.tensors(name) for name in found.facts["files"] if is_worker_file(name)]
+    places = [part[PLACE] for part in parts if PLACE in part]
+    alike = [int(place[0]) for place in places if place[1] == places[0][1]]  # dealt among as many
+    return {PLACE: torch.tensor([sum(alike) // len(alike), int(places[0][1])])} if alike else {}
+
+
+def _mean_buffers(found: Checkpoint, answer: Ready) -> dict[str, torch.Tensor]:
+    parameters = {tensor for tensor, _ in answer.tensors}
+    return {f"buffer/{key}": value for key, value in found.tensors(MODEL).items() if key not in parameters}

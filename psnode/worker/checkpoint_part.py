@@ -1,0 +1,110 @@
+"""A worker's parts of checkpoints, written beside its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from psnode.config.cores import stand_back
+from psnode.exchange.routes import MASTER
+from psnode.exchange.sender import GradientSender
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Flag, Kind
+from psnode.records import checkpoint, staging, tensorfile
+from psnode.records.layout import FEEDBACK
+from psnode.records.snapshot import Snapshot, size_of
+from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.timeline import Tracer
+
+Tensors = dict[str, torch.Tensor]
+
+
+class CheckpointParts:
+    """Hands in the memories of `sender` and whatever else is given, one checkpoint at a time, in a thread.
+
+    `directory`: the run's, where parts are written if this rank sees it; else they are sent. `memory`: the most bytes that copies
+    of memories take, 0: a quarter of what is free. `residuals`: full, bf16 or none, as of --checkpoint-residuals.
+    """
+
+    def __init__(
+        self, link: FrameChannel, directory: Path | None, sender: GradientSender, tracer: Tracer, memory: int, residuals: str
+    ) -> None:
+        self._link, self._directory, self._sender, self._tracer = link, directory, sender, tracer
+        self._residuals = residuals
+        self._memory = SnapshotMemory(memory)
+        self._snapshot: Snapshot | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"part-{link.rank}")
+        self._last: Future[None] | None = None
+        sender.before_change = self._protect
+
+    def prepare(self) -> None:
+        """Expect a checkpoint while steps go on: have memory for its copies."""
+        if self._residuals != checkpoint.NONE:
+            size = size_of(self._sender.memory())
+            self._executor.submit(self._memory.prepare, size)
+
+    def begin(self, step: int, others: Mapping[str, torch.Tensor]) -> None:
+        """Hand in the memories as they are now, and `others`, which stay as they are. Waits for the part before."""
+        self.finish()
+        with self._tracer.span("snapshot", step=step):
+            memories = {} if self._residuals == checkpoint.NONE else self._sender.state()
+            self._snapshot = Snapshot(memories.values(), self._sender.memory(), self._memory)
+        self._last = self._executor.submit(self._give, step, memories, dict(others), self._snapshot)
+
+    def finish(self) -> None:
+        """Return when nothing is being written."""
+        if self._last is not None:
+            self._last.result()
+
+    def close(self) -> None:
+        """End the thread, also amid a part."""
+        self._memory.close()
+        if self._snapshot is not None:
+            self._snapshot.close()
+        self._executor.shutdown(cancel_futures=True)
+
+    def _protect(self, group: int) -> None:
+        if self._snapshot is not None:
+            self._snapshot.protect(group)
+
+    def _give(self, step: int, memories: Tensors, others: Tensors, snapshot: Snapshot) -> None:
+        stand_back()
+        try:
+            with self._tracer.span("checkpoint", step=step):
+                self._hand_in(step, memories, others, snapshot)
+        except Exception as error:  # raised by whoever trains
+            self._link.inbox.post(error)
+        finally:
+            snapshot.close()
+
+    def _hand_in(self, step: int, memories: Tensors, others: Tensors, snapshot: Snapshot) -> None:
+        buffers = {name: value for name, value in others.items() if name.startswith("buffer/")}
+        try:
+            if self._directory is not None:
+                content = tensorfile.content_of({**memories, **others}, halved=self._is_halved)
+                found = staging.write_part(self._directory, step, self._link.job, self._link.rank, content, snapshot.read)
+                self._send(step, {**buffers, **staging.tell(found)}, Flag.WRITTEN)
+                return
+        except OSError as error:
+            # its place is gone: nobody waits for it any more, or it was removed; only the master knows
+            # and without that, it may be too late for another way: some of it has changed
+            if isinstance(error, FileNotFoundError) or not snapshot.rewind():
+                self._send(step, {**buffers, **staging.tell(error)}, Flag.WRITTEN)
+                return
+        self._send(step, {name: self._read(name, value, snapshot) for name, value in memories.items()} | others, Flag.NONE)
+
+    def _read(self, name: str, value: torch.Tensor, snapshot: Snapshot) -> torch.Tensor:
+        copy = np.empty(value.nbytes, np.uint8)
+        snapshot.read(value, 0, copy)
+        found = torch.from_numpy(copy).view(value.dtype).view(value.shape)
+        return found.bfloat16() if self._is_halved(name) and found.dtype is torch.float32 else found
+
+    def _is_halved(self, name: str) -> bool:
+        return self._residuals == "bf16" and name.startswith(FEEDBACK)
+
+    def _send(self, step: int, tensors: Tensors, flags: Flag) -> None:
+        self._link.send(MASTER, Kind.STATE, tensorfile.dump(tensors), step=step, version=step, flags=flags)

@@ -1,0 +1,64 @@
+"""The note at the start of a run about coarse gradients under an optimizer of Adam's kind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from psnode.config import Config, loss_record
+from psnode.config.loss_record import LossCost
+from psnode.config.resolve import resolve
+from psnode.config.schemes import SCHEMES
+from psnode.config.train_settings import UNDER_ADAM
+from psnode.master.lines.opening import doubt_of
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+COARSE = {
+    "topk", "dgc", "randk", "graddrop", "adacomp", "atomo", "atomo-entrywise", "atomo-fourier", "tbq", "onebit", "signsgd",
+    "signum", "efsignsgd",
+}  # fmt: skip
+
+
+def cost(cell: str, scheme: str, percent: float) -> LossCost:
+    found = resolve(Config(scheme=scheme))
+    return LossCost(cell, scheme, (found.codec, found.feedback, found.downlink), percent, None, 20.0, 1, 0.001)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_coarse_gradients_under_adam_are_told_and_nothing_else_is(
+    scheme: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_record, "measured", lambda: ())
+    told = doubt_of(SCHEMES[scheme], optimizer)
+    assert bool(told) == (scheme in COARSE and optimizer != "sgd")
+    assert not told or f"--scheme {UNDER_ADAM}," in told
+
+
+def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_and_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = (
+        cost("gpt-small/adamw/700", "qsgd", 6.54),
+        cost("gpt-small/adamw/700", UNDER_ADAM, 0.87),
+        cost("lstm/adamw/400", "qsgd", 3.0),
+    )
+    monkeypatch.setattr(loss_record, "measured", lambda: known)
+    assert doubt_of(SCHEMES["qsgd"], "radam") == (
+        "qsgd under radam cost 6.5 % of the loss of gpt-small after 700 steps; "
+        f"--scheme {UNDER_ADAM}, the default there, 0.9 (docs/choosing.md)"
+    )
+    assert doubt_of(SCHEMES[UNDER_ADAM], "adamw") == ""
+    assert doubt_of(SCHEMES["qsgd"], "sgd") == ""
+
+
+def test_the_note_names_what_a_page_of_results_has_measured() -> None:
+    """Every scheme but the run's own that it speaks of stands in a table."""
+    told = doubt_of(SCHEMES["tbq"], "adamw")  # a scheme that the record does not hold
+    pages = (RESULTS / "2026-11-23-defaults.md").read_text()
+    losing = [name for name in SCHEMES if re.search(rf"\b{name}\b", told.partition("; ")[0].partition(":")[2])]
+    assert sorted(losing) == ["atomo", "efsignsgd", "onebit", "topk"]
+    assert [name for name in losing if not re.search(rf"^\| {name}[^|]*\|.*\| 2\.2\d\d \|", pages, re.MULTILINE)] == []
+    assert re.search(rf"^\| {UNDER_ADAM} \|", (RESULTS / "2026-11-26-adam.md").read_text(), re.MULTILINE)
