@@ -17,7 +17,8 @@ from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedErro
 from psnode.exchange.routes import Layout
 from psnode.exchange.shard.consistency import gradients_a_round
 from psnode.master.agreement import Lacking, among, besides, hand_out, messages
-from psnode.plan.groups import Plan, Tensor, plan_of
+from psnode.plan.groups import Plan, Tensor
+from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Setup, Start, plain
 from psnode.protocol.wire import Frame, Kind
