@@ -28,6 +28,7 @@ from psnode.codecs.arrays import Floats, Parts
 from psnode.config.declaration import option
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context, get_feedback
+from psnode.plan.coding import SegmentCoding
 from psnode.plan.groups import Segment
 from studies.harness import Column, Found, Result, Row, Study, codecs, main
 
@@ -56,7 +57,9 @@ class _Steps:
         self._gradients = gradients
         self._residuals = Rotation(np.zeros(size, np.float32), gradients.nbytes, APART)
         shape = _matrix(size) if codec.shaped else (size,)
-        self._coder = SegmentCoder(Segment(0, spec, 0, shape), get_feedback("ef"), memory=lambda name: self._residuals.take())
+        self._coder = SegmentCoder(
+            SegmentCoding.of(Segment(0, spec, 0, shape), get_feedback("ef")), memory=lambda name: self._residuals.take()
+        )
         self._codec = codec
         self._out = np.zeros(self._coder.max_nbytes, np.uint8)
         self._context = Context()

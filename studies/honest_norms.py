@@ -24,8 +24,9 @@ from psnode.config.declaration import option
 from psnode.config.effects import AUTO
 from psnode.exchange.shard import verdicts
 from psnode.exchange.shard.verdicts import Closing, Judge
-from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.groups import Tensor
 from psnode.plan.part import all_of
+from psnode.plan.rule import make_plan
 from studies.harness import Column, Found, Study, main
 
 STEPS, BATCH, RUNS = 40, 16, 1200

@@ -23,6 +23,7 @@ from psnode.config.scheme import Scheme
 from psnode.errors import PsnodeError
 from psnode.exchange.footprint import Footprint, footprint
 from psnode.jobs.launch import launch
+from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.records.directory import saved_run
 from psnode.records.metrics import SUMMARY
@@ -102,7 +103,7 @@ def _measured(network: str, flags: Sequence[str], workers: int) -> _Measured:
     if None in (summary[name] for name in _PEAKS.values()):
         raise PsnodeError("this system does not tell the peak memory of a process: it needs Linux's /proc")
     config, scheme = Config.from_dict(saved["config"]), Scheme.from_dict(saved["scheme"])
-    return _Measured(summary, footprint(Plan.from_dict(saved["plan"]), scheme, config, workers))
+    return _Measured(summary, footprint(Coding(Plan.from_dict(saved["plan"]), scheme), config, workers))
 
 
 def _megabytes(name: str) -> Callable[[Row], str]:

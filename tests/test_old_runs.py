@@ -22,6 +22,8 @@ import pytest
 from psnode.config import Config, settings
 from psnode.config.declaration import ABSENT
 from psnode.config.resolve import resolve
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Plan
 from psnode.records.directory import saved_config
 
 RUNS = Path(__file__).parent / "old_runs"
@@ -87,7 +89,7 @@ def test_a_run_without_a_recorded_scheme_keeps_what_its_name_meant_then(scheme: 
 def test_a_run_without_a_recorded_scheme_keeps_what_is_refused_or_done_otherwise_now() -> None:
     """Momentum on both sides, a warm-up that ends below its codec's ratio, a memory under a vote, Nesterov without momentum."""
     twice = resolve(Config(scheme="topk", feedback="dgc"), unrecorded=True)
-    assert (twice.momentum, twice.gathers_decay, twice.gathering) == (0.9, False, None)
+    assert (twice.momentum, twice.gathers_decay, Coding(Plan((), ()), twice).gathering) == (0.9, False, None)
     assert resolve(Config(scheme="dgc", feedback="ef"), unrecorded=True).momentum == 0
     assert resolve(Config(scheme="dgc:ratio=0.05"), unrecorded=True).ratio_warmup == (0.25, 0.0625, 0.015625, 0.004)
     assert resolve(Config(scheme="signsgd", feedback="ef"), unrecorded=True).feedback == "ef"

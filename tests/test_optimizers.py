@@ -16,7 +16,8 @@ from psnode.config.resolve import resolve
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.update.parameters import Parameters
 from psnode.jobs import session
-from psnode.plan.groups import Plan, Tensor, make_plan
+from psnode.plan.groups import Plan, Tensor
+from psnode.plan.rule import make_plan
 from psnode.records import layout, tensorfile
 from psnode.tasks.optimizers import require_optimizer
 from psnode.tasks.own_loop import OwnLoop

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from psnode.codecs import Codec, get_codec
+from psnode.codecs import Codec
 from psnode.config import Config
 from psnode.config.schedules import constant
 from psnode.config.scheme import Scheme
@@ -23,7 +23,9 @@ from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
-from psnode.plan.groups import Plan, Segment, Tensor, downlink_codecs, plan_of
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Plan, Segment, Tensor
+from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Start
 from psnode.protocol.wire import Frame, Kind, pack_groups
@@ -143,12 +145,13 @@ class Exchanging:
         model = ground.model()
         shapes = {tensor.name: tensor.shape for tensor in describe(model)}
         plan = plan_of([Tensor(name, shapes[name]) for name in ground.findings.backward or shapes], scheme, config)
+        coding = Coding(plan, scheme)
         self._link, link = (FrameChannel(end) for end in loopback_group(2))
         self._link.job = link.job = _JOB
         rate = constant(config.lr or scheme.lr)
         self._shard = Shard(
-            plan, range(len(plan.groups)), config, scheme, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link,
-            rule, rate, routes_of(Layout(1), plan), Tracer(_MASTER, enabled=False),
+            coding, range(len(plan.groups)), config, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link, rule,
+            rate, routes_of(Layout(1), plan), Tracer(_MASTER, enabled=False),
         )  # fmt: skip
         self._shard.admit((_WORKER,), 0)
         model.to(ground.device)
@@ -163,9 +166,9 @@ class Exchanging:
         self._passes = next(self._steps)
         self.received = 0
         self.on_host = self._worker.on_host
-        self.gradients = Coded(self._worker.sender.coded_there, _coded(plan, [get_codec(s.codec) for s in plan.segments]))
+        self.gradients = Coded(self._worker.sender.coded_there, _coded(plan, coding.up))
         changed = [segment for segment in plan.segments if self._worker.replica.is_changed_there(segment)]
-        self.changes = Coded(_values(changed), _coded(plan, downlink_codecs(plan, scheme.downlink) or ()))
+        self.changes = Coded(_values(changed), _coded(plan, coding.down or ()))
 
     def step(self) -> float:
         """Take a step, on weights whose change came behind the one before; the seconds of it."""

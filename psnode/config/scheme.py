@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psnode.config.effects import CLIPPED, DENSE_RATE, rate_notes
 from psnode.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from psnode.feedback import Gathering
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +35,6 @@ class Scheme:
     ratio_epochs: float = 1.0
     rule: str = "that of dense SGD"
     aliases: tuple[str, ...] = ()
-
-    @property
-    def gathering(self) -> Gathering | None:
-        """Return the momentum with which the master gathers weight decay in place of the sender; None: as the optimizer defines
-        it."""
-        from psnode.feedback import get_feedback
-
-        return get_feedback(self.feedback).gathering if self.gathers_decay else None
 
     @property
     def clips(self) -> bool:

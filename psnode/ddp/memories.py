@@ -15,7 +15,9 @@ from psnode.ddp.buckets import Bucket, Job
 from psnode.errors import ConfigurationError
 from psnode.exchange.segment_coder import CODEBOOK_BYTES, SegmentCoder
 from psnode.feedback import Feedback
-from psnode.plan.groups import Plan, Tensor, make_plan
+from psnode.plan.coding import SegmentCoding
+from psnode.plan.groups import Plan, Tensor
+from psnode.plan.rule import make_plan
 
 
 class Memories:
@@ -74,7 +76,7 @@ class Memories:
             return found
         tensors = [Tensor(name, shape) for name, shape in zip(job.names, job.shapes, strict=True)]
         plan = make_plan(tensors, self._codec, group_by="model", min_compress_bytes=self._min_compress_bytes)
-        coders = tuple(SegmentCoder(segment, self._feedback) for segment in plan.segments)
+        coders = tuple(SegmentCoder(SegmentCoding.of(segment, self._feedback)) for segment in plan.segments)
         for coder in coders:
             self._take_over(coder, plan)
             if coder.codebook.size and (book := self._codebooks.pop(_codebook(job.number, coder), None)) is not None:

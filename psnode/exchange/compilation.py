@@ -33,9 +33,9 @@ from psnode.codecs.registry import brief
 from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.plain_json import to_json
-from psnode.config.scheme import Scheme
 from psnode.exchange.pieces import Piece, pieces_of, run_piece
-from psnode.plan.groups import IDENTITY, Plan
+from psnode.plan.coding import Coding
+from psnode.plan.groups import IDENTITY
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ def watched(*, refuses: bool = False) -> Iterator[_Watch]:
         numba_events.unregister(_COMPILES, watch)  # type: ignore[no-untyped-call]
 
 
-def prepare(plan: Plan, scheme: Scheme, config: Config) -> None:
-    """Have all kernels that a step by `plan` needs, and tell what is compiled for it."""
-    pieces = pieces_of(plan, scheme, config)
+def prepare(coding: Coding, config: Config) -> None:
+    """Have all kernels that a step needs, and tell what is compiled for it."""
+    pieces = pieces_of(coding, config)
     if missing := [piece for piece in pieces if not _is_cached(piece)]:
         with _alone():
             missing = [piece for piece in missing if not _is_cached(piece)]

@@ -7,27 +7,24 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from psnode.codecs import Codec, get_codec
+from psnode.codecs import Codec
 from psnode.codecs.rng import Key
-from psnode.config.names import DENSE
-from psnode.config.scheme import Scheme
-from psnode.feedback import get_feedback
-from psnode.plan.groups import Plan, Segment, downlink_codecs
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Segment
 from psnode.protocol.wire import HEADER_BYTES
 
 _MOST = 1 << 20  # coordinates that are coded to learn a codec's size
 
 
-def step_bytes(plan: Plan, scheme: Scheme) -> tuple[float, float]:
+def step_bytes(coding: Coding) -> tuple[float, float]:
     """Expected bytes of a worker's gradients up, and of the weights down to one worker, with the headers of their frames.
 
     Exact for codecs whose payloads have one size; for the others as with normal values, behind the warm-up of a ratio.
     """
-    form, headers = get_feedback(scheme.feedback).form, HEADER_BYTES * len(plan.groups)
-    up = [form(get_codec(segment.codec)) for segment in plan.segments]
-    down = downlink_codecs(plan, scheme.downlink)
-    weights = 4.0 * plan.size if down is None or scheme.downlink == DENSE else _total(plan.segments, down)
-    return headers + _total(plan.segments, up), headers + weights
+    plan, down = coding.plan, coding.down
+    headers = HEADER_BYTES * len(plan.groups)
+    weights = 4.0 * plan.size if down is None else _total(plan.segments, down)
+    return headers + _total(plan.segments, coding.up), headers + weights
 
 
 def _total(segments: Iterable[Segment], codecs: Iterable[Codec]) -> float:

@@ -12,14 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from psnode.codecs import get_codec
 from psnode.config import Config
-from psnode.config.names import DENSE
-from psnode.config.scheme import Scheme
 from psnode.config.train_settings import OWN
 from psnode.exchange.expected import step_bytes
-from psnode.feedback import get_feedback
-from psnode.plan.groups import Plan
+from psnode.plan.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 
 _SIDE = 64  # of the matrix that an optimizer of whole tensors is tried on
@@ -50,23 +46,20 @@ class Footprint(NamedTuple):
         return sum(use.nbytes for use in self.worker)
 
 
-def footprint(plan: Plan, scheme: Scheme, config: Config, workers: int) -> Footprint:
+def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
     """Uses of memory in a job of so many `workers`. Codes some values to learn the size of payloads."""
-    vector = 4 * plan.size
-    up, down = step_bytes(plan, scheme)
-    return Footprint(
-        vector, tuple(_master(vector, up, down, scheme, config, workers)), tuple(_worker(vector, up, down, plan, scheme))
-    )
+    vector = 4 * coding.plan.size
+    up, down = step_bytes(coding)
+    return Footprint(vector, tuple(_master(vector, up, down, coding, config, workers)), tuple(_worker(vector, up, down, coding)))
 
 
-def _master(vector: int, up: float, down: float, scheme: Scheme, config: Config, workers: int) -> Sequence[Use]:
-    coded = scheme.downlink != DENSE
-    memories = optimizer_vectors(scheme, config)
+def _master(vector: int, up: float, down: float, coding: Coding, config: Config, workers: int) -> Sequence[Use]:
+    memories = optimizer_vectors(coding, config)
     uses = [
         Use("weights", vector),
         Use("sum of the gradients", vector),
         Use(f"memories of {config.optimizer}", memories * vector),
-        Use("weights as the workers have them", vector if coded else 0),
+        Use("weights as the workers have them", vector if coding.down is not None else 0),
         Use("weights that changes lead to", vector if config.downlink_lead else 0),
         Use("moving average", vector if config.ema_decay is not None else 0),
         Use("gradients that come in, coded", workers * up),
@@ -75,15 +68,15 @@ def _master(vector: int, up: float, down: float, scheme: Scheme, config: Config,
     return [use for use in uses if use.nbytes]
 
 
-def _worker(vector: int, up: float, down: float, plan: Plan, scheme: Scheme) -> Sequence[Use]:
-    feedback = get_feedback(scheme.feedback)
-    compressed = sum(segment.size for segment in plan.segments if not get_codec(segment.codec).lossless)
+def _worker(vector: int, up: float, down: float, coding: Coding) -> Sequence[Use]:
+    feedback, size = coding.feedback, coding.plan.size
+    compressed = sum(each.segment.size for each in coding.segments if not each.up.lossless)
     kept = [name for name in feedback.init(0) if name not in feedback.scratch]
-    whole = plan.size - (compressed if feedback.only_adds and feedback.memory is not None else 0)
+    whole = size - (compressed if feedback.only_adds and feedback.memory is not None else 0)
     uses = [
         Use("weights", vector),
         Use("gradient", vector),
-        *(Use(f"memory {name}", 4 * (plan.size if scheme.clips else compressed)) for name in kept),
+        *(Use(f"memory {name}", 4 * (size if coding.scheme.clips else compressed)) for name in kept),
         *(Use(f"room {name}", 4 * compressed) for name in sorted(feedback.scratch)),
         Use("gradient side by side", 4 * whole),
         Use("gradient coded", up),
@@ -92,17 +85,17 @@ def _worker(vector: int, up: float, down: float, plan: Plan, scheme: Scheme) -> 
     return [use for use in uses if use.nbytes]
 
 
-def optimizer_vectors(scheme: Scheme, config: Config) -> float:
+def optimizer_vectors(coding: Coding, config: Config) -> float:
     """Vectors that the master's optimizer keeps; 0 for one of the task's own, which is not known."""
     if config.optimizer == "sgd":
-        return float(scheme.momentum > 0 or (scheme.gathering is not None and config.weight_decay > 0))
+        return float(coding.scheme.momentum > 0 or (coding.gathering is not None and config.weight_decay > 0))
     if config.optimizer == OWN:
         return 0.0
     if config.optimizer in COORDINATEWISE:
         return float(len(memories_of(config)))
     tried = nn.Parameter(torch.ones(_SIDE, _SIDE))
     tried.grad = torch.ones_like(tried)
-    optimizer = made(config, scheme.momentum, tried, 0.01)
+    optimizer = made(config, coding.scheme.momentum, tried, 0.01)
     optimizer.step()
     tensors = [value for value in optimizer.state[tried].values() if torch.is_tensor(value)]
     return round(sum(value.numel() for value in tensors) / tried.numel(), 1)

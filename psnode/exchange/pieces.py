@@ -17,15 +17,13 @@ from psnode.codecs.rng import Key
 from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
 from psnode.config import Config
-from psnode.config.names import DENSE
-from psnode.config.ratios import phases
-from psnode.config.scheme import Scheme
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.update.adam import Moments, adam, in_one_pass
 from psnode.exchange.update.sgd import descend, descend_beside
 from psnode.feedback import Context, get_feedback
-from psnode.plan.groups import IDENTITY, Plan, Segment, downlink_codecs
+from psnode.plan.coding import Coding, SegmentCoding
+from psnode.plan.groups import IDENTITY, Segment
 
 _MOST = 1 << 20  # values
 _ROW = 512  # values that codecs pack together
@@ -53,22 +51,22 @@ class Piece(NamedTuple):
         return cls(what, codec, tuple(tuple(shape) for shape in shapes), tuple(rule))
 
 
-def pieces_of(plan: Plan, scheme: Scheme, config: Config) -> list[Piece]:
-    """All pieces of a step by `plan`: those with most to compile first, as far as that is known."""
-    up = [get_codec(segment.codec) for segment in plan.segments]
-    down = downlink_codecs(plan, scheme.downlink) if scheme.downlink != DENSE else None
-    moved = _by_codec(plan.segments, [get_codec(IDENTITY)] * len(up) if down is None else down)
-    coded = _by_codec(plan.segments, up)
-    for codec, shapes in list(coded.items()):  # a larger ratio may be coded in another way
-        coded.setdefault(repr(phases(get_codec(codec), scheme.ratio_warmup)[0]), shapes)
-    found = [Piece(CODED, codec, shapes, (scheme.feedback, scheme.clips)) for codec, shapes in coded.items()]
+def pieces_of(coding: Coding, config: Config) -> list[Piece]:
+    """All pieces of a step: those with most to compile first, as far as that is known."""
+    segments, down, momentum = coding.plan.segments, coding.down, coding.scheme.momentum
+    moved = _by_codec(segments, [get_codec(IDENTITY)] * len(segments) if down is None else down)
+    coded = _by_codec(segments, coding.up)
+    for codec, shapes in _by_codec(segments, [each.ups[0] for each in coding.segments]).items():
+        coded.setdefault(codec, shapes)  # a larger ratio may be coded in another way
+    rules = {repr(codec): repr(each.feedback) for each in coding.segments for codec in each.ups}
+    found = [Piece(CODED, codec, shapes, (rules[codec],)) for codec, shapes in coded.items()]
     found += [Piece(MOVED, codec, shapes, (down is not None,)) for codec, shapes in moved.items()]
-    found += [Piece(ADDED, codec, shapes, (scheme.feedback, scheme.aggregator)) for codec, shapes in coded.items()]
+    found += [Piece(ADDED, codec, shapes, (rules[codec], coding.scheme.aggregator)) for codec, shapes in coded.items()]
     found += [Piece(READ, codec, shapes, (down is not None,)) for codec, shapes in moved.items()]
     if config.optimizer == "sgd":
-        gathering = scheme.gathering if config.weight_decay else None
+        gathering = coding.gathering if config.weight_decay else None
         rule = (config.weight_decay, config.nesterov) if gathering is None else (config.weight_decay, gathering.nesterov)
-        found.append(Piece(UPDATED, IDENTITY, ((2,),), (scheme.momentum, *rule, gathering is not None)))
+        found.append(Piece(UPDATED, IDENTITY, ((2,),), (momentum, *rule, gathering is not None)))
     elif in_one_pass(config):
         found.append(Piece(ADAM, IDENTITY, ((2,),)))
     return found
@@ -119,9 +117,9 @@ class _Laid:
 
 
 def _code(piece: Piece, values: Floats) -> None:
-    rule, clipped = piece.rule
-    coder = SegmentCoder(Segment(0, piece.codec, 0, values.shape), get_feedback(rule), clipped=clipped)
-    codec, out, key = coder.codec(0), np.empty(coder.max_nbytes, np.uint8), Key.derive(0)
+    rule, codec = get_feedback(piece.rule[0]), get_codec(piece.codec)
+    coder = SegmentCoder(SegmentCoding(Segment(0, piece.codec, 0, values.shape), rule, rule, (codec,)))
+    out, key = np.empty(coder.max_nbytes, np.uint8), Key.derive(0)
     all_finite(values.reshape(-1))
     gradient, payload = coder.push(_Laid(values), codec, key, out, Context(2, 1.0))
     coder.feedback.lost(gradient, coder.state, codec.decode(payload))
@@ -129,7 +127,7 @@ def _code(piece: Piece, values: Floats) -> None:
 
 def _add(piece: Piece, values: Floats) -> None:
     rule, name = get_feedback(piece.rule[0]), piece.rule[1]
-    codec, aggregator = rule.form(get_codec(piece.codec)), get_aggregator(name)
+    codec, aggregator = get_codec(piece.codec), get_aggregator(name)
     payload, total = codec.encode(values, Key.derive(0)), np.zeros(values.size, np.float32)
     measured = codec.measure(payload, np.empty(values.size, np.float32))
     aggregator.add_measured(codec, payload, measured, total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -10,9 +10,8 @@ import numpy as np
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.rng import Key
-from psnode.config.ratios import phases
 from psnode.feedback import Context, Feedback, State
-from psnode.plan.groups import Segment
+from psnode.plan.coding import SegmentCoding
 
 if TYPE_CHECKING:
     import torch
@@ -36,31 +35,18 @@ class Laid(Protocol):
 class SegmentCoder:
     """One segment's codec, feedback rule and memory.
 
-    `warmup`: the sparsifier's ratio in each of the first phases, before the one that the plan names. With refit=k a codec codes
-    the first of every k steps as it is, and is then fitted to that for the k - 1 steps behind; not in the warm-up.
-    `clipped`: the master may use a part of a push, so that a segment which travels as it is needs a memory as well.
-    `memory`: the vector, laid out by the plan, of which a memory of a given name is a part; None: an array of its own.
+    With refit=k a codec codes the first of every k steps as it is, and is then fitted to that for the k - 1 steps behind; not in
+    the warm-up. `memory`: the vector, laid out by the plan, of which the memory of a name is a part; None: an array of its own.
     """
 
-    def __init__(
-        self,
-        segment: Segment,
-        feedback: Feedback,
-        warmup: Sequence[float] = (),
-        *,
-        clipped: bool = False,
-        memory: Callable[[str], Floats] | None = None,
-    ) -> None:
-        codec = get_codec(segment.codec)
-        self.segment = segment
-        needs_memory = clipped and feedback.memory is not None
-        self.feedback: Feedback = feedback.dense() if codec.lossless and not needs_memory else feedback
-        self._phases: list[Codec] = [self.feedback.form(phase) for phase in phases(codec, warmup)]
-        self._rule, self._memory = feedback, memory
+    def __init__(self, coding: SegmentCoding, *, memory: Callable[[str], Floats] | None = None) -> None:
+        self.segment = coding.segment
+        self.feedback: Feedback = coding.feedback
+        self._coding, self._memory = coding, memory
         self._state: State = self._begin()
         self.on_device: DeviceSegment | None = None  # where it is coded on a device
-        self.max_nbytes = max(phase.max_nbytes(segment.shape) for phase in self._phases)
-        self._refit = self._phases[-1].traits.refit
+        self.max_nbytes = coding.limit
+        self._refit = coding.up.traits.refit
         self.codebook = np.zeros(CODEBOOK_BYTES if self._refit > 1 else 0, np.uint8)  # after writing to it call `restore`
         self._fitted: Codec | None = None
         self.rate = 0.0  # the learning rate of the last push, which a rescaled memory is in units of; 0: not known
@@ -82,11 +68,11 @@ class SegmentCoder:
     @property
     def forgone(self) -> str | None:
         """The memory in which its rule keeps the loss of coding, where this segment has none, since it travels as it is."""
-        return self._rule.memory if self.feedback.memory is None else None
+        return self._coding.rule.memory if self.feedback.memory is None else None
 
     def remember(self) -> None:
         """Have that memory all the same: something is owed from when the segment's tensors were compressed."""
-        self.feedback = self._rule
+        self.feedback = self._coding.rule
         self._state = self._begin()
 
     def context(self, workers: int, rate: float, before: float) -> Context:
@@ -111,13 +97,13 @@ class SegmentCoder:
         from psnode.exchange.device.rules import rule_of
 
         could = self._refit == 1 and rule_of(self.feedback) is not None
-        return {repr(phase): phase for phase in self._phases} if could else None
+        return {repr(codec): codec for codec in self._coding.ups} if could else None
 
     def codec(self, phase: int, step: int = 1) -> Codec:
         """The codec for `step`, counted from 1, in `phase` of the warm-up, or after it."""
         if self._fitted is not None and not self._due(step):
             return self._fitted
-        return self._phases[min(phase, len(self._phases) - 1)]
+        return self._coding.in_phase(phase)
 
     def push(self, gradients: Laid, codec: Codec, key: Key, out: Bytes, context: Context) -> tuple[Floats, Payload]:
         """Code the segment's part of `gradients` with `codec`; that part, or an array of its shape if the rule only adds it."""
@@ -131,9 +117,9 @@ class SegmentCoder:
 
     def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, step: int) -> None:
         """Keep the codebook for the values behind `payload`, the last push of `gradient`; if `step` is one that has to."""
-        if self._refit == 1 or not self._due(step) or phase < len(self._phases) - 1:
+        if self._refit == 1 or not self._due(step) or phase < len(self._coding.ups) - 1:
             return
-        codec = self._phases[-1]
+        codec = self._coding.up
         self._fitted = codec.fit(self.feedback.coded(gradient, self.state, codec.decode(payload)), key)
         spec = repr(self._fitted).encode()
         self.codebook[:] = 0

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from psnode.codecs.arrays import Bytes
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.sources import restore
 from psnode.config.schedules import Schedule
-from psnode.config.scheme import Scheme
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.device.placing import place_on
 from psnode.exchange.device.trust import Verdict
@@ -27,8 +25,8 @@ from psnode.exchange.memories import Memories
 from psnode.exchange.outgoing import OutgoingFrames
 from psnode.exchange.routes import MASTER, Layout
 from psnode.exchange.segment_coder import SegmentCoder
-from psnode.feedback import get_feedback
-from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
+from psnode.plan.coding import ALL, Coding, gradient_key
+from psnode.plan.groups import Group, Segment
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
@@ -46,8 +44,7 @@ class GradientSender:
 
     def __init__(
         self,
-        plan: Plan,
-        scheme: Scheme,
+        coding: Coding,
         link: FrameChannel,
         targets: Sequence[int],
         gradients: Gradients,
@@ -58,21 +55,20 @@ class GradientSender:
         shift: int = 0,
         workers: int | None = None,
     ) -> None:
-        feedback = get_feedback(scheme.feedback)
-        self._plan = plan
+        self._coding = coding
+        self._plan = plan = coding.plan
         self._link = link
         self._targets = targets
         self._gradients = gradients
         self._seed = seed
-        self._ratio_epochs = scheme.ratio_epochs
         self.reschedule(lr, steps_per_epoch, shift, workers or Layout.of(link.transport.size, 0).workers)
         self._phase = 0
         self._rate = self._rate_before = 0.0
         self._memories = Memories(plan)
-        kind = partial(
-            SegmentCoder, feedback=feedback, warmup=scheme.ratio_warmup, clipped=scheme.clips, memory=self._memories.vector
-        )
-        self._coders = [[kind(segment) for segment in group.segments] for group in plan.groups]
+        self._coders = [
+            [SegmentCoder(coding.segments[segment.index], memory=self._memories.vector) for segment in group.segments]
+            for group in plan.groups
+        ]
         self.before_change: Callable[[int], None] = lambda group: None  # told that the memories of a group change next
         self._frames = OutgoingFrames(link)
         self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
@@ -114,7 +110,7 @@ class GradientSender:
         self._nbytes = 0
         self._sent = {}
         self._lost = (0.0, 0.0) if measure else None
-        self._phase = int((step - 1 + self._shift) / self._steps_per_phase)
+        self._phase = self._coding.phase(step - 1 + self._shift, self._steps_per_epoch)
         self._rate = self._lr(step - 1)
         self._rate_before = self._lr(step - 2) if step > 1 else self._rate
 
@@ -122,7 +118,7 @@ class GradientSender:
         """From the next step on the learning rate is `lr`'s, and epochs are counted for so many workers."""
         self._lr = lr
         self._shift = shift
-        self._steps_per_phase = self._ratio_epochs * steps_per_epoch
+        self._steps_per_epoch = steps_per_epoch
         self._workers = workers
 
     def push(self, index: int) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
 from psnode.config.resolve import resolve
-from psnode.config.scheme import Scheme
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
-from psnode.plan.groups import Plan, plan_of
+from psnode.plan.coding import Coding
+from psnode.plan.rule import plan_of
 from psnode.tasks import inventory
 from psnode.tasks.load import make_task
 from psnode.tasks.optimizers import require_optimizer
@@ -29,13 +29,13 @@ def dry_run(config: Config, workers: int) -> str:
     torch.manual_seed(config.seed)
     model = task.model()
     inventory.check(model, task.statistics(model))
-    plan = plan_of(describe(model), scheme, config)
-    return "\n".join(_lines(plan, scheme, config, workers)) + "\n"
+    coding = Coding(plan_of(describe(model), scheme, config), scheme)
+    return "\n".join(_lines(coding, config, workers)) + "\n"
 
 
-def _lines(plan: Plan, scheme: Scheme, config: Config, workers: int) -> Iterator[str]:
-    up, down = step_bytes(plan, scheme)
-    need = footprint(plan, scheme, config, workers)
+def _lines(coding: Coding, config: Config, workers: int) -> Iterator[str]:
+    plan, scheme, (up, down) = coding.plan, coding.scheme, step_bytes(coding)
+    need = footprint(coding, config, workers)
     parts = f"{counted(len(plan.segments), 'segment')}, {counted(len(plan.groups), 'group')}"
     yield f"model      {counted(plan.size, 'parameter')} to train, {amount(need.vector)}; {parts}"
     coded = f"scheme     {scheme.name}: up {scheme.codec}, feedback {scheme.feedback}, down {scheme.downlink}"

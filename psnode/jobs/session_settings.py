@@ -15,7 +15,7 @@ from psnode.config.names import PASSED
 from psnode.config.schedules import OWN
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import stated_threads
-from psnode.plan.groups import DEFAULT_GROUP_BYTES
+from psnode.plan.rule import DEFAULT_GROUP_BYTES
 from psnode.transport.mpi.environment import Place
 
 if TYPE_CHECKING:

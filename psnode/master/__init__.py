@@ -40,7 +40,9 @@ from psnode.master.start.agreement import among, require_one_version, threads_of
 from psnode.master.start.autotune import group_bytes_for
 from psnode.master.start.resuming import require_same_model, tell_of_another_end, tell_of_another_plan, tell_of_the_start
 from psnode.master.start.startup import gather_ready, job_digest, plan_for, require_memory, send_start
-from psnode.plan.groups import Plan, plan_of
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Plan
+from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Ready
 from psnode.records.directory import RunDirectory, claim
@@ -166,9 +168,9 @@ def _run(
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     require_same_model(run.resume_point, plan, ready[workers[0]].tensors)
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
-    config, tracer = run.config, Tracer(0, enabled=run.config.timeline)
+    config, coding, tracer = run.config, Coding(plan, run.scheme), Tracer(0, enabled=run.config.timeline)
     with Shard(
-        plan, range(len(plan.groups)), config, run.scheme, ServedModel(model, plan, torch.empty(plan.size)), link, rule,
+        coding, range(len(plan.groups)), config, ServedModel(model, plan, torch.empty(plan.size)), link, rule,
         sharding.rate, routes_of(layout, plan), tracer,
         constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
         own_optimizer=task.own_optimizer,
@@ -209,7 +211,7 @@ def _run(
                 history=History(run.path) if config.record_history else None,
                 behind=behind,
             )
-            tell_of_the_bytes(plan, run.scheme, len(workers))
+            tell_of_the_bytes(coding, len(workers))
             _serve(master, ready[workers[0]].waits)
     if config.timeline:
         _write_timeline(master, tracer, layout.readers)
@@ -220,10 +222,10 @@ def _gathered(
     link: FrameChannel, run: RunDirectory, model: torch.nn.Module, layout: Layout, threads: Mapping[int, int]
 ) -> tuple[Mapping[int, Ready], Footprint]:
     """The answers of all ranks, and the memory that each needs: PsnodeError if one has less, or does not answer."""
-    plan = plan_of(describe(model), run.scheme, run.config)
+    coding = Coding(plan_of(describe(model), run.scheme, run.config), run.scheme)
     patience = 5 * run.config.pause_deadline
-    ready = gather_ready(link, run, layout.readers, patience, partial(prepare, plan, run.scheme, run.config), threads)
-    need = footprint(plan, run.scheme, run.config, len(layout.computing))
+    ready = gather_ready(link, run, layout.readers, patience, partial(prepare, coding, run.config), threads)
+    need = footprint(coding, run.config, len(layout.computing))
     if run.config.memory_check:  # before trial runs, which take as much
         require_memory(need, {rank: ready[rank] for rank in layout.readers})
     return ready, need

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from psnode.codecs import Codec
 from psnode.config import Config
 from psnode.config.extensions import load_codec
 from psnode.config.memory import free_memory
@@ -31,7 +30,9 @@ from psnode.exchange.routes import MASTER, Layout, routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.trained_model import TrainedModel
-from psnode.plan.groups import Plan, downlink_codecs, plan_of
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Plan
+from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Reshard, Setup, Start
 from psnode.protocol.wire import Kind
@@ -102,11 +103,10 @@ class WorkerContext:
         model = TrainedModel(self.model, plan, self.device)
         replica = Replica(model.vector)
         gradients = Gradients(model.parameters, plan, self.device)
-        scheme = self.scheme
+        coding = Coding(plan, self.scheme)
         sampler = replace(self.sampler, shift=start.sample_shift)
         sender = GradientSender(
-            plan,
-            scheme,
+            coding,
             link,
             [route.up(link.rank) for route in routes],
             gradients,
@@ -116,8 +116,7 @@ class WorkerContext:
             shift=start.shift,
             workers=self.sampler.workers,
         )
-        downlink = downlink_codecs(plan, scheme.downlink)
-        on_host = self._code_on_device(plan, sender, replica, downlink) if config.enable_gpu else []
+        on_host = self._code_on_device(coding, sender, replica) if config.enable_gpu else []
         for line in () if start.rehearsal else on_host:
             _LOG.warning("rank %d: %s", link.rank, line)
         finished = start.step
@@ -126,7 +125,7 @@ class WorkerContext:
             finished = resumed(tensors, sampler, start.step, moves=rule.rounds_go_on)
         tracer = Tracer(link.rank, enabled=config.timeline)
         receiver = Receiver(
-            link, plan, replica, [route.down(link.rank) for route in routes], downlink, tracer,
+            link, plan, replica, [route.down(link.rank) for route in routes], coding.down, tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
         )  # fmt: skip
         early = may_begin_early(config, rule) and not start.waits
@@ -154,16 +153,14 @@ class WorkerContext:
             on_host=on_host,
         )
 
-    def _code_on_device(
-        self, plan: Plan, sender: GradientSender, replica: Replica, downlink: Sequence[Codec] | None
-    ) -> list[str]:
+    def _code_on_device(self, coding: Coding, sender: GradientSender, replica: Replica) -> list[str]:
         """Have gradients coded where they are computed, and changes of weights decoded where these lie.
 
         As far as the device gives the processor's bytes; a line for each codec of the rest.
         """
         try:
             lines = [verdict.line for verdict in sender.code_on(self.device) if verdict.problem]
-            verdicts = [] if downlink is None else replica.change_on_device(plan, downlink)
+            verdicts = [] if coding.down is None else replica.change_on_device(coding.plan, coding.down)
             return lines + [f"the weights' {verdict.line}" for verdict in verdicts if verdict.problem]
         except ConfigurationError as error:
             return [Verdict("every codec", None, str(error)).line]
@@ -223,7 +220,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
     if config.local is None:  # else the master has done so
         scheme = Scheme.from_dict(setup.scheme)
-        prepare(plan_of(describe(model), scheme, config), scheme, config)
+        prepare(Coding(plan_of(describe(model), scheme, config), scheme), config)
     link.forward_requests(MASTER)  # the master waits for us and nothing else
     contents = inventory.contents(model)
     machine = Machine.here()

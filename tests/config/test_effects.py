@@ -27,7 +27,9 @@ from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.update.parameters import Parameters
 from psnode.feedback import get_feedback
 from psnode.jobs.job import run
-from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Tensor
+from psnode.plan.rule import make_plan
 
 # setting -> a value with another result than the one beside it, which is that of a run with the settings behind
 WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
@@ -151,11 +153,11 @@ def three_steps(config: Config, scheme: Scheme) -> bytes:
             parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape))
     tensors = [Tensor("weight", (96, 64)), Tensor("bias", (96,))]
     plan = make_plan(tensors, scheme.codec, group_by="model", min_compress_bytes=config.min_compress_bytes)
-    [group] = plan.groups
+    coding = Coding(plan, scheme)
     x = FlatModel(model, plan, torch.empty(plan.size)).vector
-    parameters = Parameters(x, plan, replace(config, lr=0.01), scheme.momentum, scheme.gathering)
-    aggregator, rule = get_aggregator(scheme.aggregator), get_feedback(scheme.feedback)
-    workers = [[SegmentCoder(segment, rule, scheme.ratio_warmup) for segment in group.segments] for _ in range(3)]
+    parameters = Parameters(x, plan, replace(config, lr=0.01), scheme.momentum, coding.gathering)
+    aggregator = get_aggregator(scheme.aggregator)
+    workers = [[SegmentCoder(each) for each in coding.segments] for _ in range(3)]
     rng, total = np.random.default_rng(9), np.zeros(plan.size, np.float32)
     for step in (1, 2, 3):
         for coders in workers:

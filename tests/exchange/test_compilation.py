@@ -17,7 +17,9 @@ from psnode.config.resolve import resolve
 from psnode.exchange.compilation import _jobs
 from psnode.exchange.pieces import Piece, pieces_of, run_piece
 from psnode.master.recorder import StepRecorder
-from psnode.plan.groups import Tensor, plan_of
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Tensor
+from psnode.plan.rule import plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +31,8 @@ from psnode.config.resolve import resolve
 from psnode.exchange.compilation import prepare
 from psnode.exchange.flat_model import describe
 from psnode.jobs.job import run
-from psnode.plan.groups import plan_of
+from psnode.plan.coding import Coding
+from psnode.plan.rule import plan_of
 from psnode.tasks.load import make_task
 
 def there():
@@ -41,7 +44,7 @@ def there():
 fields = json.loads(sys.argv[1])
 config = Config(local=2, max_steps=3, log_interval=1, quiet=True, tensorboard=False, threads=1, **fields)
 scheme = resolve(config)
-prepare(plan_of(describe(make_task(config).model()), scheme, config), scheme, config)
+prepare(Coding(plan_of(describe(make_task(config).model()), scheme, config), scheme), config)
 before = there()
 assert run(config) == 0
 print(json.dumps(sorted(there() - before)))
@@ -95,7 +98,7 @@ def pieces(scheme: str, *shapes: tuple[int, ...]) -> list[Piece]:
     config = Config(scheme=scheme, lr=0.1)
     found = resolve(config)
     tensors = [Tensor(f"t{number}", shape) for number, shape in enumerate(shapes or [(64, 128), (8,)])]
-    return pieces_of(plan_of(tensors, found, config), found, config)
+    return pieces_of(Coding(plan_of(tensors, found, config), found), config)
 
 
 @pytest.mark.parametrize("scheme", ["dense", "atomo", "dgc", "topk", "efsignsgd"])

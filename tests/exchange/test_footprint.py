@@ -16,7 +16,9 @@ from psnode.exchange.machine import Machine
 from psnode.jobs.dry_run import dry_run
 from psnode.jobs.job import run
 from psnode.master.start.startup import require_memory
-from psnode.plan.groups import Tensor, plan_of
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Plan, Tensor
+from psnode.plan.rule import plan_of
 from psnode.protocol.messages import Ready
 
 SIZE = 1 << 20
@@ -26,7 +28,7 @@ TENSORS = [Tensor("w", (1024, 1024))]
 def need(scheme: str, workers: int = 1, **settings: object) -> Footprint:
     config = Config(scheme=scheme, **settings)  # type: ignore[arg-type]
     found = resolve(config)
-    return footprint(plan_of(TENSORS, found, config), found, config, workers)
+    return footprint(Coding(plan_of(TENSORS, found, config), found), config, workers)
 
 
 def vectors(uses: tuple[object, ...], vector: int) -> dict[str, float]:
@@ -64,12 +66,12 @@ def test_a_downlink_that_leads_takes_a_vector_of_the_masters() -> None:
 )
 def test_memories_of_optimizers_are_those_of_their_papers(optimizer: str, expected: float) -> None:
     config = Config(scheme="dense", optimizer=optimizer)
-    assert optimizer_vectors(resolve(config), config) == expected
+    assert optimizer_vectors(Coding(Plan(tuple(TENSORS), ()), resolve(config)), config) == expected
 
 
 def test_adafactor_keeps_a_row_and_a_column() -> None:
     config = Config(scheme="dense", optimizer="adafactor")
-    assert optimizer_vectors(resolve(config), config) < 0.1
+    assert optimizer_vectors(Coding(Plan(tuple(TENSORS), ()), resolve(config)), config) < 0.1
 
 
 def table() -> str:
@@ -84,7 +86,7 @@ def table() -> str:
                 row.append("-")
                 continue
             found = resolve(config)
-            each = footprint(plan_of(tensors, found, config), found, config, workers=4)
+            each = footprint(Coding(plan_of(tensors, found, config), found), config, workers=4)
             row.append(f"{each.master_bytes / each.vector:.1f}")
         lines.append(f"| {name} | {' | '.join(row)} | {each.worker_bytes / each.vector:.1f} |")
     return "\n".join(lines) + "\n"

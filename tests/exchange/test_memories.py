@@ -16,7 +16,9 @@ from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.errors import CheckpointError
 from psnode.exchange.sender import GradientSender
-from psnode.plan.groups import Plan, Segment, Tensor, make_plan
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Plan, Segment, Tensor
+from psnode.plan.rule import make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
@@ -69,7 +71,7 @@ class Sender:
         master, own = loopback_group(2)
         self.master = FrameChannel(master)
         self.sender = GradientSender(
-            self.plan, scheme, FrameChannel(own), [0] * len(self.plan.groups), self.given,  # type: ignore[arg-type]
+            Coding(self.plan, scheme), FrameChannel(own), [0] * len(self.plan.groups), self.given,  # type: ignore[arg-type]
             seed=1, lr=lambda step: 0.1 * 0.8**step, steps_per_epoch=9,
         )  # fmt: skip
 
@@ -239,7 +241,7 @@ def test_a_tensor_that_is_cut_over_segments_of_which_one_is_whole_has_one_entry(
     link = FrameChannel(loopback_group(2)[1])
     scheme = resolve(Config(scheme="topk", feedback="ef"))
     targets = [0] * len(plan.groups)
-    sender = GradientSender(plan, scheme, link, targets, None, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
+    sender = GradientSender(Coding(plan, scheme), link, targets, None, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
     try:
         values = torch.from_numpy(np.random.default_rng(1).standard_normal(10_000).astype(np.float32))
         sender.load_state({"feedback/residual/w": values})

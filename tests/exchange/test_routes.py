@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from psnode.exchange.routes import MASTER, Layout, routes_of
-from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.groups import Tensor
+from psnode.plan.rule import make_plan
 
 PLAN = make_plan([Tensor(f"{index}.weight", (8, 8)) for index in range(3)], "identity", group_by="layer", min_compress_bytes=0)
 

@@ -9,6 +9,7 @@ from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import get_feedback
+from psnode.plan.coding import SegmentCoding
 from psnode.plan.groups import Segment
 
 SPEC = "lss:bits=3,refit=3"
@@ -16,7 +17,7 @@ SIZE = 5000
 
 
 def coder_of(spec: str = SPEC, feedback: str = "ef", warmup: tuple[float, ...] = ()) -> SegmentCoder:
-    return SegmentCoder(Segment(0, spec, 0, (SIZE,)), get_feedback(feedback), warmup)
+    return SegmentCoder(SegmentCoding.of(Segment(0, spec, 0, (SIZE,)), get_feedback(feedback), warmup))
 
 
 def gradient(step: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.sender import GradientSender
+from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
@@ -49,7 +50,7 @@ def sender(given: Given, ends: tuple[FrameChannel, FrameChannel], request: pytes
     scheme = resolve(Config(scheme="dense", codec=codec, feedback="ef"))
     groups = plan(codec)
     targets = [0] * len(groups.groups)
-    sender = GradientSender(groups, scheme, ends[1], targets, given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
+    sender = GradientSender(Coding(groups, scheme), ends[1], targets, given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
     yield sender
     sender.close()
 

@@ -14,7 +14,9 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.sender import GradientSender
 from psnode.jobs.job import run
-from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Tensor
+from psnode.plan.rule import make_plan
 from psnode.protocol.channel import FrameChannel
 from psnode.records import checkpoint
 from psnode.records.history import violations
@@ -98,8 +100,7 @@ def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str
     scheme = resolve(Config(scheme="dense", codec=codec, feedback="ef"))
     current = np.empty(8000, np.float32)
     sender = GradientSender(
-        plan,
-        scheme,
+        Coding(plan, scheme),
         FrameChannel(ends[1]),
         [0] * len(plan.groups),
         Given(current),  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.sender import GradientSender
 from psnode.jobs.job import run
+from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready
@@ -43,7 +44,7 @@ def sender(given: Given) -> Iterator[GradientSender]:
     plan = Plan.from_dict({"tensors": [["a", [40, 100]]], "groups": [[["topk:ratio=0.1", 0, [SIZE]]]]})
     scheme = resolve(Config(scheme="topk:ratio=0.1", feedback="ef:rescale=true"))
     link = FrameChannel(loopback_group(2)[1])
-    sender = GradientSender(plan, scheme, link, [0], given, seed=1, lr=lr, steps_per_epoch=9)  # type: ignore[arg-type]
+    sender = GradientSender(Coding(plan, scheme), link, [0], given, seed=1, lr=lr, steps_per_epoch=9)  # type: ignore[arg-type]
     yield sender
     sender.close()
 

@@ -22,7 +22,7 @@ from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.state import ShardState
 from psnode.exchange.update.served_model import ServedModel
 from psnode.exchange.update.weight_vector import LooseWeights
-from psnode.plan.groups import Plan
+from psnode.plan.coding import Coding
 from psnode.plan.part import PlanPart, part_of
 from psnode.protocol.wire import Frame
 from psnode.records import checkpoint
@@ -37,13 +37,13 @@ class Halves:
     on_host: Sequence[str] = ()
 
     def __init__(
-        self, plan: Plan, groups: Iterable[int], config: Config, scheme: Any, whole: ServedModel, *rest: Any, **more: Any
+        self, coding: Coding, groups: Iterable[int], config: Config, whole: ServedModel, *rest: Any, **more: Any
     ) -> None:
-        numbers = list(groups)
+        numbers, plan = list(groups), coding.plan
         assert len(numbers) > 2
         self.plan, self.whole, self.parts = plan, whole, [part_of(plan, numbers[first::2]) for first in (0, 1)]
         self.shards = [
-            Shard(plan, part.groups, config, scheme, LooseWeights(part.own, self._taken(part, whole.vector)), *rest, **more)
+            Shard(coding, part.groups, config, LooseWeights(part.own, self._taken(part, whole.vector)), *rest, **more)
             for part in self.parts
         ]
 

@@ -15,7 +15,7 @@ from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.plan.groups import Group, Segment, downlink_codecs
+from psnode.plan.groups import Group, Segment
 from psnode.plan.part import PlanPart
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
@@ -69,7 +69,7 @@ class Downlink:
 
     def __init__(
         self,
-        spec: str,
+        codecs: Sequence[Codec] | None,
         weights: Floats,
         part: PlanPart,
         link: FrameChannel,
@@ -78,7 +78,7 @@ class Downlink:
         seed: int,
         lead: float = 0.0,
     ) -> None:
-        self.codecs = downlink_codecs(part.whole, spec)
+        self.codecs = codecs
         self._lead = np.float32(lead if self.codecs is not None else 0)
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()

@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Floats
 from psnode.codecs.base import Measured
-from psnode.config.ratios import phases
-from psnode.config.scheme import Scheme
 from psnode.errors import PayloadError, WireError
-from psnode.feedback import get_feedback
-from psnode.plan.groups import ALL, Group, Plan, Segment, gradient_key
+from psnode.plan.coding import ALL, gradient_key
+from psnode.plan.groups import Group, Plan, Segment
 from psnode.protocol import wire
 from psnode.protocol.wire import Flag, Frame
 
@@ -95,19 +93,3 @@ class Reader:
         if room is None or room.size < size:
             self._rooms.values = room = np.empty(size, np.float32)
         return room
-
-
-def codecs_of(plan: Plan, scheme: Scheme) -> list[Codec]:
-    """The codecs of the segments' pushes, in the form that the feedback rule gives them."""
-    form = get_feedback(scheme.feedback).form
-    codecs = [get_codec(segment.codec) for segment in plan.segments]
-    return [codec if codec.lossless else form(codec) for codec in codecs]
-
-
-def limits(plan: Plan, scheme: Scheme) -> list[int]:
-    """The most bytes that a worker's payload of each segment has, in any phase of the scheme."""
-    form = get_feedback(scheme.feedback).form
-    return [
-        max(form(phase).max_nbytes(segment.shape) for phase in phases(get_codec(segment.codec), scheme.ratio_warmup))
-        for segment in plan.segments
-    ]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 
-from psnode.codecs import Codec, Payload
+from psnode.codecs import Payload
 from psnode.codecs.rng import Key
 from psnode.config.effects import MAJORITY
-from psnode.config.scheme import Scheme
 from psnode.errors import CodecError, NormError, WireError
 from psnode.exchange.shard.aggregator import Aggregator
 from psnode.exchange.shard.arithmetic import Arithmetic
@@ -22,12 +21,12 @@ from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scale
 from psnode.exchange.shard.executor import GroupExecutor
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm, Summed
 from psnode.exchange.shard.median_clipping import Clipped, Clipping
-from psnode.exchange.shard.pushes import Part, Push, Reader, limits
+from psnode.exchange.shard.pushes import Part, Push, Reader
 from psnode.exchange.shard.verdicts import Beyond, Closing, Judge
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.moving_average import MovingAverage
 from psnode.exchange.update.weight_vector import Constraint, Weights
-from psnode.feedback import get_feedback
+from psnode.plan.coding import Coding
 from psnode.plan.groups import Group
 from psnode.plan.part import PlanPart
 from psnode.protocol.wire import Frame
@@ -52,9 +51,8 @@ class Reduction:
     def __init__(
         self,
         part: PlanPart,
-        scheme: Scheme,
+        coding: Coding,
         weights: Weights,
-        codecs: Sequence[Codec],
         aggregator: Aggregator,
         arithmetic: Arithmetic,
         downlink: Downlink,
@@ -69,9 +67,9 @@ class Reduction:
         average: MovingAverage | None = None,
         weight_unit: int | None = None,
     ) -> None:
-        feedback = get_feedback(scheme.feedback)
+        feedback = coding.feedback
         self._groups = groups = part.groups
-        self._codecs = codecs
+        self._codecs = codecs = coding.up
         self._arithmetic = arithmetic
         self._weights = weights
         self._downlink = downlink
@@ -85,9 +83,7 @@ class Reduction:
         self.before_change: Callable[[int], None] = lambda group: None  # told in a lane: x, y and memories of a group change next
         self._closing = threading.Lock()
         self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with the pushes added to them
-        self._merges = [  # not payloads of lossless codecs: adding them is as much work
-            aggregator.merges and feedback.merges(codec) and not codec.lossless for codec in codecs
-        ]
+        self._merges = [aggregator.merges and segment.merges for segment in coding.segments]
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
         self._clipping = Clipping(codecs, groups) if aggregator.clips else None
         self._clipped: dict[int, tuple[Clipped, ...]] = dict.fromkeys(groups, ())  # of the rounds that are being closed
@@ -96,8 +92,8 @@ class Reduction:
         self._added: dict[int, list[Added]] = {group: [] for group in groups}
         self._counts: dict[int, list[float]] = {group: [] for group in groups}  # beside them: for how many gradients each stands
         self._absent: dict[int, list[frozenset[int]]] = {group: [] for group in groups}  # beside them: tensors without a gradient
-        self._reader = Reader(part.own, codecs, limits(part.whole, scheme), self._merges, seed, weight_unit)
-        self._judge = Judge(part, None if scheme.aggregator == MAJORITY else norm_cap)  # votes weigh the same
+        self._reader = Reader(part.own, codecs, coding.limits, self._merges, seed, weight_unit)
+        self._judge = Judge(part, None if coding.scheme.aggregator == MAJORITY else norm_cap)  # votes weigh the same
         self._most = dict.fromkeys(groups, 0.0)  # no coordinate of a group's sum is larger
         self._suspects: dict[int, list[tuple[Frame, float]]] = {group: [] for group in groups}  # with their weights
         self._covered = {index: list(part.own.covering(group.start, group.stop).values()) for index, group in groups.items()}

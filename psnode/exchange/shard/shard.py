@@ -18,7 +18,6 @@ import torch
 from psnode.codecs.arrays import Floats
 from psnode.codecs.registry import is_from_outside
 from psnode.config import Config
-from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.aggregator import get_aggregator
@@ -28,7 +27,6 @@ from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm
 from psnode.exchange.shard.on_device import place
-from psnode.exchange.shard.pushes import codecs_of
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.rounds import Rounds
 from psnode.exchange.shard.state import ShardState, own_tensors, with_copies_of_the_rest
@@ -39,7 +37,7 @@ from psnode.exchange.update.moving_average import MovingAverage
 from psnode.exchange.update.parameters import Parameters
 from psnode.exchange.update.weight_vector import Constraint, Weights
 from psnode.exchange.update.whole_updates import MakeOptimizer
-from psnode.plan.groups import Plan
+from psnode.plan.coding import Coding
 from psnode.plan.part import PlanPart, part_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame
@@ -52,7 +50,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Shard:
-    """Open rounds of `groups` of `plan`, by number, their reduction, x with the optimizer, and y on its way down by `routes`.
+    """Open rounds of some groups of a plan, by number, their reduction, x with the optimizer, and y on its way down by `routes`.
 
     One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
     `weights`: x of these groups, one after another. `routes`: of all groups of the plan. `rate`: the learning rate of gradients
@@ -62,10 +60,9 @@ class Shard:
 
     def __init__(
         self,
-        plan: Plan,
+        coding: Coding,
         groups: Iterable[int],
         config: Config,
-        scheme: Scheme,
         weights: Weights,
         link: FrameChannel,
         rule: Rule,
@@ -78,25 +75,25 @@ class Shard:
         own_optimizer: MakeOptimizer | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self._part = part = part_of(plan, groups)
+        self._part = part = part_of(coding.plan, groups)
         _require_whole(part, config, constraint)
         self._rate = rate
         self._version = 0
         self._watch = Stopwatch()
         self._weights = weights
         self._parameters = Parameters(
-            weights.vector, part.own, config, scheme.momentum, scheme.gathering, parameter_groups, own_optimizer
+            weights.vector, part.own, config, coding.scheme.momentum, coding.gathering, parameter_groups, own_optimizer
         )
         heirs = {group: routes[group].heirs(link.rank) for group in part.groups}
         lead = config.downlink_lead
-        self._downlink = Downlink(scheme.downlink, weights.vector.numpy(), part, link, heirs, seed=config.seed, lead=lead)
+        self._downlink = Downlink(coding.down, weights.vector.numpy(), part, link, heirs, seed=config.seed, lead=lead)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
         self._norm = None
         if config.clip_grad_norm is not None:
             self._norm = GlobalNorm(config.clip_grad_norm, len(part.groups), estimated=config.clip_estimate == "previous")
         self._constrained = constraint is not None
-        codecs, aggregator = codecs_of(plan, scheme), get_aggregator(scheme.aggregator)
+        codecs, aggregator = coding.up, get_aggregator(coding.scheme.aggregator)
         own_codec = any(is_from_outside(codec) for codec in (*codecs, *(self._downlink.codecs or ())))
         self._own_code = self._constrained or own_optimizer is not None or own_codec
         arithmetic: Arithmetic = HostArithmetic(part.own, codecs, aggregator, self._parameters)
@@ -112,9 +109,8 @@ class Shard:
                 self._device_copies, arithmetic, self._downlink.mover, self.on_host = placed
         self._reduction = Reduction(
             part,
-            scheme,
+            coding,
             weights,
-            codecs,
             aggregator,
             arithmetic,
             self._downlink,

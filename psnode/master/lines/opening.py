@@ -22,6 +22,7 @@ from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
 from psnode.master.lines.columns import tell
 from psnode.master.sharding import Sharding
+from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.protocol.messages import Ready
 from psnode.records.checkpoint import MANIFEST
@@ -88,10 +89,10 @@ def _coded(scheme: Scheme) -> tuple[str, str, str]:
     return repr(get_codec(scheme.codec)), scheme.feedback, downlink
 
 
-def tell_of_the_bytes(plan: Plan, scheme: Scheme, workers: int) -> None:
+def tell_of_the_bytes(coding: Coding, workers: int) -> None:
     """Tell how many bytes a step of `workers` workers is going to take. Kernels should be compiled: it codes something."""
-    up, down = (workers * nbytes for nbytes in step_bytes(plan, scheme))
-    dense = 4.0 * plan.size * workers
+    up, down = (workers * nbytes for nbytes in step_bytes(coding))
+    dense = 4.0 * coding.plan.size * workers
     times = 2 * dense / (up + down)
     ratio = f" ({times:.0f} x)" if times >= 9.5 else f" ({times:.1f} x)" if times >= 1.05 else ""
     tell(_LOG, [("a step", f"about {amount(up)} up, {amount(down)} down; float32 {amount(dense)} each{ratio}")])

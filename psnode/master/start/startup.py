@@ -20,7 +20,8 @@ from psnode.exchange.machine import Machine
 from psnode.exchange.routes import Layout
 from psnode.master.sharding import Epochs
 from psnode.master.start.agreement import Lacking, among, besides, hand_out, messages
-from psnode.plan.groups import Plan, Tensor, plan_of
+from psnode.plan.groups import Plan, Tensor
+from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Setup, Start, plain
 from psnode.protocol.wire import Frame, Kind

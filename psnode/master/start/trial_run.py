@@ -21,6 +21,7 @@ from psnode.exchange.shard.events import GroupClosed, Refused
 from psnode.exchange.shard.handle import RoundsHandle
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
+from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Start
@@ -58,9 +59,8 @@ class TrialRun:
         rule, tracer = Synchronous(len(self._workers)), Tracer(0, enabled=False)
         plan, weights = self._plan, ServedModel(self._model, self._plan, torch.empty(self._plan.size))
         routes = routes_of(Layout(len(self._workers)), plan)  # spares take no part
-        with Shard(
-            plan, range(len(plan.groups)), config, self._scheme, weights, self._link, rule, constant(lr), routes, tracer
-        ) as shard:  # fmt: skip
+        coding = Coding(plan, self._scheme)
+        with Shard(coding, range(len(plan.groups)), config, weights, self._link, rule, constant(lr), routes, tracer) as shard:
             seconds = median(self._rounds(shard))
         self._model.load_state_dict(before)
         return seconds

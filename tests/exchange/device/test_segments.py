@@ -14,6 +14,7 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import NonFiniteGradientError
 from psnode.exchange.sender import GradientSender
+from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
@@ -55,7 +56,8 @@ class Both:
             first, second = loopback_group(2)
             plan = Plan.from_dict({"tensors": TENSORS, "groups": [segments]})
             sender = GradientSender(
-                plan, scheme, FrameChannel(second), [0], self.given, seed=1, lr=lambda step: 0.1 / (step + 1), steps_per_epoch=9,  # type: ignore[arg-type]
+                Coding(plan, scheme), FrameChannel(second), [0], self.given,  # type: ignore[arg-type]
+                seed=1, lr=lambda step: 0.1 / (step + 1), steps_per_epoch=9,
             )  # fmt: skip
             self.masters.append(FrameChannel(first))
             self.senders.append(sender)
@@ -198,7 +200,8 @@ def test_a_codec_without_a_formula_and_a_codebook_of_the_hosts_are_told_once(cup
         scheme = resolve(Config(scheme="dense", codec="topk", feedback="ef"))
         given = GivenThere(np.zeros(8007, np.float32))
         sender = GradientSender(
-            plan, scheme, FrameChannel(loopback_group(2)[1]), [0, 0, 0], given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9,  # type: ignore[arg-type]
+            Coding(plan, scheme), FrameChannel(loopback_group(2)[1]), [0, 0, 0], given,  # type: ignore[arg-type]
+            seed=1, lr=lambda step: 0.1, steps_per_epoch=9,
         )  # fmt: skip
         [verdict] = sender.code_on(CPU)
         assert verdict.line.startswith("lss") and reason in verdict.line

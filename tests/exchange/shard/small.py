@@ -13,7 +13,9 @@ from psnode.exchange.routes import Route
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
-from psnode.plan.groups import Plan, Tensor, make_plan
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Plan, Tensor
+from psnode.plan.rule import make_plan
 from psnode.protocol.channel import FrameChannel
 from psnode.records.timeline import Tracer
 from psnode.transport.loopback import loopback_group
@@ -38,7 +40,7 @@ def small_shard(
     plan, link = small_plan(model, config, group_by), link or FrameChannel(loopback_group(1)[0])
     weights = ServedModel(model, plan, torch.empty(plan.size))
     return Shard(
-        plan, range(len(plan.groups)), config, resolve(config), weights, link, rule or rule_of(config, 3), rate,
+        Coding(plan, resolve(config)), range(len(plan.groups)), config, weights, link, rule or rule_of(config, 3), rate,
         [Route(link.rank, recipients) for _ in plan.groups],
         Tracer(link.rank, enabled=False),
     )  # fmt: skip

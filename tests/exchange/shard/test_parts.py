@@ -18,12 +18,13 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.routes import Layout, Route, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.events import GroupClosed
-from psnode.exchange.shard.pushes import codecs_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
 from psnode.exchange.update.weight_vector import LooseWeights, Weights
-from psnode.plan.groups import Plan, Tensor, gradient_key, make_plan
+from psnode.plan.coding import Coding, gradient_key
+from psnode.plan.groups import Plan, Tensor
 from psnode.plan.part import part_of
+from psnode.plan.rule import make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind
@@ -67,14 +68,15 @@ class Played:
         self.config, self.scheme, self.plan = config, resolve(config), plan_for(config)
         self.part, self.ends = part_of(self.plan, groups), loopback_group(WORKERS + 1)
         self.link = FrameChannel(self.ends[0])
-        self.codecs = codecs_of(self.plan, self.scheme)
+        coding = Coding(self.plan, self.scheme)
+        self.codecs = coding.up
         whole = ServedModel(network(), self.plan, torch.empty(self.plan.size))
         self.weights: Weights = whole
         if not self.part.is_whole:
             pieces = [whole.vector[self.plan.groups[index].start : self.plan.groups[index].stop] for index in self.part.groups]
             self.weights = LooseWeights(self.part.own, torch.cat(pieces))
         self.shard = Shard(
-            self.plan, self.part.groups, config, self.scheme, self.weights, self.link, rule_of(config, WORKERS),
+            coding, self.part.groups, config, self.weights, self.link, rule_of(config, WORKERS),
             lambda version: 0.1, routes or routes_of(Layout(WORKERS), self.plan), Tracer(0, enabled=False),
         )  # fmt: skip
 

@@ -12,7 +12,8 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.master.sharding import Epochs
 from psnode.master.start.startup import send_start
-from psnode.plan.groups import Tensor, make_plan
+from psnode.plan.groups import Tensor
+from psnode.plan.rule import make_plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Start
 from psnode.protocol.wire import Kind

@@ -1,0 +1,171 @@
+"""The plan by rule: which codec each tensor has, where segments are cut, and which of them travel together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal
+
+from psnode.codecs import get_codec
+from psnode.config import Config
+from psnode.config.scheme import Scheme
+from psnode.errors import ConfigurationError
+from psnode.plan.coding import is_in_vain
+from psnode.plan.groups import IDENTITY, Group, Plan, Segment, Tensor
+
+GroupBy = Literal["layer", "bytes", "model"]
+PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
+_TALL = 4  # a tensor that is coded by its shape is cut into blocks with at least this many times more rows than columns
+DEFAULT_GROUP_BYTES = 16 << 20
+SMALL_MODEL_BYTES = 4 << 20  # a model up to this size is one group, if `group_bytes` allows it
+_LAST_GROUP_BYTES = 1 << 20  # so is the rest of a larger one up to this size
+_SCRAP_BYTES = 1 << 16  # a smaller rest is no group of its own
+MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
+
+
+def make_plan(
+    tensors: Sequence[Tensor],
+    codec: str,
+    *,
+    group_by: GroupBy = "bytes",
+    group_bytes: int = DEFAULT_GROUP_BYTES,
+    min_compress_bytes: int = 4096,
+    whole_tensors: bool = False,
+    code_small: bool = False,
+) -> Plan:
+    """The plan by rule for `tensors`, given in the order in which their gradients finish.
+
+    Tensors with one dimension or none, smaller than `min_compress_bytes`, or whose payload could be as large as
+    they are (unless the codec is adaptive), travel as identity. Within a group the coded tensors come before the identity
+    ones: each codec then sees one long run; one that needs shapes sees large embeddings in blocks of rows. No segment and no
+    group of several has more than MAX_SEGMENT coordinates; ConfigurationError for a larger tensor that the codec cannot take in
+    pieces. With `whole_tensors` groups end where tensors do. With `code_small` small tensors are coded as well: by a codec that
+    joins tensors whatever their size, as far as what is joined becomes smaller.
+    """
+    if not tensors:
+        raise ConfigurationError("the model has no trainable parameters")
+    joins = code_small and not get_codec(codec).shaped and not get_codec(codec).traits.one_scale
+    chosen = {
+        tensor.name: codec if joins else _codec_for(tensor, codec, min_compress_bytes, small=code_small) for tensor in tensors
+    }
+    ordered: list[Tensor] = []
+    groups: list[Group] = []
+    start = index = 0
+    for members in _fuse(tensors, group_by, group_bytes):
+        members = sorted(members, key=lambda tensor: chosen[tensor.name] == IDENTITY)
+        ordered += members
+        limit = group_bytes if group_by == "bytes" else math.inf
+        shapes: list[tuple[str, tuple[int, ...]]] = []
+        for spec, run in groupby(members, key=lambda tensor: chosen[tensor.name]):
+            pieces = _cut(list(run), spec, limit)
+            shapes += [(IDENTITY if joins and is_in_vain(get_codec(spec), shape) else spec, shape) for shape in pieces]
+        if whole_tensors and sum(tensor.size for tensor in members) > MAX_SEGMENT:
+            raise ConfigurationError(
+                f"{members[0].name} is in a group of more than {MAX_SEGMENT} values, and the optimizer needs whole tensors: "
+                "choose another --optimizer, or --group-by bytes"
+            )
+        for piece in [shapes] if whole_tensors else _partition(shapes, min(1.5 * limit, 4 * MAX_SEGMENT)):
+            segments = []
+            for spec, shape in piece:
+                segments.append(Segment(index, spec, start, shape))
+                start += segments[-1].size
+                index += 1
+            groups.append(Group(len(groups), tuple(segments)))
+    return Plan(tuple(ordered), tuple(groups))
+
+
+def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
+    """The plan of `tensors` that `scheme` and the settings say."""
+    return make_plan(
+        tensors,
+        scheme.codec,
+        group_by=config.group_by,  # type: ignore[arg-type]  # its choices are the literals
+        group_bytes=config.group_bytes or DEFAULT_GROUP_BYTES,
+        min_compress_bytes=config.min_compress_bytes,
+        whole_tensors=config.whole_tensors,
+        code_small=config.small_tensors == "coded",
+    )
+
+
+def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int, *, small: bool) -> str:
+    codec = get_codec(spec)
+    if (codec.shaped or not small) and (len(tensor.shape) < 2 or 4 * tensor.size < min_compress_bytes):
+        return IDENTITY
+    if codec.shaped and max(map(math.prod, _row_blocks(tensor.shape, 4 * MAX_SEGMENT))) > MAX_SEGMENT:
+        raise ConfigurationError(
+            f"parameter {tensor.name} has {tensor.size} values, codec {spec} takes at most {MAX_SEGMENT} of a tensor, "
+            "which it cannot cut: choose another --scheme or --codec"
+        )
+    shape = tensor.shape if codec.shaped or tensor.size <= MAX_SEGMENT else (MAX_SEGMENT,)
+    return IDENTITY if is_in_vain(codec, shape) else spec
+
+
+def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
+    """Runs of neighbouring tensors, one run a group (before partition).
+
+    Groups of `group_bytes` cost few frames. But the last group is coded, sent, added and sent back after the backward
+    pass, with nothing to hide behind: a group ends where it has two thirds of the rest.
+    """
+    if group_by == "model":
+        return [list(tensors)]
+    if group_by == "layer":
+        return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.name.rpartition(".")[0])]
+    left = 4 * sum(tensor.size for tensor in tensors)
+    runs: list[list[Tensor]] = []
+    least = SMALL_MODEL_BYTES if left <= SMALL_MODEL_BYTES else _LAST_GROUP_BYTES
+    size, enough = 0, 0.0
+    for tensor in tensors:
+        nbytes = 4 * tensor.size
+        if not runs or (size >= enough and left > _SCRAP_BYTES) or size + nbytes > group_bytes:
+            runs.append([])
+            size, enough = 0, 2 * left / 3 if left > least else math.inf
+        runs[-1].append(tensor)
+        size += nbytes
+        left -= nbytes
+    return runs
+
+
+def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]]:
+    """The shapes of the segments made of one run of tensors with the same codec, about `limit` bytes each."""
+    codec = get_codec(spec)
+    if codec.shaped:
+        return [shape for tensor in run for shape in _row_blocks(tensor.shape, limit)]
+    if codec.traits.one_scale:
+        return [shape for tensor in run for shape in _pieces(tensor.size, limit)]
+    return _pieces(sum(tensor.size for tensor in run), limit)
+
+
+def _row_blocks(shape: tuple[int, ...], limit: float) -> list[tuple[int, ...]]:
+    """`shape` in blocks of rows of about `limit` bytes, if these are much taller than wide, as those of an embedding are.
+
+    A term costs rows + columns, and every block has terms of its own: of tall blocks they cost a quarter more at most.
+    """
+    rows, columns = shape[0], math.prod(shape[1:])
+    limit = min(limit, 4 * MAX_SEGMENT)
+    count = min(max(1, round(4 * rows * columns / limit)), rows // max(1, _TALL * columns))
+    if count < 2:
+        return [shape]
+    step = -(-rows // count)
+    return [(min(step, rows - start), *shape[1:]) for start in range(0, rows, step)]
+
+
+def _pieces(size: int, limit: float) -> list[tuple[int, ...]]:
+    """`size` coordinates in flat segments of about `limit` bytes."""
+    count = max(1, round(4 * size / limit), -(-size // MAX_SEGMENT))
+    step = max(1, -(-size // (count * PARTITION))) * PARTITION
+    return [(min(step, size - start),) for start in range(0, max(size, 1), step)]
+
+
+def _partition(shapes: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Cut a list of segments into groups of less than `limit` bytes, or of one segment."""
+    pieces: list[list[tuple[str, tuple[int, ...]]]] = []
+    total = math.inf
+    for spec, shape in shapes:
+        nbytes = 4 * math.prod(shape)
+        if total + nbytes >= limit:
+            pieces.append([])
+            total = 0
+        pieces[-1].append((spec, shape))
+        total += nbytes
+    return pieces
