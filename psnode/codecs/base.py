@@ -267,7 +267,7 @@ class Codec(ABC):
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         """The norm of the decoded `body`, and how to add it; must raise PayloadError for all that _decode refuses."""
         from psnode.codecs.kernels.finite import add_scaled
-        from psnode.codecs.norm import norm_of
+        from psnode.codecs.kernels.norms import norm_of
 
         if (sent := self._entries(body, shape)) is not None:
             from psnode.codecs.kernels.entries import add_at

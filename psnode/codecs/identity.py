@@ -10,7 +10,7 @@ import numpy as np
 
 from psnode.codecs.base import Bytes, Codec, Floats, Measured, Shape, Sink, Source, Words
 from psnode.codecs.kernels.finite import add_scaled, all_finite, copy_finite, raise_nonfinite
-from psnode.codecs.norm import norm_of
+from psnode.codecs.kernels.norms import norm_of
 from psnode.codecs.payload import Payload, header_nbytes, write_header
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecValueError, PayloadError

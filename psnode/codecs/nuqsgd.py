@@ -29,10 +29,9 @@ import numpy as np
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.norms import norms_of
+from psnode.codecs.kernels.norms import norm_of_buckets, norms_of
 from psnode.codecs.kernels.packed import pack, unpack
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
-from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.rows.codec import Generated, coder_of, interpreted
 from psnode.codecs.rows.coder import Coder, Decoder, SumCoder
 from psnode.codecs.rows.compiled import compiled

@@ -29,11 +29,11 @@ from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels import qsgd as kernels
 from psnode.codecs.kernels.dots import Lost, folded
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
+from psnode.codecs.kernels.norms import norm_of_buckets
 from psnode.codecs.kernels.parts import NO_PARTS, PartTable, reached
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
 from psnode.codecs.kernels.qsgd import Body, Form
 from psnode.codecs.kernels.qsgd_blocks import Grid
-from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.rng import Draws
 from psnode.codecs.sinks import InnerProducts

@@ -117,7 +117,7 @@ class Reducer(Codec):
         """`measure`, given finite values; None if that takes expanding them. Those of a sparse reducer are the decoded ones."""
         if not self.sparse:
             return None
-        from psnode.codecs.norm import norm_of
+        from psnode.codecs.kernels.norms import norm_of
 
         self._support_of(side, shape)  # PayloadError if the indices are none
         return Measured(norm_of(values, self.id), lambda out, weight: self._expand_add(side, values, out, weight))

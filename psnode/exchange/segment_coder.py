@@ -17,7 +17,7 @@ from psnode.plan.groups import Segment
 if TYPE_CHECKING:
     import torch
 
-    from psnode.exchange.device.codecs import DeviceCodec
+    from psnode.codecs.device.protocols import DeviceCodec
     from psnode.exchange.device.segment import DeviceSegment
 
 CODEBOOK_BYTES = 4096  # with zeros behind the text

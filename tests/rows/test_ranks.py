@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from psnode.codecs.device.cupy.row_kernels import standalone
+from psnode.codecs.device.cupy.selection_kernels import BLOCK_ROWS, ROOM
 from psnode.codecs.rows import bits, random16, u32, where
-from psnode.codecs.rows.cupy_kernels import standalone
-from psnode.codecs.rows.cupy_selection import BLOCK_ROWS, ROOM
 from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.language import largest_of_all
 from psnode.codecs.rows.ranks import Ranking, text_of

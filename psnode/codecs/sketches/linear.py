@@ -27,8 +27,7 @@ from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import hashed
 from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
-from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
-from psnode.codecs.norm import norm_of
+from psnode.codecs.kernels.norms import NOT_FINITE, max_norm, norm_of
 from psnode.codecs.payload import MAX_COORDINATES, header_nbytes
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits

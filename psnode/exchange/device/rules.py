@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from psnode.exchange.device.trees import square_sum
+from psnode.codecs.device.tree_sums import square_sum
 from psnode.feedback import Context, ErrorFeedback, Feedback, NoFeedback
 from psnode.feedback.average import MomentumAverage
 from psnode.feedback.momentum import LocalMomentum, MomentumCorrection

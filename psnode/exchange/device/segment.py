@@ -10,10 +10,10 @@ import torch
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Words
+from psnode.codecs.device.protocols import DeviceCodec, DeviceEncoder
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.errors import NonFinitePartError
-from psnode.exchange.device.codecs import DeviceCodec, DeviceEncoder
 from psnode.exchange.device.rules import Pieces, rule_of
 from psnode.feedback import Context, Feedback, State
 

@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from psnode.codecs import Codec, Payload
-from psnode.codecs.arrays import Bytes, Shape, Words
-from psnode.exchange.device.change import ChangeOfEntries, ChangeOfRows, decoder
-from psnode.exchange.device.coder import OnDevice, RowEncoder, kernels_for
-from psnode.exchange.device.contractive import ContractiveRows, ContractiveSelected, spectral_encoder
-from psnode.exchange.device.differences import difference_of_encoder, difference_of_entries, difference_of_rows
-from psnode.exchange.device.selected import SelectedEncoder, selector_of
-from psnode.exchange.device.spectral import SpectralChange, is_spectral
-from psnode.exchange.device.spectral_trust import problem
+from psnode.codecs import Codec
+from psnode.codecs.arrays import Shape
+from psnode.codecs.device.change import ChangeOfEntries, ChangeOfRows, decoder
+from psnode.codecs.device.contractive_forms import ContractiveRows, ContractiveSelected, spectral_encoder
+from psnode.codecs.device.differences import difference_of_encoder, difference_of_entries, difference_of_rows
+from psnode.codecs.device.protocols import DeviceCodec, DeviceEncoder
+from psnode.codecs.device.row_coder import RowEncoder, kernels_for
+from psnode.codecs.device.row_functions import RowFunctions
+from psnode.codecs.device.selected import SelectedEncoder, selector_of
+from psnode.codecs.device.spectral import SpectralChange, is_spectral
+from psnode.codecs.device.spectral_checks import problem
 
 if TYPE_CHECKING:
-    from psnode.codecs.rows.cupy_products import ProductKernels
-    from psnode.codecs.rows.cupy_selection import SelectionKernels
+    from psnode.codecs.device.cupy.product_kernels import ProductKernels
+    from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
+    from psnode.codecs.device.row_coder import CodecKernels
     from psnode.codecs.rows.formula import Program
-    from psnode.exchange.device.coder import CodecKernels
-
-
-class DeviceEncoder(Protocol):
-    """Coding of arrays of one size on a device; `padded`: float32 values that such an array has room for, zeros behind it."""
-
-    padded: int
-
-    def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Code `x`, flat, on the current stream, and leave x - decoded in `error`, which may be `x`: done behind `take`."""
-
-    @property
-    def is_finite(self) -> bool:
-        """True unless the last array had a value that is not finite; waits for the device."""
-
-    def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for what was given to the stream."""
-
-
-class Change(Protocol):
-    """Addition of payloads to weights on a device."""
-
-    def add(self, payload: Payload) -> None:
-        """Weights += decoded. PayloadError, with the weights as they were."""
-
-
-class DeviceCodec(Protocol):
-    """A codec whose arrays lie on a device. `text`: of its kernels; empty if torch's own are all it takes."""
-
-    @property
-    def text(self) -> str: ...
-
-    def encoder(self, shape: Shape) -> DeviceEncoder:
-        """Coding of arrays of `shape`; memory of their size is taken on the device."""
-
-    def change(self, codec: Codec, weights: torch.Tensor) -> Change:
-        """Payloads of `codec`, which is this one or its contractive form, added to flat `weights`."""
-
-    def difference(self) -> str:
-        """Name what is made otherwise than on the host; empty if nothing is."""
 
 
 def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
@@ -82,15 +45,15 @@ def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
 
 def products_for(program: Program, device: torch.device) -> ProductKernels | None:
     """The kernels by which the contractive form of a program's codec is coded; None of a packing in blocks."""
+    from psnode.codecs.device.cupy.product_kernels import ProductKernels
     from psnode.codecs.rows.cuda_text import measuring_text_of
-    from psnode.codecs.rows.cupy_products import ProductKernels
 
     return None if program.packed.in_blocks else ProductKernels(measuring_text_of(program), device.index or 0)
 
 
 def selection_for(codec: Codec, device: torch.device) -> SelectionKernels | None:
     """The kernels by which `codec` selects coordinates; None if it selects none."""
-    from psnode.codecs.rows.cupy_selection import SelectionKernels
+    from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
     from psnode.codecs.rows.known.selections import MagnitudeRanks
     from psnode.codecs.rows.ranks import text_of
 
@@ -115,7 +78,7 @@ class RowsOnDevice:
 
     def difference(self) -> str:
         program, kernels = self._kernels
-        return difference_of_rows(self._codec, program, OnDevice(kernels, self._device))
+        return difference_of_rows(self._codec, program, RowFunctions(kernels, self._device))
 
 
 class ContractiveRowsOnDevice(RowsOnDevice):

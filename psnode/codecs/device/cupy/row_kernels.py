@@ -42,7 +42,7 @@ def standalone(text: str) -> str:
     return text
 
 
-class Identity(NamedTuple):
+class DeviceIdentity(NamedTuple):
     """Everything beside the text that decides what a kernel does: names of a device, and versions."""
 
     device: str
@@ -52,7 +52,7 @@ class Identity(NamedTuple):
     nvrtc: str
 
     @classmethod
-    def of(cls, device: int) -> Identity:
+    def of(cls, device: int) -> DeviceIdentity:
         """That of CUDA device number `device`."""
         cupy = import_cupy()
         name = cupy.cuda.runtime.getDeviceProperties(device)["name"]
@@ -81,7 +81,7 @@ class Loaded:
     def __init__(self, text: str, device: int) -> None:
         self._cupy, self._device = import_cupy(), device
         self.text = standalone(text)
-        path = Identity.of(device).file(self.text, ".cubin")
+        path = DeviceIdentity.of(device).file(self.text, ".cubin")
         with self._cupy.cuda.Device(device):
             try:
                 self._load(path)

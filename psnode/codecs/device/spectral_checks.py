@@ -17,13 +17,13 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.chain import Chain
 from psnode.codecs.contractive import Contractive, factor
+from psnode.codecs.device.change import decoder
+from psnode.codecs.device.contractive_forms import spectral_encoder
+from psnode.codecs.device.spectral import SpectralChange, svd_of
 from psnode.codecs.kernels.dots import tree_products
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.errors import PayloadError, in_one_line
-from psnode.exchange.device.change import decoder
-from psnode.exchange.device.contractive import spectral_encoder
-from psnode.exchange.device.spectral import SpectralChange, svd_of
 
 NEAR = 1e-4  # of the norm of the decoded matrix: far above float32's rounding, far below a wrong term or scale
 _RANK = 8  # at most: that small matrices have terms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psnode.codecs.rows.cupy_kernels import EncodeArrays, Loaded, nbytes_of_sums
+from psnode.codecs.device.cupy.row_kernels import EncodeArrays, Loaded, nbytes_of_sums
 from psnode.codecs.rows.formula import rows_of
 
 SUMS = 2  # <x, y> and <y, y>

@@ -9,13 +9,14 @@ import torch
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.contractive import Contractive
+from psnode.codecs.device.row_coder import DeviceCoder
+from psnode.codecs.device.row_functions import RowFunctions
 from psnode.codecs.dithered import Dithered
 from psnode.errors import PayloadError
-from psnode.exchange.device.coder import DeviceCoder, OnDevice
 
 if TYPE_CHECKING:
     from psnode.codecs.arrays import Bytes
-    from psnode.exchange.device.coder import CodecKernels
+    from psnode.codecs.device.row_coder import CodecKernels
 
 
 class ChangeOfRows:
@@ -34,7 +35,7 @@ class ChangeOfRows:
         self._coder = DeviceCoder(*kernels, weights.numel(), weights.device)
         self._varies = kernels[0].packed.varies
         self._nbytes = len(self._head) + kernels[0].nbytes(weights.numel())
-        self._checked = Coder(kernels[0], OnDevice(kernels[1], weights.device))
+        self._checked = Coder(kernels[0], RowFunctions(kernels[1], weights.device))
 
     def add(self, payload: Payload) -> None:
         """Weights += decoded. PayloadError, with the weights as they were."""

@@ -10,14 +10,15 @@ import torch
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.contractive import Contractive
+from psnode.codecs.device.change import ChangeOfEntries
+from psnode.codecs.device.checks import check, check_entries
+from psnode.codecs.device.device_codecs import SelectionOnDevice, on_device
+from psnode.codecs.device.differences import inputs
+from psnode.codecs.device.gap_code import written
+from psnode.codecs.device.protocols import DeviceEncoder
 from psnode.codecs.rng import Key
 from psnode.codecs.selection import indices
 from psnode.errors import ConfigurationError, PayloadError
-from psnode.exchange.device.change import ChangeOfEntries
-from psnode.exchange.device.codecs import DeviceEncoder, SelectionOnDevice, on_device
-from psnode.exchange.device.differences import inputs
-from psnode.exchange.device.gap_code import written
-from psnode.exchange.device.trust import check, check_entries
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX
 

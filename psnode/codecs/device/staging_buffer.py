@@ -7,7 +7,7 @@ import torch
 from psnode.codecs.arrays import Bytes
 
 
-class Room:
+class StagingBuffer:
     """`nbytes` bytes, to be used in one direction by one thread. Memory is taken at the first use.
 
     Copies are given to the calling thread's current stream of `device`, whichever device is its current one. Only they are waited

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.rows.cupy_kernels import Loaded
+from psnode.codecs.device.cupy.row_kernels import Loaded
 
 BLOCK_ROWS = 8  # as select.h has it
 ROOM = 2 * 512 * BLOCK_ROWS  # bytes in which a block lists its coordinates

@@ -23,10 +23,10 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Shape, Words, readonly
 from psnode.codecs.chain import Chain
 from psnode.codecs.contractive import Contractive
+from psnode.codecs.device.spectra import Spectrum, sketch, spectrum, trim
 from psnode.codecs.lowrank.factors import fold, unfold
 from psnode.codecs.lowrank.rank_one import may_overflow, write_saturated
 from psnode.codecs.svd import SIDE, Svd, sizes
-from psnode.exchange.device.spectra import Spectrum, sketch, spectrum, trim
 
 Spectral: TypeAlias = Svd | Chain  # a chain behind svd
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from psnode.codecs import get_codec
+from psnode.codecs.device.staging_buffer import StagingBuffer
 from psnode.exchange.device.placing import changes_on
-from psnode.exchange.device.rooms import Room
 from psnode.plan.groups import Plan
 from tests.exchange.device.streams import Stream, Streams
 from tests.exchange.device.test_segments import Both
@@ -34,14 +34,14 @@ def notes(streams: Streams) -> list[str]:
 
 def test_bytes_come_down_when_their_own_copy_is_over(streams: Streams) -> None:
     source = torch.arange(200, dtype=torch.uint8)
-    room = Room(300, CPU)
+    room = StagingBuffer(300, CPU)
     np.testing.assert_array_equal(room.down(source[:50]), np.arange(50))
     assert streams.notes[0][2] is streams.notes[1][2] and notes(streams) == ["record", "synchronize"]
     np.testing.assert_array_equal(room.down(source), np.arange(200))
 
 
 def test_what_goes_up_leaves_before_the_room_is_used_again(streams: Streams) -> None:
-    target, room = torch.zeros(6, dtype=torch.uint8), Room(8, CPU)
+    target, room = torch.zeros(6, dtype=torch.uint8), StagingBuffer(8, CPU)
     room.free(6)[:] = 7
     room.up(target)
     assert notes(streams) == ["synchronize", "record"] and target.tolist() == [7] * 6
@@ -55,7 +55,7 @@ def test_copies_are_waited_for_where_the_memory_lies(streams: Streams, monkeypat
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device=None: Stream(name="elsewhere" if device is None else str(device))
     )
-    target, room = torch.zeros(6, dtype=torch.uint8), Room(8, CPU)
+    target, room = torch.zeros(6, dtype=torch.uint8), StagingBuffer(8, CPU)
     room.down(target)
     room.free(6)
     room.up(target)
@@ -74,7 +74,7 @@ def test_memory_is_pinned_beside_cuda_and_taken_at_the_first_use(
         asked.append({"size": size, "pin_memory": pin_memory})
         return real(size, **rest)
 
-    room = Room(64, torch.device(kind))
+    room = StagingBuffer(64, torch.device(kind))
     monkeypatch.setattr(torch, "empty", empty)
     for _ in range(2):
         assert room.free(10).shape == (10,)

@@ -12,15 +12,15 @@ from psnode.codecs import Codec
 from psnode.codecs.arrays import Bytes, Shape, Words, readonly
 from psnode.codecs.bf16 import Bf16
 from psnode.codecs.chain import Chain
+from psnode.codecs.device.device_search import DeviceEntries, DeviceSearch
+from psnode.codecs.device.gap_code import written
+from psnode.codecs.device.staging_buffer import StagingBuffer
 from psnode.codecs.fp16 import Fp16
 from psnode.codecs.selection.selector import Selector
 from psnode.codecs.stages import write_section
-from psnode.exchange.device.gap_code import written
-from psnode.exchange.device.rooms import Room
-from psnode.exchange.device.search import DeviceEntries, DeviceSearch
 
 if TYPE_CHECKING:
-    from psnode.codecs.rows.cupy_selection import SelectionKernels
+    from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
 
 _HALVES: dict[type[Codec], tuple[torch.dtype, float]] = {  # the largest finite number
     Fp16: (torch.float16, 65504.0),
@@ -50,7 +50,7 @@ class SelectedEncoder:
         self._codec, self._selector, self._kernels = codec, selector, kernels
         self._shape, self._size = shape, math.prod(shape)
         self.padded = rows_of(self._size) * ROW
-        self._room = Room(codec.max_nbytes(shape), device)
+        self._room = StagingBuffer(codec.max_nbytes(shape), device)
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
         """Find what is sent of `x`. `take` leaves x - decoded in `error`, which may be `x`, or x if it is not finite."""

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 
 from psnode.codecs import Codec, table
+from psnode.codecs.device.change import decoder
+from psnode.codecs.device.device_codecs import on_device
+from psnode.codecs.device.differences import difference_of_entries
+from psnode.codecs.device.protocols import DeviceCodec
+from psnode.codecs.device.selected import selector_of
+from psnode.codecs.device.spectral import is_spectral
 from psnode.errors import in_one_line
-from psnode.exchange.device.change import decoder
-from psnode.exchange.device.codecs import DeviceCodec, on_device
-from psnode.exchange.device.differences import difference_of_entries
-from psnode.exchange.device.selected import selector_of
-from psnode.exchange.device.spectral import is_spectral
 
 
 class Verdict(NamedTuple):
@@ -44,8 +45,8 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
     What takes no kernels of psnode's is compared each time. ConfigurationError if it takes such and CuPy is absent; everything
     else that fails makes a verdict.
     """
+    from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
-    from psnode.codecs.rows.cupy_kernels import Identity, import_cupy
 
     if not is_spectral(decoder(codec)):
         import_cupy()
@@ -57,7 +58,7 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
             problem = found.difference()
             return Verdict(repr(codec), None if problem else found, problem)
         facts = "\n".join((repr(codec), torch.__version__, _sources(), found.text))
-        mark = Identity.of(device.index or 0).file(facts, f".{codec.id}.trusted")
+        mark = DeviceIdentity.of(device.index or 0).file(facts, f".{codec.id}.trusted")
         if not anew and mark.is_file():
             return Verdict(repr(codec), found, is_known=True)
         problem = found.difference()
@@ -71,7 +72,7 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
 @cache
 def _sources() -> str:
     """The text of what uses kernels: with another one nothing is known of a device."""
-    return "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return "".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py")))
 
 
 def _selects_by_own_code(codec: Codec) -> bool:

@@ -14,7 +14,7 @@ from psnode.codecs.kernels.gather import places
 from psnode.codecs.selection.search import Search
 
 if TYPE_CHECKING:
-    from psnode.codecs.rows.cupy_selection import SelectionKernels
+    from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
 
 MAGNITUDE = 0x7FFFFFFF
 _LARGEST = torch.finfo(torch.float32).max
@@ -68,7 +68,7 @@ class DeviceSearch(Search[DeviceEntries]):
         return max(1, int(_kth_largest(found, max(1, math.ceil(rank)))))
 
     def at_least(self, limit: int, most: int, room: int) -> DeviceEntries:
-        from psnode.codecs.rows.cupy_selection import BLOCK_ROWS, ROOM, Lists
+        from psnode.codecs.device.cupy.selection_kernels import BLOCK_ROWS, ROOM, Lists
         from psnode.codecs.rows.formula import rows_of
 
         x, rows, stream = self._x, rows_of(self.size), self._stream
@@ -107,7 +107,7 @@ class DeviceSearch(Search[DeviceEntries]):
 
     @property
     def _stream(self) -> int:
-        from psnode.exchange.device.coder import stream_of
+        from psnode.codecs.device.row_coder import stream_of
 
         return stream_of(self._x.device)
 

@@ -15,19 +15,19 @@ from psnode.codecs import Codec
 from psnode.codecs.arrays import Bytes, Shape, Words, readonly
 from psnode.codecs.chain import Chain
 from psnode.codecs.contractive import factor
+from psnode.codecs.device import tree_sums
+from psnode.codecs.device.change import decoder
+from psnode.codecs.device.row_coder import RowEncoder
+from psnode.codecs.device.selected import SelectedEncoder
+from psnode.codecs.device.spectral import Spectral, SpectralEncoder, add_parted, is_spectral
 from psnode.codecs.kernels.dots import tree_products
-from psnode.exchange.device import trees
-from psnode.exchange.device.change import decoder
-from psnode.exchange.device.coder import RowEncoder
-from psnode.exchange.device.selected import SelectedEncoder
-from psnode.exchange.device.spectral import Spectral, SpectralEncoder, add_parted, is_spectral
 
 if TYPE_CHECKING:
-    from psnode.codecs.rows.cupy_kernels import EncodeArrays
-    from psnode.codecs.rows.cupy_products import ProductKernels
-    from psnode.codecs.rows.cupy_selection import SelectionKernels
-    from psnode.exchange.device.codecs import DeviceEncoder
-    from psnode.exchange.device.coder import CodecKernels
+    from psnode.codecs.device.cupy.product_kernels import ProductKernels
+    from psnode.codecs.device.cupy.row_kernels import EncodeArrays
+    from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
+    from psnode.codecs.device.protocols import DeviceEncoder
+    from psnode.codecs.device.row_coder import CodecKernels
 
 HEAD = 4  # bytes of the factor
 
@@ -39,7 +39,7 @@ class ContractiveRows(RowEncoder):
     """
 
     def __init__(self, codec: Codec, kernels: CodecKernels, products: ProductKernels, shape: Shape, device: torch.device) -> None:
-        from psnode.codecs.rows.cupy_products import SUMS, nbytes_of_products
+        from psnode.codecs.device.cupy.product_kernels import SUMS, nbytes_of_products
 
         super().__init__(codec, kernels, shape, device)
         self._measuring = products
@@ -129,7 +129,7 @@ class ContractiveSpectral(_Behind):
         parts = self._codec.parted(body, self._shape)
         decoded = torch.zeros_like(self._x[: self.padded])
         add_parted(*parts, self._shape, decoded, np.float32(1))
-        xy, yy = trees.tree_products(self._x[: self.padded], decoded).tolist()
+        xy, yy = tree_sums.tree_products(self._x[: self.padded], decoded).tolist()
         scale = _write_factor(xy, yy, out)
         if self._error is not None:
             add_parted(*parts, self._shape, self._error[: self.padded], -scale)

@@ -10,13 +10,13 @@ import torch
 
 from psnode.codecs import Codec
 from psnode.codecs.arrays import Floats, Shape
+from psnode.codecs.device.change import ChangeOfEntries
 from psnode.codecs.rng import Key
-from psnode.exchange.device.change import ChangeOfEntries
 
 if TYPE_CHECKING:
+    from psnode.codecs.device.protocols import DeviceEncoder
     from psnode.codecs.rows.coder import Functions
     from psnode.codecs.rows.formula import Program
-    from psnode.exchange.device.codecs import DeviceEncoder
 
 _SIZE = (1 << 18) + 100  # enough for draws that 16 random bits do not settle; the last row is not full
 _KEY = Key.derive(1, "trust")

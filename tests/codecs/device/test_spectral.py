@@ -15,10 +15,10 @@ import torch
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Words
+from psnode.codecs.device.spectral import SpectralEncoder, svd_of
 from psnode.codecs.lowrank import randomised
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
-from psnode.exchange.device.spectral import SpectralEncoder, svd_of
 
 CPU = torch.device("cpu")
 KEY = Key.derive(1, "spectral")

@@ -11,13 +11,14 @@ import torch
 from psnode.codecs import Codec, get_codec
 from psnode.codecs.chain import Chain
 from psnode.codecs.contractive import Contractive
+from psnode.codecs.device.checks import check, summary
+from psnode.codecs.device.device_codecs import on_device
+from psnode.codecs.device.protocols import DeviceEncoder
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.config.extensions import load_codec
-from psnode.exchange.device.codecs import DeviceEncoder, on_device
-from psnode.exchange.device.trust import check, summary
+from tests.codecs.device.test_spectral import decays
 from tests.codecs.test_dots import inputs
-from tests.exchange.device.test_spectral import decays
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from psnode.codecs.rows.cupy_kernels import Loaded
+from psnode.codecs.device.cupy.row_kernels import Loaded
 
 TEXT = '// Optimizers of the master\n#include "rows.h"\n#include "descent.h"\n'
 _LANES = 32

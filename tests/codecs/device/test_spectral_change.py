@@ -11,11 +11,11 @@ import torch
 
 from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Floats
+from psnode.codecs.device import spectra, spectral
+from psnode.codecs.device.spectral import SpectralChange, SpectralEncoder, add_terms
+from psnode.codecs.device.spectral_checks import problem
 from psnode.codecs.rng import Key
 from psnode.errors import PayloadError
-from psnode.exchange.device import spectra, spectral
-from psnode.exchange.device.spectral import SpectralChange, SpectralEncoder, add_terms
-from psnode.exchange.device.spectral_trust import problem
 
 CPU = torch.device("cpu")
 KEY = Key.derive(1, "change")
