@@ -37,7 +37,7 @@ from psnode.codecs.rows.coder import Coder, Decoder, SumCoder
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Formula, program_of, rows_of
 from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
-from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows.numba.text import text_of
 from psnode.codecs.sources import Values, leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.traits import Traits

@@ -12,7 +12,7 @@ import torch
 from psnode.codecs import get_codec
 from psnode.codecs.device.cupy.row_kernels import OPTIONS, DeviceIdentity, Kernels, import_cupy, standalone
 from psnode.codecs.device.row_functions import RowFunctions
-from psnode.codecs.rows.cuda_text import text_of
+from psnode.codecs.rows.cuda.text import text_of
 from psnode.errors import ConfigurationError
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.forms import FORMS, check_all, program

@@ -46,7 +46,7 @@ def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
 def products_for(program: Program, device: torch.device) -> ProductKernels | None:
     """The kernels by which the contractive form of a program's codec is coded; None of a packing in blocks."""
     from psnode.codecs.device.cupy.product_kernels import ProductKernels
-    from psnode.codecs.rows.cuda_text import measuring_text_of
+    from psnode.codecs.rows.cuda.text import measuring_text_of
 
     return None if program.packed.in_blocks else ProductKernels(measuring_text_of(program), device.index or 0)
 
@@ -55,7 +55,7 @@ def selection_for(codec: Codec, device: torch.device) -> SelectionKernels | None
     """The kernels by which `codec` selects coordinates; None if it selects none."""
     from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
     from psnode.codecs.rows.known.selections import MagnitudeRanks
-    from psnode.codecs.rows.ranks import text_of
+    from psnode.codecs.rows.selection_rank import text_of
 
     return None if selector_of(codec) is None else SelectionKernels(text_of(MagnitudeRanks()), device.index or 0)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def kernels_for(codec: Codec, device: torch.device) -> CodecKernels | None:
     """The program of `codec` and its kernels on `device`, compiled now unless they are cached; None if it has no formula."""
     from psnode.codecs.device.cupy.row_kernels import Kernels
-    from psnode.codecs.rows.cuda_text import text_of
+    from psnode.codecs.rows.cuda.text import text_of
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of
 

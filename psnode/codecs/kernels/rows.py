@@ -1,4 +1,4 @@
-"""Steps of kernels generated of formulas (psnode.codecs.rows.numba_text), and of those that code rows alike by hand."""
+"""Steps of kernels generated of formulas (psnode.codecs.rows.numba.text), and of those that code rows alike by hand."""
 
 from __future__ import annotations
 

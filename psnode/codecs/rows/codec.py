@@ -19,7 +19,7 @@ from psnode.codecs.rows.coder import Coder, Decoder, SumCoder, Sums
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Fields, Formula, Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted
-from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows.numba.text import text_of
 from psnode.codecs.rows.values import Value
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import leaves_error, operands

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from psnode.codecs.rows.compiled import directory, write_whole
-from psnode.codecs.rows.cuda_text import HEADERS
+from psnode.codecs.rows.cuda.text import HEADERS
 from psnode.codecs.rows.formula import FIRST_SUM, rows_of
 from psnode.errors import ConfigurationError, in_one_line, installing
 

@@ -12,7 +12,7 @@ from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.known.tbq import TbqRows
-from psnode.codecs.rows.ranks import Ranking
+from psnode.codecs.rows.selection_rank import Ranking
 
 _KNOWN: dict[str, type[Known]] = {
     "qsgd": QsgdRows,

@@ -8,9 +8,9 @@ packed, what is summed, what may have to be settled. All else is computed in the
 from __future__ import annotations
 
 from psnode.codecs.rows.formula import Program
-from psnode.codecs.rows.numba_buckets import encode_body
-from psnode.codecs.rows.numba_kernel import PART, Kernel
-from psnode.codecs.rows.numba_sums import CodeAndSum, sum_up
+from psnode.codecs.rows.numba.fitted_buckets import encode_body
+from psnode.codecs.rows.numba.input_sums import CodeAndSum, sum_up
+from psnode.codecs.rows.numba.row_kernel import PART, Kernel
 from psnode.codecs.rows.statements import Store
 from psnode.codecs.rows.values import Span, Value, below
 

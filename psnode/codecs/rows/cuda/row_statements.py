@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.rows.formula import OF_ALL, OF_BUCKET, PLACES, SIZE, SUMS
-from psnode.codecs.rows.numba_rows import INFIX
+from psnode.codecs.rows.numba.row_statements import INFIX
 from psnode.codecs.rows.statements import Statements, Store, Then
 from psnode.codecs.rows.values import Kind, Span, Value
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from psnode.codecs.rows.formula import Program
+from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.numba.row_statements import NumbaRows
 from psnode.codecs.rows.statements import Store
 from psnode.codecs.rows.values import Span, below
 
-if TYPE_CHECKING:
-    from psnode.codecs.rows.numba_text import Encode
+
+class EncodingKernel(Protocol):
+    """The members of a generated kernel that encode_body asks for."""
+
+    program: Program
+    rows: NumbaRows
+    coded: Store
+
+    @property
+    def digits(self) -> int:
+        """Coordinates of a bucket."""
+
+    def place(self, column: Column) -> str:
+        """The number of a column, in the row `row`."""
+
+    def left(self, start: str) -> None:
+        """Put the statements that serve the sinks after the row at `start` is coded."""
 
 
 def widths_of(program: Program) -> list[str]:
@@ -22,7 +38,7 @@ def widths_of(program: Program) -> list[str]:
     return [f"    buckets, widths = {buckets}, side.view(np.uint8)[4 * ({numbers}) :]"]
 
 
-def encode_body(kernel: Encode) -> list[str]:
+def encode_body(kernel: EncodingKernel) -> list[str]:
     """The statements for a bucket; codes of all its rows are kept until their bits are known."""
     program, rows = kernel.program, kernel.rows
     ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from psnode.codecs.rows.cuda_rows import CudaRows, rooms_of
+from psnode.codecs.rows.cuda.row_statements import CudaRows, rooms_of
 from psnode.codecs.rows.formula import OF_INPUT, Program
 from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.statements import Store

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from psnode.codecs.rows.formula import FIRST_SUM, NORM, Program
-from psnode.codecs.rows.numba_kernel import Kernel
-from psnode.codecs.rows.numba_rows import NumbaRows, rooms_of
+from psnode.codecs.rows.numba.row_kernel import Kernel
+from psnode.codecs.rows.numba.row_statements import NumbaRows, rooms_of
 from psnode.codecs.rows.values import Kind, Span, Value
 
 

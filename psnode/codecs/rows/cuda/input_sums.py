@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psnode.codecs.rows.cuda_rows import CudaRows, rooms_of
+from psnode.codecs.rows.cuda.row_statements import CudaRows, rooms_of
 from psnode.codecs.rows.formula import NORM, Program
 from psnode.codecs.rows.values import Kind, Span, Value
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from psnode.codecs.rows.cuda_buckets import HERE, STARTS, WIDTH, header, measure, read, word
-from psnode.codecs.rows.cuda_rows import PLAIN, CudaRows, rooms_of
-from psnode.codecs.rows.cuda_sums import sum_rows
+from psnode.codecs.rows.cuda.fitted_buckets import HERE, STARTS, WIDTH, header, measure, read, word
+from psnode.codecs.rows.cuda.input_sums import sum_rows
+from psnode.codecs.rows.cuda.row_statements import PLAIN, CudaRows, rooms_of
 from psnode.codecs.rows.formula import Program
 from psnode.codecs.rows.statements import Store, place_of
 from psnode.codecs.rows.values import Kind, Span, Value, below
 
-HEADERS = Path(__file__).parent / "cuda"
+HEADERS = Path(__file__).parent
 
 _HEADER = '// {}: kernels made of its formula by psnode.codecs.rows\n#include "rows.h"\n'
 _ENCODE = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psnode.codecs.rows.cuda_rows import PLAIN, CudaRows, rooms_of
+from psnode.codecs.rows.cuda.row_statements import PLAIN, CudaRows, rooms_of
 from psnode.codecs.rows.formula import Column, Program
 from psnode.codecs.rows.statements import Store, place_of
 from psnode.codecs.rows.values import Kind, Span, Value, below

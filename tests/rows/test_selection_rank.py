@@ -13,7 +13,7 @@ from psnode.codecs.device.cupy.selection_kernels import BLOCK_ROWS, ROOM
 from psnode.codecs.rows import bits, random16, u32, where
 from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.language import largest_of_all
-from psnode.codecs.rows.ranks import Ranking, text_of
+from psnode.codecs.rows.selection_rank import Ranking, text_of
 from psnode.codecs.rows.values import Value
 from psnode.errors import CodecSpecError
 from studies import nvrtc

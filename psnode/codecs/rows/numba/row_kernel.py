@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from psnode.codecs.rows.formula import Column, Program
-from psnode.codecs.rows.numba_buckets import coded, unpacking, widths_of
-from psnode.codecs.rows.numba_rows import NumbaRows, rooms_of
+from psnode.codecs.rows.numba.fitted_buckets import coded, unpacking, widths_of
+from psnode.codecs.rows.numba.row_statements import NumbaRows, rooms_of
 from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.statements import Store, place_of
 from psnode.codecs.rows.values import Kind, Value
