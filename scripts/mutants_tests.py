@@ -50,7 +50,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/hashed*": "codecs/test_countsketch.py codecs/test__golden.py",
     "codecs/kernels/jit*": "codecs/test_jit.py",
     "codecs/kernels/llvm/*": f"codecs/test_llvm.py codecs/test_rng.py codecs/test_polar.py {_GOLDEN}",
-    "codecs/kernels/memory*": f"codecs/test_rng.py codecs/test_sign.py codecs/test_qsgd.py {_GOLDEN}",
+    "codecs/kernels/cache_hints*": f"codecs/test_rng.py codecs/test_sign.py codecs/test_qsgd.py {_GOLDEN}",
     "codecs/kernels/minmaxsketch*": "codecs/test_sketchml.py codecs/test__golden.py",
     "codecs/kernels/moments*": f"codecs/test_lss.py codecs/test_tbq.py codecs/test_terngrad.py codecs/test_polar.py {_GOLDEN}",
     "codecs/kernels/norms*": f"codecs/test_qsgd.py codecs/test_threshold.py codecs/test_terngrad.py codecs/test_randk.py "
@@ -95,7 +95,7 @@ TABLE: Mapping[str, str] = {
     "codecs/arguments.py": f"codecs/test_payload.py codecs/test_registry.py {_CONTRACT}",
     "codecs/base.py": f"codecs/test_payload.py codecs/test_identity.py {_GOLDEN} {_CONTRACT} feedback/test_feedback.py",
     "codecs/binary.py": f"codecs/test_sign.py codecs/test_onebit.py codecs/test_scaledsign.py {_GOLDEN}",
-    "codecs/[bf]*16.py": f"codecs/test_sixteen.py {_GOLDEN} {_CONTRACT}",
+    "codecs/[bf]*16.py": f"codecs/test_half_precision.py {_GOLDEN} {_CONTRACT}",
     "codecs/bounds.py": f"codecs/test_registry.py {_CONTRACT}",
     "codecs/chain.py": f"codecs/test_chain.py codecs/test_registry.py codecs/test_topk.py {_GOLDEN} {_CONTRACT} "
     f"feedback/test_feedback.py",

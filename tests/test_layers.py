@@ -286,7 +286,7 @@ def test_formulas_are_loaded_where_they_are_asked_for() -> None:
     """By codecs that derive from Generated, or a base that does; else inside functions, and by no job without a formula."""
     rows, exchange = PACKAGE / "codecs" / "rows", PACKAGE / "exchange"
     device = {*DEVICE.rglob("*.py"), *(exchange / "device").iterdir(), exchange / "update" / "device_steps.py"}
-    bases = "(Generated, ", "(SixteenBits)", "(Binary)"
+    bases = "(Generated, ", "(HalfPrecision)", "(Binary)"
     generated = {path for path in (PACKAGE / "codecs").glob("*.py") if any(base in path.read_text() for base in bases)}
     found = [each for each in OWN if each.module.startswith("psnode.codecs.rows") and rows not in each.path.parents]
     users = [each for each in found if each.path not in generated and DEVICE / "cupy" not in each.path.parents]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psnode.codecs.half_precision import HalfPrecision
 from psnode.codecs.rows.formula import Formula
-from psnode.codecs.rows.known.sixteen import Bf16Rows
-from psnode.codecs.sixteen import SixteenBits
+from psnode.codecs.rows.known.halves import Bf16Rows
 
 
 @dataclass(frozen=True, repr=False)
-class Bf16(SixteenBits):
+class Bf16(HalfPrecision):
     """bf16, without parameters."""
 
     id = "bf16"

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psnode.codecs.half_precision import HalfPrecision
 from psnode.codecs.rows.formula import Formula
-from psnode.codecs.rows.known.sixteen import Fp16Rows
-from psnode.codecs.sixteen import SixteenBits
+from psnode.codecs.rows.known.halves import Fp16Rows
 
 
 @dataclass(frozen=True, repr=False)
-class Fp16(SixteenBits):
+class Fp16(HalfPrecision):
     """fp16, without parameters."""
 
     id = "fp16"

@@ -48,7 +48,7 @@ MAX_BUCKET = 2**28
 _FIELDS = 8
 
 
-class _InBuckets(NamedTuple):
+class _BucketDecoder(NamedTuple):
     """Decoder of a body of any bucket: the one of its levels and of buckets of 512, and a bucket's rows."""
 
     coder: Coder
@@ -117,7 +117,7 @@ class Nuqsgd(Generated, Quantiser):
         levels, bucket, _ = _checked(body, size)
         of_rows = Nuqsgd(levels, norm=self.norm)
         coder = coder_of(of_rows) if levels == self.levels else interpreted(of_rows)
-        return coder if bucket == BLOCK else _InBuckets(coder, bucket // BLOCK), body
+        return coder if bucket == BLOCK else _BucketDecoder(coder, bucket // BLOCK), body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         """From the norms of the buckets, which no decoded magnitude exceeds."""

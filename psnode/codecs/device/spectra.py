@@ -24,7 +24,7 @@ from psnode.codecs.lowrank.spectrum import NOISE
 _BLOCK = 1 << 22  # values of which a float64 copy is made at a time
 
 
-class Core(NamedTuple):
+class DeviceCore(NamedTuple):
     """A float32 matrix of `shape` without its zero rows and columns, and where the others are; None: everywhere."""
 
     values: torch.Tensor
@@ -48,12 +48,12 @@ class Core(NamedTuple):
         return _spread(left, self.rows, self.shape[0]), _spread(right, self.columns, self.shape[1])
 
 
-def trim(matrix: torch.Tensor) -> Core:
+def trim(matrix: torch.Tensor) -> DeviceCore:
     """`matrix` (m, n) without its zero rows and columns; not copied if it has none. Waits for the device."""
     m, n = matrix.shape
     rows, columns = (_unless_all(matrix.any(dim=side).nonzero().reshape(-1), size) for side, size in ((1, m), (0, n)))
     values = matrix if rows is None else matrix.index_select(0, rows)
-    return Core(values if columns is None else values.index_select(1, columns), rows, columns, (m, n))
+    return DeviceCore(values if columns is None else values.index_select(1, columns), rows, columns, (m, n))
 
 
 def _unless_all(places: torch.Tensor, size: int) -> torch.Tensor | None:
@@ -61,10 +61,10 @@ def _unless_all(places: torch.Tensor, size: int) -> torch.Tensor | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spectrum:
+class DeviceSpectrum:
     """Terms of a matrix on a device."""
 
-    core: Core
+    core: DeviceCore
     values: Float64s
     """(r,), on the host, positive: the singular values, descending; behind them the length of a random term, if there is one."""
     vectors: torch.Tensor
@@ -82,20 +82,20 @@ class Spectrum:
         return self.core.factors(short, _times(short, self.core.short_in_front))
 
 
-def spectrum(core: Core) -> Spectrum:
+def spectrum(core: DeviceCore) -> DeviceSpectrum:
     """All terms whose singular values are not rounding noise of the largest."""
     matrix = core.short_in_front
     gram = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)
     for block in _blocks(matrix.T):
         gram.addmm_(block.T, block)
     if not gram.numel():
-        return Spectrum(core, np.zeros(0), gram, gram)
+        return DeviceSpectrum(core, np.zeros(0), gram, gram)
     squares, basis = torch.linalg.eigh(gram)
     values = _roots(squares.cpu().numpy())
-    return Spectrum(core, values, basis.T.flip(0)[: values.size])
+    return DeviceSpectrum(core, values, basis.T.flip(0)[: values.size])
 
 
-def sketch(core: Core, count: int, key: Words, *, cover: bool = False) -> Spectrum:
+def sketch(core: DeviceCore, count: int, key: Words, *, cover: bool = False) -> DeviceSpectrum:
     """At least the `count` largest terms, nearly; with `cover` one random term after them, for the rest.
 
     The subspace is that of psnode.codecs.lowrank.randomised.sketch for the same `key`, but for rounding.
@@ -114,11 +114,11 @@ def sketch(core: Core, count: int, key: Words, *, cover: bool = False) -> Spectr
     numbers = found.cpu().numpy()
     values = _roots(numbers[:width])
     turns = _signed(turns.T.flip(0)[: values.size])
-    terms = Spectrum(core, values, turns @ basis, turns @ products)
+    terms = DeviceSpectrum(core, values, turns @ basis, turns @ products)
     return _covered(terms, basis, _up(drawn[width], matrix.device), float(numbers[width])) if cover else terms
 
 
-def _covered(found: Spectrum, basis: torch.Tensor, direction: torch.Tensor, energy: float) -> Spectrum:
+def _covered(found: DeviceSpectrum, basis: torch.Tensor, direction: torch.Tensor, energy: float) -> DeviceSpectrum:
     """`found` and a random term for the rest of a matrix of this energy."""
     assert found.products is not None
     missing = energy - float(np.sum(found.values**2))
@@ -129,7 +129,7 @@ def _covered(found: Spectrum, basis: torch.Tensor, direction: torch.Tensor, ener
         direction = direction / torch.linalg.vector_norm(direction)
     dimension = direction.numel() - len(basis)
     product = dimension * _times(direction[None], found.core.short_in_front)
-    return Spectrum(
+    return DeviceSpectrum(
         found.core,
         np.append(found.values, math.sqrt(dimension * missing)),
         torch.cat([found.vectors, direction[None]]),

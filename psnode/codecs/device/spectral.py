@@ -23,7 +23,7 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Shape, Words, readonly
 from psnode.codecs.chain import Chain
 from psnode.codecs.contractive import Contractive
-from psnode.codecs.device.spectra import Spectrum, sketch, spectrum, trim
+from psnode.codecs.device.spectra import DeviceSpectrum, sketch, spectrum, trim
 from psnode.codecs.lowrank.factors import fold, unfold
 from psnode.codecs.lowrank.rank_one import may_overflow, write_saturated
 from psnode.codecs.svd import SIDE, Svd, sizes
@@ -96,7 +96,7 @@ class SpectralEncoder:
             values = readonly(fold(left.cpu().numpy(), right.cpu().numpy(), probabilities))
         return chosen.size, values
 
-    def _find(self, matrix: torch.Tensor, key: Words) -> Spectrum:
+    def _find(self, matrix: torch.Tensor, key: Words) -> DeviceSpectrum:
         svd, core = self._svd, trim(matrix)
         if svd.method == "randomised" or not (svd.method == "exact" or svd.sample):
             return sketch(core, math.ceil(svd.rank), key, cover=svd.cover)

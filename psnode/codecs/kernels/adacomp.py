@@ -10,10 +10,10 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Words32
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at
-from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.parts import ADDRESS, START, STOP, PartTable, add_parts
 
 STRETCH = 2048

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Int64s
+from psnode.codecs.kernels.cache_hints import copy_to
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import copy_to
 
 _SWEEPS = 100
 _TERMS = 27

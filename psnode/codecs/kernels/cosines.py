@@ -17,10 +17,10 @@ from functools import cache
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Words32, readonly
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import load, spread, store
-from psnode.codecs.kernels.memory import wide
 
 LONGEST = 4096
 LANES = 16

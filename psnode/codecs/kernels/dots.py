@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats
+from psnode.codecs.kernels.cache_hints import copy_to, wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import copy_to, wide
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.trees import ROW, tree_of
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from psnode.codecs.arrays import Floats, Words, Words32
 from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_added, mask_at_least, mask_copied
+from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.finite import INFINITY_BITS, ROW
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.rng import BLOCK as CALLS
 from psnode.codecs.rng import fill
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from psnode.codecs.arrays import Floats, Parts
+from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 
 ROW = 512
 STRETCH = 4 * ROW  # a good length for add_parts: it stays in the first-level cache

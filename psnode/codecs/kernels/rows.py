@@ -7,12 +7,12 @@ from numba import carray  # type: ignore[attr-defined]
 
 from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32
 from psnode.codecs.kernels.bitmasks import MAGNITUDE
+from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.fixed_point import goes_up, is_tie
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions
 from psnode.codecs.kernels.llvm.operations import load, packed, store, unpacked
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.norms import top_bits
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats
+from psnode.codecs.kernels.cache_hints import AHEAD, copy_to, fetch_row_to_write, wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.rows import uncounted, unpack_signs
 from psnode.codecs.kernels.trees import ROW, row_sum, tree_of

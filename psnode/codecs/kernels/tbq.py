@@ -13,9 +13,9 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words16
 from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_at_least, ones
+from psnode.codecs.kernels.cache_hints import copy_to
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.memory import copy_to
 from psnode.codecs.kernels.parts import BEGIN, PartTable, add_parts
 from psnode.codecs.kernels.ternary import add, write
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack

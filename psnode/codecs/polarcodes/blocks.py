@@ -11,14 +11,15 @@ import numpy as np
 
 from psnode.codecs import rng
 from psnode.codecs.arrays import Float64s, Floats, Int32s, Int64s, Words
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.norms import l2_norm
-from psnode.codecs.polarcodes.channel import CELLS
+from psnode.codecs.polarcodes.code_trees import Shared, decode_level, encode_level
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
-from psnode.codecs.polarcodes.layout import SCALED
-from psnode.codecs.polarcodes.reader import Reader, ended_well
+from psnode.codecs.polarcodes.rate_channel import CELLS
+from psnode.codecs.polarcodes.reader import WordReader, ended_well
 from psnode.codecs.polarcodes.schedule import Steps
+from psnode.codecs.polarcodes.superblocks import SCALED
 from psnode.codecs.polarcodes.symbols import (
     CELL_BITS,
     Cells,
@@ -30,7 +31,6 @@ from psnode.codecs.polarcodes.symbols import (
     mark,
     values_of,
 )
-from psnode.codecs.polarcodes.trees import Shared, decode_level, encode_level
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import Writer, finish_writing
 
@@ -238,7 +238,7 @@ def read_blocks(
     key: Words,
     room: Workspace,
     shared: Shared,
-    reader: Reader,
+    reader: WordReader,
     scales: Floats,
     raw: Masks,
     out: Floats,

@@ -10,7 +10,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Int64s, Words, Words16, readonly
 from psnode.codecs.kernels.moments import root_mean_square
-from psnode.codecs.polarcodes import designs, rotation, shelf, symbols
+from psnode.codecs.polarcodes import designs, hadamard, shelf, symbols
 from psnode.codecs.polarcodes.blocks import (
     COLUMNS,
     EXTRA,
@@ -22,11 +22,11 @@ from psnode.codecs.polarcodes.blocks import (
     read_blocks,
     write_blocks,
 )
-from psnode.codecs.polarcodes.channel import chances, logistic
+from psnode.codecs.polarcodes.code_trees import Shared
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.layout import SCALED, Superblock
+from psnode.codecs.polarcodes.rate_channel import chances, logistic
 from psnode.codecs.polarcodes.reader import reader
-from psnode.codecs.polarcodes.trees import Shared
+from psnode.codecs.polarcodes.superblocks import SCALED, Superblock
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import writer
 
@@ -149,7 +149,7 @@ def _turned(x: Floats, table: Int64s, sizes: Float64s, key: Words) -> tuple[Floa
     turned, energies = np.zeros_like(x), np.zeros_like(sizes)
     for number, (piece, size) in enumerate(zip(_pieces(table), sizes.tolist(), strict=True)):
         if size:
-            turned[piece] = rotation.rotated(x[piece], size, key, piece.start)
+            turned[piece] = hadamard.rotated(x[piece], size, key, piece.start)
             energies[number] = symbols.energy(turned[piece])
     return readonly(turned), energies
 
@@ -174,7 +174,7 @@ def read(
     if rotated:
         for alive, block, first in zip(live, blocks, np.cumsum([0, *(block.scales for block in blocks)]), strict=False):
             for number, piece in enumerate(_pieces(table_of([block])) if alive else ()):
-                rotation.restore(out[piece], scales[first + number], key, piece.start)
+                hadamard.restore(out[piece], scales[first + number], key, piece.start)
     return bool(ended)
 
 

@@ -14,7 +14,7 @@ from psnode.codecs.arrays import Bytes, Int32s, Words32
 from psnode.codecs.rows.language import LARGEST, ROW, minimum, where
 from psnode.codecs.rows.numpy_words import number
 from psnode.codecs.rows.packings import Packed
-from psnode.codecs.rows.values import Kind, Span, Value, below, replaced
+from psnode.codecs.rows.values import Dtype, Span, Value, below, replaced
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
 _OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all", "size_of_bucket", "key_word")
@@ -39,7 +39,7 @@ class Fields:
         for name, field in fields.items():
             if isinstance(field, Packed):
                 continue
-            if not isinstance(field, Value) or field.span is Span.COORDINATE or field.kind in (Kind.F64, Kind.BOOL):
+            if not isinstance(field, Value) or field.span is Span.COORDINATE or field.kind in (Dtype.F64, Dtype.BOOL):
                 raise CodecSpecError(
                     f"the field {name} is neither a packing nor an f32, i32 or u32 of a row, a bucket or an array"
                 )
@@ -148,7 +148,7 @@ class Program:
         ends = [1] * len(self.of_array) + [self.units(rows)] * len(self.of_buckets) + [rows] * len(self.of_rows)
         at = 0
         for column, count in zip(self.numbers, ends, strict=True):
-            if column.value.kind is Kind.F32:
+            if column.value.kind is Dtype.F32:
                 yield column.name, side[at : at + count]
             at += count
 
@@ -222,7 +222,7 @@ def rows_of(size: int) -> int:
 
 def program_of(formula: Formula) -> Program:
     """Run both formulas once. CodecSpecError names what does not fit together."""
-    v = Value("input", Kind.F32, span=Span.COORDINATE)
+    v = Value("input", Dtype.F32, span=Span.COORDINATE)
     fields = _run(formula, formula.to_fields, {"v": v})
     if not isinstance(fields, Fields):
         raise CodecSpecError(f"{formula.id}: to_fields is to return Fields, not {type(fields).__name__}")
@@ -283,7 +283,7 @@ def _place_of_key(numbers: Sequence[Value]) -> int | None:
 
 def _decoded(formula: Formula, arguments: dict[str, Value], fields: Fields) -> Value:
     value = _run(formula, formula.from_fields, arguments)
-    if not isinstance(value, Value) or value.kind is not Kind.F32:
+    if not isinstance(value, Value) or value.kind is not Dtype.F32:
         raise CodecSpecError(f"{formula.id}: from_fields is to return an f32, not {value!r}")
     of_array = [number for number in fields.numbers.values() if _column_span(number) is Span.ARRAY]
     known = ("random16",) if _place_of_key(of_array) is not None else ()

@@ -15,7 +15,7 @@ from psnode.codecs.rows.cuda.row_statements import CudaRows, rooms_of
 from psnode.codecs.rows.formula import OF_INPUT, Program
 from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.statements import Store
-from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.codecs.rows.values import Dtype, Span, Value, below
 from psnode.errors import CodecSpecError
 
 _RANDOM = ("random16", "coin", "settle")
@@ -54,9 +54,9 @@ class Ranking(Protocol):
 
 def text_of(ranking: Ranking) -> str:
     """The text of the CUDA kernels: a function of the formula alone. CodecSpecError for a formula that is none of a rank."""
-    v = Value("input", Kind.F32, span=Span.COORDINATE)
+    v = Value("input", Dtype.F32, span=Span.COORDINATE)
     rank = ranking.rank(v)
-    if not isinstance(rank, Value) or rank.kind is not Kind.U32 or rank.span is not Span.COORDINATE:
+    if not isinstance(rank, Value) or rank.kind is not Dtype.U32 or rank.span is not Span.COORDINATE:
         raise CodecSpecError(f"{ranking.id}: a rank is a u32 of every coordinate, not {rank!r}")
     if any(value.op in (*OF_INPUT, *_RANDOM) for value in below([rank])):
         raise CodecSpecError(f"{ranking.id}: a rank knows its row alone, neither the whole input nor random bits")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from psnode.codecs.rows.formula import OF_INPUT, Column, Program
-from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.codecs.rows.values import Dtype, Span, Value, below
 
 Then = Callable[[str, list[str]], list[str]]
 
@@ -35,7 +35,7 @@ class Statements(ABC):
 
     def __init__(self, program: Program) -> None:
         self.program, self.indent = program, 1
-        self.rooms: list[tuple[str, Kind]] = []
+        self.rooms: list[tuple[str, Dtype]] = []
         self.uses_random = self.uses_coins = False
         self._lines: list[str] = []
         self._names: dict[Value, str] = {}

@@ -13,7 +13,7 @@ import numpy as np
 
 from psnode.codecs.rng import Key
 from psnode.codecs.rows.formula import Column, Program
-from psnode.codecs.rows.interpreter import Evaluation, Interpreted
+from psnode.codecs.rows.interpreter import Interpreted, RowEvaluation
 from psnode.codecs.rows.language import ROW
 from psnode.codecs.rows.values import Span, Value, below
 
@@ -29,7 +29,7 @@ def usual(program: Program) -> Program:
     tops, key = program.of_input(ROW), np.array(Key.derive(1, "usual").words, np.uint64)
     Interpreted(program).survey(x, tops)
     Interpreted(program).sum_up(x, key, tops)
-    found = Evaluation(x[None], 0, key, program, tops)
+    found = RowEvaluation(x[None], 0, key, program, tops)
     found.know_sums()
     columns = (*program.of_array, *program.of_rows)
     numbers = {column.name: column.value for column in columns}
@@ -48,7 +48,7 @@ def usual(program: Program) -> Program:
     )
 
 
-def _decided(ends: Sequence[Value], found: Evaluation) -> dict[Value, Value]:
+def _decided(ends: Sequence[Value], found: RowEvaluation) -> dict[Value, Value]:
     """What takes the place of everything that `ends` are made of."""
     made: dict[Value, Value] = {}
     for value in below(ends):

@@ -11,7 +11,7 @@ import torch
 
 from psnode.codecs.arrays import Floats
 from psnode.codecs.device.row_coder import stream_of
-from psnode.codecs.kernels.llvm.values import rounds_once
+from psnode.codecs.kernels.llvm.runtime_values import rounds_once
 from psnode.errors import in_one_line
 from psnode.exchange.update.adam import Moments, coefficients_of
 from psnode.exchange.update.steps import HostSteps, Steps

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from psnode.codecs.rows.cuda.row_statements import PLAIN, CudaRows, rooms_of
 from psnode.codecs.rows.formula import Column, Program
 from psnode.codecs.rows.statements import Store, place_of
-from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.codecs.rows.values import Dtype, Span, Value, below
 
 _MEASURE = [
     "// The numbers and the widths of `count` / BUCKET_ROWS buckets. `done`: the first row of one that is not finite.",
@@ -74,10 +74,10 @@ def read(program: Program, rows: CudaRows, span: Span, ends: Sequence[Value]) ->
     for value in below(ends):
         if value.op == "field" and value.span is span:
             place = f"side[{place_of(program, columns[str(value.detail)])}]"
-            rows.define(value, f"float_of({place})" if value.kind is Kind.F32 else f"({PLAIN[value.kind]}){place}")
+            rows.define(value, f"float_of({place})" if value.kind is Dtype.F32 else f"({PLAIN[value.kind]}){place}")
 
 
 def word(column: Column, rows: CudaRows) -> str:
     """The four bytes of a number."""
     found = rows.number(column.value)
-    return f"bits_of({found})" if column.value.kind is Kind.F32 else f"(uint32)({found})"
+    return f"bits_of({found})" if column.value.kind is Dtype.F32 else f"(uint32)({found})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psnode.codecs.rows.cuda.row_statements import CudaRows, rooms_of
 from psnode.codecs.rows.formula import NORM, Program
-from psnode.codecs.rows.values import Kind, Span, Value
+from psnode.codecs.rows.values import Dtype, Span, Value
 
 _OPENING = [
     "// The parts that `count` rows of x, of `size` coordinates, have in each sum. `done`: the first row that is not finite.",
@@ -49,4 +49,4 @@ def _of_row(x: Value, rows: CudaRows) -> str:
     if x.span is Span.ROW:
         return rows.number(x)
     room = "v" if x.op == "input" else rows.room(x)
-    return f"{'count_512' if x.kind is Kind.BOOL else 'row_sum'}({room}, here)"
+    return f"{'count_512' if x.kind is Dtype.BOOL else 'row_sum'}({room}, here)"

@@ -11,10 +11,16 @@ import numpy as np
 from psnode.codecs.rows.formula import OF_ALL, OF_BUCKET, PLACES, SIZE, SUMS
 from psnode.codecs.rows.numba.row_statements import INFIX
 from psnode.codecs.rows.statements import Statements, Store, Then
-from psnode.codecs.rows.values import Kind, Span, Value
+from psnode.codecs.rows.values import Dtype, Span, Value
 
-LANES = {Kind.F32: "F32", Kind.F64: "F64", Kind.I32: "I32", Kind.U32: "U32", Kind.BOOL: "MASK"}
-PLAIN = {Kind.F32: "float", Kind.F64: "double", Kind.I32: "int", Kind.U32: "uint32", Kind.BOOL: "bool"}
+LANES = {Dtype.F32: "F32", Dtype.F64: "F64", Dtype.I32: "I32", Dtype.U32: "U32", Dtype.BOOL: "MASK"}
+PLAIN = {
+    Dtype.F32: "float",
+    Dtype.F64: "double",
+    Dtype.I32: "int",
+    Dtype.U32: "uint32",
+    Dtype.BOOL: "bool",
+}
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 _MODULAR = ("add", "sub", "mul", "shl")
 _FUNCTIONS = ("floor", "sqrt", "abs")
@@ -26,12 +32,12 @@ class CudaRows(Statements):
     opening, otherwise, closing = "if ({}) {{", "}} else {{".format(), "}"
 
     def literal(self, value: Value) -> str:
-        if value.kind is Kind.BOOL:
+        if value.kind is Dtype.BOOL:
             return str(value.detail).lower()
         number = np.array(value.detail, value.kind.value)
         if value.kind.real:
-            return f"({float(number).hex()}{'f' if value.kind is Kind.F32 else ''})"
-        return f"{int(number)}u" if value.kind is Kind.U32 else f"(int){int(number) & 0xFFFFFFFF}u"
+            return f"({float(number).hex()}{'f' if value.kind is Dtype.F32 else ''})"
+        return f"{int(number)}u" if value.kind is Dtype.U32 else f"(int){int(number) & 0xFFFFFFFF}u"
 
     def lane(self, value: Value, name: str) -> str:
         return name if value.span is Span.COORDINATE else f"SPREAD_{LANES[value.kind]}({name})"
@@ -43,21 +49,21 @@ class CudaRows(Statements):
         if value.op in INFIX:
             return self._infix(value, names, wide)
         if value.op == "settle":
-            exact = names[1] if value.args[1].kind is Kind.F64 else f"TO_F64({names[1]})"
+            exact = names[1] if value.args[1].kind is Dtype.F64 else f"TO_F64({names[1]})"
             return f"settle({names[0]}, {exact}, key, {self.program.stream}, 512 * row + 32 * k)"
         if value.op == "cast":
-            word = "MASK_TO_U32" if value.args[0].kind is Kind.BOOL else f"TO_{LANES[value.kind]}"
+            word = "MASK_TO_U32" if value.args[0].kind is Dtype.BOOL else f"TO_{LANES[value.kind]}"
             return f"{word}({names[0]})" if wide else f"({PLAIN[value.kind]})({names[0]})"
         if value.op in _FUNCTIONS:
-            plain = value.op.replace("abs", "fabs") + ("f" if value.kind is Kind.F32 else "")
+            plain = value.op.replace("abs", "fabs") + ("f" if value.kind is Dtype.F32 else "")
             return f"{value.op.upper() if wide else plain}({names[0]})"
         if value.op == "where":
             return f"SELECT({', '.join(names)})" if wide else f"{names[0]} ? {names[1]} : {names[2]}"
         if value.op == "not":
-            return (f"NOT({names[0]})" if wide else f"!{names[0]}") if value.kind is Kind.BOOL else f"~{names[0]}"
+            return (f"NOT({names[0]})" if wide else f"!{names[0]}") if value.kind is Dtype.BOOL else f"~{names[0]}"
         if value.op == "neg":
             types = LANES if wide else PLAIN
-            return f"({types[Kind.I32]})(-({types[Kind.U32]}){names[0]})" if value.kind is Kind.I32 else f"-{names[0]}"
+            return f"({types[Dtype.I32]})(-({types[Dtype.U32]}){names[0]})" if value.kind is Dtype.I32 else f"-{names[0]}"
         return {"bits": "BITS({})" if wide else "bits_of({})", "from_bits": "FROM_BITS({})" if wide else "float_of({})"}[
             value.op
         ].format(*names)
@@ -65,11 +71,11 @@ class CudaRows(Statements):
     def _infix(self, value: Value, names: list[str], wide: bool) -> str:
         if value.op in _COMPARED and wide:
             return f"{value.op.upper()}({names[0]}, {names[1]})"
-        if value.kind is Kind.I32 and value.op in _MODULAR:
+        if value.kind is Dtype.I32 and value.op in _MODULAR:
             types = LANES if wide else PLAIN
-            unsigned = f"({types[Kind.U32]})"
+            unsigned = f"({types[Dtype.U32]})"
             second = names[1] if value.op == "shl" else f"{unsigned}{names[1]}"
-            return f"({types[Kind.I32]})({unsigned}{names[0]} {INFIX[value.op]} {second})"
+            return f"({types[Dtype.I32]})({unsigned}{names[0]} {INFIX[value.op]} {second})"
         return f"{names[0]} {INFIX[value.op]} {names[1]}"
 
     def reduced(self, value: Value) -> str:

@@ -14,7 +14,7 @@ from psnode.codecs.rows.cuda.input_sums import sum_rows
 from psnode.codecs.rows.cuda.row_statements import PLAIN, CudaRows, rooms_of
 from psnode.codecs.rows.formula import Program
 from psnode.codecs.rows.statements import Store, place_of
-from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.codecs.rows.values import Dtype, Span, Value, below
 
 HEADERS = Path(__file__).parent
 
@@ -175,7 +175,7 @@ def _decode_blocks(program: Program, rows: CudaRows) -> list[str]:
         value = next((value for value in below([program.decoded]) if value.op == "field" and value.detail == column.name), None)
         if value is not None:
             word = f"side[{at}]"
-            rows.define(value, f"float_of({word})" if value.kind is Kind.F32 else f"({PLAIN[value.kind]}){word}")
+            rows.define(value, f"float_of({word})" if value.kind is Dtype.F32 else f"({PLAIN[value.kind]}){word}")
     rows.numbers([program.decoded])
     before = rows.taken()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from psnode.codecs.rows.formula import FIRST_SUM, NORM, Program
 from psnode.codecs.rows.numba.row_kernel import Kernel
 from psnode.codecs.rows.numba.row_statements import NumbaRows, rooms_of
-from psnode.codecs.rows.values import Kind, Span, Value
+from psnode.codecs.rows.values import Dtype, Span, Value
 
 
 def sum_up(program: Program) -> list[str]:
@@ -87,7 +87,7 @@ def _of_row(x: Value, rows: NumbaRows) -> str:
     """The expression of a row's part of a sum."""
     if x.span is Span.ROW:
         return rows.number(x)
-    if x.kind is Kind.BOOL:
+    if x.kind is Dtype.BOOL:
         return f"count_512({rows.room(x)}, here)"
     total = rows.summed(x)
     with rows.when(f"here < 512 or not np.isfinite({total})"):

@@ -7,7 +7,7 @@ from psnode.codecs.rows.numba.fitted_buckets import coded, unpacking, widths_of
 from psnode.codecs.rows.numba.row_statements import NumbaRows, rooms_of
 from psnode.codecs.rows.packings import Packed
 from psnode.codecs.rows.statements import Store, place_of
-from psnode.codecs.rows.values import Kind, Value
+from psnode.codecs.rows.values import Dtype, Value
 
 PART = "part = digits[start % {0} : start % {0} + 512]"
 _PARTS = [
@@ -16,7 +16,7 @@ _PARTS = [
     "            if cursor == NOT_FINITE:",
     "                return {1}",
 ]  # a stretch of rows that are packed together, or of as many as the first-level cache keeps
-_VIEWS = {Kind.F32: "side.view(np.float32)", Kind.I32: "side.view(np.int32)", Kind.U32: "side"}
+_VIEWS = {Dtype.F32: "side.view(np.float32)", Dtype.I32: "side.view(np.int32)", Dtype.U32: "side"}
 
 
 class Kernel:
@@ -56,7 +56,7 @@ class Kernel:
     def views(self) -> list[str]:
         """The numbers before the packing by kind."""
         kinds = sorted({column.value.kind.value for column in self.columns})
-        return [*(f"    {kind}s = {_VIEWS[Kind(kind)]}" for kind in kinds), *widths_of(self.program)]
+        return [*(f"    {kind}s = {_VIEWS[Dtype(kind)]}" for kind in kinds), *widths_of(self.program)]
 
     def place(self, column: Column) -> str:
         """The number of a column, in the row `row`."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from psnode.codecs.rows.formula import OF_ALL, PLACES, SIZE, SUMS, Program
 from psnode.codecs.rows.statements import Statements, Store, Then
-from psnode.codecs.rows.values import Kind, Value
+from psnode.codecs.rows.values import Dtype, Value
 
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
@@ -29,7 +29,7 @@ class NumbaRows(Statements):
         self._one_by_one = False
 
     def literal(self, value: Value) -> str:
-        if value.kind is Kind.BOOL:
+        if value.kind is Dtype.BOOL:
             return str(value.detail)
         number = np.array(value.detail, value.kind.value)
         return f"np.{value.kind.value}({float(number)!r})" if value.kind.real else f"np.{value.kind.value}({int(number)})"
@@ -44,7 +44,7 @@ class NumbaRows(Statements):
             )
         if value.op in _PLAIN:
             return _PLAIN[value.op].format(*names)
-        if value.kind is Kind.BOOL:
+        if value.kind is Dtype.BOOL:
             return f"not {names[0]}" if value.op == "not" else f"{names[0]} {INFIX[value.op]} {names[1]}"
         if value.op == "cast":
             return f"np.{value.kind.value}({names[0]})"
@@ -181,4 +181,6 @@ def rooms_of(rows: NumbaRows) -> list[str]:
         lines.append("    words = np.empty(256, np.uint32)")
     if rows.uses_coins:
         lines.append("    coins, coin_words = np.empty(512, np.uint8), np.zeros(257, np.uint32)")
-    return lines + [f"    {name} = np.empty(512, np.{'bool_' if kind is Kind.BOOL else kind.value})" for name, kind in rows.rooms]
+    return lines + [
+        f"    {name} = np.empty(512, np.{'bool_' if kind is Dtype.BOOL else kind.value})" for name, kind in rows.rooms
+    ]

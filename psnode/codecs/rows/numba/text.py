@@ -20,7 +20,7 @@ import numpy as np
 
 from psnode.codecs.kernels.dots import NO_DOTS, add_row
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
+from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, l2_norm
 from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row

@@ -49,23 +49,23 @@ def rounds_once() -> bool:
 
 
 def _operation(name: str, signed: str = "") -> Any:
-    def apply(self: Value, other: Any) -> Value:
+    def apply(self: RuntimeValue, other: Any) -> RuntimeValue:
         chosen = signed if signed and self.dtype.kind == "i" else name
         method = getattr(self.builder, f"f{chosen}" if self.dtype.kind == "f" else chosen)
-        return Value(self.builder, method(self.value, self.operand(other)), self.dtype)
+        return RuntimeValue(self.builder, method(self.value, self.operand(other)), self.dtype)
 
     return apply
 
 
 def _comparison(relation: str) -> Any:
-    def apply(self: Value, other: Any) -> Value:
+    def apply(self: RuntimeValue, other: Any) -> RuntimeValue:
         method = self.builder.icmp_signed if self.dtype.kind == "i" else self.builder.icmp_unsigned
-        return Value(self.builder, method(relation, self.value, self.operand(other)), BOOL)
+        return RuntimeValue(self.builder, method(relation, self.value, self.operand(other)), BOOL)
 
     return apply
 
 
-class Value:
+class RuntimeValue:
     """A number, or a vector of numbers, that is known when the program runs. Comparisons are those of integers."""
 
     __array_ufunc__ = None  # operators with an array are left to this class
@@ -75,7 +75,7 @@ class Value:
 
     def operand(self, other: Any) -> Any:
         """`other` for an operation with this: a value, or a constant in every lane, or an array of constants."""
-        if isinstance(other, Value):
+        if isinstance(other, RuntimeValue):
             return other.value
         kind = self.value.type
         lanes = getattr(kind, "count", 0)
@@ -94,19 +94,19 @@ class Value:
     __eq__ = _comparison("==")
     __hash__ = None  # type: ignore[assignment]
 
-    def __neg__(self) -> Value:
-        return Value(self.builder, self.builder.sub(self.operand(0), self.value), self.dtype)
+    def __neg__(self) -> RuntimeValue:
+        return RuntimeValue(self.builder, self.builder.sub(self.operand(0), self.value), self.dtype)
 
-    def view(self, dtype: Any) -> Value:
+    def view(self, dtype: Any) -> RuntimeValue:
         """The same bits as numbers of another kind of their size."""
-        return Value(self.builder, self.builder.bitcast(self.value, like(self.value.type, dtype)), dtype)
+        return RuntimeValue(self.builder, self.builder.bitcast(self.value, like(self.value.type, dtype)), dtype)
 
-    def astype(self, dtype: Any) -> Value:
+    def astype(self, dtype: Any) -> RuntimeValue:
         """The integers in more or fewer bits."""
         target = like(self.value.type, dtype)
         wider = self.builder.sext if self.dtype.kind == "i" else self.builder.zext
         change = wider if np.dtype(dtype).itemsize > self.dtype.itemsize or self.dtype == BOOL else self.builder.trunc
-        return Value(self.builder, change(self.value, target), dtype)
+        return RuntimeValue(self.builder, change(self.value, target), dtype)
 
 
 class Array:
@@ -117,7 +117,7 @@ class Array:
 
     def address(self, start: Any, kind: Any) -> Any:
         """The address of element `start`, as one of a `kind`."""
-        index = start.value if isinstance(start, Value) else ir.Constant(I64, start)
+        index = start.value if isinstance(start, RuntimeValue) else ir.Constant(I64, start)
         return self.builder.bitcast(self.builder.gep(self.data, [index]), kind.as_pointer())
 
 

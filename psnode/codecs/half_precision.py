@@ -27,7 +27,7 @@ def _highest(codes: Halves) -> int:
     return int(top)
 
 
-class SixteenBits(Generated, Quantiser):
+class HalfPrecision(Generated, Quantiser):
     """A cast to a 16-bit floating-point format: biased, as it rounds to nearest, by at most half a unit in the last place."""
 
     limit: ClassVar[int]  # codes without their sign from here on are infinity and NaN

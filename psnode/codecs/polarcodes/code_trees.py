@@ -13,9 +13,9 @@ import numpy as np
 from psnode.codecs.arrays import Words16
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes import schedule as kinds
-from psnode.codecs.polarcodes.coder import likely_of
 from psnode.codecs.polarcodes.lanes import Llrs, Masks, below, f_row, g_row, gather_row, negative
-from psnode.codecs.polarcodes.reader import Reader, read_row
+from psnode.codecs.polarcodes.range_coder import likely_of
+from psnode.codecs.polarcodes.reader import WordReader, read_row
 from psnode.codecs.polarcodes.schedule import Steps
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import Writer, write_row
@@ -139,7 +139,7 @@ def encode_level(
 
 @kernel
 def decode_level(
-    steps: Steps, first: int, last: int, llrs: Llrs, bits: Masks, shared: Shared, reader: Reader, raw: Masks, lanes: int
+    steps: Steps, first: int, last: int, llrs: Llrs, bits: Masks, shared: Shared, reader: WordReader, raw: Masks, lanes: int
 ) -> None:
     """Overwrite bits[:N] of a level: the LLRs of its prior are in rows N..2N-1 of `llrs`, its raw rows in `raw`."""
     used = np.uint64((1 << lanes) - 1)
