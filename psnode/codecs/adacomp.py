@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from psnode.codecs.abilities import Sparse
 from psnode.codecs.arrays import Float64s, Words32
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_integer
 from psnode.codecs.kernels import adacomp as kernels
 from psnode.codecs.kernels.dots import tree_products
@@ -47,7 +48,7 @@ _EXCESS = 1.75
 
 
 @dataclass(frozen=True, repr=False)
-class AdaComp(Codec):
+class AdaComp(Sparse, Codec):
     """adacomp:length=.
 
     `length` T: entries in a bin, at most 16384. Without one it is the paper's: 50 for the weights of a convolution, which have
@@ -125,9 +126,6 @@ class AdaComp(Codec):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         add_at(out.reshape(-1), *self._entries(body, out.shape), weight)
-
-    def _support(self, body: Bytes, shape: Shape) -> Indices:
-        return self._entries(body, shape).indices.astype(np.int64)
 
 
 def _scale(totals: Float64s, bins: int, count: int) -> np.float32:

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from psnode.codecs.abilities import Sparse
 from psnode.codecs.arrays import Words32
-from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
+from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels.dots import tree_products
 from psnode.codecs.kernels.entries import add_at, put_at
@@ -44,7 +45,7 @@ _DRAW = 1 << 8  # added to the stage's number: the stream of the draw
 
 
 @dataclass(frozen=True, repr=False)
-class Entrywise(Codec):
+class Entrywise(Sparse, Codec):
     """entrywise:budget=.
 
     `budget` s: the expected number of entries sent if it is at least 1, else a share of the coordinates. Without one it is
@@ -134,9 +135,6 @@ class Entrywise(Codec):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         add_at(out.reshape(-1), *self._entries(body, out.shape), weight)
-
-    def _support(self, body: Bytes, shape: Shape) -> Indices:
-        return self._entries(body, shape).indices.astype(np.int64)
 
 
 @kernel

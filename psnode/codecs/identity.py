@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from psnode.codecs.abilities import Linear
 from psnode.codecs.base import Bytes, Codec, Floats, Measured, Shape, Sink, Source, Words
 from psnode.codecs.kernels.finite import add_scaled, all_finite, copy_finite, raise_nonfinite
 from psnode.codecs.kernels.norms import norm_of
@@ -17,7 +18,7 @@ from psnode.errors import CodecValueError, PayloadError
 
 
 @dataclass(frozen=True, repr=False)
-class Identity(Codec):
+class Identity(Linear, Codec):
     """decode(encode(x)) = x, bit for bit."""
 
     id = "identity"

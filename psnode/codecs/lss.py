@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from psnode.codecs.abilities import Fitted
 from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer, check_real
@@ -47,7 +48,7 @@ _NO_KEY = np.zeros(2, np.uint64)
 
 
 @dataclass(frozen=True, repr=False)
-class Lss(Quantiser):
+class Lss(Fitted, Quantiser):
     """lss:bits=2,buckets=0,allocation=optimal,rate=,refit=1,codebook=
 
     `bits`: of an id, 1..8: 2^bits clusters. `buckets`: buckets a coordinate, in [0, 1]; 0: cluster means alone. `allocation`

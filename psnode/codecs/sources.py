@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from psnode.codecs.arguments import check_parts, check_target, in_c_order
-from psnode.codecs.arrays import Floats, Parts, Shape, readonly
+from psnode.codecs.arrays import Floats, Parts, Shape, check_parts, check_target, in_c_order, readonly
 from psnode.codecs.sinks import Sink, Subtracted
 from psnode.errors import CodecValueError, NonFinitePartError
 

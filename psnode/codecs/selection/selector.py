@@ -11,6 +11,7 @@ from abc import abstractmethod
 
 import numpy as np
 
+from psnode.codecs.abilities import Sparse
 from psnode.codecs.arrays import Words32
 from psnode.codecs.base import Bytes, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
@@ -27,7 +28,7 @@ from psnode.codecs.stages import Reducer, write_section
 from psnode.codecs.traits import Traits
 
 
-class Selector(Searching, Reducer):
+class Selector(Sparse, Searching, Reducer):
     """A subclass says which entries it keeps, and of how many coordinates at most."""
 
     @property

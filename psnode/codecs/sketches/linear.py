@@ -22,6 +22,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from psnode.codecs.abilities import Linear
 from psnode.codecs.base import Bytes, Codec, Floats, Measured, Payload, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import hashed
@@ -52,7 +53,7 @@ def cells_of(data: Bytes, dimensions: int) -> Floats:
 
 
 @dataclass(frozen=True, repr=False)
-class LinearSketch(Codec):
+class LinearSketch(Linear, Codec):
     """rows=5,ratio=0.1,damped=false.
 
     `rows`: how many times a coordinate is hashed, 1..16; `ratio`: cells a coordinate, all rows together, in (0, 1].
