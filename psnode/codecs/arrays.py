@@ -71,7 +71,7 @@ def check_parts(parts: Parts, size: int) -> None:
 
 
 def checked_buffer(out: Bytes, limit: int) -> Bytes:
-    """`out`, if a payload of up to `limit` bytes can be written there. CodecTypeError, CodecValueError."""
+    """`out`, if it can hold a payload of up to `limit` bytes. CodecTypeError, CodecValueError."""
     if not isinstance(out, np.ndarray) or out.dtype != np.uint8:
         raise CodecTypeError("out of encode must be a uint8 numpy array")
     if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable or out.ctypes.data % 4:
@@ -82,7 +82,7 @@ def checked_buffer(out: Bytes, limit: int) -> Bytes:
 
 
 def checked_target(out: Floats, shape: Shape) -> Floats:
-    """`out` in `shape`, if an array of that can be written there. CodecTypeError, CodecValueError."""
+    """`out` in `shape`, if it can hold an array of that shape. CodecTypeError, CodecValueError."""
     if not isinstance(out, np.ndarray) or out.dtype != np.float32:
         raise CodecTypeError("out must be a float32 numpy array")
     if out.shape not in (shape, (math.prod(shape),)):

@@ -148,15 +148,15 @@ class Codec(Plain, ABC):
     def assembled(
         self, shape: Shape, rng: RandomSource, write: Callable[[Words, Bytes], int], out: Bytes | None = None
     ) -> Payload:
-        """The payload of an array of `shape` whose body somebody else writes, from two words drawn from `rng`.
+        """The payload of an array of `shape` whose body `write` makes, from two words drawn from `rng`.
 
-        `write(key, body)` returns the length; `body` has room for the longest. It is not called for an empty array. `out`: as of
+        `write(key, body)` returns the length; `body` has room for the longest. It is not called for an empty array. `out`: see
         encode.
         """
         return self._payload(shape, rng, out, write)
 
     def disassembled(self, payload: Payload, size: int) -> Bytes:
-        """The body of a payload of `size` values, for somebody else who decodes it; nothing in the body is checked.
+        """The body of a payload of `size` values, for a caller that decodes it; nothing in the body is checked.
 
         PayloadError if it is not this codec's, or of another size.
         """
@@ -271,7 +271,7 @@ class Codec(Plain, ABC):
         return Payload(buffer[:used])
 
     def _coded(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """_encode; whatever it does not fuse is made before, or applied afterwards by decoding once more."""
+        """Call _encode. If the codec does not fuse the pair, make the source first and serve the sink afterwards, by decoding."""
         if self._fuses(source, sink):
             return self._encode(source, key, body, sink)
         source = source.made()

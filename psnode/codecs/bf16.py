@@ -16,7 +16,16 @@ from psnode.codecs.rows.known.halves import Bf16Rows
 
 @dataclass(frozen=True, repr=False)
 class Bf16(HalfPrecision):
-    """bf16, without parameters."""
+    """bf16, without parameters.
+
+    Eight significant bits:
+
+    >>> import numpy as np
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("bf16"), np.array([3.14159, 1e38], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [3.140625, 9.969209968386869e+37]
+    """
 
     id = "bf16"
     limit = 0x7F80

@@ -52,6 +52,13 @@ class Entrywise(Sparse, Codec):
     1/16: 0.4 bits a coordinate, 80 times less than float32, for an E||decode - x||^2 of 9 ||x||^2 if x is Gaussian and about 1
     for a gradient with most of its energy in few entries, which an average over some workers brings down. The error goes as
     1 / s or faster. One-level QSGD is the budget ||x||_1 / ||x||_2, TernGrad ||x||_1 / ||x||_inf.
+
+    An entry whose probability is 1 is sent as it is:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("entrywise:budget=4"), np.array([0, 3, 0, -5, 0, 0, 0, 0], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [0.0, 3.0, 0.0, -5.0, 0.0, 0.0, 0.0, 0.0]
     """
 
     budget: float | None = None

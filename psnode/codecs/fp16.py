@@ -16,7 +16,16 @@ from psnode.codecs.rows.known.halves import Fp16Rows
 
 @dataclass(frozen=True, repr=False)
 class Fp16(HalfPrecision):
-    """fp16, without parameters."""
+    """fp16, without parameters.
+
+    Eleven significant bits within the format's range:
+
+    >>> import numpy as np
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("fp16"), np.array([3.14159, 1e6, 2**-26], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [3.140625, 65504.0, 0.0]
+    """
 
     id = "fp16"
     limit = 0x7C00

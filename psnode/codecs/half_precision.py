@@ -30,7 +30,7 @@ def _highest(codes: Halves) -> int:
 class HalfPrecision(Generated, Quantiser):
     """A cast to a 16-bit floating-point format: biased, as it rounds to nearest, by at most half a unit in the last place."""
 
-    limit: ClassVar[int]  # codes without their sign from here on are infinity and NaN
+    limit: ClassVar[int]  # codes without their sign of at least this are infinity and NaN
 
     def check_fields(self, body: Bytes) -> None:
         """PayloadError if a code is that of no finite value."""

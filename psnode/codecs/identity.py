@@ -19,7 +19,13 @@ from psnode.errors import CodecValueError, PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Identity(Linear, Codec):
-    """decode(encode(x)) = x, bit for bit."""
+    """decode(encode(x)) = x, bit for bit.
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("identity"), np.array([1, -4, 2, 0.5], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [1.0, -4.0, 2.0, 0.5]
+    """
 
     id = "identity"
     traits = Traits(unbiased=True, lossless=True, linear=True, decodes_linearly=True)

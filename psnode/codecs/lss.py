@@ -55,6 +55,13 @@ class Lss(Fitted, Quantiser):
     of the buckets to clusters: optimal, or weighted. `rate`: bits of entropy an id may have; empty: any. `refit`: for how many
     steps of training the edges that a segment got serve, 1..10^6. `codebook`: the result of `fit`, the edges in units of the
     root mean square, float32, in hexadecimal; empty: every array gets its own.
+
+    Four distinct values are the means of four clusters:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("lss:bits=2"), np.array([1, -4, 2, 0.5, -4, 1], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [1.0, -4.0, 2.0, 0.5, -4.0, 1.0]
     """
 
     bits: int = 2
@@ -112,7 +119,7 @@ class Lss(Fitted, Quantiser):
         return edges
 
     def _edges(self, x: Floats, key: Words) -> Floats:
-        """The edges for the flat `x`, and infinity behind them."""
+        """The edges for the flat `x`, followed by infinity."""
         if self.codebook is None:
             if not all_finite(x):
                 raise_nonfinite(x)

@@ -10,8 +10,8 @@ small values of a long-tailed bucket cost less than on the even levels of qsgd.
 
 s = 2^b - 2 makes use of all codes of b + 1 bits: 2, 6, 14, 30, 62.
 
-Rows of larger buckets are coded as buckets of 512, once the norms are there. Payloads of other levels than an instance's own are
-read by an interpreter: nothing is compiled for what a peer sends.
+Rows of larger buckets are coded as buckets of 512, once the norms are known. Payloads of other levels than an instance's own are
+read by an interpreter: no peer's payload makes anything compile.
 
 Source: Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy, "NUQSGD: Provably Communication-efficient Data-parallel SGD via
 Nonuniform Quantization", JMLR 2021.
@@ -67,6 +67,13 @@ class Nuqsgd(Generated, Quantiser):
 
     `levels`: s, 1..62; the smallest magnitude is 2^-s. `bucket`: coordinates that share a norm, a multiple of 512. `norm`: l2,
     the paper's, or max, which has less variance.
+
+    The norm times powers of two is exact:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("nuqsgd:norm=max"), np.array([0.25, -4, 0, 2], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [0.25, -4.0, 0.0, 2.0]
     """
 
     levels: int = 7
@@ -155,13 +162,13 @@ def _bits(levels: int) -> int:
 
 @lru_cache(maxsize=64)
 def _coder_of_rows(codec: Nuqsgd) -> SumCoder:
-    """A coder of rows whose norms are there, in a body as with buckets of 512."""
+    """A coder of rows whose norms are given, in a body as with buckets of 512."""
     made = program_of(NuqsgdRows(codec))
     return SumCoder(made, compiled(text_of(made)))
 
 
 def _repeated(norms: Floats, rows: int, size: int) -> Floats:
-    """The norm of every row's bucket, which has so many rows."""
+    """The norm of every row's bucket of `rows` rows."""
     return np.repeat(norms, rows)[: rows_of(size)]
 
 

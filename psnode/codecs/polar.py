@@ -18,9 +18,9 @@ outweigh all others, whose values come out some hundredths too alike: no unbiase
            values are rotated, or 0; uint8 edition of the designs; two uint64 key words
            sorted: uint32 length, then the classes of the groups as ans codes them, zeros to a multiple of 4 bytes; a bit for
            every 2^16 values, 1 if they are in the order of taps, zeros to a multiple of 4 bytes; polarcodes.outliers
-           float32 scale of every 2^16 values, see polarcodes.layout
-           raw bits in uint32, superblock by superblock and level by level, then uint16 words of the coder, polarcodes.coder;
-           nothing for superblocks whose scales are 0
+           float32 scale of every 2^16 values, see polarcodes.superblocks
+           raw bits in uint32, superblock by superblock and level by level, then uint16 words of polarcodes.range_coder; nothing
+           for superblocks whose scales are 0
            rotated: float32, the last d mod 64 values
 
 Source: Arikan, "Channel polarization", IEEE Trans. IT 2009; Korada, Urbanke, "Polar codes are optimal for lossy source
@@ -64,6 +64,14 @@ class Polar(FlatCodec):
     or 2^18; 32 blocks are coded side by side, so that an array shorter than 32 N has shorter ones. `rotate`: nearly unbiased
     where many values are not zero. `prior`: empirical, variances of groups of 64 values, found anew in each array, the least
     error on gradients; gaussian, one variance for 2^16 values; auto, gaussian if rotated.
+
+    One bit a coordinate, near the least error of a Gaussian source, 1/4:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("polar:prior=gaussian"), np.random.default_rng(1).standard_normal(1 << 15, np.float32)
+    >>> error = x - codec.decode(codec.encode(x, np.random.default_rng(1)))
+    >>> bool(0.25 < np.sum(error**2) / np.sum(x**2) < 0.3)
+    True
     """
 
     rate: float = 1.0

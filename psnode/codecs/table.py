@@ -1,4 +1,4 @@
-"""Every stage there is: its id, its stable number on the wire, and the class behind it.
+"""Every known stage: its id, its stable number on the wire, and its class.
 
 Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused.
 Classes are imported when they are first asked for, so that listing codecs costs nothing. The numbers 192 to 255 are for codecs

@@ -1,4 +1,4 @@
-"""Changes of weights that lie on a device: payloads are decoded and added there."""
+"""Changes of weights that lie on a device, which decodes and adds the payloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ChangeOfRows:
     """Addition of payloads of `codec`, of rows, to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
 
-    Only the bytes of a payload go there, and what fills up the last rows. A factor of more than 1 in front of a payload's
+    Only the bytes of a payload are copied, and padding of the last rows. A factor of more than 1 in front of a payload's
     values is seldom, and left to the host, which sees to it that no value leaves float32; so is a body of another length than
     the kernels are laid out for.
     """
@@ -85,5 +85,5 @@ class ChangeOfEntries:
 
 
 def decoder(codec: Codec) -> Codec:
-    """The codec whose kernels decode payloads of `codec`: behind a factor, those of the wrapped one."""
+    """The codec whose kernels decode payloads of `codec`: the wrapped one, where a factor comes first."""
     return codec.codec if isinstance(codec, Contractive) else codec

@@ -1,6 +1,6 @@
 """A check of kernels on the device that is to run them: does it give the processor's payloads, decoded values and residuals?
 
-What was found good is remembered by the text of the kernels and of what uses them, device, driver and versions; what differs is
+A good result is remembered by the text of the kernels and of their callers, device, driver and versions; a difference is
 tried again each time.
 """
 
@@ -40,9 +40,9 @@ class Verdict(NamedTuple):
 
 
 def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict | None:
-    """Compare `codec` on `device` with itself on the host; None if it has no form there. `anew`: whatever is remembered.
+    """Compare `codec` on `device` with itself on the host; None if it has no device form. `anew`: ignore remembered results.
 
-    What takes no kernels of psnode's is compared each time. ConfigurationError if it takes such and CuPy is absent; everything
+    A form without kernels of psnode's is compared each time. ConfigurationError if it needs them and CuPy is absent; everything
     else that fails makes a verdict.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
@@ -71,18 +71,18 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
 
 @cache
 def _sources() -> str:
-    """The text of what uses kernels: with another one nothing is known of a device."""
+    """The text of the modules that use kernels: with another one nothing is known about a device."""
     return "".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py")))
 
 
 def _selects_by_own_code(codec: Codec) -> bool:
-    """True if a codec from outside psnode says what is sent, and how: by code that no text of kernels shows."""
+    """True if a codec from outside psnode chooses and writes the entries: by code that no text of kernels shows."""
     selector = selector_of(decoder(codec))
     return selector is not None and table.number_of(selector.id) in table.OUTSIDE
 
 
 def check_entries(codec: Codec, device: torch.device) -> Verdict:
-    """Compare what payloads of `codec`, which is sparse, add to weights on `device` with what they add on the host."""
+    """Compare the sums of weights and payloads of `codec`, which is sparse, on `device` with those on the host."""
     try:
         problem = difference_of_entries(codec, device)
     except Exception as error:  # whatever a driver or a device may say

@@ -1,6 +1,6 @@
 """Contractive forms on a device: psnode.codecs.contractive, whose factor is known when everything is coded.
 
-Encoders leave x - decoded behind `take`, in a second sweep, or x itself if it is not finite.
+Encoders write x - decoded in `take`, in a second sweep, or x itself if it is not finite.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ContractiveRows(RowEncoder):
 
 
 class _Behind(ABC):
-    """A contractive form whose factor is made of what `encoder` has coded."""
+    """A contractive form whose factor is made of the body that `encoder` has written."""
 
     def __init__(self, encoder: DeviceEncoder) -> None:
         self._encoder, self.padded = encoder, encoder.padded
@@ -98,9 +98,9 @@ class _Behind(ABC):
 
 
 class ContractiveSelected(_Behind):
-    """The contractive form of `codec`, a selection whose values a stage behind it codes.
+    """The contractive form of `codec`, a selection followed by a stage that codes its values.
 
-    That stage is the host's: there values are compared with what they decode to.
+    That stage runs on the host, which compares the values with the decoded ones.
     """
 
     _encoder: SelectedEncoder

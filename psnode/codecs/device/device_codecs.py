@@ -1,4 +1,4 @@
-"""Codecs on a device: how the arrays of each are coded where they lie, and what its payloads add to weights there."""
+"""Codecs on a device: coding of arrays that lie on it, and addition of payloads to weights that do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
-    """`codec` on `device`, with kernels compiled now unless they are cached; None if it has no form there.
+    """`codec` on `device`, with kernels compiled now unless they are cached; None if it has no device form.
 
     ConfigurationError if it has kernels and CuPy is absent.
     """
@@ -44,7 +44,7 @@ def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
 
 
 def products_for(program: Program, device: torch.device) -> ProductKernels | None:
-    """The kernels by which the contractive form of a program's codec is coded; None of a packing in blocks."""
+    """The kernels by which the contractive form of a program's codec is coded; None if its packing is in blocks."""
     from psnode.codecs.device.cupy.product_kernels import ProductKernels
     from psnode.codecs.rows.cuda.text import measuring_text_of
 
@@ -121,7 +121,7 @@ class SelectionOnDevice:
 
 
 class SpectralOnDevice:
-    """Spectral ATOMO, alone or with a stage behind it, or the contractive form of that."""
+    """Spectral ATOMO, alone or followed by a stage, or the contractive form of that."""
 
     text = ""
 

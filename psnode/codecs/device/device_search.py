@@ -44,7 +44,7 @@ class DeviceEntries(NamedTuple):
 
 
 class DeviceSearch(Search[DeviceEntries]):
-    """A search of the first `size` values of `x`, float32, with zeros behind them to the end of a row.
+    """A search of the first `size` values of `x`, float32, padded with zeros to the end of a row.
 
     Calls wait for the device where the host has to know a number; none copies more than that. Values that are not finite raise
     nothing: `is_finite` tells about them.

@@ -1,4 +1,4 @@
-"""Comparisons of a codec on a device with itself on the host, bit for bit, on inputs that show what goes wrong."""
+"""Comparisons of a codec on a device with itself on the host, bit for bit, on inputs that are known to be hard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WEIGHT = 0.3
 
 
 def difference_of_rows(codec: Codec, program: Program, functions: Functions) -> str:
-    """Name what `functions` make otherwise than `codec` itself does; empty if all bits are equal."""
+    """Name the first result of `functions` that differs from that of `codec` itself; empty if all bits are equal."""
     from psnode.codecs.rows.codec import preamble
     from psnode.codecs.rows.coder import Coder
 
@@ -56,7 +56,7 @@ def difference_of_rows(codec: Codec, program: Program, functions: Functions) -> 
 
 
 def difference_of_encoder(codec: Codec, make: Callable[[Shape], DeviceEncoder], device: torch.device) -> str:
-    """Name what an encoder on `device` makes otherwise than `codec` on the host; empty if all bits are equal."""
+    """Name the first result of an encoder on `device` that is not that of `codec` on the host; empty if all bits are equal."""
     key = np.array(_KEY.words, np.uint64)
     for name, x in inputs():
         encoder, error = make(x.shape), x.copy()
@@ -75,7 +75,7 @@ def difference_of_encoder(codec: Codec, make: Callable[[Shape], DeviceEncoder], 
 
 
 def difference_of_entries(codec: Codec, device: torch.device) -> str:
-    """Name what payloads of `codec`, which is sparse, add to weights on `device` otherwise than on the host; empty if nothing."""
+    """Name the first input whose payload by `codec`, a sparse one, gives other sums on `device` than on the host; or empty."""
     for name, x in inputs():
         payload, sums = codec.encode(x, _KEY), np.full(x.size, 0.1, np.float32)
         added = torch.tensor(sums).to(device)

@@ -11,19 +11,19 @@ from psnode.codecs.arrays import Bytes, Shape, Words
 
 
 class DeviceEncoder(Protocol):
-    """Coding of arrays of one size on a device; `padded`: float32 values that such an array has room for, zeros behind it."""
+    """Coding of arrays of one size on a device; `padded`: the length of such an array with its padding, zeros."""
 
     padded: int
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Code `x`, flat, on the current stream, and leave x - decoded in `error`, which may be `x`: done behind `take`."""
+        """Code `x`, flat, on the current stream, and leave x - decoded in `error`, which may be `x`: complete after `take`."""
 
     @property
     def is_finite(self) -> bool:
         """True unless the last array had a value that is not finite; waits for the device."""
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for what was given to the stream."""
+        """Write the body to `out`; its length. Waits for the work given to the stream."""
 
 
 class Change(Protocol):
@@ -46,4 +46,4 @@ class DeviceCodec(Protocol):
         """Payloads of `codec`, which is this one or its contractive form, added to flat `weights`."""
 
     def difference(self) -> str:
-        """Name what is made otherwise than on the host; empty if nothing is."""
+        """Name the first result that differs from the host's; empty if none does."""

@@ -1,4 +1,4 @@
-"""Arrays on a device, coded by kernels of a program that lie there."""
+"""Arrays on a device, coded by the kernels of a program."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def stream_of(device: torch.device) -> int:
 class DeviceCoder:
     """A program's encode and decode of arrays of `size` values on a device. Calls return before anything has run.
 
-    Arrays are flat float32, `padded` long to fill whole units of rows, with zeros behind the `size` values. `body` (uint8) takes
-    what encode writes: the numbers, then the codes of all units, those of the last one whole.
+    Arrays are flat float32, `padded` long to fill whole units of rows, with zeros after the `size` values. `body` (uint8) takes
+    the output of encode: the numbers, then the codes of all units, those of the last one whole.
     """
 
     def __init__(self, program: Program, kernels: Kernels, size: int, device: torch.device) -> None:
@@ -70,7 +70,7 @@ class DeviceCoder:
         self._done = torch.zeros(1, dtype=torch.int32, device=device)  # rows before the first that is not finite
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Write `body`, and x - decoded to `error`, which may be `x`: where `is_finite` is true behind it."""
+        """Write `body`, and x - decoded to `error`, which may be `x`: where `is_finite` is true afterwards."""
         from psnode.codecs.device.cupy.row_kernels import EncodeArrays, SumArrays
 
         stream = stream_of(self._device)
@@ -106,7 +106,7 @@ class DeviceCoder:
         return int(self._tops[0]) < INFINITY_BITS
 
     def decode(self, out: torch.Tensor, weight: float = 1.0, *, adding: bool = False) -> None:
-        """out = what `body` decodes to, or out += weight times that."""
+        """out = `body` decoded, or out += weight times that."""
         self._kernels.decode(stream_of(self._device), self._arrays(out), weight, adding, 0, self._rows, self._count)
 
     def _arrays(self, out: torch.Tensor) -> DecodeArrays:
@@ -116,7 +116,7 @@ class DeviceCoder:
         return DecodeArrays(body, body + self._start, out.data_ptr(), starts)
 
     def add_to(self, out: torch.Tensor, weight: float) -> None:
-        """out += weight times what `body` decodes to, for `out` of `size` values with others behind them."""
+        """out += weight times `body` decoded, for `out` of `size` values that others may follow."""
         from psnode.codecs.rows.language import ROW
 
         packed, stream = self._packing(), stream_of(self._device)
@@ -137,7 +137,7 @@ class DeviceCoder:
             out[full:].copy_(room[: self._size - full])
 
     def put(self, found: Bytes) -> None:
-        """Inverse of `take`: have `body` hold what the codec has on the host, for what is given to the stream behind it."""
+        """Inverse of `take`: fill `body` with the codec's bytes on the host, for work given to the stream later."""
         from psnode.codecs.rows.language import ROW
 
         self._found = packed = self.program.packing(found[: self._start].view(np.uint32), self._size)
@@ -155,7 +155,7 @@ class DeviceCoder:
         self._passage.up(self.body[: whole.size])
 
     def take(self, out: Bytes) -> int:
-        """Write `body`, cut to what the codec has on the host, to `out`; its length. Waits for what was given to the stream."""
+        """Write `body`, cut to the codec's bytes on the host, to `out`; its length. Waits for the work given to the stream."""
         from psnode.codecs.rows.language import ROW
 
         packed = self._packing()
@@ -170,14 +170,14 @@ class DeviceCoder:
         return self.program.length(out, self._size)
 
     def _packing(self) -> Packed:
-        """The packing of what `body` holds; waits for the device if its numbers tell the width of the codes."""
+        """The packing of the codes in `body`; waits for the device if its numbers tell the width of the codes."""
         if self._found is None:
             self._found = self.program.packing(self.body[: self._start].cpu().numpy().view(np.uint32), self._size)
         return self._found
 
 
 class RowEncoder(DeviceCoder):
-    """Rows coded on a device, behind the parameters that a codec of one's own begins its body with."""
+    """Rows coded on a device, after the parameters that a user's codec begins its body with."""
 
     def __init__(self, codec: Codec, kernels: CodecKernels, shape: Shape, device: torch.device) -> None:
         from psnode.codecs.rows.codec import preamble

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class RowFunctions:
     """Kernels on a device with arrays on the host, which are copied there and back: psnode.codecs.rows.coder.Functions.
 
-    For checks of what the kernels do, not for speed.
+    For checks of the kernels' results, not for speed.
     """
 
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class RowFunctions:
         from psnode.codecs.rows.formula import rows_of
         from psnode.codecs.rows.language import ROW
 
-        values = self._up(np.resize(x, rows_of(x.size) * ROW))  # repeats what there is, which changes no extreme
+        values = self._up(np.resize(x, rows_of(x.size) * ROW))  # repeats values, which changes no extreme
         found = self._up(tops)
         self._kernels.survey(stream_of(self._device), values.data_ptr(), found.data_ptr(), rows_of(x.size))
         self._down(found, tops)
@@ -94,5 +94,5 @@ class RowFunctions:
 
     @staticmethod
     def _down(found: torch.Tensor, array: np.ndarray) -> None:
-        """The copy's bytes in the place of the array's; waits for what was given to the stream."""
+        """The copy's bytes in the place of the array's; waits for the work given to the stream."""
         array.reshape(-1).view(np.uint8)[:] = found.cpu().numpy()

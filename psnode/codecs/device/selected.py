@@ -1,4 +1,4 @@
-"""Selections of arrays that lie on a device: entries are found and indices coded there, so that their bytes alone leave it."""
+"""Selections of arrays that lie on a device: it finds the entries and codes the indices, so that only bytes leave it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SelectedEncoder:
         self._room = StagingBuffer(codec.max_nbytes(shape), device)
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Find what is sent of `x`. `take` leaves x - decoded in `error`, which may be `x`, or x if it is not finite."""
+        """Find the entries of `x` to send. `take` leaves x - decoded in `error`, which may be `x`, or x if it is not finite."""
         search = DeviceSearch(x, self._size, self._kernels)
         self._key = np.array(key, np.uint64)
         self._found, self._search = self._selector._select(search, self._key), search
@@ -64,7 +64,7 @@ class SelectedEncoder:
 
     @property
     def indices(self) -> torch.Tensor:
-        """The ascending flat indices of what was found last, int32 on the device."""
+        """The ascending flat indices of the entries found last, int32 on the device."""
         return self._found.indices
 
     @property
@@ -103,7 +103,7 @@ class SelectedEncoder:
         return values.clamp(-largest, largest).to(dtype)
 
     def _lose(self, decoded: torch.Tensor) -> None:
-        """Take what was sent from the error."""
+        """Subtract the sent values from the error."""
         if self._error is not None:
             there = self._found.indices.long()
             self._error[there] = self._error[there] - decoded

@@ -2,7 +2,7 @@
 
 To the host come the singular values (8 bytes for each row of the short side), the factors as float32, which are the payload,
 and 24 bytes that tell of the array. The host draws the terms, with psnode.codecs.svd's own functions and random words, and a
-stage behind svd, as in `svd+qsgd`, codes the factors there. What a payload decodes to is the same everywhere, bit for bit: it is
+stage after svd, as in `svd+qsgd`, codes the factors on the host. Decoded values are the same everywhere, bit for bit: they are
 made of float32 products and sums, each an operation of torch's of its own. The factors themselves differ in their last bits
 from the host's, as those of two machines do.
 
@@ -28,7 +28,7 @@ from psnode.codecs.lowrank.factors import fold, unfold
 from psnode.codecs.lowrank.rank_one import may_overflow, write_saturated
 from psnode.codecs.svd import SIDE, Svd, sizes
 
-Spectral: TypeAlias = Svd | Chain  # a chain behind svd
+Spectral: TypeAlias = Svd | Chain  # a chain that begins with svd
 
 _BLOCK = 1 << 22  # values of a sum of terms that are made at a time
 _TINY = float(np.finfo(np.float64).tiny)
@@ -41,12 +41,12 @@ def svd_of(codec: Codec) -> Svd | None:
 
 
 def is_spectral(codec: Codec) -> TypeGuard[Spectral]:
-    """True for svd, and for a chain behind it."""
+    """True for svd, and for a chain that begins with it."""
     return svd_of(codec) is not None
 
 
 class SpectralEncoder:
-    """Encode and error of arrays of `shape` on `device` by `codec`, svd or a chain behind it."""
+    """Encode and error of arrays of `shape` on `device` by `codec`, svd or a chain that begins with it."""
 
     def __init__(self, codec: Spectral, shape: Shape, device: torch.device) -> None:
         svd = svd_of(codec)
@@ -60,7 +60,7 @@ class SpectralEncoder:
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
         """Code `x`, flat float32, and have `error`, which may be `x`, be x - decoded. Waits for the singular values.
 
-        If a value is not finite `is_finite` is False behind it, and nothing else has changed.
+        If a value is not finite `is_finite` is False afterwards, and nothing else has changed.
         """
         extremes = torch.stack(torch.aminmax(x[: self.padded]))
         self.is_finite = bool(np.isfinite(extremes.cpu().numpy()).all())
@@ -80,7 +80,7 @@ class SpectralEncoder:
             add_parted(*parts, self._shape, error[: self.padded], np.float32(-1))
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for what was given to the stream."""
+        """Write the body to `out`; its length. Waits for the work given to the stream."""
         out[: self._used] = self._body[: self._used]
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
@@ -106,8 +106,8 @@ class SpectralEncoder:
 class SpectralChange:
     """Addition of payloads of `codec` to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
 
-    Only the factors go there. `codec`: svd, a chain behind it, or the contractive form of one. What a factor of more than 1 in
-    front might take out of float32 is decoded by the host.
+    Only the factors are copied. `codec`: svd, a chain that begins with it, or the contractive form of one. The host
+    decodes payloads that a factor of more than 1 might take out of float32.
     """
 
     def __init__(self, codec: Codec, weights: torch.Tensor) -> None:
@@ -144,7 +144,7 @@ def add_terms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, weight
 
 
 def add_parted(side: Bytes, values: Floats, shape: Shape, out: torch.Tensor, weight: np.float32) -> None:
-    """Add `weight` times what side information and values of svd stand for to `out`, flat."""
+    """Add `weight` times the array that side information and values of svd decode to to `out`, flat."""
     split, terms, m, n = sizes(side, shape)
     if not split:
         out.add_(torch.tensor(values).to(out.device).mul_(float(weight)))

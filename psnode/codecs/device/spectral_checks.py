@@ -1,7 +1,7 @@
 """A check of spectral ATOMO on the device that is to do it: whether torch's linear algebra there gives the processor's terms.
 
 Bytes may differ in the last bits of factors, so that matrices are taken whose terms are well apart: under the same key the same
-terms are drawn, and what they add up to has to be near the processor's. That a payload stands for the same numbers on the device
+terms are drawn, and their sum has to be near the processor's. That a payload stands for the same numbers on the device
 as anywhere is compared bit for bit.
 """
 
@@ -31,7 +31,7 @@ _KEYS = [Key.derive(seed, "trust") for seed in range(2)]
 
 
 def problem(codec: Codec, device: torch.device) -> str:
-    """Name in a line what is otherwise on `device` than on the processor; empty if nothing is."""
+    """Name in a line the first result on `device` that differs from the processor's; empty if none does."""
     inner = decoder(codec)
     svd = svd_of(inner)
     assert svd is not None, codec
@@ -46,7 +46,7 @@ def problem(codec: Codec, device: torch.device) -> str:
 
 
 def coded(codec: Codec, x: Floats, key: Key, device: torch.device) -> tuple[Payload, Floats]:
-    """The payload that `device` makes of `x`, and x - decoded as it leaves it there. PayloadError if `x` is not finite there."""
+    """The payload that `device` makes of `x`, and x - decoded as computed by it. PayloadError if it takes `x` for not finite."""
     encoder, there = spectral_encoder(codec, x.shape, device), torch.tensor(x.reshape(-1)).to(device)
 
     def write(words: Words, body: Bytes) -> int:
@@ -87,7 +87,7 @@ def _differences(codec: Codec, svd: Svd, device: torch.device) -> Iterator[str]:
 
 
 def _factor(codec: Contractive, payload: Payload, x: Floats) -> np.float32:
-    """The factor that the host makes of what is behind that of `payload`."""
+    """The factor that the host makes of the wrapped body in `payload`."""
     decoded = np.empty(x.shape, np.float32)
     codec.codec._decode(codec.split(payload.body)[1], decoded)
     return factor(*tree_products(x, decoded))

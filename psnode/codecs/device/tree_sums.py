@@ -21,7 +21,7 @@ def tree_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def square_sum(x: torch.Tensor) -> torch.Tensor:
-    """<x, x> of a flat float32 array, not empty, as a number there: psnode.codecs.kernels.dots.square_sum. Does not wait."""
+    """<x, x> of a flat float32 array, not empty, on the device: psnode.codecs.kernels.dots.square_sum. Does not wait."""
     parts = [_fold(_rows(part).double().square_()) for part in torch.split(x, _BLOCK)]
     return _total(torch.cat(parts)[None])[0]
 
@@ -37,7 +37,7 @@ def _products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows of 512, zeros behind the last value."""
+    """Rows of 512, the last padded with zeros."""
     return torch.nn.functional.pad(x, (0, -x.shape[-1] % ROW)).reshape(-1, ROW)
 
 

@@ -2,7 +2,7 @@
 
 Blocks are transformed 16 side by side, value i of all of them next to each other, a row, by Lee's recursion: of n values the
 even coefficients are those of the sums x_i + x_{n-1-i}, the odd ones sums of two neighbours of those of the differences over
-2 cos((i + 1/2) pi / n). The inverse is the transpose: the same steps backwards. What is left over at the end is cut into smaller
+2 cos((i + 1/2) pi / n). The inverse is the transpose: the same steps backwards. The remainder at the end is cut into smaller
 powers of two, so that the transform of any vector is orthonormal. No step depends on the processor, nor do the cosines, which
 sums, products, quotients and square roots alone make (docs/decisions/fourier-atomo.md).
 

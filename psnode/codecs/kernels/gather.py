@@ -1,4 +1,4 @@
-"""The loops behind a scan for large values: 64 comparisons at a time to a mask, and one index for each of its few ones.
+"""The loops of a scan for large values: 64 comparisons at a time to a mask, and one index for each of its few ones.
 
 A strip of 4096 coordinates is read from memory once; its masks, and the values computed of it, stay in the first-level cache.
 Each loop appends to `indices` and to `found`, which holds values' bits, from place `count` on, and returns (stop, count): stop is

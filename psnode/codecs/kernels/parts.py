@@ -25,8 +25,8 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 # A table of parts that are to be added to a flat target. Row 0: the coordinates below the first number have been added, the
-# size of the target, its address. Rows 1, 2, ...: a part holds coordinates start..stop-1, ascending, at an address. Whoever
-# has a table keeps the memory alive. One array and no tuple of them: a kernel would count references to every one of those.
+# size of the target, its address. Rows 1, 2, ...: a part holds coordinates start..stop-1, ascending, at an address. The owner
+# of a table keeps the memory alive. One array and no tuple of them: a kernel would count references to every one of those.
 PartTable = npt.NDArray[np.int64]
 START, STOP, ADDRESS = range(3)
 

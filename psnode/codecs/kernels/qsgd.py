@@ -175,6 +175,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
     levels, bits, bucket = grid.levels, grid.bits, grid.bucket
     in_place = error.ctypes.data == x.ctypes.data
     known, cursor, norm, added = 0, BEGIN, 0.0, 0 if len(parts) > 1 else x.size
+    # Norms run ahead of the codes, by a bucket at most; parts are added by stretches, which are coded while cached.
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
         if error.size:
@@ -194,6 +195,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
             known += 1
         part, b, span = x[start:end], start // bucket, BlockSpan(start, end - start)
         first = norms[b]
+        # Plain: a full block inside one bucket, with an ordinary norm and codes of at most a byte. Others take slower loops.
         plain = is_plain(span, grid, norms)
         if plain:
             if first == 0:  # a layer that had no gradient: zeros need no random bits

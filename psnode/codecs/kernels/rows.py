@@ -82,7 +82,7 @@ def unpack_signs(data: Words32, low: Bytes) -> None:
 def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) -> None:
     """coins[i] = 0 or 1, a coin for every coordinate of a row: bit i mod 32 of word i // 32, as in kernels.sign.
 
-    `words`: those of 16 rows, and behind their 256 the number of these rows + 1; zeros at first.
+    `words`: those of 16 rows, and after their 256 the number of these rows + 1; zeros at first.
     """
     piece = row // 16
     if words[HALF] != np.uint32(piece + 1):

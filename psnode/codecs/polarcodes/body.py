@@ -1,4 +1,4 @@
-"""The bytes of a polar payload behind its fields: classes, then scales, raw bits and words. Readers raise PayloadError."""
+"""The bytes of a polar payload after its fields: classes, then scales, raw bits and words. Readers raise PayloadError."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CodedStream(NamedTuple):
 
 
 def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats, *, capped: bool) -> CodedStream | None:
-    """The stream of 1-D `x`, None if it is not finite. `decoded` and `capped`: as of stream.write."""
+    """The stream of 1-D `x`, None if it is not finite. `decoded` and `capped`: see stream.write."""
     most = stream.extent(blocks, [True] * len(blocks))
     scales = np.empty(sum(block.scales for block in blocks), np.float32)
     raw = np.empty(-(-most.raw // 32) + 2, np.uint32)

@@ -95,8 +95,8 @@ def encode_level(
 ) -> int:
     """Decide bits[:N] of a level by the steps first..last-1.
 
-    LLRs given the values are in rows N..2N-1 of `llrs`, those of the prior alone in the same rows behind row `prior`. The last of
-    `bits` is scratch. Writes raw rows to `raw` and coded ones to the stream. `left`: rows to be coded from here on, weighted with
+    LLRs given the values are in rows N..2N-1 of `llrs`, those of the prior alone in the same rows after row `prior`. The last of
+    `bits` is scratch. Writes raw rows to `raw` and coded ones to the stream. `left`: rows still to be coded, weighted with
     their lanes; the rest is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
     """
     used = np.uint64((1 << lanes) - 1)
@@ -113,6 +113,7 @@ def encode_level(
         else:
             is_flat, repeats = kind & 1 == 1, kind >= _REPEAT_FLAT
             row, count, place = n, n, s  # the bits to be chosen: their LLRs, how many, where they go
+            # Frozen bits are drawn from the shared seed. A repetition has one free bit, which is added to n drawn ones.
             if repeats or kind < _FREE_FLAT:
                 _draw(is_flat, n, s, prior + n, llrs, bits, noise, drawn, samples)
                 drawn += n
@@ -125,6 +126,7 @@ def encode_level(
                     raw[filled + i] = bits[place + i]
                 filled += count
             else:
+                # Coded as the difference from the prior's likelier value, which the reader knows: mostly 0, and cheap.
                 for i in range(count):
                     likely = likely_of(llrs, prior + row + i, table, chances)
                     bit = likely if 16 * places[0] + left > allowed else negative(llrs, row + i)

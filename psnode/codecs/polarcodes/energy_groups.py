@@ -35,7 +35,7 @@ _GAP = 1.04  # error of a code over that of an ideal one
 _STEP = 1.0442737824274138  # 2^(1/16): of the grid of m
 _MULTIPLIERS = 1024  # from 2^-48 to 2^16 of the mean square
 _GAIN = 0.9  # of the error: less is not worth it
-_SAMPLED = 8  # one of so many groups decides about taps
+_SAMPLED = 8  # one in this many groups decides about taps
 
 Flags = npt.NDArray[np.bool_]
 
@@ -107,9 +107,11 @@ def _allocate(
 ) -> tuple[int, float, float]:
     """Overwrite `ids` by those of the least m of `grid`, ascending, that keeps to `budget` bits, and `counts` by their numbers.
 
-    `gains`: of each class but the first what it takes from an energy behind the one before it; `left`: what each one leaves. The
-    index of m, the sum of energies, and that of their rests.
+    `gains`: the share of an energy that each class but the first removes beyond the class before; `left`: the share that each
+    leaves. The index of m, the sum of energies, and that of their rests.
     """
+    # A group gets the next class where its energy reaches m times the extra rate over the gain. Bits fall as m rises, so that
+    # bisection finds the least m within the budget.
     low, high = 0, grid.size - 1
     while low <= high:
         middle = (low + high) // 2

@@ -58,7 +58,7 @@ def extent(blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
 
 
 def allowed_words(found: Extent) -> int:
-    """The most words of a coder's stream. A writer gives in to the prior after so many bits."""
+    """The most words of a coder's stream. A writer that has used them up follows the prior."""
     return (found.coded + EXTRA * found.lanes + 15) // 16 + 4 * found.lanes if found.lanes else 0
 
 
@@ -70,7 +70,7 @@ def aligned_rows(size: int, kind: type) -> Any:
 
 
 def room_for(log_length: int, rows_of_llrs: int) -> tuple[Workspace, Shared]:
-    """Scratch for superblocks of blocks of up to 2^log_length, with so many rows of LLRs for each row of values."""
+    """Scratch for superblocks of blocks of up to 2^log_length, with `rows_of_llrs` rows of LLRs for each row of values."""
     length = 1 << log_length
     cells, llrs = aligned_rows(LANES * length, np.uint16), aligned_rows(rows_of_llrs * LANES * length, np.int16)
     bits, rows, noise = (np.empty(length + more, np.uint32) for more in (1, 0, 256))
@@ -109,7 +109,7 @@ def write(
     words; NOT_FINITE if x is.
 
     `rotated`: rows with a scale of their own are rotated first. `decoded`: overwritten by the decoded values, unless rotated.
-    `capped`: as of write_blocks.
+    `capped`: see write_blocks.
     """
     table, x = table_of(blocks), readonly(x)
     sizes = _sizes(x, table, scales.size)

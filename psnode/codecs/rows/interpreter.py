@@ -1,6 +1,6 @@
-"""The interpreter: a program run by NumPy, a few rows at a time. Slow and plain: what the generated kernels are held to.
+"""The interpreter: a program run by NumPy, a few rows at a time. Slow and plain: the reference of the generated kernels.
 
-It also reads payloads of settings that nobody compiled kernels for.
+It also reads payloads of settings for which no kernels were compiled.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _top(op: str, tops: Any) -> Any:
 
 
 def _sum_of_row(x: Any, here: int) -> float:
-    """The sum of the first `here` values of a row, or how many conditions hold there; or the row's number itself."""
+    """The sum of the first `here` values of a row, or the number of its conditions that hold; or the row's number itself."""
     if x.size == 1:
         return float(x.reshape(1)[0])
     if x.dtype == bool:

@@ -143,17 +143,17 @@ def l2_norm_of_all(v: Value) -> Value:
 
 
 def count_of_all(condition: Value) -> Value:
-    """How many coordinates of the whole input a condition holds for, an uint32."""
+    """Number of coordinates of the whole input that a condition holds for, an uint32."""
     return Value("count_of_all", Dtype.U32, (_of_coordinates(condition, Dtype.BOOL, "count_of_all"),), Span.ARRAY)
 
 
 def size_of_all() -> Value:
-    """How many coordinates the whole input has, an uint32."""
+    """Number of coordinates of the whole input, an uint32."""
     return Value("size_of_all", Dtype.U32, span=Span.ARRAY)
 
 
 def l2_norm_of_bucket(v: Value, rows: int) -> Value:
-    """The L2 norm of the bucket of so many rows that a coordinate lies in, a float64: rows as by `tree_sum`, one after the other.
+    """The L2 norm of the bucket of `rows` rows that a coordinate lies in, a float64: rows as by `tree_sum`, one after the other.
 
     In float64, coordinate by coordinate, where that leaves 2^+-120. It goes with a packing of such buckets: `fitted`.
     """
@@ -163,7 +163,7 @@ def l2_norm_of_bucket(v: Value, rows: int) -> Value:
 
 
 def size_of_bucket(rows: int) -> Value:
-    """The coordinates that a bucket of so many rows has, an uint32: the last one may have fewer."""
+    """The coordinates of a bucket of `rows` rows, an uint32: the last one may have fewer."""
     return Value("size_of_bucket", Dtype.U32, span=Span.BUCKET, detail=rows)
 
 

@@ -52,7 +52,7 @@ class Packed(NamedTuple):
 
     @property
     def varies(self) -> bool:
-        """True if what is coded decides how many bytes it takes."""
+        """True if the number of bytes depends on the codes."""
         return self.in_blocks or self.width is not None
 
     @property
@@ -74,7 +74,7 @@ class Packed(NamedTuple):
         return tbq.length(readonly(data), size) if self.in_blocks else self.nbytes(size)
 
     def starts(self, data: Bytes, units: int) -> Int32s:
-        """The places where so many units begin in `data`, and the end of the last, if they have lengths of their own."""
+        """The places where `count` units begin in `data`, and the end of the last, if they have lengths of their own."""
         if self.form == "fitted":
             lengths = 64 * self.bucket * self.widths[:units].astype(np.uint32)
             return np.concatenate([np.zeros(1, np.uint32), lengths.cumsum(dtype=np.uint32)]).view(np.int32)
@@ -177,7 +177,7 @@ class Packed(NamedTuple):
         return row, 64 * row.bits * (count // 512), count % 512
 
     def _is_padded(self, data: Bytes, count: int) -> bool:
-        """True if no bit is 1 behind the last of `count` codes of the incomplete row that `data` ends with."""
+        """True if no bit is 1 after the last of `count` codes of the incomplete row that `data` ends with."""
         last, row = data[data.size - self.nbytes(count) :], np.zeros(self.unit, np.uint8)
         again = np.empty(last.size, np.uint8)
         self.fill(last, count, row)
@@ -227,9 +227,9 @@ def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
 
 
 def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
-    """Codes below 2^most, in every bucket of so many rows as planes of the bits that its largest code has; uint32.
+    """Codes below 2^most, in every bucket of `rows` rows as planes of the bits that its largest code has; uint32.
 
-    These widths, a byte each, are sent behind the numbers, with zeros to a multiple of 4 bytes.
+    These widths, a byte each, are sent after the numbers, with zeros to a multiple of 4 bytes.
     """
     if not isinstance(most, int) or not 1 <= most <= 16:
         raise CodecSpecError(f"planes have 1 to 16 bits, not {most}")

@@ -43,7 +43,7 @@ _CLOSING = """\
 
 
 class Ranking(Protocol):
-    """A formula of what is sent of an array first."""
+    """A formula of the order in which coordinates are sent."""
 
     @property
     def id(self) -> str: ...
@@ -53,7 +53,7 @@ class Ranking(Protocol):
 
 
 def text_of(ranking: Ranking) -> str:
-    """The text of the CUDA kernels: a function of the formula alone. CodecSpecError for a formula that is none of a rank."""
+    """The text of the CUDA kernels: a function of the formula alone. CodecSpecError for a formula that gives no rank."""
     v = Value("input", Dtype.F32, span=Span.COORDINATE)
     rank = ranking.rank(v)
     if not isinstance(rank, Value) or rank.kind is not Dtype.U32 or rank.span is not Span.COORDINATE:

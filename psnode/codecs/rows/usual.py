@@ -1,4 +1,4 @@
-"""Programs without what rows of N(0,1) never take: what a kernel executes there is the whole of its text.
+"""Programs without the branches that rows of N(0,1) never take: a kernel then executes all of its text.
 
 A condition on numbers of the row or the array is decided by one such row. In the header, a norm far from one, and coordinates
 that 16 random bits do not settle (one row in 128), are left out.
@@ -49,7 +49,7 @@ def usual(program: Program) -> Program:
 
 
 def _decided(ends: Sequence[Value], found: RowEvaluation) -> dict[Value, Value]:
-    """What takes the place of everything that `ends` are made of."""
+    """Replacements for all operands of `ends`."""
     made: dict[Value, Value] = {}
     for value in below(ends):
         args = [made[arg] for arg in value.args]
@@ -63,7 +63,7 @@ def _decided(ends: Sequence[Value], found: RowEvaluation) -> dict[Value, Value]:
 
 
 def usual_text(text: str) -> str:
-    """A whole text of kernels without what the header seldom does."""
+    """A whole text of kernels without the seldom branches of the header."""
     for rare, instead in _SELDOM.items():
         if rare not in text:
             raise AssertionError(f"the kernels have no {rare!r}")

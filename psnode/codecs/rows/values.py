@@ -1,7 +1,7 @@
-"""Values of a formula: what an operation made of which others. Operators of Python build them; nothing is computed here.
+"""Values of a formula: an operation and its operands. Operators of Python build them; nothing is computed here.
 
 A value has a kind, the type of its numbers, and a span: one number for all arrays, for an array, for a bucket of rows, for a row
-of 512 coordinates or for a coordinate. Numbers of Python take the kind of what they are combined with. Kinds never change by
+of 512 coordinates or for a coordinate. Numbers of Python take the kind of the other operand. Kinds never change by
 themselves.
 """
 
@@ -36,7 +36,7 @@ class Dtype(Enum):
 
 
 class Span(IntEnum):
-    """How many numbers a value has."""
+    """Count of a value's numbers."""
 
     CONSTANT = 0
     ARRAY = 1
@@ -218,7 +218,7 @@ def replaced(end: Value, instead: Mapping[Value, Value]) -> Value:
 
 
 def below(ends: Sequence[Value], known: Sequence[Value] = ()) -> Iterator[Value]:
-    """Everything that `ends` are made of, they included, each once and after what it is made of; not what `known` is."""
+    """All operands of `ends`, at any depth, and the ends, each once and after its own operands; not those of `known`."""
     seen = set(known)
     for end in ends:
         ahead = [(end, False)]

@@ -56,7 +56,7 @@ class Selector(Sparse, Searching, Reducer):
         return indices.max_nbytes(most, size), most
 
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
-        """The entries to send of `source`, whose indices are written to `side`, in so many bytes. NonFiniteGradientError."""
+        """The entries to send of `source`, after the bytes of `side` that their indices take. NonFiniteGradientError."""
         entries = self._select(Scan(scanned(source)), key)
         return self._write_indices(entries.indices, key, source.size, side), entries
 

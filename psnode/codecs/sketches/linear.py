@@ -48,7 +48,7 @@ class _Table(NamedTuple):
 
 
 def cells_of(data: Bytes, dimensions: int) -> Floats:
-    """A view of the cells in the bytes of a payload of an array with so many dimensions: under one key they add up."""
+    """A view of the cells in the bytes of a payload of an array with `dimensions` dimensions: under one key they add up."""
     return data[header_nbytes(dimensions) + _HEAD :].view(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Decide which segments of a plan are coded on a device, and which changes of weights are decoded there."""
+"""Decide which segments of a plan are coded on a device, and which changes of weights it decodes."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ _Gather: TypeAlias = Callable[[Any, torch.Tensor, Memories, Pieces, Context], No
 
 
 class Rule(NamedTuple):
-    """A rule's part in a push: `gather` makes of a gradient what is coded, in the memory `coded`, or in a room of no memory.
+    """A rule's part in a push: `gather` makes of a gradient the values to code, in memory `coded`, or in a room of no memory.
 
-    `keeps`: what coding loses stays there.
+    `keeps`: that memory keeps the loss of coding.
     """
 
     coded: str | None

@@ -1,4 +1,4 @@
-"""The kernel that codes rows and leaves their inner products with what they decode to, launched by CuPy."""
+"""The kernel that codes rows and computes their inner products with the decoded rows, launched by CuPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ProductKernels(Loaded):
     def measure(self, stream: int, arrays: EncodeArrays, size: int, count: int, to: int) -> None:
         """Code `count` rows, of which `size` coordinates are given; `arrays.error`: room for `nbytes_of_products`.
 
-        <x, y> and <y, y>, with y what x decodes to, are written to `to`, two float64: anything, unless all of x is finite.
+        <x, y> and <y, y>, with y the decoded x, are written to `to`, two float64: anything, unless all of x is finite.
         """
         rows = rows_of(size)
         addresses = [np.uint64(address) for address in arrays[:-2]]

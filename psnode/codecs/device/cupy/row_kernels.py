@@ -1,6 +1,6 @@
-"""CUDA text on a device: compiled by NVRTC through CuPy, kept on disk, launched on a stream that somebody else owns.
+"""CUDA text on a device: compiled by NVRTC through CuPy, kept on disk, launched on a stream of the caller's.
 
-CuPy's RawModule hands NVRTC `-ftz=true` behind all options of a caller's, and the last one counts: numbers below 2^-126 would
+CuPy's RawModule hands NVRTC `-ftz=true` after all options of a caller's, and the last one counts: numbers below 2^-126 would
 become zero, and payloads other ones than the processor's. So CuPy's compiler is called without it, and RawModule loads what it
 made. Memory is the caller's too: kernels take addresses. Nothing here has met a GPU yet; tests run it on a stand-in for CuPy.
 """
@@ -27,7 +27,7 @@ BLOCK_ROWS, ROOM = 40, 8192  # of a packing that varies: rows of a block, and by
 
 
 def import_cupy() -> Any:
-    """CuPy. ConfigurationError, with what to do, if it is absent or broken."""
+    """CuPy. ConfigurationError, with a remedy, if it is absent or broken."""
     try:
         import cupy
     except Exception as error:  # an import that fails half-way raises whatever it met
@@ -36,14 +36,14 @@ def import_cupy() -> Any:
 
 
 def standalone(text: str) -> str:
-    """`text` with the headers that it includes for a GPU, so that it alone says what is compiled."""
+    """`text` with the headers that it includes for a GPU, so that it alone is the compiler's input."""
     while match := _INCLUDE.search(text):
         text = text[: match.start()] + (HEADERS / match[1]).read_text() + text[match.end() :]
     return text
 
 
 class DeviceIdentity(NamedTuple):
-    """Everything beside the text that decides what a kernel does: names of a device, and versions."""
+    """The facts beside the text on which a kernel's results depend: names of a device, and versions."""
 
     device: str
     capability: str
@@ -65,13 +65,13 @@ class DeviceIdentity(NamedTuple):
         )
 
     def file(self, text: str, suffix: str) -> Path:
-        """The file of what belongs to `text` here, in the directory of generated modules, where only this user may write."""
+        """The file of the results for `text`, in the directory of generated modules, where only this user may write."""
         digest = xxhash.xxh3_128_hexdigest("\0".join((text, *OPTIONS, *self)).encode())
         return directory() / f"psnode_rows_{digest}{suffix}"
 
 
 class Loaded:
-    """The kernels of a text on CUDA device number `device`, compiled when they are made unless their file is there.
+    """The kernels of a text on CUDA device number `device`, compiled now unless their file exists.
 
     A call gives a kernel to `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory.
     """
@@ -108,7 +108,7 @@ class Loaded:
             self._functions[name]((blocks,), (_THREADS,), arguments)
 
     def _fold(self, stream: int, source: int, target: int, to: int, count: int, sums: int) -> None:
-        """Write the totals of so many sums of `count` float64 each at `source` to `to`. `target`: room for those of 512."""
+        """Write the totals of `sums` sequences of `count` float64 each at `source` to `to`. `target`: room for those of 512."""
         while True:
             groups = rows_of(count)
             numbers = map(np.uint32, (count, groups, sums))
@@ -137,7 +137,7 @@ class Kernels(Loaded):
         self._launch("survey", stream, count, np.uint64(x), np.uint64(tops), np.uint32(count))
 
     def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
-        """Write so many sums over all of `size` coordinates to `tops`, as Functions.sum_up; `done` is lowered.
+        """Write `sums` sums over all of `size` coordinates to `tops`, as Functions.sum_up; `done` is lowered.
 
         First every row's part in each, then sums of 512 of those, until one is left.
         """
@@ -171,7 +171,7 @@ class Kernels(Loaded):
         self._launch("place_buckets", stream, 1, np.uint64(side), np.uint64(starts), *map(np.uint32, (first, rows, count)))
 
     def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:
-        """Overwrite `out` with what is decoded, or add weight times that."""
+        """Overwrite `out` with the decoded values, or add weight times those."""
         addresses = [np.uint64(address) for address in arrays[:-1]]
         numbers = np.float32(weight), np.int32(adding), *map(np.uint32, (first, rows, count))
         starts = [np.uint64(arrays.starts)] if self.blocks or self.bucket else []
@@ -199,7 +199,7 @@ class SumArrays(NamedTuple):
 
 
 def nbytes_of_sums(size: int, sums: int) -> int:
-    """Bytes that `sum_up` needs for parts of so many sums over `size` coordinates."""
+    """Bytes that `sum_up` needs for parts of `sums` sums over `size` coordinates."""
     return 8 * sums * (rows_of(size) + rows_of(rows_of(size)))
 
 

@@ -13,7 +13,7 @@ ROOM = 2 * 512 * BLOCK_ROWS  # bytes in which a block lists its coordinates
 
 
 class Lists(NamedTuple):
-    """Addresses of what is listed of each of `blocks` blocks: uint32 counts, those up to its end, and ROOM bytes each."""
+    """Addresses of the lists of `blocks` blocks: uint32 counts, those up to its end, and ROOM bytes each."""
 
     counts: int
     ends: int
@@ -22,7 +22,7 @@ class Lists(NamedTuple):
 
 
 class SelectionKernels(Loaded):
-    """Kernels that find coordinates by their rank among flat float32 values, with zeros behind them to the end of a row."""
+    """Kernels that find coordinates by their rank among flat float32 values, padded with zeros to the end of a row."""
 
     names = ("mark", "collect", "square_rows", "norm_of_rows")
 

@@ -1,7 +1,7 @@
 """From a function of values to machine code inside a kernel.
 
 A function under `instructions` computes with numbers, and with vectors of 32 or 64 of them. When a kernel that calls it is
-compiled, it is run once, with a `RuntimeValue` for every number and an `Array` for every array, and what it does to them becomes
+compiled, it is run once, with a `RuntimeValue` for every number and an `Array` for every array, and its operations on them become
 machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy's numbers and arrays.
 
 Numba itself turns no loop into 16-bit lanes or masks. Vectors lower to whatever the processor has.

@@ -1,4 +1,4 @@
-"""Operations on values and arrays: each says first what LLVM does, then the same in NumPy.
+"""Operations on values and arrays: each with the LLVM instructions first, then the same in NumPy.
 
 tests/codecs/test_llvm.py shows that the bits are equal.
 """

@@ -1,6 +1,6 @@
-"""Numbers, vectors and arrays that are known when the program runs, and what the processor can do.
+"""Numbers, vectors and arrays that are known when the program runs, and the abilities of the processor.
 
-Their operators mean what those of NumPy's arrays of the same dtype mean, bit for bit.
+Their operators give the results of those of NumPy's arrays of the same dtype, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Formulas of psnode's own codecs. So their payloads can be made on any processor.
 
-A formula belongs to a codec at its settings; where those are none that rows can do, it is None.
+A formula belongs to a codec at its settings; where rows cannot express those, it is None.
 """
 
 from __future__ import annotations

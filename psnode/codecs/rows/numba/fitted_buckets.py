@@ -83,5 +83,5 @@ def unpacking(program: Program) -> list[str]:
 
 
 def coded(bits: int) -> Store:
-    """The statement that keeps a code of so many bits."""
+    """The statement that keeps a code of `bits` bits."""
     return Store(f"part[{{at}}] = np.uint{8 if bits <= 8 else 16}({{x}})")

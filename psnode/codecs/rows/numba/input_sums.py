@@ -51,7 +51,7 @@ def _norm_alone(program: Program) -> list[str]:
 
 
 def _each_row(adding: list[str]) -> list[str]:
-    """The lines that begin a loop over rows, with zeros behind the end of x. `adding`: those that add parts to them."""
+    """The lines that begin a loop over rows, with zeros after the end of x. `adding`: those that add parts to them."""
     return [
         "    for start in range(0, x.size, 512):",
         "        row, here = start // 512, min(512, x.size - start)",
@@ -74,7 +74,7 @@ def _totals(program: Program) -> list[str]:
 
 
 def _sum_row(program: Program, rows: NumbaRows, coded: str = "") -> None:
-    """Statements that note a row's parts of all sums. `coded`: the array with what is packed, if that is conditions."""
+    """Statements that note a row's parts of all sums. `coded`: the array with the packed codes, if these are conditions."""
     for place, value in enumerate(program.sums):
         if value.op != NORM:
             found = (

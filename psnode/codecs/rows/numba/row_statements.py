@@ -143,7 +143,7 @@ class NumbaRows(Statements):
         self.put(*then(at, self.named(ends, partial(self._leaf, at, word, first=first), at)))
 
     def _leaf(self, at: str, word: str, value: Value, first: int | None = None) -> str | None:
-        """The expression of what a loop finds in place `at`."""
+        """The expression of the operand that a loop finds in place `at`."""
         leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "coin": f"coins[{at}] != np.uint8(0)"}
         leaves["place_in_row"] = f"np.uint32({at})"
         if value.op != "random16" or value.detail == 512:
@@ -175,7 +175,7 @@ def _periods(values: list[Value]) -> set[int]:
 
 
 def rooms_of(rows: NumbaRows) -> list[str]:
-    """Statements that make room for what is drawn for a row, and for values of all its coordinates."""
+    """Statements that allocate memory for a row's random words, and for values of all its coordinates."""
     lines = []
     if rows.uses_random:
         lines.append("    words = np.empty(256, np.uint32)")

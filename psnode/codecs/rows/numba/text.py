@@ -1,7 +1,7 @@
 """From a program to the text of a Python module with two Numba kernels, `encode_sum` and `decode`.
 
-A row lies in the first-level cache; every part of the formula that has to be there as a whole is a simple loop over it: what is
-packed, what is summed, what may have to be settled. All else is computed in the loop of what needs it. A row's or an array's
+A row lies in the first-level cache; every part of the formula that is needed as a whole is a simple loop over it: codes to pack,
+values to sum, draws that may have to be settled. All else is computed in the loop that needs it. A row's or an array's
 `where` becomes an if with such loops in it.
 """
 
@@ -66,7 +66,7 @@ def lose(side, rows, packed, x, error):
 
 '''
 
-_TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # what numbers of the row say of it if it is not finite
+_TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # conditions on numbers of a row that is not finite
 
 
 def text_of(program: Program) -> str:
@@ -170,7 +170,7 @@ class Encode(Kernel):
         return refused is None
 
     def left(self, start: str) -> None:
-        """The statements for what is made of a row's codes: inner products, and what they leave of the row at `start`."""
+        """The statements that use a row's codes: inner products, and the error of the row at `start`."""
         rows = self.rows
         rows.put("if dots.size:")
         with rows.block():
@@ -220,7 +220,7 @@ class _Decode(Kernel):
             rows.put(*self.packing("unpack"), "if adding:")
             with rows.block():
                 form = "y[{at}] += weight * {x}"
-                if program.packed.form == "sparse":  # -0 stays what it is where nothing was sent
+                if program.packed.form == "sparse":  # -0 stays -0 where nothing was sent
                     form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
                 if program.packed.form == "fitted":  # a loop of its own: coordinates that share random bits lie far apart
                     rows.into(program.decoded, Store("shown[{at}] = {x}"))
