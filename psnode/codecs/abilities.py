@@ -1,6 +1,6 @@
 """Methods that some codecs have beside encode and decode: Sparse, Fitted and Linear are mixins, to be named before Codec.
 
-A codec without the mixin answers as Plain does, so that callers need not ask first.
+A codec without the mixin answers by Defaults, so that callers need not ask first.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class RandomSource(Protocol):
         ...
 
 
-class Plain(ABC):
-    """A codec that is dense, has nothing to fit, and whose payloads cannot be added undecoded."""
+class Defaults(ABC):
+    """Answers of a codec that is dense, has nothing to fit, and whose payloads cannot be added undecoded."""
 
     def support(self, payload: Payload) -> Indices:
         """The flat indices that the payload carries, ascending: all of them unless the codec is sparse."""
@@ -73,7 +73,7 @@ class Plain(ABC):
         return None
 
 
-class Sparse(Plain):
+class Sparse(Defaults):
     """A codec whose payloads carry some coordinates as indices and values; all others decode to 0."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Sparse(Plain):
         return self._entries(body, shape).indices.astype(np.int64)
 
 
-class Fitted(Plain):
+class Fitted(Defaults):
     """A codec with a codebook, which serves `Traits.refit` steps of training."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Fitted(Plain):
         """This codec with a codebook fitted to `x`. Raises NonFiniteGradientError."""
 
 
-class Linear(Plain):
+class Linear(Defaults):
     """A codec whose payloads can be added undecoded if they were encoded under one key."""
 
     @abstractmethod

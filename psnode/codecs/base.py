@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from psnode.codecs import table
-from psnode.codecs.abilities import Plain, RandomSource
+from psnode.codecs.abilities import Defaults, RandomSource
 from psnode.codecs.arrays import (
     Bytes,
     Codes,
@@ -66,7 +66,7 @@ class Measured(NamedTuple):
     add: Callable[[Floats, np.float32], None]
 
 
-class Codec(Plain, ABC):
+class Codec(Defaults, ABC):
     """encode(x) -> Payload; decode(payload) -> x or an approximation of it.
 
     Bytes, decoded values and errors are functions of x, the configuration and the two words drawn from rng,
