@@ -72,7 +72,7 @@ def rows_of(options: Options, device: torch.device) -> list[dict[str, Any]]:
 
 
 def _check(codecs: dict[str, Svd], device: torch.device) -> None:
-    from psnode.exchange.device.spectral_trust import problem
+    from psnode.codecs.device.spectral_checks import problem
 
     for codec in codecs.values():
         if text := problem(codec, device):
@@ -105,7 +105,7 @@ def _coding(codec: Svd, matrices: Sequence[torch.Tensor], device: torch.device) 
     """Encode all of `matrices` and take their payloads; what is lost goes to a room beside them."""
     import torch
 
-    from psnode.exchange.device.spectral import SpectralEncoder
+    from psnode.codecs.device.spectral import SpectralEncoder
 
     shapes = [tuple(each.shape) for each in matrices]
     encoders = [SpectralEncoder(codec, shape, device) for shape in shapes]

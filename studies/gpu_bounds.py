@@ -86,8 +86,8 @@ def measure(options: Options) -> Found:
 
 
 def _row(spec: str, program: Program, architecture: str) -> dict[str, Any]:
-    from psnode.codecs.rows.cuda_text import text_of
-    from psnode.codecs.rows.cupy_kernels import standalone
+    from psnode.codecs.device.cupy.row_kernels import standalone
+    from psnode.codecs.rows.cuda.text import text_of
 
     row: dict[str, Any] = {"spec": spec, "architecture": architecture, "device": DEVICES[architecture].name}
     kernels = compile_text(standalone(text_of(program)), architecture).kernels()
@@ -108,8 +108,8 @@ def _row(spec: str, program: Program, architecture: str) -> dict[str, Any]:
 
 def _taken(program: Program, architecture: str) -> dict[str, int]:
     """Instructions that each of ACTIONS takes for a row of N(0,1)."""
-    from psnode.codecs.rows.cuda_text import text_of
-    from psnode.codecs.rows.cupy_kernels import standalone
+    from psnode.codecs.device.cupy.row_kernels import standalone
+    from psnode.codecs.rows.cuda.text import text_of
     from psnode.codecs.rows.usual import usual, usual_text
 
     found: dict[str, int] = {}

@@ -21,11 +21,11 @@ import numpy as np
 
 from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.polarcodes import channel as channels
 from psnode.codecs.polarcodes import designs
-from psnode.codecs.polarcodes.channel import Channel
+from psnode.codecs.polarcodes import rate_channel as channels
 from psnode.codecs.polarcodes.designs import Masks2
 from psnode.codecs.polarcodes.lanes import UNIT, Llrs, Masks, f_row, g_row
+from psnode.codecs.polarcodes.rate_channel import Channel
 from psnode.codecs.polarcodes.symbols import CELL_BITS, cells_of, look_up_llrs, look_up_priors, mark
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.config.declaration import ABSENT, option

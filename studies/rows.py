@@ -78,7 +78,7 @@ def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Ca
     from psnode.codecs.rows.coder import SumCoder
     from psnode.codecs.rows.compiled import compiled
     from psnode.codecs.rows.formula import program_of
-    from psnode.codecs.rows.numba_text import text_of
+    from psnode.codecs.rows.numba.text import text_of
 
     codec, formula = get_codec(spec), _formula(spec)
     if formula is None:

@@ -30,7 +30,7 @@ from psnode.bench.codecs import SPEEDS
 from psnode.bench.hardware import last_level_cache
 from psnode.bench.yardsticks.rotation import beyond_cache
 from psnode.codecs import get_codec, table
-from psnode.codecs.kernels.llvm.values import UNASKED, processor
+from psnode.codecs.kernels.llvm.runtime_values import UNASKED, processor
 from psnode.config.declaration import option
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError

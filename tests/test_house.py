@@ -46,7 +46,10 @@ def test_a_name_stands_for_one_thing(kind: str) -> None:
     if kind == "classes":
         names = [name for source in SOURCES.values() for name in set(structure.classes(source))]
     else:
-        names = [path.name for path in SOURCES if not path.name.startswith("__")]
+        modules = [path for path in SOURCES if not path.name.startswith("__")]
+        alike = HOUSE["names"]["alike"]
+        names = [path.name for path in modules if str(path.parent) not in alike]
+        names += {path.name for path in modules if str(path.parent) in alike}
     counts = {name: names.count(name) for name in structure.twice(names)}
     limits = HOUSE["names"][kind]
     new = {name: count for name, count in counts.items() if count > limits.get(name.removesuffix(".py"), 1)}

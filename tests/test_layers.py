@@ -35,9 +35,10 @@ LAYERS = [
 ]
 ROLES = {"worker", "master", "evaluator"}  # on one line, but strangers to each other
 
-# Packages that take long to import, and who may do so at its top. Everybody else imports them inside a function.
-HEAVY = {
-    "torch": {"tasks", "exchange", "worker", "master", "evaluator", "ddp"},
+# Packages that take long to import, and the modules, or packages with all below them, that may do so at their top. All others
+# import them inside a function.
+HEAVY: dict[str, set[str]] = {
+    "torch": {"tasks", "exchange", "worker", "master", "evaluator", "ddp", "codecs/device"},
     "torchvision": set(),
     "mpi4py": set(),
     "scipy": set(),
@@ -95,6 +96,11 @@ def file_of(module: str) -> Path | None:
 def part_of(path: Path) -> str:
     """errors for psnode/errors.py, codecs for anything below psnode/codecs/."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def is_below(path: Path, place: str) -> bool:
+    """True for the module or package `place` of psnode, and for what is in it."""
+    return PACKAGE / place in (path.with_suffix(""), *path.parents)
 
 
 def layer_of(part: str) -> int:
@@ -200,10 +206,15 @@ def test_one_module_knows_topologies_by_name() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Neither when they are loaded nor later, inside functions. psnode itself, the name of all, does not count."""
+    """Neither when they are loaded nor later, inside functions, nor, in psnode, for the type checker alone.
+
+    psnode itself, the name of all, does not count.
+    """
     edges = {path: set[Path]() for home in HOMES.values() for path in sorted(home.rglob("*.py"))}
     for path, targets in edges.items():
-        targets.update(file for found in imports_of(path) if not found.typing and (file := file_of(found.module)))
+        for found in imports_of(path):
+            if (file := file_of(found.module)) and (not found.typing or PACKAGE in path.parents):
+                targets.add(file)
     for root in (home / "__init__.py" for home in HOMES.values()):
         del edges[root]
     assert [[str(path.relative_to(ROOT)) for path in circle] for circle in circles(edges)] == []
@@ -233,7 +244,7 @@ def test_the_search_would_find_a_circle() -> None:
 
 
 def test_imports_inside_functions_count(tmp_path: Path) -> None:
-    """Those under TYPE_CHECKING do not: no interpreter runs them."""
+    """Those under TYPE_CHECKING are told apart: no interpreter runs them."""
     path = tmp_path / "module.py"
     path.write_text("if TYPE_CHECKING:\n    import psnode.task\ndef f():\n    from psnode.codecs import base\n")
     assert [found[1:] for found in imports_of(path)] == [("psnode.task", False, True), ("psnode.codecs.base", True, False)]
@@ -244,6 +255,21 @@ def test_kernels_are_the_bottom_of_the_codecs() -> None:
     below = {"psnode.codecs.arrays", "psnode.codecs.rng", "psnode.errors"}
     kernels = [found for found in OWN if found.path.parent == PACKAGE / "codecs" / "kernels"]
     assert [shown(found) for found in kernels if found.module not in below and ".kernels." not in found.module] == []
+
+
+DEVICE = PACKAGE / "codecs" / "device"
+
+
+def test_no_codec_knows_devices() -> None:
+    """psnode.codecs.device imports torch and CuPy, which encoding on a processor must not wait for."""
+    codecs = [found for found in OWN if part_of(found.path) == "codecs" and DEVICE not in found.path.parents]
+    assert [shown(found) for found in codecs if found.module.startswith("psnode.codecs.device")] == []
+
+
+def test_devices_are_above_codecs_alone() -> None:
+    """Their forms know no segment, no feedback rule and no master."""
+    device = [found for found in OWN if DEVICE in found.path.parents]
+    assert [shown(found) for found in device if not found.module.startswith(("psnode.codecs", "psnode.errors"))] == []
 
 
 def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
@@ -259,11 +285,11 @@ def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
 def test_formulas_are_loaded_where_they_are_asked_for() -> None:
     """By codecs that derive from Generated, or a base that does; else inside functions, and by no job without a formula."""
     rows, exchange = PACKAGE / "codecs" / "rows", PACKAGE / "exchange"
-    device = {*(exchange / "device").iterdir(), exchange / "update" / "device_steps.py"}
-    bases = "(Generated, ", "(SixteenBits)", "(Binary)"
+    device = {*DEVICE.rglob("*.py"), *(exchange / "device").iterdir(), exchange / "update" / "device_steps.py"}
+    bases = "(Generated, ", "(HalfPrecision)", "(Binary)"
     generated = {path for path in (PACKAGE / "codecs").glob("*.py") if any(base in path.read_text() for base in bases)}
     found = [each for each in OWN if each.module.startswith("psnode.codecs.rows") and rows not in each.path.parents]
-    users = [each for each in found if each.path not in generated]
+    users = [each for each in found if each.path not in generated and DEVICE / "cupy" not in each.path.parents]
     assert [shown(each) for each in users if not each.lazy and not each.typing] == []
     assert {part_of(each.path) for each in users if each.path not in device} <= {"cli", "bench"}
 
@@ -276,7 +302,7 @@ def test_heavy_packages_are_imported_where_they_are_used(package: str) -> None:
         if found.module.split(".")[0] == package
         and not found.lazy
         and not found.typing
-        and part_of(found.path) not in HEAVY[package]
+        and not any(is_below(found.path, place) for place in HEAVY[package])
     ]
     assert early == []
 

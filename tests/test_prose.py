@@ -22,7 +22,6 @@ import prose  # noqa: E402
 # prints the rows: copy them when a package improves.
 PRESENT = {
     "psnode/bench": (1.9, 1.0, 0.6, 0.8, 1.2, 0.6, 0.4, 0.6, 0.4, 1.0),
-    "psnode/codecs": (2.7, 1.1, 0.4, 0.8, 0.4, 0.4, 0.4, 0.4, 0.4, 10.0),
     "psnode/exchange": (5.6, 2.2, 1.0, 0.4, 1.9, 0.6, 0.4, 0.4, 0.4, 0),
     "psnode/plan": (1.3, 1.3, 0.4, 2.5, 1.3, 0.4, 0.4, 1.3, 0.4, 0),
     "psnode/worker": (2.7, 2.2, 1.7, 0.4, 3.0, 0.6, 0.4, 1.4, 0.6, 0),

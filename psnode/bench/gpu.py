@@ -26,7 +26,7 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from psnode.exchange.device.trust import Verdict
+    from psnode.codecs.device.checks import Verdict
 
 KEY = Key.derive(1, "gpu")
 ACTIONS = ("encode", "error", "decode", "decode_add")
@@ -46,9 +46,9 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
     """
     import torch
 
-    from psnode.codecs.rows.cupy_kernels import Identity
-    from psnode.exchange.device.spectral import is_spectral
-    from psnode.exchange.device.trust import check_all
+    from psnode.codecs.device.checks import check_all
+    from psnode.codecs.device.cupy.row_kernels import DeviceIdentity
+    from psnode.codecs.device.spectral import is_spectral
 
     codecs = [get_codec(spec) for spec in specs or available()]
     if not specs:
@@ -64,7 +64,7 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
     target = torch.empty_like(x)
     copy = 2 * x.nbytes / _seconds(lambda: target.copy_(x), repeats)
     rows = [_row(verdict, values, x, target, repeats, copy) for verdict in verdicts]
-    machine = {**hardware(), **Identity.of(device.index or 0)._asdict(), "torch": torch.__version__}
+    machine = {**hardware(), **DeviceIdentity.of(device.index or 0)._asdict(), "torch": torch.__version__}
     others = [] if specs else [_peer(peer, x, repeats, copy) for peer in peers()]
     return {**machine, "size": values.size, "repeats": repeats, "copy": copy, "rows": rows, "peers": others}
 
@@ -88,8 +88,8 @@ def _row(
     verdict: Verdict, values: np.ndarray, x: torch.Tensor, target: torch.Tensor, repeats: int, copy: float
 ) -> dict[str, Any]:
     """Measure one codec, with `x` the values on the device; `target` is overwritten."""
-    from psnode.exchange.device.change import ChangeOfEntries
-    from psnode.exchange.device.coder import DeviceCoder
+    from psnode.codecs.device.change import ChangeOfEntries
+    from psnode.codecs.device.row_coder import DeviceCoder
 
     if verdict.on_device is None:
         return {"spec": verdict.spec, "equal": False, "problem": verdict.problem}

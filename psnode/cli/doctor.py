@@ -73,7 +73,7 @@ try:
 except RuntimeError:
     print(json.dumps({"path": None}))
 """
-_KERNELS = "import json; from psnode.exchange.device.trust import summary; print(json.dumps(summary()))"
+_KERNELS = "import json; from psnode.codecs.device.checks import summary; print(json.dumps(summary()))"
 
 
 _LARGER = f"docker run --shm-size 1g (docs/containers.md), or mount -o remount,size=1g {PLACE}"
@@ -253,7 +253,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _device_kernels(found: Mapping[str, Any]) -> Finding:
-    """Report the check of all codecs with a formula on all CUDA devices, made by psnode.exchange.device.trust."""
+    """Report the check of all codecs with a formula on all CUDA devices, made by psnode.codecs.device.checks."""
     if "error" in found:
         return Finding("codecs on the GPU", "optional", found["error"], installing("gpu"))
     if found["problems"]:

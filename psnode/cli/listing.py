@@ -81,9 +81,11 @@ def explain(name: str) -> None:
 def show_source(spec: str, target: str) -> None:
     """Print the source generated from the formula of a codec, given by its spec or FILE:NAME. Raises ConfigurationError if it has
     none."""
-    from psnode.codecs.rows import cuda_text, numba_text, ranks
+    from psnode.codecs.rows import selection_rank
+    from psnode.codecs.rows.cuda import text as cuda_text
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of, has_formula, ranking_of
+    from psnode.codecs.rows.numba import text as numba_text
     from psnode.config.extensions import load_codec
 
     codec = get_codec(load_codec(spec))
@@ -93,7 +95,7 @@ def show_source(spec: str, target: str) -> None:
             raise ConfigurationError(
                 f"on a processor {codec!r} uses hand-written kernels: --source cuda is generated from its formula"
             )
-        click.echo(ranks.text_of(ranking), nl=False)
+        click.echo(selection_rank.text_of(ranking), nl=False)
         return
     if formula is None:
         others = ", ".join(name for name in available() if has_formula(get_codec(name)))

@@ -5,13 +5,13 @@ largest |G| of the bin, and decodes to sign(G) s. The scale s is the mean of the
 that adapts itself is sent: few where a bin's entries differ, many where gradients go on in the direction of the residual.
 
 g is the last addition to a residual, in the sweep that codes (`Accumulated`). An array without one is new as a whole, H = 2 x:
-what reaches half of its bin's largest is sent then. Zeros never are.
+entries that reach half of the largest of their bin are sent then. Zeros never are.
 
     float32   s; 0 if nothing is sent
     section   the indices sent: psnode.codecs.selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
     bits      signs of those, lowest bit first, 1 is negative
 
-The paper takes s as it is. Where a few bins are much larger than all others it is far above most of what is sent, and coding
+The paper takes s as it is. Where a few bins are much larger than all others it is far above most entries sent, and coding
 would add energy instead of taking it away. So s is at most 1.75 times the mean magnitude of the entries sent, which takes 7/16 of
 the energy that their mean itself would take: ||x - decode|| < ||x|| always.
 
@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from psnode.codecs.abilities import Sparse
 from psnode.codecs.arrays import Float64s, Words32
-from psnode.codecs.base import Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
+from psnode.codecs.base import Bytes, Codec, Floats, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_integer
 from psnode.codecs.kernels import adacomp as kernels
 from psnode.codecs.kernels.dots import tree_products
@@ -47,11 +48,18 @@ _EXCESS = 1.75
 
 
 @dataclass(frozen=True, repr=False)
-class AdaComp(Codec):
+class AdaComp(Sparse, Codec):
     """adacomp:length=.
 
     `length` T: entries in a bin, at most 16384. Without one it is the paper's: 50 for the weights of a convolution, which have
     three or more dimensions, 500 for all others.
+
+    Entries that reach half of the largest of their bin, with the sign and one magnitude:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("adacomp"), np.array([4, 1, -4, 0], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [4.0, 0.0, -4.0, 0.0]
     """
 
     length: int | None = None
@@ -125,9 +133,6 @@ class AdaComp(Codec):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         add_at(out.reshape(-1), *self._entries(body, out.shape), weight)
-
-    def _support(self, body: Bytes, shape: Shape) -> Indices:
-        return self._entries(body, shape).indices.astype(np.int64)
 
 
 def _scale(totals: Float64s, bins: int, count: int) -> np.float32:

@@ -1,12 +1,15 @@
-"""Names of the arrays that codecs work on."""
+"""Types of the arrays that codecs work on, and checks of those that callers give."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from psnode.errors import CodecTypeError, CodecValueError
 
 Floats = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
@@ -29,3 +32,61 @@ def readonly(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def in_c_order(x: Floats, name: str) -> Floats:
+    """`x` in C order, copied only if it is not. CodecTypeError."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
+        found = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise CodecTypeError(f"{name} must be a float32 numpy array, not {found}")
+    return np.asarray(x, order="C")
+
+
+def check_error(error: Floats, shape: Shape) -> None:
+    """`error` can be written to and has the shape of x. CodecTypeError, CodecValueError."""
+    in_c_order(error[:0] if isinstance(error, np.ndarray) and error.ndim else error, "error")
+    if error.shape != shape:
+        raise CodecValueError(f"error has shape {error.shape}, x has {shape}: they must be equal")
+    if not error.flags.writeable:
+        raise CodecValueError("error is read-only")
+
+
+def check_target(array: Floats, name: str) -> None:
+    """`array` is float32, contiguous and can be written to. CodecTypeError, CodecValueError."""
+    if in_c_order(array, name) is not array:
+        raise CodecValueError(f"{name} is not contiguous")
+    if not array.flags.writeable:
+        raise CodecValueError(f"{name} is read-only")
+
+
+def check_parts(parts: Parts, size: int) -> None:
+    """`parts` are flat, contiguous, in order, apart from each other and within `size`. CodecTypeError, CodecValueError."""
+    end = 0
+    for place, part in parts:
+        if in_c_order(part, "a part") is not part or part.ndim != 1:
+            raise CodecValueError("a part is not flat and contiguous")
+        if place < end or place + part.size > size:
+            raise CodecValueError(f"a part of {part.size} values at {place} overlaps another, or does not fit into {size}")
+        end = place + part.size
+
+
+def checked_buffer(out: Bytes, limit: int) -> Bytes:
+    """`out`, if it can hold a payload of up to `limit` bytes. CodecTypeError, CodecValueError."""
+    if not isinstance(out, np.ndarray) or out.dtype != np.uint8:
+        raise CodecTypeError("out of encode must be a uint8 numpy array")
+    if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable or out.ctypes.data % 4:
+        raise CodecValueError("out of encode must be 1-D, contiguous, writable and start at a multiple of 4 bytes")
+    if out.size < limit:
+        raise CodecValueError(f"out of encode has {out.size} bytes, needs max_nbytes(shape) = {limit}")
+    return out
+
+
+def checked_target(out: Floats, shape: Shape) -> Floats:
+    """`out` in `shape`, if it can hold an array of that shape. CodecTypeError, CodecValueError."""
+    if not isinstance(out, np.ndarray) or out.dtype != np.float32:
+        raise CodecTypeError("out must be a float32 numpy array")
+    if out.shape not in (shape, (math.prod(shape),)):
+        raise CodecValueError(f"out has shape {out.shape}, the payload has {shape}: give that shape or the flat one")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise CodecValueError("out must be contiguous and writable")
+    return out.reshape(shape)

@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from psnode.codecs import table
-from psnode.codecs.arguments import check_error, checked_buffer, checked_target, in_c_order
-from psnode.codecs.arrays import Bytes, Codes, Floats, Indices, Parts, Shape, Words, readonly
+from psnode.codecs.abilities import Defaults, RandomSource
+from psnode.codecs.arrays import (
+    Bytes,
+    Codes,
+    Floats,
+    Indices,
+    Parts,
+    Shape,
+    Words,
+    check_error,
+    checked_buffer,
+    checked_target,
+    in_c_order,
+    readonly,
+)
 from psnode.codecs.payload import Payload, check_shape, header_nbytes, write_header
 from psnode.codecs.sinks import NOTHING, InnerProducts, Moved, Sink, Subtracted
 from psnode.codecs.sources import Accumulated, Copied, Source, Values
 from psnode.codecs.spec import Spec, Stage
 from psnode.codecs.traits import Traits
-from psnode.errors import CodecError, CodecTypeError, CodecValueError, PayloadError
-
-if TYPE_CHECKING:
-    from psnode.codecs.selection.largest import Entries
+from psnode.errors import CodecTypeError, CodecValueError, PayloadError
 
 __all__ = [
     "NOTHING",
@@ -45,14 +55,6 @@ __all__ = [
 ]
 
 
-class RandomSource(Protocol):
-    """Source of the key of encode: a numpy Generator, or psnode.codecs.rng.Key."""
-
-    def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Any:
-        """`size` words uniform in 0..low-1."""
-        ...
-
-
 class Measured(NamedTuple):
     """A payload that was checked completely. `add(out, weight)` is decode_add without another check; `out` may be flat.
 
@@ -64,7 +66,7 @@ class Measured(NamedTuple):
     add: Callable[[Floats, np.float32], None]
 
 
-class Codec(ABC):
+class Codec(Defaults, ABC):
     """encode(x) -> Payload; decode(payload) -> x or an approximation of it.
 
     Bytes, decoded values and errors are functions of x, the configuration and the two words drawn from rng,
@@ -146,15 +148,15 @@ class Codec(ABC):
     def assembled(
         self, shape: Shape, rng: RandomSource, write: Callable[[Words, Bytes], int], out: Bytes | None = None
     ) -> Payload:
-        """The payload of an array of `shape` whose body somebody else writes, from two words drawn from `rng`.
+        """The payload of an array of `shape` whose body `write` makes, from two words drawn from `rng`.
 
-        `write(key, body)` returns the length; `body` has room for the longest. It is not called for an empty array. `out`: as of
+        `write(key, body)` returns the length; `body` has room for the longest. It is not called for an empty array. `out`: see
         encode.
         """
         return self._payload(shape, rng, out, write)
 
     def disassembled(self, payload: Payload, size: int) -> Bytes:
-        """The body of a payload of `size` values, for somebody else who decodes it; nothing in the body is checked.
+        """The body of a payload of `size` values, for a caller that decodes it; nothing in the body is checked.
 
         PayloadError if it is not this codec's, or of another size.
         """
@@ -198,36 +200,12 @@ class Codec(ABC):
         found = self._measure(body, shape, room)
         return Measured(found.norm, lambda out, weight: found.add(checked_target(out, shape), weight))
 
-    def support(self, payload: Payload) -> Indices:
-        """The flat indices that the payload carries, ascending: all of them unless the codec is sparse."""
-        body = self._body(payload)
-        return self._support(body, payload.shape) if payload.size else np.empty(0, np.int64)
-
-    def entries(self, payload: Payload) -> Entries | None:
-        """Ascending indices (uint32) and values of a sparse payload: all others decode to 0. None if the codec is not sparse,
-        and of an empty array. Raises PayloadError.
-        """
-        body = self._body(payload)
-        return self._entries(body, payload.shape) if payload.size else None
-
     def contractive(self) -> Codec:
         """The form to use inside a feedback loop: E||x - decode|| shrinks x whatever the codec's variance."""
         if self.lossless or not self.unbiased:
             return self
         form: Codec = table.load("contractive")(self)  # found by its id, as every codec is: it derives from this class
         return form
-
-    def fit(self, x: Floats, rng: RandomSource) -> Self:
-        """This codec with a codebook or prior fitted to `x`; itself if it has none."""
-        return self
-
-    def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """The payload of the sum of the arrays in `payloads`, all encoded under one key; linear codecs only. PayloadError."""
-        raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
-
-    def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """True if a sound `payload` can be merged with those that this codec makes of arrays of its shape, drawing from `rng`."""
-        return self.linear
 
     def max_nbytes(self, shape: Shape) -> int:
         """The most bytes a payload of an array of `shape` has, header included."""
@@ -267,7 +245,7 @@ class Codec(ABC):
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         """The norm of the decoded `body`, and how to add it; must raise PayloadError for all that _decode refuses."""
         from psnode.codecs.kernels.finite import add_scaled
-        from psnode.codecs.norm import norm_of
+        from psnode.codecs.kernels.norms import norm_of
 
         if (sent := self._entries(body, shape)) is not None:
             from psnode.codecs.kernels.entries import add_at
@@ -278,14 +256,6 @@ class Codec(ABC):
         decoded = np.empty(size, np.float32) if room is None else room[:size]
         self._decode(body, decoded.reshape(shape))
         return Measured(norm_of(decoded, self.id), lambda out, weight: add_scaled(decoded, out.reshape(-1), weight))
-
-    def _support(self, body: Bytes, shape: Shape) -> Indices:
-        """The flat indices sent, ascending."""
-        return np.arange(math.prod(shape), dtype=np.int64)
-
-    def _entries(self, body: Bytes, shape: Shape) -> Entries | None:
-        """`entries` of a body. Raises PayloadError for all that _decode refuses."""
-        return None
 
     def _payload(self, shape: Shape, rng: RandomSource, out: Bytes | None, write: Callable[[Words, Bytes], int]) -> Payload:
         """Header and the body that `write` fills from a key, in `out` or in a buffer of its own."""
@@ -301,7 +271,7 @@ class Codec(ABC):
         return Payload(buffer[:used])
 
     def _coded(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """_encode; whatever it does not fuse is made before, or applied afterwards by decoding once more."""
+        """Call _encode. If the codec does not fuse the pair, make the source first and serve the sink afterwards, by decoding."""
         if self._fuses(source, sink):
             return self._encode(source, key, body, sink)
         source = source.made()

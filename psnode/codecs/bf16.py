@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psnode.codecs.half_precision import HalfPrecision
 from psnode.codecs.rows.formula import Formula
-from psnode.codecs.rows.known.sixteen import Bf16Rows
-from psnode.codecs.sixteen import SixteenBits
+from psnode.codecs.rows.known.halves import Bf16Rows
 
 
 @dataclass(frozen=True, repr=False)
-class Bf16(SixteenBits):
-    """bf16, without parameters."""
+class Bf16(HalfPrecision):
+    """bf16, without parameters.
+
+    Eight significant bits:
+
+    >>> import numpy as np
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("bf16"), np.array([3.14159, 1e38], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [3.140625, 9.969209968386869e+37]
+    """
 
     id = "bf16"
     limit = 0x7F80

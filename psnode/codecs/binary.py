@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Words, readonly
+from psnode.codecs.kernels.norms import norm_of_buckets
 from psnode.codecs.kernels.sign import apply
-from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.rows.codec import Generated, coder_of
 from psnode.codecs.rows.coder import Decoder
 from psnode.codecs.sources import NO_FLOATS, Values

@@ -36,6 +36,14 @@ class Blosc(Codec):
     """blosc:cname=zstd,level=1.
 
     `cname`: the compressor, blosclz, lz4, lz4hc, zlib or zstd. `level`: 0 (none) .. 9 (slowest).
+
+    Zeros compress well, and nothing is lost:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("blosc"), np.zeros(4096, np.float32)
+    >>> payload = codec.encode(x, np.random.default_rng(1))
+    >>> payload.nbytes < 100, (codec.decode(payload) == x).all().item()
+    (True, True)
     """
 
     cname: Literal["blosclz", "lz4", "lz4hc", "zlib", "zstd"] = "zstd"

@@ -79,7 +79,15 @@ def _build(stage: Stage) -> object:
 
 @dataclass(frozen=True, repr=False)
 class Chain(Codec):
-    """A quantiser with a reducer before it, or a lossless stage behind it, or both. Built from a spec string."""
+    """A quantiser with a reducer before it, or a lossless stage after it, or both. Built from a spec string.
+
+    The two largest entries, in 16 bits each:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("topk:ratio=0.5+bf16"), np.array([1, -4, 2, 0.5], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [0.0, -4.0, 2.0, 0.0]
+    """
 
     reducer: Reducer | None
     quantiser: FlatCodec
@@ -172,7 +180,7 @@ class Chain(Codec):
         return self.joined(used, values, key, body)
 
     def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
-        """Finish a body behind a reducer whose side information, `used` bytes of it, was written to body[4:]; its length."""
+        """Finish a body after a reducer whose side information, `used` bytes of it, was written to body[4:]; its length."""
         start = write_section(body, used)
         return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
 
@@ -182,7 +190,7 @@ class Chain(Codec):
         return side, self._kept(coded, count)
 
     def _search(self, selector: Searching, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """One search, and the values found coded. The quantiser's loss stays behind, like the values not selected."""
+        """One search, and the values found coded. The quantiser's loss stays in the source, like the values not selected."""
         from psnode.codecs.kernels.entries import add_at
 
         used, entries = selector.select(source, key, body[4 : 4 + selector._max_parts(source.shape)[0]])

@@ -32,7 +32,16 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, repr=False)
 class Contractive(Codec):
-    """contractive(SPEC): wraps an unbiased codec; get one by `codec.contractive()`."""
+    """contractive(SPEC): wraps an unbiased codec; get one by `codec.contractive()`.
+
+    The multiple of least error is orthogonal to its error:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("qsgd:levels=1").contractive(), np.arange(1, 65, dtype=np.float32)
+    >>> y = codec.decode(codec.encode(x, np.random.default_rng(1)))
+    >>> bool(abs(np.dot(x - y, y)) < 1e-5 * np.dot(x, x))
+    True
+    """
 
     codec: Codec
 

@@ -21,7 +21,18 @@ from psnode.codecs.sketches.linear import LinearSketch
 
 @dataclass(frozen=True, repr=False)
 class CountMean(LinearSketch):
-    """countmean:rows=5,ratio=0.1,damped=false: parameters of LinearSketch. More rows even out the error, at the same sum."""
+    """countmean:rows=5,ratio=0.1,damped=false: parameters of LinearSketch. More rows even out the error, at the same sum.
+
+    A merged payload decodes to the sum:
+
+    >>> import numpy as np
+    >>> from psnode.codecs import get_codec
+    >>> from psnode.codecs.rng import Key
+    >>> codec, x, key = get_codec("countmean"), np.arange(100, dtype=np.float32), Key.derive(1)
+    >>> once, twice = codec.encode(x, key), codec.merge([codec.encode(x, key), codec.encode(x, key)])
+    >>> bool(np.allclose(codec.decode(twice), 2 * codec.decode(once)))
+    True
+    """
 
     id = "countmean"
     median = False

@@ -21,7 +21,17 @@ from psnode.codecs.sketches.linear import LinearSketch
 
 @dataclass(frozen=True, repr=False)
 class CountSketch(LinearSketch):
-    """countsketch:rows=5,ratio=0.1,damped=false: parameters of LinearSketch. An odd number of rows is best."""
+    """countsketch:rows=5,ratio=0.1,damped=false: parameters of LinearSketch. An odd number of rows is best.
+
+    A coordinate among zeros shares its cells with nothing else:
+
+    >>> import numpy as np
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("countsketch"), np.zeros(1000, np.float32)
+    >>> x[7] = -5
+    >>> float(codec.decode(codec.encode(x, np.random.default_rng(1)))[7])
+    -5.0
+    """
 
     id = "countsketch"
     median = True

@@ -60,6 +60,14 @@ class Dithered(Generated, Quantiser):
 
     `step`: distance of the lattice's points in units of the bucket's root mean square, 2^-5..2^6; omega = step^2 / 12.
     `bucket`: coordinates that share a scale, a multiple of 512 up to 65536.
+
+    The error is at most half a step of the root mean square:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("dithered:step=0.5"), np.arange(-256, 256, dtype=np.float32)
+    >>> error = x - codec.decode(codec.encode(x, np.random.default_rng(1)))
+    >>> bool(np.abs(error).max() <= 0.25001 * np.sqrt(np.mean(x**2)))
+    True
     """
 
     step: float = 1.0

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from psnode.codecs.abilities import Sparse
 from psnode.codecs.arrays import Words32
-from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Indices, Shape, Sink, Source, Words
+from psnode.codecs.base import NOTHING, Bytes, Codec, Floats, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
 from psnode.codecs.kernels.dots import tree_products
 from psnode.codecs.kernels.entries import add_at, put_at
@@ -44,13 +45,20 @@ _DRAW = 1 << 8  # added to the stage's number: the stream of the draw
 
 
 @dataclass(frozen=True, repr=False)
-class Entrywise(Codec):
+class Entrywise(Sparse, Codec):
     """entrywise:budget=.
 
     `budget` s: the expected number of entries sent if it is at least 1, else a share of the coordinates. Without one it is
     1/16: 0.4 bits a coordinate, 80 times less than float32, for an E||decode - x||^2 of 9 ||x||^2 if x is Gaussian and about 1
     for a gradient with most of its energy in few entries, which an average over some workers brings down. The error goes as
     1 / s or faster. One-level QSGD is the budget ||x||_1 / ||x||_2, TernGrad ||x||_1 / ||x||_inf.
+
+    An entry whose probability is 1 is sent as it is:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("entrywise:budget=4"), np.array([0, 3, 0, -5, 0, 0, 0, 0], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [0.0, 3.0, 0.0, -5.0, 0.0, 0.0, 0.0, 0.0]
     """
 
     budget: float | None = None
@@ -134,9 +142,6 @@ class Entrywise(Codec):
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         add_at(out.reshape(-1), *self._entries(body, out.shape), weight)
-
-    def _support(self, body: Bytes, shape: Shape) -> Indices:
-        return self._entries(body, shape).indices.astype(np.int64)
 
 
 @kernel

@@ -4,7 +4,7 @@ The array, flattened, is cut into blocks, of which an orthonormal discrete cosin
 block's components along cosines, the atoms. They are drawn and sent as entry-wise ATOMO sends coordinates
 (psnode.codecs.entrywise): coefficient c_i with p_i = min(1, |c_i| / V), where the p_i add up to the budget, and it decodes to
 c_i / p_i. Decoding transforms back, so that E decode = x but for float32 rounding, and E||decode - x||^2 =
-sum_i (V - |c_i|) |c_i| over |c_i| < V, as no length changes. What is left over at the end is cut into blocks of smaller powers of
+sum_i (V - |c_i|) |c_i| over |c_i| < V, as no length changes. The remainder at the end is cut into blocks of smaller powers of
 two, the largest first.
 
     uint8      log2 of the block
@@ -49,6 +49,13 @@ class Fourier(Codec):
     `budget`: the expected number of coefficients sent if it is at least 1, else a share of them, 1/16 without one: 0.4 bits a
     coordinate, as entrywise, whose error it has on Gaussian values. It is less where neighbours are alike, and more where few
     values stand out, or most are zero. `block`: how many neighbours are transformed together, a power of two from 64 to 4096.
+
+    A constant has one coefficient in a block, which is sent as it is:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("fourier"), np.full(64, 2, np.float32)
+    >>> bool(np.allclose(codec.decode(codec.encode(x, np.random.default_rng(1))), x))
+    True
     """
 
     budget: float | None = None

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psnode.codecs.half_precision import HalfPrecision
 from psnode.codecs.rows.formula import Formula
-from psnode.codecs.rows.known.sixteen import Fp16Rows
-from psnode.codecs.sixteen import SixteenBits
+from psnode.codecs.rows.known.halves import Fp16Rows
 
 
 @dataclass(frozen=True, repr=False)
-class Fp16(SixteenBits):
-    """fp16, without parameters."""
+class Fp16(HalfPrecision):
+    """fp16, without parameters.
+
+    Eleven significant bits within the format's range:
+
+    >>> import numpy as np
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("fp16"), np.array([3.14159, 1e6, 2**-26], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [3.140625, 65504.0, 0.0]
+    """
 
     id = "fp16"
     limit = 0x7C00

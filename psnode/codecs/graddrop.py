@@ -26,6 +26,14 @@ class Graddrop(Selector):
     """graddrop:ratio=0.01.
 
     `ratio`: the share of entries to keep, in (0, 1]; the paper drops 99 %.
+
+    All of a short array is sampled, so that the share is exact:
+
+    >>> import numpy as np
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("graddrop:ratio=0.5"), np.array([1, -4, 2, 0.5], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [0.0, -4.0, 2.0, 0.0]
     """
 
     ratio: float = 0.01

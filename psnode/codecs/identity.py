@@ -8,17 +8,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from psnode.codecs.abilities import Linear
 from psnode.codecs.base import Bytes, Codec, Floats, Measured, Shape, Sink, Source, Words
 from psnode.codecs.kernels.finite import add_scaled, all_finite, copy_finite, raise_nonfinite
-from psnode.codecs.norm import norm_of
+from psnode.codecs.kernels.norms import norm_of
 from psnode.codecs.payload import Payload, header_nbytes, write_header
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecValueError, PayloadError
 
 
 @dataclass(frozen=True, repr=False)
-class Identity(Codec):
-    """decode(encode(x)) = x, bit for bit."""
+class Identity(Linear, Codec):
+    """decode(encode(x)) = x, bit for bit.
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("identity"), np.array([1, -4, 2, 0.5], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [1.0, -4.0, 2.0, 0.5]
+    """
 
     id = "identity"
     traits = Traits(unbiased=True, lossless=True, linear=True, decodes_linearly=True)

@@ -36,7 +36,15 @@ _SIDE = 12
 
 @dataclass(frozen=True, repr=False)
 class MinMax(Generated, Quantiser):
-    """minmax:bits=4. `bits` a coordinate: 1, 2, 4 or 8."""
+    """minmax:bits=4. `bits` a coordinate: 1, 2, 4 or 8.
+
+    The ends of the grid are exact:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("minmax:bits=1"), np.array([-1, 3, -1, 3], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [-1.0, 3.0, -1.0, 3.0]
+    """
 
     bits: int = 4
 
@@ -53,7 +61,7 @@ class MinMax(Generated, Quantiser):
         return MinMaxRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError for bits that there are not, and for ends that are none."""
+        """PayloadError for a number of bits, or ends, that encode never writes."""
         _bits(body[:_SIDE])
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:

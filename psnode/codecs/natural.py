@@ -36,7 +36,15 @@ _HIGHEST, _LOWEST = 128, -149
 
 @dataclass(frozen=True, repr=False)
 class Natural(Generated, Quantiser):
-    """natural: no parameters, omega <= 1/8."""
+    """natural: no parameters, omega <= 1/8.
+
+    Powers of two are exact:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("natural"), np.array([0.5, -4, 0, 2], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [0.5, -4.0, 0.0, 2.0]
+    """
 
     id = "natural"
     traits = Traits(unbiased=True)

@@ -10,8 +10,8 @@ small values of a long-tailed bucket cost less than on the even levels of qsgd.
 
 s = 2^b - 2 makes use of all codes of b + 1 bits: 2, 6, 14, 30, 62.
 
-Rows of larger buckets are coded as buckets of 512, once the norms are there. Payloads of other levels than an instance's own are
-read by an interpreter: nothing is compiled for what a peer sends.
+Rows of larger buckets are coded as buckets of 512, once the norms are known. Payloads of other levels than an instance's own are
+read by an interpreter: no peer's payload makes anything compile.
 
 Source: Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy, "NUQSGD: Provably Communication-efficient Data-parallel SGD via
 Nonuniform Quantization", JMLR 2021.
@@ -29,16 +29,15 @@ import numpy as np
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, Measured, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.norms import norms_of
+from psnode.codecs.kernels.norms import norm_of_buckets, norms_of
 from psnode.codecs.kernels.packed import pack, unpack
 from psnode.codecs.kernels.planes import BLOCK, packed_nbytes
-from psnode.codecs.norm import norm_of_buckets
 from psnode.codecs.rows.codec import Generated, coder_of, interpreted
 from psnode.codecs.rows.coder import Coder, Decoder, SumCoder
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Formula, program_of, rows_of
 from psnode.codecs.rows.known.nuqsgd import NuqsgdRows
-from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows.numba.text import text_of
 from psnode.codecs.sources import Values, leaves_error, operands
 from psnode.codecs.stages import Quantiser, Symbols, codes_like
 from psnode.codecs.traits import Traits
@@ -49,7 +48,7 @@ MAX_BUCKET = 2**28
 _FIELDS = 8
 
 
-class _InBuckets(NamedTuple):
+class _BucketDecoder(NamedTuple):
     """Decoder of a body of any bucket: the one of its levels and of buckets of 512, and a bucket's rows."""
 
     coder: Coder
@@ -68,6 +67,13 @@ class Nuqsgd(Generated, Quantiser):
 
     `levels`: s, 1..62; the smallest magnitude is 2^-s. `bucket`: coordinates that share a norm, a multiple of 512. `norm`: l2,
     the paper's, or max, which has less variance.
+
+    The norm times powers of two is exact:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("nuqsgd:norm=max"), np.array([0.25, -4, 0, 2], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [0.25, -4.0, 0.0, 2.0]
     """
 
     levels: int = 7
@@ -118,7 +124,7 @@ class Nuqsgd(Generated, Quantiser):
         levels, bucket, _ = _checked(body, size)
         of_rows = Nuqsgd(levels, norm=self.norm)
         coder = coder_of(of_rows) if levels == self.levels else interpreted(of_rows)
-        return coder if bucket == BLOCK else _InBuckets(coder, bucket // BLOCK), body
+        return coder if bucket == BLOCK else _BucketDecoder(coder, bucket // BLOCK), body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
         """From the norms of the buckets, which no decoded magnitude exceeds."""
@@ -156,13 +162,13 @@ def _bits(levels: int) -> int:
 
 @lru_cache(maxsize=64)
 def _coder_of_rows(codec: Nuqsgd) -> SumCoder:
-    """A coder of rows whose norms are there, in a body as with buckets of 512."""
+    """A coder of rows whose norms are given, in a body as with buckets of 512."""
     made = program_of(NuqsgdRows(codec))
     return SumCoder(made, compiled(text_of(made)))
 
 
 def _repeated(norms: Floats, rows: int, size: int) -> Floats:
-    """The norm of every row's bucket, which has so many rows."""
+    """The norm of every row's bucket of `rows` rows."""
     return np.repeat(norms, rows)[: rows_of(size)]
 
 

@@ -30,7 +30,15 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, repr=False)
 class OneBit(Binary):
-    """onebit: two means a segment, one bit a coordinate."""
+    """onebit: two means a segment, one bit a coordinate.
+
+    The mean of the coordinates of each sign:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("onebit"), np.array([1, -2, 3, -4], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [2.0, -3.0, 2.0, -3.0]
+    """
 
     id = "onebit"
     traits = Traits(one_scale=True)

@@ -1,7 +1,7 @@
 """Memory of its own pages, which take room once they are written to: large ones where the system has them.
 
 The system clears a large page in one go where it is asked for 512 small ones. They are private: pages of shared memory, which
-mmap gives unless told otherwise, are small on most systems whatever is asked for. And nothing is promised for what is not written
+mmap gives unless told otherwise, are small on most systems whatever is asked for. And nothing is promised for pages not written
 yet: a system that counts promises would refuse to fork a process with more of them than it has memory.
 """
 
@@ -21,7 +21,7 @@ _NO_PROMISE = 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0
 class Pages:
     """`raw`: `size` bytes (> 0), zeros at first, which go back to the system with this, whatever malloc keeps.
 
-    OSError if the system has no addresses for so many, or counts all memory as promised.
+    OSError if the system has no addresses for them, or counts all memory as promised.
     """
 
     def __init__(self, size: int) -> None:

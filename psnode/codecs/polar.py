@@ -9,8 +9,8 @@ values, and arithmetic-coded with its prior. The rate-distortion function D = 4^
 Reader and writer compute the priors in the same integers, so that they agree on every machine. Values that share a scale, 2^16
 neighbours, are treated as Gaussian; the scale sent is the one that misses them the least, so that ||x - decode|| <= ||x||.
 Where the root of their mean square is below 2^-100 they become zeros. With `prior=empirical` groups of 64 neighbours are sorted
-by their energy first, and coded at rates between 0 and 4, if that gains; see polarcodes.groups. With `rotate=true` values that
-share a scale are rotated at random, and the scale makes the decoded vector right along x; see polarcodes.rotation. If the error
+by their energy first, and coded at rates between 0 and 4, if that gains (polarcodes.energy_groups). With `rotate=true` values
+that share a scale are rotated at random, and the scale makes the decoded vector right along x (polarcodes.hadamard). If the error
 was alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then. The mean of the decoded vector is x but for vectors whose few non-zeros
 outweigh all others, whose values come out some hundredths too alike: no unbiased codec.
 
@@ -18,9 +18,9 @@ outweigh all others, whose values come out some hundredths too alike: no unbiase
            values are rotated, or 0; uint8 edition of the designs; two uint64 key words
            sorted: uint32 length, then the classes of the groups as ans codes them, zeros to a multiple of 4 bytes; a bit for
            every 2^16 values, 1 if they are in the order of taps, zeros to a multiple of 4 bytes; polarcodes.outliers
-           float32 scale of every 2^16 values, see polarcodes.layout
-           raw bits in uint32, superblock by superblock and level by level, then uint16 words of the coder, polarcodes.coder;
-           nothing for superblocks whose scales are 0
+           float32 scale of every 2^16 values, see polarcodes.superblocks
+           raw bits in uint32, superblock by superblock and level by level, then uint16 words of polarcodes.range_coder; nothing
+           for superblocks whose scales are 0
            rotated: float32, the last d mod 64 values
 
 Source: Arikan, "Channel polarization", IEEE Trans. IT 2009; Korada, Urbanke, "Polar codes are optimal for lossy source
@@ -41,8 +41,8 @@ from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.kernels.finite import add_scaled, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import body as bytes_of
-from psnode.codecs.polarcodes import designs, groups, outliers, stream
-from psnode.codecs.polarcodes.layout import SCALED, superblocks
+from psnode.codecs.polarcodes import designs, energy_groups, outliers, stream
+from psnode.codecs.polarcodes.superblocks import SCALED, superblocks
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.sinks import Moved
 from psnode.codecs.stages import FlatCodec, padded
@@ -64,6 +64,14 @@ class Polar(FlatCodec):
     or 2^18; 32 blocks are coded side by side, so that an array shorter than 32 N has shorter ones. `rotate`: nearly unbiased
     where many values are not zero. `prior`: empirical, variances of groups of 64 values, found anew in each array, the least
     error on gradients; gaussian, one variance for 2^16 values; auto, gaussian if rotated.
+
+    One bit a coordinate, near the least error of a Gaussian source, 1/4:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("polar:prior=gaussian"), np.random.default_rng(1).standard_normal(1 << 15, np.float32)
+    >>> error = x - codec.decode(codec.encode(x, np.random.default_rng(1)))
+    >>> bool(0.25 < np.sum(error**2) / np.sum(x**2) < 0.3)
+    True
     """
 
     rate: float = 1.0
@@ -109,15 +117,15 @@ class Polar(FlatCodec):
         """The most bytes after the fields if groups are sorted: classes keep to the rate, their excess over it is known."""
         if not self._sorts or not _LEAST_SORTED <= size <= outliers.MOST:
             return 0
-        count = -(-size // groups.GROUP)
-        ids = 4 + padded(Ans().max_nbytes(count, len(groups.LADDER)))
-        scales = size // SCALED + size // (LANES * min(self.block, 1 << groups.LONGEST)) + len(groups.LADDER) * 16
-        bits = math.ceil((self.rate + _excess(min(self._longest, groups.LONGEST))) * count * groups.GROUP)
+        count = -(-size // energy_groups.GROUP)
+        ids = 4 + padded(Ans().max_nbytes(count, len(energy_groups.LADDER)))
+        scales = size // SCALED + size // (LANES * min(self.block, 1 << energy_groups.LONGEST)) + len(energy_groups.LADDER) * 16
+        bits = math.ceil((self.rate + _excess(min(self._longest, energy_groups.LONGEST))) * count * energy_groups.GROUP)
         rest = stream.Extent(0, bits, LANES)
         return (
             outliers.max_nbytes(size)
             + ids
-            + padded(-(-size // (8 * groups.CHUNK)))
+            + padded(-(-size // (8 * energy_groups.CHUNK)))
             + 4 * scales
             + 2 * stream.allowed_words(rest)
             + 8
@@ -148,13 +156,13 @@ class Polar(FlatCodec):
         """Fuse a move with coding: decoded values are known once all is coded, unless they are rotated."""
         return sink is NOTHING or (isinstance(sink, Moved) and not self.rotate)
 
-    def _write_sorted(self, x: Floats, found: groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
+    def _write_sorted(self, x: Floats, found: energy_groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
         """Classes, outliers and the stream; the number of bytes."""
         z, y = np.empty_like(found.values), np.empty_like(x)
         blocks = bytes_of.class_blocks(found.classes.ids, self._longest)
         coded = bytes_of.code(found.values, blocks, False, key, z, capped=True)
         assert coded is not None
-        groups.restore(z, found.classes, y)
+        energy_groups.restore(z, found.classes, y)
         start = bytes_of.write_classes(found.classes, body)
         used = outliers.write(x, y, found.multiplier, body[start:])
         if isinstance(sink, Moved):
@@ -163,12 +171,12 @@ class Polar(FlatCodec):
             _move(y, sink)
         return start + used + coded.put(body[start + used :])
 
-    def _sorted(self, x: Floats) -> groups.Arranged | None:
+    def _sorted(self, x: Floats) -> energy_groups.Arranged | None:
         """The values in another order, if that is asked for and gains."""
         if not self._sorts or not _LEAST_SORTED <= x.size <= outliers.MOST:
             return None
         size = root_mean_square(x)
-        return groups.arrange(x, size * size, self.rate) if size >= _SMALLEST else None
+        return energy_groups.arrange(x, size * size, self.rate) if size >= _SMALLEST else None
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         rate, longest, is_sorted, is_rotated = _fields(body)
@@ -177,9 +185,9 @@ class Polar(FlatCodec):
         if is_sorted:
             classes, rest = bytes_of.read_classes(body[_FIELDS:], flat.size)
             places, errors, rest = outliers.read(rest, flat.size)
-            values = np.empty(sum(groups.sizes(classes.ids)), np.float32)
+            values = np.empty(sum(energy_groups.sizes(classes.ids)), np.float32)
             bytes_of.read(rest, bytes_of.class_blocks(classes.ids, longest), False, key, values)
-            groups.restore(values, classes, flat)
+            energy_groups.restore(values, classes, flat)
             outliers.add(places, errors, flat)
             return
         tail = flat.size % _TAIL * is_rotated

@@ -33,6 +33,13 @@ class Randk(Selector):
     """randk:ratio=0.01,scaled=true.
 
     `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false` sends the entries as they are: biased, the form for feedback loops.
+
+    Half of the entries, doubled so that the expectation is x:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("randk:ratio=0.5"), np.ones(8, np.float32)
+    >>> sorted(codec.decode(codec.encode(x, np.random.default_rng(1))).tolist())
+    [0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0]
     """
 
     ratio: float = 0.01

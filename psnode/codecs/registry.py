@@ -55,7 +55,7 @@ def codec_of(parsed: Spec) -> Codec:
 
 
 def is_from_outside(codec: Codec) -> bool:
-    """True if a stage of `codec` is none of psnode's own."""
+    """True if a stage of `codec` comes from outside psnode."""
     return any(table.number_of(stage.id) in table.OUTSIDE for stage in codec.spec.stages)
 
 

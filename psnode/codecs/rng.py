@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Words, Words32
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.threefry import Four, encrypt
 from psnode.errors import CodecValueError
 

@@ -38,7 +38,15 @@ _FIELD = 4
 
 @dataclass(frozen=True, repr=False)
 class ScaledSign(Binary):
-    """scaledsign:bucket=0. `bucket`: coordinates that share a magnitude; 0: all of them."""
+    """scaledsign:bucket=0. `bucket`: coordinates that share a magnitude; 0: all of them.
+
+    The mean magnitude with the sign of each coordinate:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("scaledsign"), np.array([1, -2, 3, -4], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [2.5, -2.5, 2.5, -2.5]
+    """
 
     bucket: int = 0
 

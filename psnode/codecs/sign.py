@@ -30,7 +30,13 @@ from psnode.errors import PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Sign(Generated, Quantiser):
-    """sign: decodes to 1 or -1; zeros, -0.0 too, to either with probability 1/2."""
+    """sign: decodes to 1 or -1; zeros, -0.0 too, to either with probability 1/2.
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("sign"), np.array([1, -2, 3, -4], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [1.0, -1.0, 1.0, -1.0]
+    """
 
     id = "sign"
     traits = Traits(votes=True)

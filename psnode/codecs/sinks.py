@@ -14,8 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from psnode.codecs.arguments import check_target
-from psnode.codecs.arrays import Float64s, Floats
+from psnode.codecs.arrays import Float64s, Floats, check_target
 
 
 class Sink:

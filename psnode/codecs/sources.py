@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from psnode.codecs.arguments import check_parts, check_target, in_c_order
-from psnode.codecs.arrays import Floats, Parts, Shape, readonly
+from psnode.codecs.arrays import Floats, Parts, Shape, check_parts, check_target, in_c_order, readonly
 from psnode.codecs.sinks import Sink, Subtracted
 from psnode.errors import CodecValueError, NonFinitePartError
 
@@ -80,7 +79,7 @@ class Accumulated(Source):
 
     `target`: float32, contiguous, apart from the parts. A part that is not finite raises NonFinitePartError, with the index in
     the array; the target is then as it was, but for rounding. Raises CodecTypeError, CodecValueError for other arguments.
-    `is_added`: whether the parts have been added, or taken by somebody who adds them.
+    `is_added`: whether the parts have been added, or taken by a caller that adds them.
     """
 
     def __init__(self, parts: Parts, target: Floats) -> None:
@@ -91,7 +90,7 @@ class Accumulated(Source):
         self.is_added = not parts
 
     def take(self) -> Parts:
-        """The parts that are still to be added; whoever takes them adds them."""
+        """The parts that are still to be added; the caller adds them."""
         parts = () if self.is_added else self.parts
         self.is_added = True
         return parts
@@ -133,7 +132,7 @@ def restore(target: Floats, parts: Parts, stop: int, decoded: Floats) -> None:
     """Restore flat `target` from before `parts` were added up to coordinate `stop`, and `decoded` subtracted at its start.
 
     But for rounding: values that may be nothing but rounding errors of the two operations become zero. So nothing of a huge
-    gradient stays behind, and no value is more than twice as large as before.
+    gradient is left, and no value is more than twice as large as before.
     """
     size = max(stop, decoded.size)
     values, moved = target[:size].astype(np.float64), np.zeros(size)

@@ -89,7 +89,7 @@ def _parse_stage(part: str, text: str) -> Stage:
 
 
 def unknown(kind: str, name: str, valid: Collection[str]) -> CodecSpecError:
-    """The error for a `name` that is none of `valid`: names them all, and the nearest."""
+    """The error for a `name` not in `valid`: it names them all, and the nearest."""
     near = get_close_matches(name, valid, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return CodecSpecError(f"unknown {kind} {name!r}{hint}: valid are {', '.join(sorted(valid)) or 'none'}")

@@ -117,9 +117,9 @@ class Reducer(Codec):
         """`measure`, given finite values; None if that takes expanding them. Those of a sparse reducer are the decoded ones."""
         if not self.sparse:
             return None
-        from psnode.codecs.norm import norm_of
+        from psnode.codecs.kernels.norms import norm_of
 
-        self._support_of(side, shape)  # PayloadError if the indices are none
+        self._support_of(side, shape)  # PayloadError if the indices are invalid
         return Measured(norm_of(values, self.id), lambda out, weight: self._expand_add(side, values, out, weight))
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
@@ -177,7 +177,7 @@ class Lossless(ABC):
 
     @abstractmethod
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`, all of it. PayloadError unless it holds exactly so many codes below `alphabet`."""
+        """Overwrite `codes` from `data`, all of it. PayloadError unless it holds exactly as many codes, each below `alphabet`."""
 
 
 def check_finite(values: Floats, owner: str) -> None:

@@ -1,4 +1,4 @@
-"""Every stage there is: its id, its stable number on the wire, and the class behind it.
+"""Every known stage: its id, its stable number on the wire, and its class.
 
 Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused.
 Classes are imported when they are first asked for, so that listing codecs costs nothing. The numbers 192 to 255 are for codecs
@@ -15,7 +15,7 @@ OUTSIDE = range(192, 256)  # numbers of codecs from outside psnode
 GROUP = "psnode.codecs"  # of entry points: each is called by the id of its codec
 
 
-class Entry(NamedTuple):
+class CodecEntry(NamedTuple):
     """`number` on the wire (1..255); `target` is "module:Class" below psnode.codecs, empty while reserved."""
 
     number: int
@@ -23,42 +23,42 @@ class Entry(NamedTuple):
 
 
 CODECS = {
-    "identity": Entry(1, "identity:Identity"),
-    "fp16": Entry(2, "fp16:Fp16"),
-    "bf16": Entry(3, "bf16:Bf16"),
-    "svd": Entry(4, "svd:Svd"),
-    "qsgd": Entry(5, "qsgd:Qsgd"),
-    "nuqsgd": Entry(6, "nuqsgd:Nuqsgd"),
-    "natural": Entry(7, "natural:Natural"),
-    "dithered": Entry(8, "dithered:Dithered"),
-    "terngrad": Entry(9, "terngrad:TernGrad"),
-    "minmax": Entry(10, "minmax:MinMax"),
-    "onebit": Entry(11, "onebit:OneBit"),
-    "sign": Entry(12, "sign:Sign"),
-    "scaledsign": Entry(13, "scaledsign:ScaledSign"),
-    "tbq": Entry(14, "tbq:Tbq"),
-    "entrywise": Entry(15, "entrywise:Entrywise"),
-    "topk": Entry(16, "topk:Topk"),
-    "randk": Entry(17, "randk:Randk"),
-    "threshold": Entry(18, "threshold:Threshold"),
-    "graddrop": Entry(19, "graddrop:Graddrop"),
-    "blosc": Entry(20, "blosc:Blosc"),
-    "polar": Entry(21, "polar:Polar"),
-    "lss": Entry(22, "lss:Lss"),
-    "sketchml": Entry(23, "sketchml:SketchMl"),
-    "countsketch": Entry(24, "countsketch:CountSketch"),
-    "countmean": Entry(25, "countmean:CountMean"),
-    "powersgd": Entry(26),
-    "fourier": Entry(27, "fourier:Fourier"),
-    "adacomp": Entry(28, "adacomp:AdaComp"),
+    "identity": CodecEntry(1, "identity:Identity"),
+    "fp16": CodecEntry(2, "fp16:Fp16"),
+    "bf16": CodecEntry(3, "bf16:Bf16"),
+    "svd": CodecEntry(4, "svd:Svd"),
+    "qsgd": CodecEntry(5, "qsgd:Qsgd"),
+    "nuqsgd": CodecEntry(6, "nuqsgd:Nuqsgd"),
+    "natural": CodecEntry(7, "natural:Natural"),
+    "dithered": CodecEntry(8, "dithered:Dithered"),
+    "terngrad": CodecEntry(9, "terngrad:TernGrad"),
+    "minmax": CodecEntry(10, "minmax:MinMax"),
+    "onebit": CodecEntry(11, "onebit:OneBit"),
+    "sign": CodecEntry(12, "sign:Sign"),
+    "scaledsign": CodecEntry(13, "scaledsign:ScaledSign"),
+    "tbq": CodecEntry(14, "tbq:Tbq"),
+    "entrywise": CodecEntry(15, "entrywise:Entrywise"),
+    "topk": CodecEntry(16, "topk:Topk"),
+    "randk": CodecEntry(17, "randk:Randk"),
+    "threshold": CodecEntry(18, "threshold:Threshold"),
+    "graddrop": CodecEntry(19, "graddrop:Graddrop"),
+    "blosc": CodecEntry(20, "blosc:Blosc"),
+    "polar": CodecEntry(21, "polar:Polar"),
+    "lss": CodecEntry(22, "lss:Lss"),
+    "sketchml": CodecEntry(23, "sketchml:SketchMl"),
+    "countsketch": CodecEntry(24, "countsketch:CountSketch"),
+    "countmean": CodecEntry(25, "countmean:CountMean"),
+    "powersgd": CodecEntry(26),
+    "fourier": CodecEntry(27, "fourier:Fourier"),
+    "adacomp": CodecEntry(28, "adacomp:AdaComp"),
 }
 LOSSLESS = {
-    "zstd": Entry(64, "entropy.zstd:Zstd"),
-    "ans": Entry(65, "entropy.ans:Ans"),
-    "rice": Entry(66, "entropy.rice:Rice"),
+    "zstd": CodecEntry(64, "entropy.zstd:Zstd"),
+    "ans": CodecEntry(65, "entropy.ans:Ans"),
+    "rice": CodecEntry(66, "entropy.rice:Rice"),
 }
 WRAPPERS = {
-    "contractive": Entry(96, "contractive:Contractive"),
+    "contractive": CodecEntry(96, "contractive:Contractive"),
 }
 
 _STAGES = CODECS | LOSSLESS | WRAPPERS

@@ -38,7 +38,13 @@ _LEAST, _MOST = 1e-37, 1e38
 
 @dataclass(frozen=True, repr=False)
 class Tbq(Quantiser):
-    """tbq:tau=. `tau`: the threshold and the value sent; without one it follows the array."""
+    """tbq:tau=. `tau`: the threshold and the value sent; without one it follows the array.
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("tbq:tau=1"), np.array([2, 0.5, -1.5, 0], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [1.0, 0.0, -1.0, 0.0]
+    """
 
     tau: float | None = None
 

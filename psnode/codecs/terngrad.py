@@ -41,7 +41,15 @@ _MAX_CLIP = 1000
 
 @dataclass(frozen=True, repr=False)
 class TernGrad(Generated, Quantiser):
-    """terngrad:clip=0. `clip`: cut values off at that many standard deviations, taken about zero; 0: never."""
+    """terngrad:clip=0. `clip`: cut values off at that many standard deviations, taken about zero; 0: never.
+
+    The largest magnitude and zero are exact:
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("terngrad"), np.array([2, 0, -2, 2], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [2.0, 0.0, -2.0, 2.0]
+    """
 
     clip: float = 0.0
 

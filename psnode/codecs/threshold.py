@@ -36,6 +36,11 @@ class Threshold(Selector):
     start from. Without one tau is three times the array's RMS: values above it are outliers whatever the scale, 0.3 % of
     a Gaussian and never more than a ninth of the entries. If none does, the largest alone is sent, so that feedback
     loops cannot stall.
+
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("threshold:tau=1"), np.array([2, 0.5, -1.5, 0], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [2.0, 0.0, -1.5, 0.0]
     """
 
     tau: float | None = None

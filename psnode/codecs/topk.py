@@ -31,6 +31,12 @@ class Topk(Selector):
     `ratio`: k / d, in (0, 1]; k is at least 1. `sampled=true` estimates the threshold from 1 % of the coordinates (at most
     16384), a random one of each of as many equal stretches, and is content with values that reach it: the k largest if that many
     do, and all if at least 0.8 k do. Else it lowers the threshold. So it reads the array once, nearly always.
+
+    >>> import numpy as np
+    >>> from psnode.codecs import get_codec
+    >>> codec, x = get_codec("topk:ratio=0.5"), np.array([1, -4, 2, 0.5], np.float32)
+    >>> codec.decode(codec.encode(x, np.random.default_rng(1))).tolist()
+    [0.0, -4.0, 2.0, 0.0]
     """
 
     ratio: float = 0.01

@@ -16,9 +16,9 @@ class Traits:
     shaped            the result depends on the shape of x and not on its values in order alone
     one_scale         all of x shares a scale or levels, so that tensors of unlike magnitudes are better coded one by one
     sparse            decode_add touches only the coordinates in `support`
-    adaptive          payloads are so much smaller on the arrays meant for the codec that `max_nbytes` says little of them
+    adaptive          payloads are far smaller on the arrays meant for the codec than `max_nbytes`, which says little about them
     votes             a decoded value is a vote, 1 or -1, of which the majority counts
-    newest            looks at what is being added to a residual beside the sum, so that the sum alone is coded otherwise
+    newest            looks at the gradient being added to a residual beside the sum, so that the sum alone is coded otherwise
     refit             for how many steps of training a result of `fit` serves; 1: every array is coded by itself
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psnode.codecs.kernels.llvm.values import rounds_once
+from psnode.codecs.kernels.llvm.runtime_values import rounds_once
 from psnode.config.cores import usable_cores
 
 

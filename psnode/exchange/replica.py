@@ -9,9 +9,9 @@ import xxhash
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Floats
-from psnode.exchange.device.codecs import Change
+from psnode.codecs.device.checks import Verdict
+from psnode.codecs.device.protocols import Change
 from psnode.exchange.device.placing import changes_on
-from psnode.exchange.device.trust import Verdict
 from psnode.plan.groups import Plan, Segment
 
 

@@ -16,7 +16,7 @@ from psnode.plan.coding import SegmentCoding
 if TYPE_CHECKING:
     import torch
 
-    from psnode.exchange.device.codecs import DeviceCodec
+    from psnode.codecs.device.protocols import DeviceCodec
     from psnode.exchange.device.segment import DeviceSegment
 
 CODEBOOK_BYTES = 4096  # with zeros behind the text

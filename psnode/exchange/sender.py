@@ -14,12 +14,12 @@ import torch
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes
+from psnode.codecs.device.checks import Verdict
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.sources import restore
 from psnode.config.schedules import Schedule
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.device.placing import place_on
-from psnode.exchange.device.trust import Verdict
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.memories import Memories
 from psnode.exchange.outgoing import OutgoingFrames

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from psnode.codecs.device.checks import Verdict
 from psnode.config import Config
 from psnode.config.extensions import load_codec
 from psnode.config.memory import free_memory
@@ -20,7 +21,6 @@ from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
-from psnode.exchange.device.trust import Verdict
 from psnode.exchange.flat_model import describe
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine

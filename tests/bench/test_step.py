@@ -153,10 +153,10 @@ def test_a_gradient_that_is_not_finite_ends_it(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_payload_and_little_else_comes_from_the_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of tensors that are copied to the host by torch, in one step of a network with matrices alone."""
-    from psnode.exchange.device.rooms import Room
+    from psnode.codecs.device.staging_buffer import StagingBuffer
 
     down = 0
-    rooms, read, whole = Room.down, torch.Tensor.cpu, torch.Tensor.__int__
+    rooms, read, whole = StagingBuffer.down, torch.Tensor.cpu, torch.Tensor.__int__
 
     def counts(method: Any) -> Any:
         def counted(*given: Any) -> Any:
@@ -172,7 +172,7 @@ def test_a_payload_and_little_else_comes_from_the_device(cupy: FakeCupy, monkeyp
         action()
         return Crossed(down, 0)
 
-    monkeypatch.setattr(Room, "down", counts(rooms))
+    monkeypatch.setattr(StagingBuffer, "down", counts(rooms))
     monkeypatch.setattr(torch.Tensor, "cpu", counts(read))
     monkeypatch.setattr(torch.Tensor, "__int__", counts(whole))
     monkeypatch.setattr("psnode.bench.step.crossed", cross)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
 import psnode
@@ -41,6 +42,20 @@ def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hi
         place.chmod(mode)
     folder.parent.chmod(above)
     assert draw() == ["7", str(hits)]
+
+
+def test_a_cache_of_earlier_sources_is_not_even_unpickled(tmp_path: Path) -> None:
+    """Its index names the types of a kernel's arguments, whose modules may have gone since."""
+    environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def draw() -> list[str]:
+        run = subprocess.run([sys.executable, "-c", _DRAW], env=environment, capture_output=True, text=True, check=True)
+        return run.stdout.split()
+
+    assert draw() == ["7", "0"]
+    (index,) = (tmp_path / "cache").rglob("trits.pack-*.nbi")
+    index.write_text(f"V{numba.__version__}\n.cpsnode.codecs.gone\nArguments\n.")  # a pickled version, then one of such a type
+    assert [draw(), draw()] == [["7", "0"], ["7", "1"]]
 
 
 def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from psnode.codecs.base import readonly
 from psnode.codecs.kernels.gather import places
 from psnode.codecs.selection.largest import Scan
 from psnode.codecs.selection.ranking import kth_largest
-from psnode.codecs.selection.scans import Copied, Plain, Scanned, scanned
+from psnode.codecs.selection.scans import Plain, Scanned, ScannedCopy, scanned
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 
 KEY = np.array([3, 7], np.uint64)
@@ -87,7 +87,7 @@ def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
     x = inputs(LONG)["normal"].copy()
     x[places[::3]] += 100
     for target in (None, np.empty_like(x)):
-        found = Scan(Plain(readonly(x)) if target is None else Copied(readonly(x), target)).largest(700, KEY, STREAM)
+        found = Scan(Plain(readonly(x)) if target is None else ScannedCopy(readonly(x), target)).largest(700, KEY, STREAM)
         assert np.array_equal(found.indices, by_sorting(x, 700))
     assert np.array_equal(target, x)
 
@@ -113,7 +113,7 @@ def test_the_target_receives_a_copy():
     x = inputs(LONG)["normal"]
     for keep in (3, LONG // 2):
         target = np.full(LONG, 9, np.float32)
-        found = Scan(Copied(x, target)).largest(keep, KEY, STREAM)
+        found = Scan(ScannedCopy(x, target)).largest(keep, KEY, STREAM)
         assert np.array_equal(target, x)
         assert found.indices.size == keep
 

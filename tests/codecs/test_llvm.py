@@ -19,11 +19,11 @@ import pytest
 from numba import carray, njit  # type: ignore[attr-defined]
 
 import psnode
-from psnode.codecs.kernels import bitmasks, cosines, memory, rows, threefry
+from psnode.codecs.kernels import bitmasks, cache_hints, cosines, rows, threefry
 from psnode.codecs.kernels.llvm import operations as ops
-from psnode.codecs.kernels.llvm import values
+from psnode.codecs.kernels.llvm import runtime_values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
-from psnode.codecs.polarcodes import coder, lanes, reader, symbols, writer
+from psnode.codecs.polarcodes import lanes, range_coder, reader, symbols, writer
 from psnode.exchange.update import sgd
 
 PACKAGE = Path(psnode.__file__).parent
@@ -102,14 +102,14 @@ CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     bitmasks.mask_added: lambda r: (*floats_for_sums(r), 60, r.choice(HARD_BITS) & U32(bitmasks.MAGNITUDE)),
     bitmasks.lowest_one: lambda r: (U64(1 << int(r.integers(64))) | word(U64, r),),
     bitmasks.ones: lambda r: (word(U64, r),),
-    memory.fetch_row: lambda r: (hard(F32, 80, r), int(r.choice([0, 79, 80, 1 << 40]))),
-    memory.fetch_row_to_write: lambda r: (hard(F32, 80, r), int(r.choice([0, 79, 80, 1 << 40]))),
+    cache_hints.fetch_row: lambda r: (hard(F32, 80, r), int(r.choice([0, 79, 80, 1 << 40]))),
+    cache_hints.fetch_row_to_write: lambda r: (hard(F32, 80, r), int(r.choice([0, 79, 80, 1 << 40]))),
     lanes.f_row: lambda r: (hard(I16, 8 * ROW, r), 4, 1),
     lanes.g_row: lambda r: (hard(I16, 8 * ROW, r), 4, 1, word(U32, r)),
     lanes.gather_row: lambda r: (hard(I16, 8 * ROW, r), 5, 2, word(U32, r)),
     lanes.negative: lambda r: (hard(I16, 8 * ROW, r), 3),
     lanes.below: lambda r: (hard(I16, 4 * ROW, r), 3, hard(I16, 80, r), 17),
-    coder.likely_of: lambda r: (hard(I16, 4 * ROW, r), 2, hard(U16, coder.STEPS, r), hard(U32, ROW, r)),
+    range_coder.likely_of: lambda r: (hard(I16, 4 * ROW, r), 2, hard(U16, range_coder.STEPS, r), hard(U32, ROW, r)),
     reader.get_row: lambda r: (hard(U32, 2 * ROW, r), r.integers(0, 1 << 14, ROW, U32), hard(U16, 80, r), 13, word(U32, r)),
     writer.put_row: lambda r: (hard(U32, 4 * ROW, r), r.integers(0, 1 << 14, ROW, U32), word(U32, r), word(U32, r)),
     writer.note_row: lambda r: (hard(U32, 4 * ROW, r), word(U32, r), hard(U16, 1024, r), 77),
@@ -153,7 +153,7 @@ def test_instructions_and_numpy_give_the_same_bits(function: Any) -> None:
 
 
 DEPENDENT = [
-    "coder.likely_of",
+    "range_coder.likely_of",
     "reader.get_row",
     "writer.note_row",
     "symbols.prior_row",
@@ -164,7 +164,7 @@ DEPENDENT = [
 def test_they_do_on_a_processor_that_has_none_of_the_new_instructions() -> None:
     """Those where the text depends on the processor, with NumPy's side of it."""
     program = f"""
-from psnode.codecs.kernels.llvm.values import has, rounds_once
+from psnode.codecs.kernels.llvm.runtime_values import has, rounds_once
 from tests.codecs import test_llvm as test
 assert not has("avx512bw") and not has("avx512vbmi2")
 for function in test.CASES:
@@ -304,17 +304,17 @@ def test_wide_vectors_change_no_sum() -> None:
     ("processor", "asked"), [("znver4", False), ("znver5", True), ("icelake-server", True), ("neoverse-n1", True)]
 )
 def test_memory_is_asked_for_ahead_where_that_is_faster(processor: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "processor", lambda: (processor, ""))
-    values.wants_hints.cache_clear()
+    monkeypatch.setattr(runtime_values, "processor", lambda: (processor, ""))
+    runtime_values.wants_hints.cache_clear()
 
     @njit
     def run(x: Any) -> None:
-        memory.fetch_row(x, 0)
+        cache_hints.fetch_row(x, 0)
 
     try:
         run(np.zeros(1024, F32))
     finally:
-        values.wants_hints.cache_clear()
+        runtime_values.wants_hints.cache_clear()
     [text] = run.inspect_llvm().values()
     assert ("llvm.prefetch" in text) is asked
 

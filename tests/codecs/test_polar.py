@@ -16,7 +16,7 @@ from scipy.special import log1p
 
 from psnode.codecs import Payload, get_codec
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.polarcodes import channel, designs
+from psnode.codecs.polarcodes import designs, rate_channel
 from psnode.codecs.polarcodes.lanes import UNIT, f_row
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.rng import Key
@@ -333,7 +333,7 @@ def test_changed_words_and_words_that_are_left_over_are_refused() -> None:
 def test_no_log_likelihood_ratio_is_rounded_by_a_hair() -> None:
     """A machine whose exp is off by 2^-40 rounds alike: the tables are integers, equal everywhere."""
     for rate in RATES:
-        found = channel.prior_llrs(designs.CHANNELS[rate]) + channel.posterior_llrs(designs.CHANNELS[rate])
+        found = rate_channel.prior_llrs(designs.CHANNELS[rate]) + rate_channel.posterior_llrs(designs.CHANNELS[rate])
         nats = np.concatenate([each.reshape(-1) for each in found])
         nats = nats[np.abs(nats) * UNIT > 1e-6]  # exactly 0 by symmetry otherwise
         assert (np.abs(nats * UNIT % 1 - 0.5) > 1e-9).all()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.polarcodes.channel import chances
-from psnode.codecs.polarcodes.coder import Words16, likely_of
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
-from psnode.codecs.polarcodes.reader import Reader, ended_well, read_row, reader
+from psnode.codecs.polarcodes.range_coder import Words16, likely_of
+from psnode.codecs.polarcodes.rate_channel import chances
+from psnode.codecs.polarcodes.reader import WordReader, ended_well, read_row, reader
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import Writer, finish_writing, write_row, writer
 from tests.codecs.polar_oracle import Coder
@@ -28,7 +28,7 @@ def _write(llrs: Llrs, bits: Masks, table: Words16, writer: Writer, lanes: int) 
 
 
 @kernel
-def _read(llrs: Llrs, bits: Masks, table: Words16, reader: Reader, lanes: int) -> None:
+def _read(llrs: Llrs, bits: Masks, table: Words16, reader: WordReader, lanes: int) -> None:
     chances = np.empty(LANES, np.uint32)
     state, place, words = reader
     used = np.uint64((1 << lanes) - 1)

@@ -137,5 +137,5 @@ def install(monkeypatch: pytest.MonkeyPatch, cache: Path) -> FakeCupy:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr("psnode.codecs.rows.cupy_kernels.directory", lambda: cache)
+    monkeypatch.setattr("psnode.codecs.device.cupy.row_kernels.directory", lambda: cache)
     return fake

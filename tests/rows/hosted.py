@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from psnode.codecs.rows.cuda_text import HEADERS
+from psnode.codecs.rows.cuda.text import HEADERS
 
 GXX = shutil.which("g++")
 FLAGS = ["-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-Wno-ignored-attributes"]

@@ -13,7 +13,7 @@ from psnode.codecs.rows import interpreter
 from psnode.codecs.rows.coder import Coder, Functions
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.interpreter import Interpreted
-from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows.numba.text import text_of
 from psnode.codecs.table import number_of
 from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, all_ties, check, check_all, check_golden, program, with_formula
 

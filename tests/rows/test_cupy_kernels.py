@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from psnode.codecs import get_codec
-from psnode.codecs.rows.cuda_text import text_of
-from psnode.codecs.rows.cupy_kernels import OPTIONS, Identity, Kernels, import_cupy, standalone
+from psnode.codecs.device.cupy.row_kernels import OPTIONS, DeviceIdentity, Kernels, import_cupy, standalone
+from psnode.codecs.device.row_functions import RowFunctions
+from psnode.codecs.rows.cuda.text import text_of
 from psnode.errors import ConfigurationError
-from psnode.exchange.device.coder import OnDevice
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.forms import FORMS, check_all, program
 from tests.rows.hosted import GXX
@@ -29,7 +29,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs_through_the_launcher(spec: str) -> None:
-    check_all(spec, OnDevice(Kernels(text_of(program(get_codec(spec))), 0), CPU))
+    check_all(spec, RowFunctions(Kernels(text_of(program(get_codec(spec))), 0), CPU))
 
 
 def test_kernels_are_compiled_once_for_a_device_and_a_driver(cupy: FakeCupy, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_kernels_are_compiled_once_for_a_device_and_a_driver(cupy: FakeCupy, tmp
 
 def test_a_file_that_no_driver_takes_is_compiled_anew(cupy: FakeCupy) -> None:
     text = text_of(program(get_codec("bf16")))
-    path = Identity.of(0).file(standalone(text), ".cubin")
+    path = DeviceIdentity.of(0).file(standalone(text), ".cubin")
     path.write_bytes(b"cut off")
     Kernels(text, 0)
     assert len(cupy.compiled) == 1 and path.stat().st_size > 1000
@@ -75,4 +75,4 @@ def test_without_cupy_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs_on_a_gpu(spec: str) -> None:
     device = torch.device("cuda", 0)
-    check_all(spec, OnDevice(Kernels(text_of(program(get_codec(spec))), 0), device))
+    check_all(spec, RowFunctions(Kernels(text_of(program(get_codec(spec))), 0), device))

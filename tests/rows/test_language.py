@@ -19,7 +19,6 @@ from psnode.codecs.rows import (
     clip,
     coin,
     count_of_all,
-    cuda_text,
     f32,
     f64,
     floor,
@@ -49,9 +48,10 @@ from psnode.codecs.rows import (
 )  # fmt: skip
 from psnode.codecs.rows.coder import Coder, Functions
 from psnode.codecs.rows.compiled import compiled
+from psnode.codecs.rows.cuda import text as cuda_text
 from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted
-from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows.numba.text import text_of
 from psnode.errors import CodecSpecError, PayloadError
 from tests.codecs.family import gaussian
 from tests.rows import hosted

@@ -10,8 +10,10 @@ from click.testing import CliRunner
 
 from psnode.cli import app
 from psnode.codecs import get_codec, table
-from psnode.codecs.rows import cuda_text, numba_text, ranks
+from psnode.codecs.rows import selection_rank
+from psnode.codecs.rows.cuda import text as cuda_text
 from psnode.codecs.rows.known import ranking_of
+from psnode.codecs.rows.numba import text as numba_text
 from psnode.errors import ConfigurationError
 from tests.rows.forms import program, with_formula
 
@@ -51,4 +53,4 @@ def test_the_listing_says_which_codecs_have_rows() -> None:
 def test_the_source_of_a_selection_is_what_a_device_runs() -> None:
     codec = get_codec("topk:ratio=0.5")
     ranking = ranking_of(codec)
-    assert ranking is not None and run("topk:ratio=0.5", "--source", "cuda") == ranks.text_of(ranking)
+    assert ranking is not None and run("topk:ratio=0.5", "--source", "cuda") == selection_rank.text_of(ranking)

@@ -38,7 +38,7 @@ from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted, _tree_of
 from psnode.codecs.rows.language import given
-from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows.numba.text import text_of
 from psnode.config.extensions import load_codec
 from psnode.errors import CodecSpecError, NonFiniteGradientError
 from tests.codecs.family import fed_back, gaussian

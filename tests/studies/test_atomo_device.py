@@ -33,6 +33,6 @@ def test_a_device_that_is_none_is_refused_in_a_line(capsys: pytest.CaptureFixtur
 
 
 def test_a_device_that_makes_other_terms_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psnode.exchange.device.spectral_trust.problem", lambda codec, device: "the device makes other terms")
+    monkeypatch.setattr("psnode.codecs.device.spectral_checks.problem", lambda codec, device: "the device makes other terms")
     with pytest.raises(ConfigurationError, match="other terms"):
         atomo_device.rows_of(OPTIONS, torch.device("cpu"))

@@ -10,7 +10,7 @@ import pytest
 
 from psnode.codecs import get_codec
 from psnode.codecs.rows.coder import Coder
-from psnode.codecs.rows.cuda_text import text_of
+from psnode.codecs.rows.cuda.text import text_of
 from psnode.codecs.rows.interpreter import Interpreted
 from psnode.codecs.rows.usual import usual, usual_text
 from psnode.errors import ConfigurationError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psnode.bench.codecs import SPEEDS
-from psnode.codecs.kernels.llvm.values import processor
+from psnode.codecs.kernels.llvm.runtime_values import processor
 from studies import widths
 from studies.harness import main
 

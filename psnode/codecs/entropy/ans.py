@@ -165,7 +165,7 @@ def _common_range(section: Section) -> tuple[int, int]:
 
 @kernel
 def _take_rare(codes: Codes, rare: npt.NDArray[np.bool_], low: int, width: int, found: Codes) -> int:
-    """Collect the codes with rare[code]; none of low .. low + width is. The number of them."""
+    """Collect the codes with rare[code]; low .. low + width are not rare. The number of them."""
     count = 0
     first = codes.dtype.type(low)
     for start in range(0, codes.size, _SCAN):

@@ -1,4 +1,4 @@
-"""The model behind ans: where a run of codes changes its statistics, and the probabilities of each section.
+"""The model of ans: where a run of codes changes its statistics, and the probabilities of each section.
 
 Probabilities are known to both sides through weights of one byte a symbol: weight byte b >= 1 stands for
 (16 + (b - 1) mod 16) 2^((b - 1) div 16), up to 192. Everything is integer arithmetic: equal on every machine.
@@ -16,7 +16,7 @@ TOTAL = 1 << PRECISION  # the sum of the frequencies
 MAX_SYMBOLS = TOTAL // 4  # with more, frequencies of 1 would take too large a share
 TOP_BYTE = 192
 _TOP_WEIGHT = 31 << 11
-_FRACTION = 24  # bits behind the point of logarithms: a sum over 2^24 codes is right to a bit
+_FRACTION = 24  # fractional bits of logarithms: a sum over 2^24 codes is right to a bit
 
 
 @inlined

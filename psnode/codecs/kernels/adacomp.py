@@ -1,7 +1,7 @@
 """The sweep of adacomp: bins of a sum that is made on the way, and the entries that one more gradient would lift to the top.
 
-A stretch of whole bins is read from memory once: the parts are added to it, and what was added stays beside it in the first-level
-cache.
+A stretch of whole bins is read from memory once: the parts are added to it, and their sum stays beside it in the
+first-level cache.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats, Words32
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at
-from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.parts import ADDRESS, START, STOP, PartTable, add_parts
 
 STRETCH = 2048
@@ -28,7 +28,7 @@ def stretch_of(length: int) -> int:
 
 @kernel
 def _newest(parts: PartTable, first: int, start: int, stop: int, fresh: Floats) -> None:
-    """Copy what the parts hold of the stretch to `fresh`, zeros elsewhere. `first`: as of add_parts."""
+    """Copy the values that the parts have in the stretch to `fresh`, zeros elsewhere. `first`: see add_parts."""
     fresh[:] = 0
     while first + 1 < len(parts) and parts[first + 1, START] < stop:
         part = parts[first + 1]
@@ -44,7 +44,7 @@ def _newest(parts: PartTable, first: int, start: int, stop: int, fresh: Floats) 
 
 @kernel
 def _mark(values: Floats, added: Floats, limit: np.float32, marks: Bytes) -> None:
-    """1 where a value and what was added to it once more reach `limit`, unless the value is 0."""
+    """1 where a value plus the part last added to it, once more, reaches `limit`, unless the value is 0."""
     for i in range(values.size):
         marks[i] = np.uint8(abs(values[i] + added[i]) >= limit) & np.uint8(values[i] != 0)
 
@@ -84,7 +84,9 @@ def gather(
             limit_bits[0] = top
             limit = limit_bits.view(np.float32)[0]
             totals[0] += np.float64(limit)
+            # AdaComp's rule: an entry is sent if one more step like the last would lift it to the largest of its bin.
             _mark(values, fresh[begin - start : end - start] if len(parts) > 1 else values, limit, marks)
+            # Few marks are set: eight zeros are skipped by one comparison.
             for word in range((values.size + 7) // 8):
                 if words[word] == 0:
                     continue
@@ -99,7 +101,7 @@ def gather(
 
 @kernel
 def split(found: Words32, scale: np.float32, indices: Words32, values: Floats) -> None:
-    """Indices and decoded values of what `gather` found."""
+    """Indices and decoded values of the entries that `gather` found."""
     for i in range(found.size):
         indices[i] = found[i] & np.uint32(_MAGNITUDE)
         values[i] = -scale if found[i] & np.uint32(NEGATIVE) else scale

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Int64s
+from psnode.codecs.kernels.cache_hints import copy_to
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import copy_to
 
 _SWEEPS = 100
 _TERMS = 27
@@ -41,6 +41,8 @@ def least_squares(counts: Float64s, sums: Float64s, squares: Float64s, clusters:
     for stop in range(m + 1):
         previous[stop] = _cost(counts, sums, squares, 0, stop)
     stack = np.empty((64, 4), np.int64)
+    # Divide and conquer over ends: the best cut of the middle end bounds the cuts of all ends on either side. The stack is at
+    # most log2(M) + 2 deep.
     for k in range(1, clusters):
         stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0, m, 0, m
         depth = 1
@@ -131,6 +133,7 @@ def settle(values: Float64s, counts: Float64s, sums: Float64s, penalty: float, s
         moved = False
         low = np.int64(0)
         for k in range(used - 1):
+            # Runs k and j cost the same at v = (mean_k + mean_j) / 2 + (length_j - length_k) / (2 (mean_j - mean_k)).
             edge = np.inf
             for other in range(k + 1, used):  # the first run that takes over from k
                 gap = means[other] - means[k]

@@ -40,7 +40,7 @@ def lookup(edges: Floats, table: Bytes) -> None:
 
 @kernel
 def assign(x: Floats, edges: Floats, table: Bytes, codes: Bytes) -> None:
-    """The cluster of every coordinate. `edges`: all, and infinity behind them; `table`: from lookup."""
+    """The cluster of every coordinate. `edges`: all, followed by infinity; `table`: from lookup."""
     bits = x.view(np.uint32)
     cells = np.empty(HALF, np.uint8)
     for start in range(0, x.size, HALF):

@@ -2,7 +2,7 @@
 
 Blocks are transformed 16 side by side, value i of all of them next to each other, a row, by Lee's recursion: of n values the
 even coefficients are those of the sums x_i + x_{n-1-i}, the odd ones sums of two neighbours of those of the differences over
-2 cos((i + 1/2) pi / n). The inverse is the transpose: the same steps backwards. What is left over at the end is cut into smaller
+2 cos((i + 1/2) pi / n). The inverse is the transpose: the same steps backwards. The remainder at the end is cut into smaller
 powers of two, so that the transform of any vector is orthonormal. No step depends on the processor, nor do the cosines, which
 sums, products, quotients and square roots alone make (docs/decisions/fourier-atomo.md).
 
@@ -17,10 +17,10 @@ from functools import cache
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Words32, readonly
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import load, spread, store
-from psnode.codecs.kernels.memory import wide
 
 LONGEST = 4096
 LANES = 16

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs.arrays import Floats, Words, Words32
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.fixed_point import ONES, UNIT, fixed_point, goes_up, is_tie
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.planes import BLOCK
 from psnode.codecs.rng import fill
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.codecs.arrays import Bytes, Floats, Words32
+from psnode.codecs.kernels.cache_hints import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.dithered import QUARTER, block_dither, by_class, from_codes, quantise, reconstruct, to_codes
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.kernels.planes import BLOCK
 from psnode.codecs.rng import HALF, Draws

@@ -14,21 +14,21 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats
+from psnode.codecs.kernels.cache_hints import copy_to, wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import copy_to, wide
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.trees import ROW, tree_of
 
 LANES = 16
 BLOCK = 1024
-LEAST = 2.0**-100  # below it what float32 loses of its products might show
+LEAST = 2.0**-100  # below it the rounding of float32 products might show
 _SCRATCH = 64
 
 
 class Lost(NamedTuple):
-    """Outputs of a kernel that knows what its payload decodes to: `error` = x - decoded, which may lie over x, and `dots`.
+    """Outputs of a kernel that computes the decoded values as well: `error` = x - decoded, which may lie over x, and `dots`.
 
-    The latter are <x, decoded> and <decoded, decoded>, as of `begun`. An output of size 0 is left alone.
+    The latter are <x, decoded> and <decoded, decoded>, see `begun`. An output of size 0 is left alone.
     """
 
     error: Floats
@@ -66,7 +66,7 @@ def add_inner_products(x: Floats, y: Floats, dots: Float64s) -> None:
 
 
 def begun(size: int) -> Float64s:
-    """Room for the inner products of all rows of `size` coordinates, which `add_row` writes, behind 64 float64 of scratch."""
+    """Room for the inner products of all rows of `size` coordinates, which `add_row` writes, after 64 float64 of scratch."""
     return np.empty(_SCRATCH + 2 * -(-size // ROW))
 
 

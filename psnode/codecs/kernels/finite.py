@@ -8,7 +8,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import NonFiniteGradientError
 
-INFINITY_BITS = 0x7F800000  # of the magnitudes, seen as integers, those from here on are infinity and NaN
+INFINITY_BITS = 0x7F800000  # magnitudes, seen as integers, of at least this are infinity and NaN
 ROW = 512
 _BLOCK = 4096
 

@@ -1,4 +1,4 @@
-"""The loops behind a scan for large values: 64 comparisons at a time to a mask, and one index for each of its few ones.
+"""The loops of a scan for large values: 64 comparisons at a time to a mask, and one index for each of its few ones.
 
 A strip of 4096 coordinates is read from memory once; its masks, and the values computed of it, stay in the first-level cache.
 Each loop appends to `indices` and to `found`, which holds values' bits, from place `count` on, and returns (stop, count): stop is
@@ -11,9 +11,9 @@ import numpy as np
 
 from psnode.codecs.arrays import Floats, Words, Words32
 from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_added, mask_at_least, mask_copied
+from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.finite import INFINITY_BITS, ROW
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.rng import BLOCK as CALLS
 from psnode.codecs.rng import fill
 

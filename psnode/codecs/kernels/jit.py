@@ -36,7 +36,8 @@ def kernel(function: F) -> F:
         return cast(F, njit(**_OPTIONS)(function))
     index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if index is not None:  # with NUMBA_DISABLE_JIT there is no dispatcher
-        index._source_stamp = index._source_stamp, sources()
+        # The version is read before the rest, which names types of arguments whose modules may have gone since.
+        index._version = index._version, sources()
         if open_to_others(Path(dispatcher._cache.cache_path), Path(__file__)):
             dispatcher._cache = NullCache()
     return cast(F, dispatcher)
@@ -49,7 +50,7 @@ def inlined(function: F) -> F:
 
 @cache
 def open_to_others(directory: Path, trusted: Path) -> bool:
-    """True if somebody may write into `directory` who is neither root, nor this user, nor an owner of the file `trusted`.
+    """True if a user other than root, this one and the owner of the file `trusted` may write into `directory`.
 
     So it is where the directory above is open, unless that has the sticky bit, which protects its entries.
     """

@@ -1,4 +1,4 @@
-"""The norm of a bucket: one pass, a fixed order of summation, values that are not finite noticed on the way.
+"""Norms of arrays and of buckets: one pass, a fixed order of summation, values that are not finite noticed on the way.
 
 An L2 norm sums the squares of each 512 coordinates in float32 by a tree (lane l of 64 takes coordinates l mod 64, then 64 lanes
 fold to 16 and 16 to 1) and the 512s in float64. Sums outside 2^-120..2^120 are taken again in float64, coordinate by coordinate.
@@ -6,18 +6,21 @@ fold to 16 and 16 to 1) and the 512s in float64. Sums outside 2^-120..2^120 are 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from psnode.codecs.arrays import Float64s, Floats, Words32
+from psnode.codecs.arrays import Float64s, Floats, Words32, readonly
 from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.errors import PayloadError
 
 CHUNK = 512
 NOT_FINITE = -1.0
 _LARGEST = float(np.finfo(np.float32).max)
 SAFE_LOW = 2.0**-120
 SAFE_HIGH = 2.0**120
+_SCRATCH = 1024
 
 
 @inlined
@@ -119,3 +122,18 @@ def norms_of(x: Floats, bucket: int, squared: bool, norms: Floats) -> bool:
             return False
         norms[b] = norm
     return True
+
+
+def norm_of(values: Floats, owner: str) -> float:
+    """The L2 norm of 1-D `values`, or the largest float32 if that is less. PayloadError names `owner` where one is not finite."""
+    found = l2_norm(readonly(values), np.empty(_SCRATCH, np.float32))
+    if found == NOT_FINITE:
+        raise PayloadError(f"{owner}: a value is not finite")
+    return found
+
+
+def norm_of_buckets(largest: Floats, bucket: int, size: int) -> float:
+    """The largest norm of `size` values whose magnitudes are at most `largest`, which has an entry for every `bucket` of them."""
+    last = size - bucket * (largest.size - 1)
+    whole = l2_norm(readonly(np.ascontiguousarray(largest[:-1], np.float32)), np.empty(_SCRATCH, np.float32))
+    return math.hypot(math.sqrt(bucket) * whole, math.sqrt(last) * float(largest[-1]))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Codes, readonly
+from psnode.codecs.kernels.cache_hints import copy_to
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import copy_to
 from psnode.codecs.kernels.planes import BLOCK, ROW, pack_row, pack_tail, packed_nbytes, unpack_row, unpack_tail
 from psnode.errors import PayloadError
 

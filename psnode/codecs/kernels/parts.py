@@ -11,9 +11,9 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from psnode.codecs.arrays import Floats, Parts
+from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, fetch_row_to_write, wide
 
 ROW = 512
 STRETCH = 4 * ROW  # a good length for add_parts: it stays in the first-level cache
@@ -25,8 +25,8 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 # A table of parts that are to be added to a flat target. Row 0: the coordinates below the first number have been added, the
-# size of the target, its address. Rows 1, 2, ...: a part holds coordinates start..stop-1, ascending, at an address. Whoever
-# has a table keeps the memory alive. One array and no tuple of them: a kernel would count references to every one of those.
+# size of the target, its address. Rows 1, 2, ...: a part holds coordinates start..stop-1, ascending, at an address. The owner
+# of a table keeps the memory alive. One array and no tuple of them: a kernel would count references to every one of those.
 PartTable = npt.NDArray[np.int64]
 START, STOP, ADDRESS = range(3)
 

@@ -144,7 +144,7 @@ def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
 
 @inlined
 def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
-    """Pack codes[:count] below 2**bits, count < 512, bits <= 8; zeroes the bytes behind them. Returns the bytes written."""
+    """Pack codes[:count] below 2**bits, count < 512, bits <= 8; zeroes the bytes after them. Returns the bytes written."""
     codes[count:] = 0
     used = 0
     for width in (8, 4, 2, 1):

@@ -7,16 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Codes, Float64s, Floats, Words32
+from psnode.codecs.kernels.cache_hints import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.dots import Lost, add_row, put_row, put_row_carefully
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold, inner_512, l2_norm, max_norm
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import BLOCK, pack_codes, pack_row, unpack_codes, unpack_row
 from psnode.codecs.kernels.qsgd_blocks import (
+    BlockSpan,
     Grid,
-    Room,
-    Span,
+    Scratch,
     add_values_plain,
     factor_of,
     is_plain,
@@ -128,7 +128,7 @@ class Body(NamedTuple):
 
 
 @kernel
-def _code_any(part: Floats, span: Span, grid: Grid, draws: Draws, body: Body, room: Room) -> None:
+def _code_any(part: Floats, span: BlockSpan, grid: Grid, draws: Draws, body: Body, room: Scratch) -> None:
     """Codes of any block to room.codes, and from there to the body."""
     fill(room.words, draws.key, draws.stream, span.start // BLOCK * 64)
     room.scales[span.size :] = 0
@@ -141,7 +141,7 @@ def _code_any(part: Floats, span: Span, grid: Grid, draws: Draws, body: Body, ro
 
 
 @kernel
-def _lose_any(lost: Floats, span: Span, grid: Grid, norms: Floats, fits: bool, dots: Float64s, room: Room) -> None:
+def _lose_any(lost: Floats, span: BlockSpan, grid: Grid, norms: Floats, fits: bool, dots: Float64s, room: Scratch) -> None:
     """Add to `dots` if they are wanted, else lost = v - values of any block."""
     ordinary = values(norms, span, grid, room)
     if fits:
@@ -153,7 +153,7 @@ def _lose_any(lost: Floats, span: Span, grid: Grid, norms: Floats, fits: bool, d
 
 
 @kernel
-def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error: Floats, room: Room) -> None:
+def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error: Floats, room: Scratch) -> None:
     """error = x - decoded of coordinates first..stop-1, `first` a multiple of 512."""
     lost = error[first:stop]
     if error.ctypes.data != x.ctypes.data:
@@ -175,6 +175,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
     levels, bits, bucket = grid.levels, grid.bits, grid.bucket
     in_place = error.ctypes.data == x.ctypes.data
     known, cursor, norm, added = 0, BEGIN, 0.0, 0 if len(parts) > 1 else x.size
+    # Norms run ahead of the codes, by a bucket at most; parts are added by stretches, which are coded while cached.
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
         if error.size:
@@ -192,8 +193,9 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
                 return start // bucket * bucket if form.fits else start
             norms[known] = norm
             known += 1
-        part, b, span = x[start:end], start // bucket, Span(start, end - start)
+        part, b, span = x[start:end], start // bucket, BlockSpan(start, end - start)
         first = norms[b]
+        # Plain: a full block inside one bucket, with an ordinary norm and codes of at most a byte. Others take slower loops.
         plain = is_plain(span, grid, norms)
         if plain:
             if first == 0:  # a layer that had no gradient: zeros need no random bits
@@ -227,14 +229,14 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
 
 
 @kernel
-def _read(grid: Grid, body: Body, first: int, weight: np.float32, adding: bool, out: Floats, room: Room) -> None:
+def _read(grid: Grid, body: Body, first: int, weight: np.float32, adding: bool, out: Floats, room: Scratch) -> None:
     """out = decoded coordinates from `first` on, a multiple of 512, or out += weight * decoded."""
     norms, packed, symbols, low, low_words = body.norms, body.packed, body.symbols, room.rows.low, room.rows.low_words
     codes, y, levels, bits = room.codes, room.y, grid.levels, grid.bits
     for at in range(0, out.size, BLOCK):
         fetch_row_to_write(out, at + AHEAD)
         start = first + at
-        span = Span(start, min(BLOCK, out.size - at))
+        span = BlockSpan(start, min(BLOCK, out.size - at))
         part = out[at : at + span.size]
         if is_plain(span, grid, norms):
             step = step_of(norms[start // grid.bucket], levels)

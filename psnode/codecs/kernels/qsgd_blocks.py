@@ -32,14 +32,14 @@ class Grid(NamedTuple):
     bucket: int
 
 
-class Span(NamedTuple):
+class BlockSpan(NamedTuple):
     """The coordinates start..start+size-1 of a block."""
 
     start: int
     size: int
 
 
-class Room(NamedTuple):
+class Scratch(NamedTuple):
     """Scratch for a block: random words, codes, their random ends, rows of bytes, values, decoded ones, factors or steps, and
     576 values for sums.
     """
@@ -55,11 +55,11 @@ class Room(NamedTuple):
 
 
 @inlined
-def new_room() -> Room:
+def new_room() -> Scratch:
     """Scratch for one thread."""
     words, codes, ends = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
     v, y, scales = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
-    return Room(words, codes, ends, new_rows(), v, y, scales, np.empty(BLOCK + 64, np.float32))
+    return Scratch(words, codes, ends, new_rows(), v, y, scales, np.empty(BLOCK + 64, np.float32))
 
 
 @inlined
@@ -68,7 +68,7 @@ def _ordinary(norm: np.float32) -> bool:
 
 
 @inlined
-def is_plain(span: Span, grid: Grid, norms: Floats) -> bool:
+def is_plain(span: BlockSpan, grid: Grid, norms: Floats) -> bool:
     """True if the block is plain."""
     b = span.start // grid.bucket
     inside = (b + 1) * grid.bucket >= span.start + BLOCK
@@ -144,7 +144,7 @@ def add_values_plain(low: Bytes, levels: int, step: np.float32, weight: np.float
 
 
 @inlined
-def _spread(norms: Floats, span: Span, grid: Grid, encoding: bool, out: Floats) -> bool:
+def _spread(norms: Floats, span: BlockSpan, grid: Grid, encoding: bool, out: Floats) -> bool:
     """The factor or step of every coordinate, 0 where the norm is not ordinary; whether all norms are."""
     ordinary = True
     at = 0
@@ -164,7 +164,7 @@ def _spread(norms: Floats, span: Span, grid: Grid, encoding: bool, out: Floats) 
 
 
 @kernel
-def quantise(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Room) -> None:
+def quantise(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scratch) -> None:
     """Codes of any block, whose values are in room.v. They and room.scales are zero beyond it, so the codes there mean zero."""
     v, factors, ends, codes, words = room.v, room.scales, room.ends, room.codes, room.words
     ordinary = _spread(norms, span, grid, True, factors)
@@ -189,7 +189,7 @@ def quantise(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Room) ->
 
 
 @kernel
-def _quantise_wide(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Room) -> None:
+def _quantise_wide(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scratch) -> None:
     """Codes of those coordinates of a block whose norm is not ordinary, in float64."""
     top = grid.levels * UNIT
     for i in range(span.size):
@@ -204,7 +204,7 @@ def _quantise_wide(norms: Floats, span: Span, grid: Grid, draws: Draws, room: Ro
 
 
 @kernel
-def values(norms: Floats, span: Span, grid: Grid, room: Room) -> bool:
+def values(norms: Floats, span: BlockSpan, grid: Grid, room: Scratch) -> bool:
     """room.y: the values of the codes of any block; whether all norms are ordinary."""
     codes, steps, y = room.codes, room.scales, room.y
     ordinary = _spread(norms, span, grid, False, steps)

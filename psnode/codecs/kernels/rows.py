@@ -1,4 +1,4 @@
-"""Steps of kernels generated of formulas (psnode.codecs.rows.numba_text), and of those that code rows alike by hand."""
+"""Steps of kernels generated of formulas (psnode.codecs.rows.numba.text), and of those that code rows alike by hand."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from numba import carray  # type: ignore[attr-defined]
 
 from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words32
 from psnode.codecs.kernels.bitmasks import MAGNITUDE
+from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.fixed_point import goes_up, is_tie
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions
 from psnode.codecs.kernels.llvm.operations import load, packed, store, unpacked
-from psnode.codecs.kernels.memory import AHEAD, fetch_row, wide
 from psnode.codecs.kernels.norms import top_bits
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes
@@ -82,7 +82,7 @@ def unpack_signs(data: Words32, low: Bytes) -> None:
 def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) -> None:
     """coins[i] = 0 or 1, a coin for every coordinate of a row: bit i mod 32 of word i // 32, as in kernels.sign.
 
-    `words`: those of 16 rows, and behind their 256 the number of these rows + 1; zeros at first.
+    `words`: those of 16 rows, and after their 256 the number of these rows + 1; zeros at first.
     """
     piece = row // 16
     if words[HALF] != np.uint32(piece + 1):

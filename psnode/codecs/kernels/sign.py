@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Float64s, Floats
+from psnode.codecs.kernels.cache_hints import AHEAD, copy_to, fetch_row_to_write, wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import AHEAD, copy_to, fetch_row_to_write, wide
 from psnode.codecs.kernels.norms import fold
 from psnode.codecs.kernels.rows import uncounted, unpack_signs
 from psnode.codecs.kernels.trees import ROW, row_sum, tree_of
@@ -26,7 +26,7 @@ def _sum(v: Floats, row: Floats, scratch: Floats) -> float:
     """The sum of |v|, at most 512 values that are finite. `row`: 512 float32 of scratch, `scratch`: 576."""
     for i in range(v.size):
         row[i] = abs(v[i])
-    if v.size <= 64:  # what the tree adds to these is 0
+    if v.size <= 64:  # the tree adds 0 to these
         for i in range(64):
             scratch[i] = row[i] if i < v.size else np.float32(0)
         found = float(fold(scratch))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Floats
+from psnode.codecs.kernels.cache_hints import copy_to, wide
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.memory import copy_to, wide
 from psnode.codecs.kernels.norms import CHUNK, SAFE_HIGH, SAFE_LOW, inner_512, l2_norm
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
 

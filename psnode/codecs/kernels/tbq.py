@@ -13,9 +13,9 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Int32s, Words, Words16
 from psnode.codecs.kernels.bitmasks import LANES, MAGNITUDE, lowest_one, mask_at_least, ones
+from psnode.codecs.kernels.cache_hints import copy_to
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.memory import copy_to
 from psnode.codecs.kernels.parts import BEGIN, PartTable, add_parts
 from psnode.codecs.kernels.ternary import add, write
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
@@ -62,7 +62,7 @@ def _list(v: Floats, masks: Words, entries: Words16) -> bool:
 
 @kernel
 def to_digits(v: Floats, threshold: np.float32, digits: Bytes) -> bool:
-    """Digits of `v`, zeros behind them; whether all values are finite."""
+    """Digits of `v`, then zeros; true if all values are finite."""
     bits = v.view(np.uint32)
     worst = np.uint32(0)
     for i in range(v.size):
@@ -187,7 +187,7 @@ def length(body: Bytes, size: int) -> int:
 
 @kernel
 def block_starts(body: Bytes, blocks: int) -> Int32s:
-    """Where each of so many valid full blocks that `body` begins with starts, and where the last one ends."""
+    """Starts of the `blocks` valid full blocks that `body` begins with, and the end of the last one."""
     starts = np.zeros(blocks + 1, np.int32)
     for b in range(blocks):
         starts[b + 1] = starts[b] + length(body[starts[b] :], BLOCK)

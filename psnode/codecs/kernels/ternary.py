@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Codes, Floats
+from psnode.codecs.kernels.cache_hints import copy_to, wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import copy_to, wide
 from psnode.codecs.kernels.trits import DIGITS, is_packed, unpack
 
 BLOCK = 512 * DIGITS

@@ -6,7 +6,7 @@ every fourth one the key is added to the words, one place further each time, and
 
 Written as instructions of 32 bits: Numba widens the arithmetic of uint32, which would halve the lanes of a vectorised loop.
 
-Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. 12 rounds pass BigCrush there; 13 is
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. 12 pass BigCrush in that paper; 13 is
 the one for which Random123, its reference implementation, publishes known answers.
 """
 

@@ -44,7 +44,7 @@ def row_sum(v: Floats, count: int, scratch: Floats) -> float:
 
 @kernel
 def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
-    """How many of the first `count` of 512 are true, exactly."""
+    """Number of true values among the first `count` of 512, exact."""
     found = np.uint32(0)
     if count == ROW:
         for i in range(64):
@@ -61,7 +61,7 @@ def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
 @inlined
 def _tree_512(sums: Float64s, start: int, count: int, row: Float64s) -> float:
     """The sum of sums[start : start + count], at most 512 of them. `row`: 512 float64 of scratch."""
-    if count <= 64:  # what is added to these is 0
+    if count <= 64:  # 0 is added to these
         for i in range(64):
             row[i] = sums[start + i] if i < count else 0.0
     else:

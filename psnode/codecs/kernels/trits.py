@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from psnode.codecs.arrays import Bytes
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import wide
 
 DIGITS = 5  # in a byte
 _TOP = 242

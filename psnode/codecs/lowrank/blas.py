@@ -59,7 +59,7 @@ class _Limit:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The extension module of numpy's linear algebra, through which symbols of the BLAS and LAPACK behind it are found."""
+    """The extension module of numpy's linear algebra, through which symbols of its BLAS and LAPACK are found."""
     from numpy.linalg import _umath_linalg
 
     return ctypes.CDLL(_umath_linalg.__file__)

@@ -1,15 +1,15 @@
 """All terms of a matrix, nearly the singular ones: the largest from a random subspace, the others in float32.
 
-sum u_i (u_i^T A) is A for any orthonormal basis u of the short side: what the basis is made of decides how much an unbiased
-sample of such terms varies, and never what it is on average. So the cheapest basis will do that has nearly the least
+sum u_i (u_i^T A) is A for any orthonormal basis u of the short side: the choice of the basis decides how much an unbiased
+sample of such terms varies, and never its mean. So the cheapest basis will do that has nearly the least
 sum of lengths ||u_i^T A||:
 
 * `sketch` (psnode.codecs.lowrank.randomised) finds the largest terms, in float64: its k vectors B, orthonormal;
 * I - F F^T is a reflection that takes B to the first k coordinates, so that its other columns are a basis of the complement of B.
-  Along these A is A': what is left, whose Gram matrix is formed in float32, and whose eigenvectors are those of `eigenbasis`.
+  Along these A is A': the remainder, whose Gram matrix is formed in float32, and whose eigenvectors are those of `eigenbasis`.
 
 Without the first step the second would not do: squares that are to add up in float32 leave nothing of values below 2^-12 of
-the largest, and of transformers' gradients those are most of the sum. With it they are measured by the largest of what is
+the largest, and of transformers' gradients those are most of the sum. With it they are measured by the largest of those
 left. Terms that rounding hides there too keep the probability of LEAST times that one, so that none is forgotten; those
 below 2^-22 of the largest of all are float32's own rounding of it, and are dropped as `spectrum` drops them. A term is made
 from A itself in float64.
@@ -33,10 +33,10 @@ from psnode.codecs.lowrank.eigen32 import Eigenbasis, eigenbasis
 from psnode.codecs.lowrank.randomised import sketch
 from psnode.codecs.lowrank.spectrum import NOISE, Spectrum, project, spectrum, trim
 
-EXACT_BELOW = 96  # entries of the short side: the exact spectrum is as fast there
+EXACT_BELOW = 96  # entries of the short side: the exact spectrum is as fast up to this
 LEAST = 2.0**-12.5  # of the largest value in the rest: the root of half a unit in the last place of its square
 _BLOCK = 1 << 21  # values that are taken to the complement at a time
-_SAFE = 30  # binary exponents of magnitudes whose squares, and what is far below them, float32 holds
+_SAFE = 30  # binary exponents of magnitudes whose squares, and values far below them, float32 holds
 
 
 @dataclass(frozen=True, slots=True)

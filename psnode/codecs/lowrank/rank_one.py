@@ -77,7 +77,7 @@ def add_terms(left: Floats, right: Floats, out: Floats, weight: np.float32) -> N
 
 
 def may_overflow(left: Floats, right: Floats) -> bool:
-    """True if the sum over left (r, m) and right (r, n) might leave float32 anywhere, or on the way there."""
+    """True if the sum over left (r, m) and right (r, n) might leave float32 anywhere, or any of its partial sums."""
     if not left.size or not right.size:
         return False
     tops = np.abs(left).max(axis=1).astype(np.float64) * np.abs(right).max(axis=1).astype(np.float64)

@@ -1,6 +1,6 @@
 """All superblocks of a stream in one kernel, for each direction: small arrays have many small superblocks.
 
-Superblocks are rows of a table, whose columns are named below; what their designs say lies in one `Shelf` for all of them.
+Superblocks are rows of a table, whose columns are named below; their designs lie in one `Shelf` for all of them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import numpy as np
 
 from psnode.codecs import rng
 from psnode.codecs.arrays import Float64s, Floats, Int32s, Int64s, Words
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
-from psnode.codecs.kernels.memory import wide
 from psnode.codecs.kernels.norms import l2_norm
-from psnode.codecs.polarcodes.channel import CELLS
+from psnode.codecs.polarcodes.code_trees import Shared, decode_level, encode_level
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
-from psnode.codecs.polarcodes.layout import SCALED
-from psnode.codecs.polarcodes.reader import Reader, ended_well
+from psnode.codecs.polarcodes.rate_channel import CELLS
+from psnode.codecs.polarcodes.reader import WordReader, ended_well
 from psnode.codecs.polarcodes.schedule import Steps
+from psnode.codecs.polarcodes.superblocks import SCALED
 from psnode.codecs.polarcodes.symbols import (
     CELL_BITS,
     Cells,
@@ -30,7 +31,6 @@ from psnode.codecs.polarcodes.symbols import (
     mark,
     values_of,
 )
-from psnode.codecs.polarcodes.trees import Shared, decode_level, encode_level
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import Writer, finish_writing
 
@@ -47,7 +47,7 @@ _FIRST, _LAST, _FIRST_READ, _LAST_READ, _RAW_ROWS, _DRAWN, _FLAT, _POSTERIOR, _P
 
 
 class Shelf(NamedTuple):
-    """Steps of all levels, what is known of each level, and the tables of LLRs of all channels."""
+    """Steps of all levels, the columns of each level, and the tables of LLRs of all channels."""
 
     steps: Steps
     levels: Int64s
@@ -68,7 +68,7 @@ class Workspace(NamedTuple):
 
 @kernel
 def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None:
-    """Root mean squares of all values with a scale of their own: negative if one is not finite, infinity if the norm is none
+    """Root mean squares of all values with a scale of their own: negative if one is not finite, infinity if the norm overflows
     of float32. `scratch`: 576 float32.
     """
     at = 0
@@ -82,7 +82,7 @@ def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None
 
 @inlined
 def _pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
-    """Append the low `lanes` bits of rows[:count] to a string of bits, from bit `at` of `out` on, which is 0 there."""
+    """Append the low `lanes` bits of rows[:count] to a string of bits, from bit `at` of `out` on, where `out` is 0."""
     if lanes == LANES and at & 31 == 0:
         for i in range(count):
             out[(at >> 5) + i] = rows[i]
@@ -97,7 +97,7 @@ def _pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
 
 @inlined
 def _unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
-    """The inverse of _pack. `data` goes on for a word behind the bits."""
+    """The inverse of _pack. `data` is a word longer than the bits."""
     if lanes == LANES and at & 31 == 0:
         for i in range(count):
             rows[i] = data[(at >> 5) + i]
@@ -166,6 +166,7 @@ def write_blocks(
     left: Any = np.int64(0)  # not 0, a type of its own to Numba, for which kernels would be compiled too
     coder_lanes: Any = np.int64(0)
     raw_bits, scale = 0, 0
+    # First the budget: the coded rows of superblocks with values but 0. Once it is spent, encode_level takes likelier bits.
     for b in range(blocks.shape[0]):
         alive = False
         for _ in range(blocks[b, START], blocks[b, STOP], SCALED):
@@ -194,6 +195,7 @@ def write_blocks(
                 piece = x[begin + p * SCALED : min(begin + (p + 1) * SCALED, stop)]
                 spread = 1.0 if rotated else sizes[scale + p]
                 cells_of(piece, spread, here[p * SCALED : (p + 1) * SCALED], lanes)
+            # Multilevel coding: the bits of a point's label, one level after another, each given those before it.
             for level in range(blocks[b, LEVELS]):
                 row = blocks[b, DESIGN] + level
                 posterior = posteriors[levels[row, _POSTERIOR] : levels[row, _POSTERIOR] + (CELLS << level)]
@@ -221,6 +223,7 @@ def write_blocks(
                 if capped:
                     own = np.float32(min(np.float64(own), _MOST * size * steps_between[b] / 2))
             scales[scale + p] = own
+            # Decoded with the scale as it is stored, in float32: the reader knows no other.
             if decoded.size:
                 if alive:
                     values_of(part, CELL_BITS, count, own, decoded[start:end])
@@ -238,7 +241,7 @@ def read_blocks(
     key: Words,
     room: Workspace,
     shared: Shared,
-    reader: Reader,
+    reader: WordReader,
     scales: Floats,
     raw: Masks,
     out: Floats,

@@ -1,4 +1,4 @@
-"""The bytes of a polar payload behind its fields: classes, then scales, raw bits and words. Readers raise PayloadError."""
+"""The bytes of a polar payload after its fields: classes, then scales, raw bits and words. Readers raise PayloadError."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Words, Words16
 from psnode.codecs.entropy.ans import Ans
-from psnode.codecs.polarcodes import groups, stream
+from psnode.codecs.polarcodes import energy_groups, stream
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.layout import Superblock, superblocks
+from psnode.codecs.polarcodes.superblocks import Superblock, superblocks
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.errors import PayloadError
 
@@ -19,15 +19,15 @@ def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
     """The superblocks of all classes, one after the other. Classes are small: so are their blocks."""
     blocks: list[Superblock] = []
     start = 0
-    for rate, size in zip(groups.LADDER[1:], groups.sizes(ids), strict=True):
-        blocks += superblocks(size, min(longest, groups.LONGEST), rate, start)
+    for rate, size in zip(energy_groups.LADDER[1:], energy_groups.sizes(ids), strict=True):
+        blocks += superblocks(size, min(longest, energy_groups.LONGEST), rate, start)
         start += size
     return blocks
 
 
-def write_classes(classes: groups.Classes, body: Bytes) -> int:
+def write_classes(classes: energy_groups.Classes, body: Bytes) -> int:
     """Describe them; the number of bytes."""
-    start = write_section(body, Ans().compress(classes.ids, len(groups.LADDER), body[4:]))
+    start = write_section(body, Ans().compress(classes.ids, len(energy_groups.LADDER), body[4:]))
     flags = np.packbits(classes.taps, bitorder="little")
     end = start + padded(flags.size)
     body[start:end] = 0
@@ -35,22 +35,22 @@ def write_classes(classes: groups.Classes, body: Bytes) -> int:
     return end
 
 
-def read_classes(body: Bytes, size: int) -> tuple[groups.Classes, Bytes]:
+def read_classes(body: Bytes, size: int) -> tuple[energy_groups.Classes, Bytes]:
     """The classes of `size` values, and the rest."""
     coded, rest = read_section(body)
-    ids = np.empty(-(-size // groups.GROUP), np.uint8)
+    ids = np.empty(-(-size // energy_groups.GROUP), np.uint8)
     if not ids.size:
         raise PayloadError("polar: nothing is there to be sorted")
-    Ans().expand(coded, ids, len(groups.LADDER))
-    chunks = -(-size // groups.CHUNK)
+    Ans().expand(coded, ids, len(energy_groups.LADDER))
+    chunks = -(-size // energy_groups.CHUNK)
     end = padded(-(-chunks // 8))
     flags = np.unpackbits(rest[:end], bitorder="little")
     if flags.size < 8 * end or flags[chunks:].any():
         raise PayloadError(f"polar: the order of {chunks} pieces is cut off, or not padded with zeros")
-    return groups.Classes(flags[:chunks].astype(np.bool_), ids), rest[end:]
+    return energy_groups.Classes(flags[:chunks].astype(np.bool_), ids), rest[end:]
 
 
-class Coded(NamedTuple):
+class CodedStream(NamedTuple):
     """A stream: scales, raw bits, words of the coder."""
 
     scales: Floats
@@ -67,14 +67,14 @@ class Coded(NamedTuple):
         return start
 
 
-def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats, *, capped: bool) -> Coded | None:
-    """The stream of 1-D `x`, None if it is not finite. `decoded` and `capped`: as of stream.write."""
+def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats, *, capped: bool) -> CodedStream | None:
+    """The stream of 1-D `x`, None if it is not finite. `decoded` and `capped`: see stream.write."""
     most = stream.extent(blocks, [True] * len(blocks))
     scales = np.empty(sum(block.scales for block in blocks), np.float32)
     raw = np.empty(-(-most.raw // 32) + 2, np.uint32)
     words = np.empty(stream.allowed_words(most) + 2, np.uint16)
     bits, used = stream.write(x, blocks, rotated, key, scales, raw, words, decoded, capped=capped)
-    return Coded(scales, raw[:bits], words[:used]) if bits != stream.NOT_FINITE else None
+    return CodedStream(scales, raw[:bits], words[:used]) if bits != stream.NOT_FINITE else None
 
 
 def read(body: Bytes, blocks: list[Superblock], rotated: bool, key: Words, out: Floats) -> None:

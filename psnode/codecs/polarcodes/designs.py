@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from psnode.codecs.polarcodes import channel as channels
-from psnode.codecs.polarcodes.channel import CELLS, Channel
+from psnode.codecs.polarcodes import rate_channel as channels
 from psnode.codecs.polarcodes.lanes import Llrs
+from psnode.codecs.polarcodes.rate_channel import CELLS, Channel
 from psnode.codecs.polarcodes.schedule import Bools, Schedule, schedule
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.errors import CodecSpecError

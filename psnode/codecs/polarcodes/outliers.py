@@ -21,7 +21,7 @@ from psnode.errors import PayloadError
 
 MOST = 1 << 28  # coordinates
 _WORTH = 18.0  # bits
-_SHARE = 512  # at most one of so many values
+_SHARE = 512  # at most one in this many values
 _STEPS = 128
 _STEP = 1.0905077326652577  # 2^(1/8)
 _MIDDLE = 1.0442737824274138  # 2^(1/16)
@@ -91,7 +91,7 @@ def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, in
 
 
 def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Bytes]:
-    """Places among `size` values, the numbers to add there, and the rest. PayloadError."""
+    """Places among `size` values, the numbers to add to these, and the rest. PayloadError."""
     side, rest = read_section(body)
     if not side.size:
         return np.empty(0, np.uint32), np.empty(0), rest

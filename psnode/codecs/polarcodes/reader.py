@@ -12,14 +12,14 @@ from psnode.codecs.kernels.bitmasks import lowest_one, ones
 from psnode.codecs.kernels.jit import inlined
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import expand, load, moves, packed, select, unpacked
-from psnode.codecs.polarcodes.coder import narrow, split, widened
 from psnode.codecs.polarcodes.lanes import Masks
+from psnode.codecs.polarcodes.range_coder import narrow, split, widened
 from psnode.codecs.polarcodes.vectors import LANES, MOVES_LANES, store_row
 
 Places = npt.NDArray[np.int64]
 
 
-class Reader(NamedTuple):
+class WordReader(NamedTuple):
     """Rows of codes and of ranges; the number of words taken so far, also of those that do not exist, and of all; the words."""
 
     state: Masks
@@ -43,12 +43,12 @@ def get_row(state: Masks, chances: Masks, words: Words16, place: int, used: np.u
     return (packed(chosen).astype(np.uint64) << 32) | packed(empty).astype(np.uint64)  # type: ignore[no-any-return]
 
 
-def reader(words: Words16, lanes: int) -> Reader:
+def reader(words: Words16, lanes: int) -> WordReader:
     """Of `words`, at least 2 * lanes of them."""
     state = np.zeros(2 * LANES, np.uint32)
     state[LANES:] = 0xFFFFFFFF
     state[:lanes] = (words[: 2 * lanes : 2].astype(np.uint32) << np.uint32(16)) | words[1 : 2 * lanes : 2]
-    return Reader(state, np.array([2 * lanes, words.size], np.int64), np.concatenate([words, np.zeros(LANES, np.uint16)]))
+    return WordReader(state, np.array([2 * lanes, words.size], np.int64), np.concatenate([words, np.zeros(LANES, np.uint16)]))
 
 
 @inlined

@@ -10,7 +10,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Int64s, Words, Words16, readonly
 from psnode.codecs.kernels.moments import root_mean_square
-from psnode.codecs.polarcodes import designs, rotation, shelf, symbols
+from psnode.codecs.polarcodes import designs, hadamard, shelf, symbols
 from psnode.codecs.polarcodes.blocks import (
     COLUMNS,
     EXTRA,
@@ -22,11 +22,11 @@ from psnode.codecs.polarcodes.blocks import (
     read_blocks,
     write_blocks,
 )
-from psnode.codecs.polarcodes.channel import chances, logistic
+from psnode.codecs.polarcodes.code_trees import Shared
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.layout import SCALED, Superblock
+from psnode.codecs.polarcodes.rate_channel import chances, logistic
 from psnode.codecs.polarcodes.reader import reader
-from psnode.codecs.polarcodes.trees import Shared
+from psnode.codecs.polarcodes.superblocks import SCALED, Superblock
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import writer
 
@@ -58,7 +58,7 @@ def extent(blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
 
 
 def allowed_words(found: Extent) -> int:
-    """The most words of a coder's stream. A writer gives in to the prior after so many bits."""
+    """The most words of a coder's stream. A writer that has used them up follows the prior."""
     return (found.coded + EXTRA * found.lanes + 15) // 16 + 4 * found.lanes if found.lanes else 0
 
 
@@ -70,7 +70,7 @@ def aligned_rows(size: int, kind: type) -> Any:
 
 
 def room_for(log_length: int, rows_of_llrs: int) -> tuple[Workspace, Shared]:
-    """Scratch for superblocks of blocks of up to 2^log_length, with so many rows of LLRs for each row of values."""
+    """Scratch for superblocks of blocks of up to 2^log_length, with `rows_of_llrs` rows of LLRs for each row of values."""
     length = 1 << log_length
     cells, llrs = aligned_rows(LANES * length, np.uint16), aligned_rows(rows_of_llrs * LANES * length, np.int16)
     bits, rows, noise = (np.empty(length + more, np.uint32) for more in (1, 0, 256))
@@ -109,7 +109,7 @@ def write(
     words; NOT_FINITE if x is.
 
     `rotated`: rows with a scale of their own are rotated first. `decoded`: overwritten by the decoded values, unless rotated.
-    `capped`: as of write_blocks.
+    `capped`: see write_blocks.
     """
     table, x = table_of(blocks), readonly(x)
     sizes = _sizes(x, table, scales.size)
@@ -149,7 +149,7 @@ def _turned(x: Floats, table: Int64s, sizes: Float64s, key: Words) -> tuple[Floa
     turned, energies = np.zeros_like(x), np.zeros_like(sizes)
     for number, (piece, size) in enumerate(zip(_pieces(table), sizes.tolist(), strict=True)):
         if size:
-            turned[piece] = rotation.rotated(x[piece], size, key, piece.start)
+            turned[piece] = hadamard.rotated(x[piece], size, key, piece.start)
             energies[number] = symbols.energy(turned[piece])
     return readonly(turned), energies
 
@@ -174,7 +174,7 @@ def read(
     if rotated:
         for alive, block, first in zip(live, blocks, np.cumsum([0, *(block.scales for block in blocks)]), strict=False):
             for number, piece in enumerate(_pieces(table_of([block])) if alive else ()):
-                rotation.restore(out[piece], scales[first + number], key, piece.start)
+                hadamard.restore(out[piece], scales[first + number], key, piece.start)
     return bool(ended)
 
 

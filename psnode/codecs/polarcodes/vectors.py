@@ -7,7 +7,7 @@ from typing import Any
 from psnode.codecs.kernels.llvm import operations
 
 LANES = 32
-MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out what hangs on the other value
+MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out the branches of the other value
 
 
 def load_row(array: Any, row: Any) -> Any:

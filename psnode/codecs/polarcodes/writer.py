@@ -16,8 +16,8 @@ from psnode.codecs.kernels.bitmasks import lowest_one, ones
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import compress, moves, packed, select, store, unpacked
-from psnode.codecs.polarcodes.coder import narrow, split, widened
 from psnode.codecs.polarcodes.lanes import Masks
+from psnode.codecs.polarcodes.range_coder import narrow, split, widened
 from psnode.codecs.polarcodes.vectors import LANES, MOVES_LANES, load_row, store_row
 
 Places = npt.NDArray[np.int64]

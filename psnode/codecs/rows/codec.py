@@ -19,7 +19,7 @@ from psnode.codecs.rows.coder import Coder, Decoder, SumCoder, Sums
 from psnode.codecs.rows.compiled import compiled
 from psnode.codecs.rows.formula import Fields, Formula, Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted
-from psnode.codecs.rows.numba_text import text_of
+from psnode.codecs.rows.numba.text import text_of
 from psnode.codecs.rows.values import Value
 from psnode.codecs.sinks import InnerProducts
 from psnode.codecs.sources import leaves_error, operands
@@ -30,18 +30,18 @@ _FORMATS = {int: "q", bool: "q", float: "d"}
 
 
 class Generated(FlatCodec):
-    """Base of codecs whose kernels are generated: their bodies are a preamble and what the program of a formula writes."""
+    """Base of codecs whose kernels are generated: their bodies are a preamble and the output of a formula's program."""
 
     @abstractmethod
     def formula(self) -> Formula | None:
-        """The formula of this codec at its settings; None: it codes by kernels by hand, and overrides what here needs one."""
+        """The formula of this codec at its settings; None: it has kernels by hand, and overrides the methods that need one."""
 
     @abstractmethod
     def _read(self, body: Bytes, size: int) -> tuple[Decoder, Bytes]:
-        """Find the decoder of a body by its parameters; also what the program wrote, checked. PayloadError."""
+        """Find the decoder of a body by its parameters; also the program's output, checked. PayloadError."""
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError if numbers that `body` begins with are none that encode writes, where a coder does not see that."""
+        """PayloadError if `body` begins with numbers that encode never writes, where a coder does not see that."""
 
     def _preamble(self) -> bytes:
         return b""
@@ -80,7 +80,7 @@ class RowCodec(Generated):
 
     Its parameters are int, float or bool; the formulas may use them as the numbers that they are. The body is the parameters, 8
     bytes each (int64 or float64), the fields, and the packing. A value that decodes to none that float32 has becomes the largest.
-    Payloads of other parameters than an instance's own are read by the interpreter: nothing is compiled for what a peer sends.
+    Payloads of other parameters than an instance's own are read by the interpreter: no peer's payload makes anything compile.
     """
 
     number: ClassVar[int]
@@ -118,7 +118,7 @@ class RowCodec(Generated):
         try:
             other = type(self)(**values)
             program(other)
-        except Exception as error:  # whatever a user's checks and formulas raise at parameters that nobody chose
+        except Exception as error:  # whatever a user's checks and formulas raise at parameters that a peer chose
             raise PayloadError(f"{self.id}: {values} are no parameters: {error}") from error
         return other
 
@@ -127,7 +127,7 @@ class RowCodec(Generated):
 
 
 def preamble(codec: Codec) -> bytes:
-    """The bytes of a body before those that the formula's program writes: the parameters of a RowCodec, none of another codec."""
+    """The bytes of a body before those that the formula's program writes: parameters of a RowCodec, else empty."""
     return codec._preamble() if isinstance(codec, Generated) else b""
 
 

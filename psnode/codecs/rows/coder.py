@@ -31,9 +31,9 @@ class Functions(Protocol):
         """Raise `tops`, numbers of the whole input as Program.of_input, to those extremes of `x` that are wanted; all finite?"""
 
     def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
-        """Write the program's sums over all of `x` into `tops`, behind what `survey` found; are all values finite?
+        """Write the program's sums over all of `x` into `tops`, after the results of `survey`; are all values finite?
 
-        `tops`: numbers of the whole input, as Program.of_input. Programs without sums need none of this.
+        `tops`: numbers of the whole input, as Program.of_input. Programs without sums do without this.
         """
 
     def encode(
@@ -87,7 +87,7 @@ NO_SUMS = Sums(NO_PARTS, NO_DOTS)
 
 
 class Coder:
-    """encode and decode of a program, by such functions. What is left behind full units is coded in a room of its own."""
+    """encode and decode of a program, by such functions. The remainder after full units is coded in memory of its own."""
 
     def __init__(self, program: Program, functions: Functions) -> None:
         self.program, self.functions = program, functions
@@ -124,7 +124,7 @@ class Coder:
         return x.size
 
     def _code_rest(self, x: Floats, key: Words, tops: Int32s, body: Bytes, error: Floats, dots: Float64s) -> bool:
-        """Code what is left of `x` behind full units; is it finite?"""
+        """Code the remainder of `x` after full units; is it finite?"""
         full, rows = x.size // self._unit * self._unit, rows_of(x.size)
         side, _, rest = self._split(body, x.size)
         last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
@@ -202,7 +202,7 @@ class Coder:
         return body[:start].view(np.uint32), body[start : self.program.nbytes(size)]
 
     def _split(self, body: Bytes, size: int) -> tuple[Words32, Bytes, Bytes]:
-        """The numbers, the codes of full units, which are there, and those of what is left."""
+        """The numbers, the codes of full units, which are in place, and those of the remainder."""
         side, codes = self._views(body, size)
         end = self.program.packing(side, size).length(codes, size // self._unit * self._unit)
         return side, codes[:end], codes[end:]
@@ -230,7 +230,7 @@ class SumCoder(Coder):
         return x.size
 
     def code_and_sum(self, x: Floats, key: Words, body: Bytes, error: Floats, parts: PartTable) -> Float64s | None:
-        """Write the body of `x` in one sweep, and to `error`, unless it is empty, what the last row leaves if it is not full.
+        """Write the body of `x` in one sweep, and to `error`, unless it is empty, the error of the last row if it is not full.
 
         The sums of rows, a dimension for the sums and one for the rows; None if `x` or a part is not finite.
         """

@@ -52,7 +52,7 @@ def _imported(name: str, path: Path) -> ModuleType:
 
 @cache
 def directory() -> Path:
-    """The directory of generated modules, which nobody but this user and root can write to."""
+    """The directory of generated modules, which only this user and root can write to."""
     try:
         place = _wanted()
         place.mkdir(parents=True, exist_ok=True, mode=0o755)

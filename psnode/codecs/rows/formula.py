@@ -1,4 +1,4 @@
-"""A formula, written down once as a program: what is sent, and what it decodes to."""
+"""A formula, written down once as a program: the codes sent, and the decoded values."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from psnode.codecs.arrays import Bytes, Int32s, Words32
 from psnode.codecs.rows.language import LARGEST, ROW, minimum, where
 from psnode.codecs.rows.numpy_words import number
 from psnode.codecs.rows.packings import Packed
-from psnode.codecs.rows.values import Kind, Span, Value, below, replaced
+from psnode.codecs.rows.values import Dtype, Span, Value, below, replaced
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
 _OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all", "size_of_bucket", "key_word")
-OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # what takes a sweep of its own
+OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # each takes a sweep of its own
 PLACES = dict(zip(OF_ALL, (0, 1, 2, 4), strict=True))  # among the numbers of the whole input
 SIZE, FIRST_SUM = 3, 3  # the latter among them as float64
 NORM = "l2_norm_of_all"
-SUMS = ("sum_of_all", "count_of_all", NORM)  # what takes a sweep of the formula's own
+SUMS = ("sum_of_all", "count_of_all", NORM)  # each takes a sweep of the formula's own
 OF_BUCKET = ("l2_norm_of_bucket", "size_of_bucket")
 OF_INPUT = (*OF_ALL, *SUMS, *OF_BUCKET, "size_of_all", "key_word")
 
@@ -39,7 +39,7 @@ class Fields:
         for name, field in fields.items():
             if isinstance(field, Packed):
                 continue
-            if not isinstance(field, Value) or field.span is Span.COORDINATE or field.kind in (Kind.F64, Kind.BOOL):
+            if not isinstance(field, Value) or field.span is Span.COORDINATE or field.kind in (Dtype.F64, Dtype.BOOL):
                 raise CodecSpecError(
                     f"the field {name} is neither a packing nor an f32, i32 or u32 of a row, a bucket or an array"
                 )
@@ -61,7 +61,7 @@ class Formula(Protocol):
 
     @property
     def may_overflow(self) -> bool:
-        """True if what decodes to no finite number is to become the largest."""
+        """True if values that would decode to infinity become the largest float32."""
 
     def to_fields(self, v: Value) -> Fields:
         """Name the fields that are sent of a row `v` of float32."""
@@ -72,7 +72,7 @@ class Formula(Protocol):
 
 
 class Column(NamedTuple):
-    """A number of the body: `value`, what encode writes."""
+    """A number of the body: `value`, as encode writes it."""
 
     name: str
     value: Value
@@ -81,8 +81,8 @@ class Column(NamedTuple):
 @dataclass(frozen=True)
 class Program:
     """A formula as graphs. `of_array`, `of_rows` and `of_buckets`: the columns of the body. `decoded`: made of symbols for the
-    fields; `kept`: the same, made of what encode has at hand; in both, codes are a symbol. `width`: that of the packing, made of
-    symbols for the fields; None if it is no number of the array.
+    fields; `kept`: the same, made of values that encode has at hand; in both, codes are a symbol. `width`: that of the
+    packing, made of symbols for the fields; None if it is not a number of the array.
     """
 
     id: str
@@ -139,16 +139,16 @@ class Program:
 
     @cached_property
     def with_fields(self) -> list[Value]:
-        """The codes and `kept`, made of symbols for the numbers of buckets: what is computed once these lie in the body."""
+        """The codes and `kept`, made of symbols for the numbers of buckets, which lie in the body by then."""
         symbols = {value: Value("field", value.kind, span=Span.BUCKET, detail=name) for name, value in self.of_buckets}
         return [replaced(end, symbols) for end in (self.packed.value, self.kept)]
 
     def columns(self, side: Words32, rows: int) -> Iterator[tuple[str, Words32]]:
-        """The names of the floating-point columns with the bits of their numbers in `side`, for so many rows."""
+        """The names of the floating-point columns with the bits of their numbers in `side`, for `rows` rows."""
         ends = [1] * len(self.of_array) + [self.units(rows)] * len(self.of_buckets) + [rows] * len(self.of_rows)
         at = 0
         for column, count in zip(self.numbers, ends, strict=True):
-            if column.value.kind is Kind.F32:
+            if column.value.kind is Dtype.F32:
                 yield column.name, side[at : at + count]
             at += count
 
@@ -160,7 +160,7 @@ class Program:
 
     @cached_property
     def place_of_key(self) -> int | None:
-        """The place of the four key words among the numbers, if all are sent, one behind the other."""
+        """The place of the four key words among the numbers, if all are sent, one after another."""
         return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
@@ -173,18 +173,18 @@ class Program:
         return len(self.of_array) + len(self.of_buckets) * self.units(rows) + len(self.of_rows) * rows
 
     def units(self, rows: int) -> int:
-        """Units that so many rows are, the last one what is left."""
+        """Units of `rows` rows, the last of which may be incomplete."""
         return -(-rows // self.packed.rows)
 
     def _widths(self, size: int) -> int:
         return self.units(rows_of(size)) if self.packed.form == "fitted" else 0
 
     def padding(self, side: Words32, size: int) -> Bytes:
-        """The bytes behind the last width, which are to be 0."""
+        """The bytes after the last width, which are to be 0."""
         return side.view(np.uint8)[4 * self.place_of_widths(size) + self._widths(size) :]
 
     def packing(self, side: Words32, size: int) -> Packed:
-        """The packing behind the numbers `side` of `size` coordinates: of the width, or the widths, that they tell."""
+        """The packing that follows the numbers `side` of `size` coordinates: of the width, or the widths, that they tell."""
         if self.packed.form == "fitted":
             start = 4 * self.place_of_widths(size)
             return self.packed._replace(widths=side.view(np.uint8)[start : start + self._widths(size)])
@@ -216,13 +216,13 @@ class Program:
 
 
 def rows_of(size: int) -> int:
-    """Rows that `size` coordinates are, the last one what is left."""
+    """Rows of `size` coordinates, the last of which may be short."""
     return -(-size // ROW)
 
 
 def program_of(formula: Formula) -> Program:
-    """Run both formulas once. CodecSpecError names what does not fit together."""
-    v = Value("input", Kind.F32, span=Span.COORDINATE)
+    """Run both formulas once. CodecSpecError names the parts that do not fit together."""
+    v = Value("input", Dtype.F32, span=Span.COORDINATE)
     fields = _run(formula, formula.to_fields, {"v": v})
     if not isinstance(fields, Fields):
         raise CodecSpecError(f"{formula.id}: to_fields is to return Fields, not {type(fields).__name__}")
@@ -276,14 +276,14 @@ def _column_span(value: Value) -> Span:
 
 
 def _place_of_key(numbers: Sequence[Value]) -> int | None:
-    """The place of the four key words among numbers of the array, if they are there one behind the other."""
+    """The place of the four key words among numbers of the array, if they are sent one after another."""
     words = [value.detail if value.op == "key_word" else None for value in numbers]
     return next((at for at in range(len(words) - 3) if words[at : at + 4] == [0, 1, 2, 3]), None)
 
 
 def _decoded(formula: Formula, arguments: dict[str, Value], fields: Fields) -> Value:
     value = _run(formula, formula.from_fields, arguments)
-    if not isinstance(value, Value) or value.kind is not Kind.F32:
+    if not isinstance(value, Value) or value.kind is not Dtype.F32:
         raise CodecSpecError(f"{formula.id}: from_fields is to return an f32, not {value!r}")
     of_array = [number for number in fields.numbers.values() if _column_span(number) is Span.ARRAY]
     known = ("random16",) if _place_of_key(of_array) is not None else ()

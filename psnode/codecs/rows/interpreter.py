@@ -1,6 +1,6 @@
-"""The interpreter: a program run by NumPy, a few rows at a time. Slow and plain: what the generated kernels are held to.
+"""The interpreter: a program run by NumPy, a few rows at a time. Slow and plain: the reference of the generated kernels.
 
-It also reads payloads of settings that nobody compiled kernels for.
+It also reads payloads of settings for which no kernels were compiled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from psnode.codecs.rng import BLOCK, HALF, words
 from psnode.codecs.rows.formula import NORM, OF_ALL, PLACES, SIZE, Program, rows_of
 from psnode.codecs.rows.language import LARGEST, ROW
 from psnode.codecs.rows.numpy_words import apply, norm_of, tree
-from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.codecs.rows.values import Dtype, Span, Value, below
 
 _TIES = 256  # added to a stream: that of the bits that settle ties
 _ONES = np.uint32(0xFFFF)
@@ -45,7 +45,7 @@ class Interpreted:
         for row in range(rows_of(x.size)):
             v, here = np.zeros((1, ROW), np.float32), min(ROW, x.size - ROW * row)
             v[0, :here] = x[ROW * row : ROW * row + here]
-            evaluation = Evaluation(v, row, key, self.program, tops)
+            evaluation = RowEvaluation(v, row, key, self.program, tops)
             for place, value in enumerate(self.program.sums):
                 if value.op != NORM:
                     found[place, row] = _sum_of_row(evaluation.value(value.args[0]), here)
@@ -66,7 +66,7 @@ class Interpreted:
             if start % unit == 0 and not np.isfinite(x[start : start + unit]).all():
                 return start
             row = first + start // ROW
-            found = Evaluation(v[None], row, key, program, tops)
+            found = RowEvaluation(v[None], row, key, program, tops)
             found.know_sums()
             if start % unit == 0:
                 found.know_bucket(x[start : start + unit])
@@ -115,7 +115,7 @@ class Interpreted:
         program = self.program
         at = program.place_of_key
         key = np.zeros(2, np.uint64) if at is None else side[at : at + 4].copy().view(np.uint64)
-        found = Evaluation(np.zeros((1, ROW), np.float32), row, key, program, None)
+        found = RowEvaluation(np.zeros((1, ROW), np.float32), row, key, program, None)
         numbers = {column.name: side[place] for place, column in enumerate(program.of_array)}
         base = len(program.of_array)
         numbers |= {column.name: side[base + place * rows + row] for place, column in enumerate(program.of_rows)}
@@ -129,7 +129,7 @@ class Interpreted:
         return np.broadcast_to(found.value(program.decoded), (1, ROW)).reshape(-1)
 
 
-class Evaluation:
+class RowEvaluation:
     """Values of a program over one or more rows `v`, shape (rows, 512), the first of which is number `row`."""
 
     def __init__(self, v: Floats, row: int, key: Words, program: Program, tops: Any) -> None:
@@ -191,7 +191,7 @@ class Evaluation:
 
 def _symbol(end: Value) -> Value:
     """The symbol of the codes that `end` is made of; one of its own if it is made of none."""
-    return next((value for value in below([end]) if value.op == "codes"), Value("codes", Kind.U32, span=Span.COORDINATE))
+    return next((value for value in below([end]) if value.op == "codes"), Value("codes", Dtype.U32, span=Span.COORDINATE))
 
 
 def _sixteen(key: Words, stream: int, row: int, rows: int) -> Words32:
@@ -227,7 +227,7 @@ def _top(op: str, tops: Any) -> Any:
 
 
 def _sum_of_row(x: Any, here: int) -> float:
-    """The sum of the first `here` values of a row, or how many conditions hold there; or the row's number itself."""
+    """The sum of the first `here` values of a row, or the number of its conditions that hold; or the row's number itself."""
     if x.size == 1:
         return float(x.reshape(1)[0])
     if x.dtype == bool:

@@ -16,7 +16,7 @@ from psnode.codecs.kernels.rows import cut_row, fill_row
 from psnode.codecs.kernels.ternary import is_valid
 from psnode.codecs.kernels.trits import DIGITS, cut_digits, fill_digits
 from psnode.codecs.rows.language import minimum
-from psnode.codecs.rows.values import Kind, Span, Value
+from psnode.codecs.rows.values import Dtype, Span, Value
 from psnode.errors import CodecSpecError, PayloadError
 
 _WIDTHS = (8, 4, 2, 1)
@@ -52,7 +52,7 @@ class Packed(NamedTuple):
 
     @property
     def varies(self) -> bool:
-        """True if what is coded decides how many bytes it takes."""
+        """True if the number of bytes depends on the codes."""
         return self.in_blocks or self.width is not None
 
     @property
@@ -74,7 +74,7 @@ class Packed(NamedTuple):
         return tbq.length(readonly(data), size) if self.in_blocks else self.nbytes(size)
 
     def starts(self, data: Bytes, units: int) -> Int32s:
-        """The places where so many units begin in `data`, and the end of the last, if they have lengths of their own."""
+        """The places where `count` units begin in `data`, and the end of the last, if they have lengths of their own."""
         if self.form == "fitted":
             lengths = 64 * self.bucket * self.widths[:units].astype(np.uint32)
             return np.concatenate([np.zeros(1, np.uint32), lengths.cumsum(dtype=np.uint32)]).view(np.int32)
@@ -177,7 +177,7 @@ class Packed(NamedTuple):
         return row, 64 * row.bits * (count // 512), count % 512
 
     def _is_padded(self, data: Bytes, count: int) -> bool:
-        """True if no bit is 1 behind the last of `count` codes of the incomplete row that `data` ends with."""
+        """True if no bit is 1 after the last of `count` codes of the incomplete row that `data` ends with."""
         last, row = data[data.size - self.nbytes(count) :], np.zeros(self.unit, np.uint8)
         again = np.empty(last.size, np.uint8)
         self.fill(last, count, row)
@@ -218,44 +218,44 @@ def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
     bits = most if isinstance(width, Value) else width
     if not isinstance(bits, int) or not 1 <= bits <= 16:
         raise CodecSpecError(f"planes have 1 to 16 bits, not {bits}")
-    codes = _checked(codes, Kind.U32, "planes")
+    codes = _checked(codes, Dtype.U32, "planes")
     if not isinstance(width, Value):
         return Packed(codes, "planes", bits)
-    if width.kind is not Kind.U32 or width.span > Span.ARRAY:
+    if width.kind is not Dtype.U32 or width.span > Span.ARRAY:
         raise CodecSpecError(f"the width of planes is a uint32 of the array, not {width!r}")
     return Packed(codes, "planes", bits, minimum(width, bits))
 
 
 def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
-    """Codes below 2^most, in every bucket of so many rows as planes of the bits that its largest code has; uint32.
+    """Codes below 2^most, in every bucket of `rows` rows as planes of the bits that its largest code has; uint32.
 
-    These widths, a byte each, are sent behind the numbers, with zeros to a multiple of 4 bytes.
+    These widths, a byte each, are sent after the numbers, with zeros to a multiple of 4 bytes.
     """
     if not isinstance(most, int) or not 1 <= most <= 16:
         raise CodecSpecError(f"planes have 1 to 16 bits, not {most}")
     if not isinstance(rows, int) or not 1 <= rows <= MOST_ROWS:
         raise CodecSpecError(f"a bucket has 1 to {MOST_ROWS} rows, not {rows}")
-    return Packed(_checked(codes, Kind.U32, "fitted"), "fitted", most, bucket=rows)
+    return Packed(_checked(codes, Dtype.U32, "fitted"), "fitted", most, bucket=rows)
 
 
 def halves(codes: Value) -> Packed:
     """Codes below 2^16, two bytes each, the lower one first; uint32."""
-    return Packed(_checked(codes, Kind.U32, "halves"), "halves", 16)
+    return Packed(_checked(codes, Dtype.U32, "halves"), "halves", 16)
 
 
 def signs(conditions: Value) -> Packed:
     """One bit each, 1 where the condition is true."""
-    return Packed(_checked(conditions, Kind.BOOL, "signs"), "signs", 1)
+    return Packed(_checked(conditions, Dtype.BOOL, "signs"), "signs", 1)
 
 
 def trits(codes: Value) -> Packed:
     """Codes 0, 1, 2, five to a byte; uint32."""
-    return Packed(_checked(codes, Kind.U32, "trits"), "trits", 2)
+    return Packed(_checked(codes, Dtype.U32, "trits"), "trits", 2)
 
 
 def sparse(codes: Value) -> Packed:
     """Codes 0, 1, 2, of which 1 is frequent: by blocks five to a byte, or two bytes for each other one, the shorter; uint32."""
-    return Packed(_checked(codes, Kind.U32, "sparse"), "sparse", 2)
+    return Packed(_checked(codes, Dtype.U32, "sparse"), "sparse", 2)
 
 
 def _block(codes: Words32) -> Bytes:
@@ -279,7 +279,7 @@ def _from_block(data: Bytes, count: int) -> Words32:
     return codes
 
 
-def _checked(value: Value, kind: Kind, word: str) -> Value:
+def _checked(value: Value, kind: Dtype, word: str) -> Value:
     if not isinstance(value, Value) or value.kind is not kind or value.span is not Span.COORDINATE:
         raise CodecSpecError(f"{word} takes a {kind.value} of every coordinate, not {value!r}")
     return value

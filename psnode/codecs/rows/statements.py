@@ -1,6 +1,6 @@
 """Statements over a row: numbers, loops over 512 coordinates, ifs with such loops in them. Languages derive from this.
 
-What a value is made of is computed where the value is needed: in the loop that stores it; or before that loop, if it is a number
+The operands of a value are computed where the value is needed: in the loop that stores it; or before that loop, if it is a number
 of the row, or has to be there as a whole, in a room of its own.
 """
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from psnode.codecs.rows.formula import OF_INPUT, Column, Program
-from psnode.codecs.rows.values import Kind, Span, Value, below
+from psnode.codecs.rows.values import Dtype, Span, Value, below
 
 Then = Callable[[str, list[str]], list[str]]
 
@@ -35,7 +35,7 @@ class Statements(ABC):
 
     def __init__(self, program: Program) -> None:
         self.program, self.indent = program, 1
-        self.rooms: list[tuple[str, Kind]] = []
+        self.rooms: list[tuple[str, Dtype]] = []
         self.uses_random = self.uses_coins = False
         self._lines: list[str] = []
         self._names: dict[Value, str] = {}
@@ -68,7 +68,7 @@ class Statements(ABC):
 
     @abstractmethod
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
-        """A loop over the row with what `ends` are made of; `then`: the statements, from a place and the names of the ends."""
+        """A loop over the row with the operands of `ends`; `then`: the statements, from a place and the names of the ends."""
 
     @abstractmethod
     def stored(self, end: Value, store: Store) -> None:
@@ -85,7 +85,7 @@ class Statements(ABC):
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """An indented block: what is computed in it is known in it alone."""
+        """An indented block: values computed in it are known in it alone."""
         kept = dict(self._names), self._filled, self._tossed
         self.indent += 1
         yield
@@ -144,7 +144,7 @@ class Statements(ABC):
         self.put(self.closing)
 
     def run(self, ends: list[Value], then: Then) -> None:
-        """A loop, after what has to be there before it."""
+        """A loop, after the values that it needs."""
         self.prepare(ends)
         random = any(value.op == "random16" for value in self.inside(ends))
         if random and not self._filled:
@@ -169,11 +169,11 @@ class Statements(ABC):
         """The form of a store into a room."""
 
     def inside(self, ends: list[Value]) -> list[Value]:
-        """What is computed in a loop for `ends`: the values of coordinates that lie in no room."""
+        """Values that a loop computes for `ends`: those of coordinates that are not stored."""
         return [value for value in below(ends, known=list(self._names)) if value.span is Span.COORDINATE]
 
     def named(self, ends: list[Value], leaf: Callable[[Value], str | None], at: str) -> list[str]:
-        """Name all that `ends` are made of, in a loop, and return the names of the ends. `leaf`: what no operation makes."""
+        """Name all operands of `ends`, in a loop, and return the names of the ends. `leaf`: values that no operation makes."""
         names: dict[Value, str] = {}
 
         def name_of(value: Value) -> str:
@@ -199,7 +199,7 @@ class Statements(ABC):
         return f"n{self._count}"
 
     def prepare(self, ends: list[Value]) -> None:
-        """Numbers, and rooms for what cannot be computed inside a loop."""
+        """Numbers, and arrays for values that cannot be computed inside a loop."""
         ahead, seen = list(ends), set[Value]()
         while ahead:
             value = ahead.pop()

@@ -1,4 +1,4 @@
-"""Programs without what rows of N(0,1) never take: what a kernel executes there is the whole of its text.
+"""Programs without the branches that rows of N(0,1) never take: a kernel then executes all of its text.
 
 A condition on numbers of the row or the array is decided by one such row. In the header, a norm far from one, and coordinates
 that 16 random bits do not settle (one row in 128), are left out.
@@ -13,7 +13,7 @@ import numpy as np
 
 from psnode.codecs.rng import Key
 from psnode.codecs.rows.formula import Column, Program
-from psnode.codecs.rows.interpreter import Evaluation, Interpreted
+from psnode.codecs.rows.interpreter import Interpreted, RowEvaluation
 from psnode.codecs.rows.language import ROW
 from psnode.codecs.rows.values import Span, Value, below
 
@@ -29,7 +29,7 @@ def usual(program: Program) -> Program:
     tops, key = program.of_input(ROW), np.array(Key.derive(1, "usual").words, np.uint64)
     Interpreted(program).survey(x, tops)
     Interpreted(program).sum_up(x, key, tops)
-    found = Evaluation(x[None], 0, key, program, tops)
+    found = RowEvaluation(x[None], 0, key, program, tops)
     found.know_sums()
     columns = (*program.of_array, *program.of_rows)
     numbers = {column.name: column.value for column in columns}
@@ -48,8 +48,8 @@ def usual(program: Program) -> Program:
     )
 
 
-def _decided(ends: Sequence[Value], found: Evaluation) -> dict[Value, Value]:
-    """What takes the place of everything that `ends` are made of."""
+def _decided(ends: Sequence[Value], found: RowEvaluation) -> dict[Value, Value]:
+    """Replacements for all operands of `ends`."""
     made: dict[Value, Value] = {}
     for value in below(ends):
         args = [made[arg] for arg in value.args]
@@ -63,7 +63,7 @@ def _decided(ends: Sequence[Value], found: Evaluation) -> dict[Value, Value]:
 
 
 def usual_text(text: str) -> str:
-    """A whole text of kernels without what the header seldom does."""
+    """A whole text of kernels without the seldom branches of the header."""
     for rare, instead in _SELDOM.items():
         if rare not in text:
             raise AssertionError(f"the kernels have no {rare!r}")

@@ -1,7 +1,7 @@
-"""Values of a formula: what an operation made of which others. Operators of Python build them; nothing is computed here.
+"""Values of a formula: an operation and its operands. Operators of Python build them; nothing is computed here.
 
 A value has a kind, the type of its numbers, and a span: one number for all arrays, for an array, for a bucket of rows, for a row
-of 512 coordinates or for a coordinate. Numbers of Python take the kind of what they are combined with. Kinds never change by
+of 512 coordinates or for a coordinate. Numbers of Python take the kind of the other operand. Kinds never change by
 themselves.
 """
 
@@ -15,7 +15,7 @@ from typing import NoReturn, TypeAlias
 from psnode.errors import CodecSpecError
 
 
-class Kind(Enum):
+class Dtype(Enum):
     """The type of a value's numbers."""
 
     F32 = "float32"
@@ -27,16 +27,16 @@ class Kind(Enum):
     @property
     def real(self) -> bool:
         """True for floating-point numbers."""
-        return self in (Kind.F32, Kind.F64)
+        return self in (Dtype.F32, Dtype.F64)
 
     @property
     def whole(self) -> bool:
         """True for integers of 32 bits, whose arithmetic is modulo 2^32."""
-        return self in (Kind.I32, Kind.U32)
+        return self in (Dtype.I32, Dtype.U32)
 
 
 class Span(IntEnum):
-    """How many numbers a value has."""
+    """Count of a value's numbers."""
 
     CONSTANT = 0
     ARRAY = 1
@@ -46,7 +46,7 @@ class Span(IntEnum):
 
 
 Number: TypeAlias = int | float | bool
-_LIMITS = {Kind.I32: (-(2**31), 2**31 - 1), Kind.U32: (0, 2**32 - 1)}
+_LIMITS = {Dtype.I32: (-(2**31), 2**31 - 1), Dtype.U32: (0, 2**32 - 1)}
 
 
 class Value:
@@ -54,7 +54,7 @@ class Value:
 
     __slots__ = ("args", "detail", "kind", "op", "span")
 
-    def __init__(self, op: str, kind: Kind, args: Sequence[Value] = (), span: Span | None = None, detail: object = None) -> None:
+    def __init__(self, op: str, kind: Dtype, args: Sequence[Value] = (), span: Span | None = None, detail: object = None) -> None:
         self.op, self.kind, self.args, self.detail = op, kind, tuple(args), detail
         self.span: Span = max((arg.span for arg in args), default=Span.CONSTANT) if span is None else span
 
@@ -83,7 +83,7 @@ class Value:
         return _real("div", _alike(other, self), self)
 
     def __neg__(self) -> Value:
-        return self._unary("neg", self.kind is not Kind.BOOL)
+        return self._unary("neg", self.kind is not Dtype.BOOL)
 
     def __abs__(self) -> Value:
         return self._unary("abs", self.kind.real)
@@ -138,13 +138,13 @@ class Value:
         return Value(op, self.kind, (self,))
 
 
-def constant(number: Number, kind: Kind) -> Value:
+def constant(number: Number, kind: Dtype) -> Value:
     """`number` as a value. CodecSpecError unless the kind has it, rounded if it is real."""
     if kind in _LIMITS:
         low, high = _LIMITS[kind]
         if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
             raise CodecSpecError(f"{number!r} is no {kind.value}")
-    elif kind is Kind.BOOL:
+    elif kind is Dtype.BOOL:
         if not isinstance(number, bool):
             raise CodecSpecError(f"{number!r} is not true or false")
     elif isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
@@ -173,7 +173,7 @@ def _alike(number: object, value: Value) -> Value:
 
 def _arithmetic(op: str, a: Value, b: Value | Number) -> Value:
     a, b = pair(a, b)
-    if a.kind is Kind.BOOL:
+    if a.kind is Dtype.BOOL:
         raise CodecSpecError(f"{op} does not take bool")
     return Value(op, a.kind, (a, b))
 
@@ -203,9 +203,9 @@ def _shift(op: str, a: Value, b: Value | int) -> Value:
 
 def _compare(op: str, a: Value, b: object) -> Value:
     a, b = pair(a, b)
-    if a.kind is Kind.BOOL:
+    if a.kind is Dtype.BOOL:
         raise CodecSpecError("true and false are not compared: use &, | and ^")
-    return Value(op, Kind.BOOL, (a, b))
+    return Value(op, Dtype.BOOL, (a, b))
 
 
 def replaced(end: Value, instead: Mapping[Value, Value]) -> Value:
@@ -218,7 +218,7 @@ def replaced(end: Value, instead: Mapping[Value, Value]) -> Value:
 
 
 def below(ends: Sequence[Value], known: Sequence[Value] = ()) -> Iterator[Value]:
-    """Everything that `ends` are made of, they included, each once and after what it is made of; not what `known` is."""
+    """All operands of `ends`, at any depth, and the ends, each once and after its own operands; not those of `known`."""
     seen = set(known)
     for end in ends:
         ahead = [(end, False)]

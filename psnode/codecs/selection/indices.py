@@ -51,7 +51,7 @@ def write(indices: Words32, size: int, out: Bytes) -> int:
 
 
 def head(coded: int, form: int) -> bytes:
-    """Beginning of a code of so many indices."""
+    """Beginning of a code of `coded` indices."""
     return struct.pack("<IB", coded, form)
 
 

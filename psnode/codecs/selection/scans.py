@@ -56,7 +56,7 @@ class Plain(Scanned):
         return self._x
 
 
-class Copied(Scanned):
+class ScannedCopy(Scanned):
     """`x`, which is copied to `target` (contiguous, apart from x)."""
 
     def __init__(self, x: Floats, target: Floats) -> None:
@@ -77,7 +77,7 @@ class Copied(Scanned):
         return Plain(readonly(self._target))
 
 
-class Summed(Scanned):
+class ScannedSum(Scanned):
     """The target of `source`, to which its parts are added. Raises the source's errors."""
 
     def __init__(self, source: sources.Accumulated) -> None:
@@ -119,7 +119,7 @@ class Summed(Scanned):
         return Plain(readonly(self._target))
 
 
-class Difference(Scanned):
+class ScannedDifference(Scanned):
     """The difference `source`, which is made as a whole only if it is asked for."""
 
     def __init__(self, source: sources.Difference) -> None:
@@ -146,9 +146,9 @@ def scanned(source: sources.Source) -> Scanned:
     """`source` as a search reads it."""
     match source:
         case sources.Accumulated(is_added=False):
-            return Summed(source)
+            return ScannedSum(source)
         case sources.Copied():
-            return Copied(source.x, source.target)
+            return ScannedCopy(source.x, source.target)
         case sources.Difference():
-            return Difference(source)
+            return ScannedDifference(source)
     return Plain(source.array())

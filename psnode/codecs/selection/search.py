@@ -1,4 +1,4 @@
-"""Searches of an array for the coordinates to send, on the processor or on a device: what selections are made of."""
+"""Searches of an array for the coordinates to send, on the processor or on a device: the steps of selections."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Searching(Reducer):
 
     @abstractmethod
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
-        """The entries to send of `source`, whose indices are written to `side`, in so many bytes. NonFiniteGradientError."""
+        """The entries to send of `source`, after the bytes of `side` that their indices take. NonFiniteGradientError."""
 
     @abstractmethod
     def _at(self, side: Bytes, values: Floats, shape: Shape) -> Entries:

@@ -11,6 +11,7 @@ from abc import abstractmethod
 
 import numpy as np
 
+from psnode.codecs.abilities import Sparse
 from psnode.codecs.arrays import Words32
 from psnode.codecs.base import Bytes, Floats, Indices, Shape, Sink, Source, Words
 from psnode.codecs.bounds import check_real
@@ -27,7 +28,7 @@ from psnode.codecs.stages import Reducer, write_section
 from psnode.codecs.traits import Traits
 
 
-class Selector(Searching, Reducer):
+class Selector(Sparse, Searching, Reducer):
     """A subclass says which entries it keeps, and of how many coordinates at most."""
 
     @property
@@ -55,7 +56,7 @@ class Selector(Searching, Reducer):
         return indices.max_nbytes(most, size), most
 
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
-        """The entries to send of `source`, whose indices are written to `side`, in so many bytes. NonFiniteGradientError."""
+        """The entries to send of `source`, after the bytes of `side` that their indices take. NonFiniteGradientError."""
         entries = self._select(Scan(scanned(source)), key)
         return self._write_indices(entries.indices, key, source.size, side), entries
 

@@ -53,7 +53,7 @@ def sum_below(x: Floats, limit: np.uint32) -> float:
 
 @kernel
 def solve(magnitudes: Float64s, rest: float, budget: float) -> float:
-    """The level for entries of `magnitudes`, which are overwritten, and others of sum `rest`, none of them above the level.
+    """The level for entries of `magnitudes`, which are overwritten, and others of sum `rest`, all of them at most the level.
 
     Entries above the level are taken out and the level is set anew from the rest until none is above it. It falls, so
     every entry taken stays certain. 0 if the budget covers all entries.

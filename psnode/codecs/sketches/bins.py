@@ -29,7 +29,7 @@ _HEAD, _KEY = 8, 16
 
 
 def starts(negative: int, positive: int, groups: int, rows: int) -> Int64s:
-    """The first rank of every label, and the number of ranks behind them."""
+    """The first rank of every label, and the number of ranks after them."""
     if not rows:
         return np.arange(negative + positive + 1)
     runs = [(min(groups, bins), bins) for bins in (negative, positive)]

@@ -22,13 +22,13 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from psnode.codecs.abilities import Linear
 from psnode.codecs.base import Bytes, Codec, Floats, Measured, Payload, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
 from psnode.codecs.kernels import hashed
 from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
-from psnode.codecs.kernels.norms import NOT_FINITE, max_norm
-from psnode.codecs.norm import norm_of
+from psnode.codecs.kernels.norms import NOT_FINITE, max_norm, norm_of
 from psnode.codecs.payload import MAX_COORDINATES, header_nbytes
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
@@ -48,12 +48,12 @@ class _Table(NamedTuple):
 
 
 def cells_of(data: Bytes, dimensions: int) -> Floats:
-    """A view of the cells in the bytes of a payload of an array with so many dimensions: under one key they add up."""
+    """A view of the cells in the bytes of a payload of an array with `dimensions` dimensions: under one key they add up."""
     return data[header_nbytes(dimensions) + _HEAD :].view(np.float32)
 
 
 @dataclass(frozen=True, repr=False)
-class LinearSketch(Codec):
+class LinearSketch(Linear, Codec):
     """rows=5,ratio=0.1,damped=false.
 
     `rows`: how many times a coordinate is hashed, 1..16; `ratio`: cells a coordinate, all rows together, in (0, 1].

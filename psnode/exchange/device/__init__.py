@@ -1,1 +1,1 @@
-"""Coding on a CUDA device, by kernels made of a codec's formula (docs/gpu.md)."""
+"""Segments of a plan that are coded where a CUDA device has them (docs/gpu.md)."""

@@ -1,4 +1,4 @@
-"""Decide which segments of a plan are coded on a device, and which changes of weights are decoded there."""
+"""Decide which segments of a plan are coded on a device, and which changes of weights it decodes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from psnode.codecs import Codec
-from psnode.exchange.device.change import ChangeOfEntries, decoder
-from psnode.exchange.device.codecs import Change, DeviceCodec, DeviceEncoder
-from psnode.exchange.device.spectral import is_spectral
-from psnode.exchange.device.trust import Verdict, check, check_entries
+from psnode.codecs.device.change import ChangeOfEntries, decoder
+from psnode.codecs.device.checks import Verdict, check, check_entries
+from psnode.codecs.device.protocols import Change, DeviceCodec, DeviceEncoder
+from psnode.codecs.device.spectral import is_spectral
 from psnode.plan.groups import Plan, Segment
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from psnode.exchange.device.trees import square_sum
+from psnode.codecs.device.tree_sums import square_sum
 from psnode.feedback import Context, ErrorFeedback, Feedback, NoFeedback
 from psnode.feedback.average import MomentumAverage
 from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
@@ -23,9 +23,9 @@ _Gather: TypeAlias = Callable[[Any, torch.Tensor, Memories, Pieces, Context], No
 
 
 class Rule(NamedTuple):
-    """A rule's part in a push: `gather` makes of a gradient what is coded, in the memory `coded`, or in a room of no memory.
+    """A rule's part in a push: `gather` makes of a gradient the values to code, in memory `coded`, or in a room of no memory.
 
-    `keeps`: what coding loses stays there.
+    `keeps`: that memory keeps the loss of coding.
     """
 
     coded: str | None

@@ -10,10 +10,10 @@ import torch
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Words
+from psnode.codecs.device.protocols import DeviceCodec, DeviceEncoder
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.rng import Key
 from psnode.errors import NonFinitePartError
-from psnode.exchange.device.codecs import DeviceCodec, DeviceEncoder
 from psnode.exchange.device.rules import Pieces, rule_of
 from psnode.feedback import Context, Feedback, State
 
@@ -21,7 +21,7 @@ from psnode.feedback import Context, Feedback, State
 class DeviceSegment:
     """The values of a segment of `shape` on a device, and its memories under `rule`. `codecs` code it, by their specs.
 
-    `homes` are the memories' places on the host. Whoever reads or writes those calls `settle` before: the newest memories are
+    `homes` are the memories' places on the host. A reader or writer of those calls `settle` first: the newest memories are
     brought there, and taken from there by the next push.
     """
 
@@ -63,7 +63,7 @@ class DeviceSegment:
         payload = codec.assembled(self._shape, key, lambda words, body: self._code(encoder, pieces, words, body, context), out)
         if self._feedback.masks and not codec.lossless:
             self._forget(codec, payload)
-        self._pushed.record()  # the masking is not waited for, and whoever settles uses another stream
+        self._pushed.record()  # the masking is not waited for, and settling uses another stream
         return payload
 
     def _code(self, encoder: DeviceEncoder, pieces: Pieces, words: Words, body: Bytes, context: Context) -> int:
@@ -101,14 +101,14 @@ class DeviceSegment:
         return self._encoders[spec]
 
     def _take_memory(self, padded: int) -> None:
-        """Take memory of so many float32 for the values, and that of the memories which are not among these."""
+        """Take memory of `padded` float32 for the values, and that of the memories which are not among these."""
         self._values = torch.zeros(padded, dtype=torch.float32, device=self._device)
         for name, home in self._homes.items():
             coded = name == self._rule.coded
             self._memories[name] = self._values[: self._size] if coded else torch.zeros(home.size, device=self._device)
 
     def _grow(self, padded: int) -> None:
-        """Keep the values in memory of so many float32, more than an earlier phase's codec needed."""
+        """Keep the values in memory of `padded` float32, more than an earlier phase's codec needed."""
         values = torch.zeros(padded, dtype=torch.float32, device=self._device)
         values[: self._size] = self._values[: self._size]
         self._values = values

@@ -11,8 +11,8 @@ import torch
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Floats
 from psnode.codecs.base import RandomSource
+from psnode.codecs.device.protocols import Change
 from psnode.errors import PayloadError
-from psnode.exchange.device.codecs import Change
 from psnode.exchange.shard.aggregator import Mean
 from psnode.exchange.shard.pushes import Part
 from psnode.exchange.update.device_copies import told

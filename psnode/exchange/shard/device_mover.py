@@ -8,9 +8,9 @@ import torch
 
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Words
+from psnode.codecs.device.protocols import Change, DeviceEncoder
 from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.rng import Key
-from psnode.exchange.device.codecs import Change, DeviceEncoder
 from psnode.exchange.update.device_copies import told
 from psnode.plan.groups import Group, Segment
 

@@ -217,7 +217,7 @@ class Shard:
 
     @property
     def runs_own_code(self) -> bool:
-        """True if code that is none of psnode's runs between the first update of a version and the last, and `memory` changes."""
+        """True if code from outside psnode runs between the first update of a version and the last, and `memory` changes."""
         return self._own_code and self._device_copies is None
 
     def state(self) -> ShardState:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Floats
+from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import kernel
-from psnode.codecs.kernels.memory import wide
 from psnode.config import Config
 from psnode.exchange.update.sgd import multiply_add
 

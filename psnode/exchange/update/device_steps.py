@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from psnode.codecs.arrays import Floats
-from psnode.codecs.kernels.llvm.values import rounds_once
+from psnode.codecs.device.row_coder import stream_of
+from psnode.codecs.kernels.llvm.runtime_values import rounds_once
 from psnode.errors import in_one_line
-from psnode.exchange.device.coder import stream_of
 from psnode.exchange.update.adam import Moments, coefficients_of
 from psnode.exchange.update.steps import HostSteps, Steps
 
 if TYPE_CHECKING:
-    from psnode.codecs.rows.cupy_steps import StepKernels
+    from psnode.codecs.device.cupy.step_kernels import StepKernels
 
 _SIZE = 10007
 
@@ -31,7 +31,7 @@ class DeviceSteps:
     @classmethod
     def on(cls, device: torch.device) -> DeviceSteps:
         """Steps on `device`, with kernels compiled now unless they are cached. ConfigurationError without CuPy."""
-        from psnode.codecs.rows.cupy_steps import StepKernels
+        from psnode.codecs.device.cupy.step_kernels import StepKernels
 
         return cls(StepKernels(device.index or 0), device)
 
@@ -102,13 +102,15 @@ def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
 
     What was found good is remembered by the text of kernels and of what uses them, device, driver and versions.
     """
+    from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
-    from psnode.codecs.rows.cupy_kernels import Identity, import_cupy
 
     import_cupy()
     try:
         steps = DeviceSteps.on(device)
-        mark = Identity.of(device.index or 0).file("\n".join((steps.text, torch.__version__, *_sources())), ".steps.trusted")
+        mark = DeviceIdentity.of(device.index or 0).file(
+            "\n".join((steps.text, torch.__version__, *_sources())), ".steps.trusted"
+        )
         if mark.is_file():
             return steps, ""
         if problem := next(differences(steps, device), ""):
@@ -121,10 +123,10 @@ def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
 
 def _sources() -> Iterator[str]:
     """The text of what uses kernels, and of what they are compared with."""
-    from psnode.codecs.rows import cupy_steps
+    from psnode.codecs.device.cupy import step_kernels
     from psnode.exchange.update import adam, sgd
 
-    return (Path(str(file)).read_text() for file in (cupy_steps.__file__, adam.__file__, sgd.__file__, __file__))
+    return (Path(str(file)).read_text() for file in (step_kernels.__file__, adam.__file__, sgd.__file__, __file__))
 
 
 def differences(steps: Steps, device: torch.device) -> Iterator[str]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import fma
-from psnode.codecs.kernels.llvm.values import rounds_once
+from psnode.codecs.kernels.llvm.runtime_values import rounds_once
 
 Floats = npt.NDArray[np.float32]
 

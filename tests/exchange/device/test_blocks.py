@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.device.row_coder import DeviceCoder, kernels_for
 from psnode.codecs.payload import header_nbytes
 from psnode.errors import PayloadError
-from psnode.exchange.device.coder import DeviceCoder, kernels_for
 from psnode.exchange.device.placing import changes_on
 from psnode.plan.groups import Plan
 from tests.codecs.family import gaussian

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs.device.change import decoder
+from psnode.codecs.device.checks import check
+from psnode.codecs.device.protocols import Change
 from psnode.codecs.rng import Key
 from psnode.errors import PayloadError
-from psnode.exchange.device.change import decoder
-from psnode.exchange.device.codecs import Change
 from psnode.exchange.device.placing import changes_on
-from psnode.exchange.device.trust import check
 from psnode.exchange.replica import Replica
 from psnode.exchange.trained_model import TrainedModel
 from psnode.plan.groups import Plan

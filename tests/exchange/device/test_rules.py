@@ -11,12 +11,12 @@ import torch
 
 from psnode.codecs import get_codec
 from psnode.codecs.base import Bytes, Indices, Shape
+from psnode.codecs.device.checks import check
 from psnode.codecs.fp16 import Fp16
 from psnode.codecs.rng import Key
 from psnode.codecs.traits import Traits
 from psnode.exchange.device.rules import rule_of
 from psnode.exchange.device.segment import DeviceSegment
-from psnode.exchange.device.trust import check
 from psnode.feedback import Context, NoFeedback, get_feedback
 from tests.rows.fake_cupy import CPU, install
 from tests.rows.hosted import GXX

@@ -12,16 +12,16 @@ import torch
 
 from psnode.codecs import Codec, get_codec
 from psnode.codecs.arrays import Bytes, Words, Words32
+from psnode.codecs.device.checks import check
+from psnode.codecs.device.device_codecs import on_device
+from psnode.codecs.device.gap_code import written
 from psnode.codecs.registry import register
 from psnode.codecs.rng import Key
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.search import F, Search
 from psnode.codecs.selection.selector import Selector
 from psnode.errors import NonFiniteGradientError
-from psnode.exchange.device.codecs import on_device
-from psnode.exchange.device.gap_code import written
 from psnode.exchange.device.segment import DeviceSegment
-from psnode.exchange.device.trust import check
 from psnode.feedback import Context, get_feedback
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX

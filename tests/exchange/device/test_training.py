@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from psnode.codecs.arrays import Bytes
+from psnode.codecs.device.spectral import SpectralEncoder
 from psnode.config import Config
-from psnode.exchange.device.spectral import SpectralEncoder
 from psnode.jobs.job import run
 from psnode.records.checkpoint import Checkpoint
 from tests.rows.fake_cupy import CPU, FakeCupy, install
@@ -150,7 +150,7 @@ def test_atomo_is_coded_there_without_cupy_and_every_worker_keeps_the_weights_of
     monkeypatch.setattr("psnode.worker.startup.choose_device", lambda enable_gpu, rank=0: CPU)
     install(monkeypatch, tmp_path)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr("psnode.exchange.device.contractive.SpectralEncoder", Counted)
+    monkeypatch.setattr("psnode.codecs.device.contractive_forms.SpectralEncoder", Counted)
     settings = SETTINGS | {"scheme": "atomo", "hash_every": 1}
     assert run(Config(train_dir=tmp_path / "run", enable_gpu=True, **settings)) == 0
     assert len(coded) >= 2 * 6 and all(len(shape) > 1 for shape in coded)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from psnode.codecs.rows.cupy_kernels import standalone
-from psnode.codecs.rows.cupy_steps import TEXT, StepKernels
+from psnode.codecs.device.cupy.row_kernels import standalone
+from psnode.codecs.device.cupy.step_kernels import TEXT, StepKernels
 from psnode.exchange.update.adam import Moments
 from psnode.exchange.update.device_steps import DeviceSteps, checked_steps, differences
 from studies import nvrtc

@@ -1,7 +1,7 @@
 """From a function of values to machine code inside a kernel.
 
 A function under `instructions` computes with numbers, and with vectors of 32 or 64 of them. When a kernel that calls it is
-compiled, it is run once, with a `Value` for every number and an `Array` for every array, and what it does to them becomes
+compiled, it is run once, with a `RuntimeValue` for every number and an `Array` for every array, and its operations on them become
 machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy's numbers and arrays.
 
 Numba itself turns no loop into 16-bit lanes or masks. Vectors lower to whatever the processor has.
@@ -20,7 +20,7 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype
 
-from psnode.codecs.kernels.llvm.values import I1, Array, Value, has
+from psnode.codecs.kernels.llvm.runtime_values import I1, Array, RuntimeValue, has
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,8 +42,8 @@ def _argument(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     if isinstance(kind, types.Array):
         return Array(builder, context.make_array(kind)(context, builder, value).data, as_dtype(kind.dtype))
     if isinstance(kind, types.UniTuple):
-        return tuple(Value(builder, builder.extract_value(value, i), as_dtype(kind.dtype)) for i in range(kind.count))
-    return Value(builder, value, as_dtype(kind))
+        return tuple(RuntimeValue(builder, builder.extract_value(value, i), as_dtype(kind.dtype)) for i in range(kind.count))
+    return RuntimeValue(builder, value, as_dtype(kind))
 
 
 def _result(context: Any, builder: Any, kind: Any, value: Any) -> Any:
@@ -51,7 +51,7 @@ def _result(context: Any, builder: Any, kind: Any, value: Any) -> Any:
         return context.get_dummy_value()
     if isinstance(value, tuple):
         return context.make_tuple(builder, kind, [each.value for each in value])
-    return value.value if isinstance(value, Value) else ir.Constant(I1, int(value))
+    return value.value if isinstance(value, RuntimeValue) else ir.Constant(I1, int(value))
 
 
 def instructions(function: F) -> F:

@@ -1,4 +1,4 @@
-"""Operations on values and arrays: each says first what LLVM does, then the same in NumPy.
+"""Operations on values and arrays: each with the LLVM instructions first, then the same in NumPy.
 
 tests/codecs/test_llvm.py shows that the bits are equal.
 """
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from psnode.codecs.kernels.llvm.values import BOOL, I1, I8, I32, I64, Array, Value, call, element, has, wants_hints
+from psnode.codecs.kernels.llvm.runtime_values import BOOL, I1, I8, I32, I64, Array, RuntimeValue, call, element, has, wants_hints
 
 _LINE = 64  # bytes in a line of the cache
 
 
-def _both(name: str, one: Any, other: Any) -> Value:
+def _both(name: str, one: Any, other: Any) -> RuntimeValue:
     """LLVM's function s`name` or u`name` of two vectors, of which one may be a constant."""
-    model = one if isinstance(one, Value) else other
+    model = one if isinstance(one, RuntimeValue) else other
     operands = model.operand(one), model.operand(other)
     full = f"{'s' if model.dtype.kind == 'i' else 'u'}{name}"
-    return Value(model.builder, call(model.builder, full, model.value.type, *operands), model.dtype)
+    return RuntimeValue(model.builder, call(model.builder, full, model.value.type, *operands), model.dtype)
 
 
 def load(array: Any, start: Any, lanes: int) -> Any:
@@ -28,7 +28,7 @@ def load(array: Any, start: Any, lanes: int) -> Any:
     if isinstance(array, Array):
         found = array.builder.load(array.address(start, ir.VectorType(element(array.dtype), lanes)))
         found.align = array.dtype.itemsize
-        return Value(array.builder, found, array.dtype)
+        return RuntimeValue(array.builder, found, array.dtype)
     return array[start : start + lanes].copy()
 
 
@@ -57,63 +57,63 @@ def prefetch(array: Any, start: Any, nbytes: int, writing: bool) -> None:
 
 def spread(number: Any, lanes: int) -> Any:
     """The vector with `number` in every lane."""
-    if isinstance(number, Value):
+    if isinstance(number, RuntimeValue):
         kind, builder = ir.VectorType(element(number.dtype), lanes), number.builder
         undefined = ir.Constant(kind, ir.Undefined)
         single = builder.insert_element(undefined, number.value, ir.Constant(I32, 0))
         zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-        return Value(builder, builder.shuffle_vector(single, undefined, zeros), number.dtype)
+        return RuntimeValue(builder, builder.shuffle_vector(single, undefined, zeros), number.dtype)
     return np.full(lanes, number)
 
 
 def unpacked(word: Any) -> Any:
     """The mask with bit j of `word` in lane j."""
-    if isinstance(word, Value):
+    if isinstance(word, RuntimeValue):
         mask = ir.VectorType(I1, 8 * word.dtype.itemsize)
-        return Value(word.builder, word.builder.bitcast(word.value, mask), BOOL)
+        return RuntimeValue(word.builder, word.builder.bitcast(word.value, mask), BOOL)
     return np.unpackbits(np.atleast_1d(word).view(np.uint8), bitorder="little").astype(bool)
 
 
 def packed(mask: Any) -> Any:
     """The word with lane j of `mask` in bit j."""
-    if isinstance(mask, Value):
+    if isinstance(mask, RuntimeValue):
         lanes = mask.value.type.count
-        return Value(mask.builder, mask.builder.bitcast(mask.value, ir.IntType(lanes)), f"u{lanes // 8}")
+        return RuntimeValue(mask.builder, mask.builder.bitcast(mask.value, ir.IntType(lanes)), f"u{lanes // 8}")
     return np.packbits(mask, bitorder="little").view(f"u{mask.size // 8}")[0]
 
 
 def select(mask: Any, one: Any, other: Any) -> Any:
     """`one` in the lanes of the mask, elsewhere `other`, which may be a constant."""
-    if isinstance(mask, Value):
-        return Value(mask.builder, mask.builder.select(mask.value, one.value, one.operand(other)), one.dtype)
+    if isinstance(mask, RuntimeValue):
+        return RuntimeValue(mask.builder, mask.builder.select(mask.value, one.value, one.operand(other)), one.dtype)
     return np.where(mask, one, np.asarray(other, one.dtype))
 
 
 def minimum(one: Any, other: Any) -> Any:
     """The smaller integers."""
-    return _both("min", one, other) if isinstance(one, Value) else np.minimum(one, other)
+    return _both("min", one, other) if isinstance(one, RuntimeValue) else np.minimum(one, other)
 
 
 def maximum(one: Any, other: Any) -> Any:
     """The larger integers."""
-    return _both("max", one, other) if isinstance(one, Value) else np.maximum(one, other)
+    return _both("max", one, other) if isinstance(one, RuntimeValue) else np.maximum(one, other)
 
 
 def absolute(one: Any) -> Any:
     """The magnitudes of integers; that of the least one is itself."""
-    if isinstance(one, Value):
-        return Value(one.builder, call(one.builder, "abs", one.value.type, one.value, ir.Constant(I1, 0)), one.dtype)
+    if isinstance(one, RuntimeValue):
+        return RuntimeValue(one.builder, call(one.builder, "abs", one.value.type, one.value, ir.Constant(I1, 0)), one.dtype)
     return np.abs(one)
 
 
 def add_saturated(one: Any, other: Any) -> Any:
     """Sums of integers, or the nearest integer that there is."""
-    return _both("add.sat", one, other) if isinstance(one, Value) else _cut(one.astype(np.int64) + other, one.dtype)
+    return _both("add.sat", one, other) if isinstance(one, RuntimeValue) else _cut(one.astype(np.int64) + other, one.dtype)
 
 
 def subtract_saturated(one: int, other: Any) -> Any:
     """The differences of a constant and integers, or the nearest integer that there is."""
-    return _both("sub.sat", one, other) if isinstance(other, Value) else _cut(one - other.astype(np.int64), other.dtype)
+    return _both("sub.sat", one, other) if isinstance(other, RuntimeValue) else _cut(one - other.astype(np.int64), other.dtype)
 
 
 def _cut(exact: Any, dtype: Any) -> Any:
@@ -122,23 +122,23 @@ def _cut(exact: Any, dtype: Any) -> Any:
 
 def rotate_left(word: Any, distance: int) -> Any:
     """A word rotated by 1 bit or more, and less than all."""
-    if isinstance(word, Value):
+    if isinstance(word, RuntimeValue):
         arguments = word.value, word.value, word.operand(distance)
-        return Value(word.builder, call(word.builder, "fshl", word.value.type, *arguments), word.dtype)
+        return RuntimeValue(word.builder, call(word.builder, "fshl", word.value.type, *arguments), word.dtype)
     return (word << distance) | (word >> (8 * word.dtype.itemsize - distance))
 
 
 def trailing_zeros(word: Any) -> Any:
     """The position of the lowest one of a uint64, which must not be 0; int64."""
-    if isinstance(word, Value):
-        return Value(word.builder, call(word.builder, "cttz", word.value.type, word.value, ir.Constant(I1, 1)), np.int64)
+    if isinstance(word, RuntimeValue):
+        return RuntimeValue(word.builder, call(word.builder, "cttz", word.value.type, word.value, ir.Constant(I1, 1)), np.int64)
     return (int(word) & -int(word)).bit_length() - 1
 
 
 def population(word: Any) -> Any:
     """The number of ones of a uint64; int64."""
-    if isinstance(word, Value):
-        return Value(word.builder, call(word.builder, "ctpop", word.value.type, word.value), np.int64)
+    if isinstance(word, RuntimeValue):
+        return RuntimeValue(word.builder, call(word.builder, "ctpop", word.value.type, word.value), np.int64)
     return int(word).bit_count()
 
 
@@ -151,20 +151,20 @@ def pick(table: Any, index: Any, size: int) -> Any:
         parts = [load(table, start, kind.count).value for start in range(0, size, kind.count)]
         name = "vpermi2var" if len(parts) == 2 else "permvar"
         found = call(builder, f"x86.avx512.{name}.hi.512", kind, parts[0], index.value, *parts[1:], overloaded=False)
-        return Value(builder, found, table.dtype)
+        return RuntimeValue(builder, found, table.dtype)
     found = ir.Constant(kind, ir.Undefined)
     for lane in map(I32, range(kind.count)):
         place = builder.zext(builder.extract_element(index.value, lane), I64)
-        entry = builder.load(table.address(Value(builder, place, np.int64), kind.element))
+        entry = builder.load(table.address(RuntimeValue(builder, place, np.int64), kind.element))
         entry.align = table.dtype.itemsize
         found = builder.insert_element(found, entry, lane)
-    return Value(builder, found, table.dtype)
+    return RuntimeValue(builder, found, table.dtype)
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c of float32, rounded once."""
-    if isinstance(a, Value):
-        return Value(a.builder, a.builder.fma(a.value, b.value, c.value), a.dtype)
+    if isinstance(a, RuntimeValue):
+        return RuntimeValue(a.builder, a.builder.fma(a.value, b.value, c.value), a.dtype)
     product, addend = np.float64(a) * b, np.float64(c)  # the product is exact
     total = product + addend
     back = total - product
@@ -181,20 +181,22 @@ def moves() -> bool:
 
 def compress(values: Any, mask: Any) -> Any:
     """The uint16 of the lanes in `mask`, moved together to the first lanes; 0 in the rest."""
-    if isinstance(values, Value):
+    if isinstance(values, RuntimeValue):
         return _moved("compress", values, mask)
     return np.concatenate([values[mask], np.zeros(int((~mask).sum()), values.dtype)])
 
 
 def expand(values: Any, mask: Any) -> Any:
     """The first uint16, moved apart to the lanes in `mask`; 0 in the others."""
-    if isinstance(values, Value):
+    if isinstance(values, RuntimeValue):
         return _moved("expand", values, mask)
     found = np.zeros_like(values)
     found[mask] = values[: int(mask.sum())]
     return found
 
 
-def _moved(name: str, values: Value, mask: Value) -> Value:
+def _moved(name: str, values: RuntimeValue, mask: RuntimeValue) -> RuntimeValue:
     arguments = values.value, values.operand(0), mask.value
-    return Value(values.builder, call(values.builder, f"x86.avx512.mask.{name}", values.value.type, *arguments), values.dtype)
+    return RuntimeValue(
+        values.builder, call(values.builder, f"x86.avx512.mask.{name}", values.value.type, *arguments), values.dtype
+    )

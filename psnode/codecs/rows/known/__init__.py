@@ -1,6 +1,6 @@
 """Formulas of psnode's own codecs. So their payloads can be made on any processor.
 
-A formula belongs to a codec at its settings; where those are none that rows can do, it is None.
+A formula belongs to a codec at its settings; where rows cannot express those, it is None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from psnode.codecs.rows.known.base import Known
 from psnode.codecs.rows.known.qsgd import QsgdRows
 from psnode.codecs.rows.known.selections import MagnitudeRanks
 from psnode.codecs.rows.known.tbq import TbqRows
-from psnode.codecs.rows.ranks import Ranking
+from psnode.codecs.rows.selection_rank import Ranking
 
 _KNOWN: dict[str, type[Known]] = {
     "qsgd": QsgdRows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psnode.codecs.rows.formula import Fields
 from psnode.codecs.rows.known.base import Known
-from psnode.codecs.rows.known.norms import ordinary
+from psnode.codecs.rows.known.bucket_norms import ordinary
 from psnode.codecs.rows.language import (
     LARGEST,
     ROW,

@@ -23,7 +23,7 @@ from psnode.codecs.rows.packings import planes
 from psnode.codecs.rows.values import Value
 
 MAX_EXPONENTS = 255
-_BIAS, _FRACTION, _NORMAL = 127, 0x7FFFFF, 1 << 23  # of a float32's exponent; the bits behind it; 2^-126
+_BIAS, _FRACTION, _NORMAL = 127, 0x7FFFFF, 1 << 23  # of a float32's exponent; the bits after it; 2^-126
 _FURTHER = 149  # added to the bias: numbers below 2^-126 have exponents of their own
 
 
@@ -31,7 +31,7 @@ class NaturalRows(Known):
     """natural: the exponent of |v| is the code, its mantissa the way to the next one.
 
     The exponent and 16 bits of the mantissa are one integer, which rounding at random carries over. Where values lie below
-    2^-126, these become what they were with an exponent of more bits; those below the least of 255 exponents go to it or to 0.
+    2^-126, these keep their value with an exponent of more bits; those below the least of 255 exponents go to it or to 0.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -82,7 +82,7 @@ def _way(number: Value) -> Value:
 
 
 def _code(steps: Value, v: Value) -> Value:
-    """The code of a power of two so many steps below the largest, with the sign of `v`."""
+    """The code of a power of two `steps` steps below the largest, with the sign of `v`."""
     return (steps << 1) + 1 + (bits(v) >> 31)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psnode.codecs.rows.formula import Fields
 from psnode.codecs.rows.known.base import Known
-from psnode.codecs.rows.known.norms import ordinary
+from psnode.codecs.rows.known.bucket_norms import ordinary
 from psnode.codecs.rows.language import (
     ROW,
     bits,
@@ -25,13 +25,13 @@ from psnode.codecs.rows.language import (
 from psnode.codecs.rows.packings import planes
 from psnode.codecs.rows.values import Value
 
-_BIAS, _FRACTION = 127, 0x7FFFFF  # of a float32's exponent, and the bits behind it
+_BIAS, _FRACTION = 127, 0x7FFFFF  # of a float32's exponent, and the bits after it
 
 
 class NuqsgdRows(Known):
     """nuqsgd with buckets of 512: the exponent of |v| / norm is the level, its mantissa the way to the next one.
 
-    Rows of larger buckets are coded as such of 512, of norms that are there.
+    Rows of larger buckets are coded as buckets of 512, with given norms.
 
     The exponent and 16 bits of the mantissa are one integer, which rounding at random carries over: e 2^16 + f is for
     2^(e - 127) (1 + f / 2^16). Norms outside 2^-50 to 2^50 are divided by in float64.

@@ -23,7 +23,7 @@ from psnode.codecs.rows.values import Value
 
 
 class TernGradRows(Known):
-    """terngrad: -s, 0 or s, the largest magnitude of all, or so many times the root of the mean square if that is less."""
+    """terngrad: -s, 0 or s, the largest magnitude of all, or `clip` times the root of the mean square if that is less."""
 
     def to_fields(self, v: Value) -> Fields:
         scale = largest_of_all(v)

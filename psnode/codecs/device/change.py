@@ -1,0 +1,89 @@
+"""Changes of weights that lie on a device, which decodes and adds the payloads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from psnode.codecs import Codec, Payload
+from psnode.codecs.contractive import Contractive
+from psnode.codecs.device.row_coder import DeviceCoder
+from psnode.codecs.device.row_functions import RowFunctions
+from psnode.codecs.dithered import Dithered
+from psnode.errors import PayloadError
+
+if TYPE_CHECKING:
+    from psnode.codecs.arrays import Bytes
+    from psnode.codecs.device.row_coder import CodecKernels
+
+
+class ChangeOfRows:
+    """Addition of payloads of `codec`, of rows, to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
+
+    Only the bytes of a payload are copied, and padding of the last rows. A factor of more than 1 in front of a payload's
+    values is seldom, and left to the host, which sees to it that no value leaves float32; so is a body of another length than
+    the kernels are laid out for.
+    """
+
+    def __init__(self, codec: Codec, kernels: CodecKernels, weights: torch.Tensor) -> None:
+        from psnode.codecs.rows.codec import preamble
+        from psnode.codecs.rows.coder import Coder
+
+        self._codec, self._weights, self._head = codec, weights, preamble(decoder(codec))
+        self._coder = DeviceCoder(*kernels, weights.numel(), weights.device)
+        self._varies = kernels[0].packed.varies
+        self._nbytes = len(self._head) + kernels[0].nbytes(weights.numel())
+        self._checked = Coder(kernels[0], RowFunctions(kernels[1], weights.device))
+
+    def add(self, payload: Payload) -> None:
+        """Weights += decoded. PayloadError, with the weights as they were."""
+        body = self._codec.disassembled(payload, self._weights.numel())
+        scale = np.float32(1)
+        if isinstance(self._codec, Contractive):
+            scale, body = self._codec.split(body)
+        if abs(scale) > 1 or (body.size != self._nbytes and not self._varies):
+            decoded = self._codec.decode(payload).reshape(-1)
+            self._weights.add_(torch.from_numpy(decoded).to(self._weights.device))
+            return
+        self._coder.put(self._behind_parameters(body))
+        self._coder.add_to(self._weights, float(scale))
+
+    def _behind_parameters(self, body: Bytes) -> Bytes:
+        """The body that the kernels read, checked."""
+        from psnode.codecs.rows.codec import Generated
+
+        head = self._head
+        if body[: len(head)].tobytes() != head:
+            raise PayloadError(f"{self._codec!r}: a payload of other parameters")
+        if isinstance(inner := decoder(self._codec), Generated):
+            inner.check_fields(body)
+        if isinstance(inner, Dithered):
+            inner.check_scales(body, self._weights.numel())
+        self._checked.check(body[len(head) :], self._weights.numel())
+        return body[len(head) :]
+
+
+class ChangeOfEntries:
+    """Addition of payloads of `codec`, which is sparse, to `weights`, a flat float32 tensor on a device.
+
+    As `codec.decode_add`, bit for bit. The host decodes the few entries there are, and they go to the device.
+    """
+
+    def __init__(self, codec: Codec, weights: torch.Tensor) -> None:
+        self._codec, self._weights = codec, weights
+
+    def add(self, payload: Payload) -> None:
+        """Weights += decoded. PayloadError, with the weights as they were."""
+        self._codec.disassembled(payload, self._weights.numel())
+        entries = self._codec.entries(payload)
+        assert entries is not None, self._codec
+        device = self._weights.device
+        there = torch.from_numpy(entries.indices.astype(np.int64)).to(device)
+        self._weights[there] = self._weights[there] + torch.tensor(entries.values).to(device)
+
+
+def decoder(codec: Codec) -> Codec:
+    """The codec whose kernels decode payloads of `codec`: the wrapped one, where a factor comes first."""
+    return codec.codec if isinstance(codec, Contractive) else codec

@@ -1,0 +1,156 @@
+"""Contractive forms on a device: psnode.codecs.contractive, whose factor is known when everything is coded.
+
+Encoders write x - decoded in `take`, in a second sweep, or x itself if it is not finite.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from psnode.codecs import Codec
+from psnode.codecs.arrays import Bytes, Shape, Words, readonly
+from psnode.codecs.chain import Chain
+from psnode.codecs.contractive import factor
+from psnode.codecs.device import tree_sums
+from psnode.codecs.device.change import decoder
+from psnode.codecs.device.row_coder import RowEncoder
+from psnode.codecs.device.selected import SelectedEncoder
+from psnode.codecs.device.spectral import Spectral, SpectralEncoder, add_parted, is_spectral
+from psnode.codecs.kernels.dots import tree_products
+
+if TYPE_CHECKING:
+    from psnode.codecs.device.cupy.product_kernels import ProductKernels
+    from psnode.codecs.device.cupy.row_kernels import EncodeArrays
+    from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
+    from psnode.codecs.device.protocols import DeviceEncoder
+    from psnode.codecs.device.row_coder import CodecKernels
+
+HEAD = 4  # bytes of the factor
+
+
+class ContractiveRows(RowEncoder):
+    """The contractive form of `codec`, of rows.
+
+    The kernel that codes takes the inner products, and the one that adds payloads to weights makes the error.
+    """
+
+    def __init__(self, codec: Codec, kernels: CodecKernels, products: ProductKernels, shape: Shape, device: torch.device) -> None:
+        from psnode.codecs.device.cupy.product_kernels import SUMS, nbytes_of_products
+
+        super().__init__(codec, kernels, shape, device)
+        self._measuring = products
+        self._parts = torch.empty(nbytes_of_products(self._size), dtype=torch.uint8, device=device)
+        self._products = torch.zeros(SUMS, dtype=torch.float64, device=device)
+        self._error: torch.Tensor | None = None
+
+    def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
+        """Write `body`. `take` leaves the error."""
+        self._error = _begun(x, error)
+        super().encode(x, key)
+
+    def _code(self, stream: int, arrays: EncodeArrays) -> None:
+        places = arrays._replace(error=self._parts.data_ptr())
+        self._measuring.measure(stream, places, self._size, self._count, self._products.data_ptr())
+
+    def take(self, out: Bytes) -> int:
+        """Write the body to `out`; its length. Waits for the device. Nothing if the array is not finite."""
+        if not self.is_finite:
+            return 0
+        used = super().take(out[HEAD:])
+        xy, yy = self._products.tolist()
+        scale = _write_factor(xy, yy, out)
+        if self._error is not None:
+            self.decode(self._error, -float(scale), adding=True)
+        return HEAD + used
+
+
+class _Behind(ABC):
+    """A contractive form whose factor is made of the body that `encoder` has written."""
+
+    def __init__(self, encoder: DeviceEncoder) -> None:
+        self._encoder, self.padded = encoder, encoder.padded
+
+    def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
+        """Code `x`, flat float32. `take` leaves the error."""
+        self._x, self._error = x, _begun(x, error)
+        self._encoder.encode(x, key)
+
+    @property
+    def is_finite(self) -> bool:
+        """True unless the last array had a value that is not finite; waits for the device."""
+        return self._encoder.is_finite
+
+    def take(self, out: Bytes) -> int:
+        """Write the body to `out`; its length. Waits for the device. Nothing if the array is not finite."""
+        if not self.is_finite:
+            return 0
+        used = self._encoder.take(out[HEAD:])
+        self._scale(readonly(out[HEAD : HEAD + used]), out)
+        return HEAD + used
+
+    @abstractmethod
+    def _scale(self, body: Bytes, out: Bytes) -> None:
+        """Write the factor of `body` to `out`, and leave the error."""
+
+
+class ContractiveSelected(_Behind):
+    """The contractive form of `codec`, a selection followed by a stage that codes its values.
+
+    That stage runs on the host, which compares the values with the decoded ones.
+    """
+
+    _encoder: SelectedEncoder
+
+    def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape, device: torch.device) -> None:
+        super().__init__(SelectedEncoder(codec, kernels, shape, device))
+        assert isinstance(codec, Chain), codec
+        self._chain, self._shape = codec, shape
+
+    def _scale(self, body: Bytes, out: Bytes) -> None:
+        there = self._encoder.indices.long()
+        _, decoded = self._chain.parted(body, self._shape)
+        scale = _write_factor(*tree_products(self._x[there].cpu().numpy(), decoded), out)
+        if self._error is not None:
+            self._error[there] = self._error[there] + torch.tensor(-scale * decoded).to(self._error.device)
+
+
+class ContractiveSpectral(_Behind):
+    """The contractive form of `codec`, spectral. All of a matrix is decoded on the device, in memory of its own."""
+
+    def __init__(self, codec: Spectral, shape: Shape, device: torch.device) -> None:
+        super().__init__(SpectralEncoder(codec, shape, device))
+        self._codec, self._shape = codec, shape
+
+    def _scale(self, body: Bytes, out: Bytes) -> None:
+        parts = self._codec.parted(body, self._shape)
+        decoded = torch.zeros_like(self._x[: self.padded])
+        add_parted(*parts, self._shape, decoded, np.float32(1))
+        xy, yy = tree_sums.tree_products(self._x[: self.padded], decoded).tolist()
+        scale = _write_factor(xy, yy, out)
+        if self._error is not None:
+            add_parted(*parts, self._shape, self._error[: self.padded], -scale)
+
+
+def spectral_encoder(codec: Codec, shape: Shape, device: torch.device) -> SpectralEncoder | ContractiveSpectral:
+    """The encoder of spectral ATOMO, or of its contractive form."""
+    inner = decoder(codec)
+    assert is_spectral(inner), codec
+    return (SpectralEncoder if inner is codec else ContractiveSpectral)(inner, shape, device)
+
+
+def _begun(x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
+    """`error`, with x in it."""
+    if error is not None and error.data_ptr() != x.data_ptr():
+        error.copy_(x)
+    return error
+
+
+def _write_factor(xy: float, yy: float, out: Bytes) -> np.float32:
+    """Write the factor in front of a body."""
+    scale = factor(xy, yy)
+    out[:HEAD].view(np.float32)[0] = scale
+    return scale

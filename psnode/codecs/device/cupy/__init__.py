@@ -1,0 +1,1 @@
+"""CUDA kernels compiled and launched by CuPy."""

@@ -1,0 +1,230 @@
+"""CUDA text on a device: compiled by NVRTC through CuPy, kept on disk, launched on a stream of the caller's.
+
+CuPy's RawModule hands NVRTC `-ftz=true` after all options of a caller's, and the last one counts: numbers below 2^-126 would
+become zero, and payloads other ones than the processor's. So CuPy's compiler is called without it, and RawModule loads what it
+made. Memory is the caller's too: kernels take addresses. Nothing here has met a GPU yet; tests run it on a stand-in for CuPy.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import xxhash
+
+from psnode.codecs.rows.compiled import directory, write_whole
+from psnode.codecs.rows.cuda.text import HEADERS
+from psnode.codecs.rows.formula import FIRST_SUM, rows_of
+from psnode.errors import ConfigurationError, in_one_line, installing
+
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+_BUCKET = re.compile(r"^#define BUCKET_ROWS (\d+)u$", re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "(?!host\.h)(\w+\.h)"$', re.MULTILINE)
+_THREADS, _ROWS_PER_BLOCK, _MOST_BLOCKS = 256, 8, 65535
+BLOCK_ROWS, ROOM = 40, 8192  # of a packing that varies: rows of a block, and bytes of its room, as sparse.h has it
+
+
+def import_cupy() -> Any:
+    """CuPy. ConfigurationError, with a remedy, if it is absent or broken."""
+    try:
+        import cupy
+    except Exception as error:  # an import that fails half-way raises whatever it met
+        raise ConfigurationError(f"CuPy cannot be imported ({in_one_line(error)}): {installing('gpu')}") from error
+    return cupy
+
+
+def standalone(text: str) -> str:
+    """`text` with the headers that it includes for a GPU, so that it alone is the compiler's input."""
+    while match := _INCLUDE.search(text):
+        text = text[: match.start()] + (HEADERS / match[1]).read_text() + text[match.end() :]
+    return text
+
+
+class DeviceIdentity(NamedTuple):
+    """The facts beside the text on which a kernel's results depend: names of a device, and versions."""
+
+    device: str
+    capability: str
+    driver: str
+    cupy: str
+    nvrtc: str
+
+    @classmethod
+    def of(cls, device: int) -> DeviceIdentity:
+        """That of CUDA device number `device`."""
+        cupy = import_cupy()
+        name = cupy.cuda.runtime.getDeviceProperties(device)["name"]
+        return cls(
+            name.decode() if isinstance(name, bytes) else str(name),
+            str(cupy.cuda.Device(device).compute_capability),
+            str(cupy.cuda.runtime.driverGetVersion()),
+            str(cupy.__version__),
+            ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        )
+
+    def file(self, text: str, suffix: str) -> Path:
+        """The file of the results for `text`, in the directory of generated modules, where only this user may write."""
+        digest = xxhash.xxh3_128_hexdigest("\0".join((text, *OPTIONS, *self)).encode())
+        return directory() / f"psnode_rows_{digest}{suffix}"
+
+
+class Loaded:
+    """The kernels of a text on CUDA device number `device`, compiled now unless their file exists.
+
+    A call gives a kernel to `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory.
+    """
+
+    names: ClassVar[tuple[str, ...]]  # of kernels that every text has
+
+    def __init__(self, text: str, device: int) -> None:
+        self._cupy, self._device = import_cupy(), device
+        self.text = standalone(text)
+        path = DeviceIdentity.of(device).file(self.text, ".cubin")
+        with self._cupy.cuda.Device(device):
+            try:
+                self._load(path)
+            except Exception:  # no such file, or no kernels in it that this driver takes
+                write_whole(path, self._compiled(self.text))
+                self._load(path)
+
+    def _load(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        self._module = self._cupy.RawModule(path=str(path))
+        self._functions = {name: self._module.get_function(name) for name in self.names}
+
+    def _compiled(self, source: str) -> bytes:
+        image, _ = self._cupy.cuda.compiler.compile_using_nvrtc(source, options=OPTIONS, filename="rows.cu")
+        return image.encode() if isinstance(image, str) else bytes(image)
+
+    def _launch(self, name: str, stream: int, count: int, *arguments: Any) -> None:
+        """Have `count` warps run a kernel, or each several times."""
+        if name not in self._functions:
+            self._functions[name] = self._module.get_function(name)
+        blocks = min(-(-count // _ROWS_PER_BLOCK), _MOST_BLOCKS)
+        with self._cupy.cuda.Device(self._device), self._cupy.cuda.Stream.from_external(_Stream(stream)):
+            self._functions[name]((blocks,), (_THREADS,), arguments)
+
+    def _fold(self, stream: int, source: int, target: int, to: int, count: int, sums: int) -> None:
+        """Write the totals of `sums` sequences of `count` float64 each at `source` to `to`. `target`: room for those of 512."""
+        while True:
+            groups = rows_of(count)
+            numbers = map(np.uint32, (count, groups, sums))
+            there = np.uint64(to if groups == 1 else target)
+            self._launch("fold_sums", stream, groups * sums, np.uint64(source), there, *numbers)
+            if groups == 1:
+                return
+            source, target, count = target, source, groups
+
+
+class Kernels(Loaded):
+    """Kernels that code and decode rows, `count` full ones. `blocks`: the packing is one of blocks that vary in length.
+
+    `bucket`: the rows of a bucket to which the widths of codes are fitted, or 0.
+    """
+
+    names = ("survey", "encode", "decode", "fold_sums")
+
+    def __init__(self, text: str, device: int) -> None:
+        super().__init__(text, device)
+        self._has_norms, self.blocks = "KERNEL norms(" in text, "KERNEL place_blocks(" in self.text
+        self.bucket = int(found[1]) if (found := _BUCKET.search(text)) else 0
+
+    def survey(self, stream: int, x: int, tops: int, count: int) -> None:
+        """Raise the extremes at `tops`, as Functions.survey."""
+        self._launch("survey", stream, count, np.uint64(x), np.uint64(tops), np.uint32(count))
+
+    def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
+        """Write `sums` sums over all of `size` coordinates to `tops`, as Functions.sum_up; `done` is lowered.
+
+        First every row's part in each, then sums of 512 of those, until one is left.
+        """
+        count, source, target = rows_of(size), arrays.room, arrays.room + 8 * sums * rows_of(size)
+        addresses = [np.uint64(address) for address in arrays]
+        self._launch("sum_rows", stream, count, *addresses, np.uint32(size), np.uint32(count))
+        if self._has_norms:
+            self._launch("norms", stream, 1, np.uint64(arrays.x), np.uint64(arrays.room), np.uint32(count))
+        self._fold(stream, source, target, arrays.tops + 8 * FIRST_SUM, count, sums)
+
+    def encode(self, stream: int, arrays: EncodeArrays, first: int, rows: int, count: int) -> None:
+        """Code `count` rows, the first of which is number `first` of `rows`, as Functions.encode; `done` is lowered."""
+        if not self.blocks:
+            addresses = [np.uint64(address) for address in arrays[:-2]]
+            numbers: list[Any] = [np.uint32(number) for number in (first, rows, count)]
+            if self.bucket:
+                x, _, side, _, *others = addresses
+                self._launch("measure", stream, count // self.bucket, x, side, *others, *numbers)
+                self.place(stream, arrays.side, arrays.starts, first, rows, count)
+                numbers.append(np.uint64(arrays.starts))
+            self._launch("encode", stream, count, *addresses, *numbers)
+            return
+        starts, rooms, blocks = np.uint64(arrays.starts), np.uint64(arrays.rooms), count // BLOCK_ROWS
+        addresses = [np.uint64(address) for address in arrays._replace(packed=arrays.rooms)[:-2]]
+        self._launch("encode", stream, blocks, *addresses, *map(np.uint32, (first, rows, count)), starts)
+        self._launch("place_blocks", stream, 1, starts, np.uint32(blocks))
+        self._launch("copy_blocks", stream, blocks, rooms, starts, np.uint64(arrays.packed), np.uint32(blocks))
+
+    def place(self, stream: int, side: int, starts: int, first: int, rows: int, count: int) -> None:
+        """Write to `starts` where the codes of each bucket begin, by the widths at `side`, and where the last one ends."""
+        self._launch("place_buckets", stream, 1, np.uint64(side), np.uint64(starts), *map(np.uint32, (first, rows, count)))
+
+    def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:
+        """Overwrite `out` with the decoded values, or add weight times those."""
+        addresses = [np.uint64(address) for address in arrays[:-1]]
+        numbers = np.float32(weight), np.int32(adding), *map(np.uint32, (first, rows, count))
+        starts = [np.uint64(arrays.starts)] if self.blocks or self.bucket else []
+        self._launch("decode", stream, count // BLOCK_ROWS if self.blocks else count, *addresses, *numbers, *starts)
+
+
+class _Stream(NamedTuple):
+    """A stream by its address, as CUDA's protocol for streams has it."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol's version, and the address."""
+        return 0, self.address
+
+
+class SumArrays(NamedTuple):
+    """Addresses for `sum_up`; `room`: as many bytes as `nbytes_of_sums` says."""
+
+    x: int
+    room: int
+    tops: int
+    done: int
+    key: int
+
+
+def nbytes_of_sums(size: int, sums: int) -> int:
+    """Bytes that `sum_up` needs for parts of `sums` sums over `size` coordinates."""
+    return 8 * sums * (rows_of(size) + rows_of(rows_of(size)))
+
+
+class EncodeArrays(NamedTuple):
+    """Addresses for `encode`, in the order of its arguments; `error`: 0 if it is not wanted, and it may be `x`.
+
+    Of packings that vary also `starts`, uint32: where each block or bucket begins in `packed`, and where the last one ends; and
+    ROOM bytes a block at `rooms`.
+    """
+
+    x: int
+    error: int
+    side: int
+    packed: int
+    tops: int
+    done: int
+    key: int
+    starts: int = 0
+    rooms: int = 0
+
+
+class DecodeArrays(NamedTuple):
+    """Addresses for `decode`, in the order of its arguments."""
+
+    side: int
+    packed: int
+    out: int
+    starts: int = 0

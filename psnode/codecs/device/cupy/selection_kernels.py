@@ -1,0 +1,43 @@
+"""The kernels of a selection on a device, launched by CuPy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs.device.cupy.row_kernels import Loaded
+
+BLOCK_ROWS = 8  # as select.h has it
+ROOM = 2 * 512 * BLOCK_ROWS  # bytes in which a block lists its coordinates
+
+
+class Lists(NamedTuple):
+    """Addresses of the lists of `blocks` blocks: uint32 counts, those up to its end, and ROOM bytes each."""
+
+    counts: int
+    ends: int
+    rooms: int
+    blocks: int
+
+
+class SelectionKernels(Loaded):
+    """Kernels that find coordinates by their rank among flat float32 values, padded with zeros to the end of a row."""
+
+    names = ("mark", "collect", "square_rows", "norm_of_rows")
+
+    def mark(self, stream: int, x: int, limit: int, rows: int, lists: Lists) -> None:
+        """List and count the coordinates whose rank is `limit` >= 1 or greater, by block."""
+        numbers = map(np.uint32, (limit, rows, lists.blocks))
+        self._launch("mark", stream, lists.blocks, np.uint64(x), np.uint64(lists.counts), np.uint64(lists.rooms), *numbers)
+
+    def collect(self, stream: int, x: int, lists: Lists, indices: int, values: int) -> None:
+        """Write their ascending indices (uint32) and values (float32); `lists.ends` says how many there are."""
+        addresses = map(np.uint64, (x, lists.rooms, lists.counts, lists.ends, indices, values))
+        self._launch("collect", stream, lists.blocks, *addresses, np.uint32(lists.blocks))
+
+    def norm(self, stream: int, x: int, sums: int, rows: int) -> None:
+        """Write the L2 norm of all values, rows added one after the other, to the first of `rows` float64."""
+        arguments = np.uint64(x), np.uint64(sums), np.uint32(rows)
+        self._launch("square_rows", stream, rows, *arguments)
+        self._launch("norm_of_rows", stream, 1, *arguments)

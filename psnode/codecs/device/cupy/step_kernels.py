@@ -1,0 +1,28 @@
+"""The kernels of the master's optimizers on a device, launched by CuPy: cuda/descent.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from psnode.codecs.device.cupy.row_kernels import Loaded
+
+TEXT = '// Optimizers of the master\n#include "rows.h"\n#include "descent.h"\n'
+_LANES = 32
+
+
+class StepKernels(Loaded):
+    """Kernels that move vectors, coordinate by coordinate, on CUDA device number `device`."""
+
+    names = ("descend_plain", "descend_momentum", "descend_nesterov", "descend_beside", "adam")
+
+    def __init__(self, device: int) -> None:
+        super().__init__(TEXT, device)
+
+    def step(
+        self, name: str, stream: int, vectors: Sequence[int], numbers: Sequence[np.float32 | np.int32], once: bool, size: int
+    ) -> None:
+        """Have one of them move `vectors` of `size` float32, by `numbers`; `once`: products and sums round once, together."""
+        addresses = [np.uint64(vector) for vector in vectors]
+        self._launch(name, stream, -(-size // _LANES), *addresses, *numbers, np.int32(once), np.uint64(size))

@@ -1,0 +1,143 @@
+"""Numbers, vectors and arrays that are known when the program runs, and the abilities of the processor.
+
+Their operators give the results of those of NumPy's arrays of the same dtype, bit for bit.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core.registry import cpu_target
+
+BOOL = np.dtype(bool)
+I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
+
+
+@cache
+def processor() -> tuple[str, str]:
+    """Name and features, between commas, of the processor that Numba compiles for, by LLVM's words."""
+    _, name, features = cpu_target.target_context.codegen().magic_tuple()
+    return name, features
+
+
+@cache
+def has(feature: str) -> bool:
+    """True if the processor that Numba compiles for has a `feature`, by LLVM's name of it."""
+    return f"+{feature}" in processor()[1].split(",")
+
+
+UNASKED = ("znver1", "znver2", "znver3", "znver4")  # processors that are not to be asked for memory ahead, by LLVM's names
+
+
+@cache
+def wants_hints() -> bool:
+    """True if kernels are to ask for memory ahead.
+
+    AMD's Zen 4 brings it in time by itself, and is slowed down by being asked; its elder ones are taken to be like it, and Zen 5
+    is as much faster for it (docs/results/2026-11-24-processors.md, 2026-11-25-processors.md).
+    """
+    return processor()[0] not in UNASKED
+
+
+@cache
+def rounds_once() -> bool:
+    """True if that processor has an instruction for a * b + c, which rounds once."""
+    return has("fma") or bool(cpu_target.target_context.codegen().magic_tuple()[0].startswith("aarch64"))
+
+
+def _operation(name: str, signed: str = "") -> Any:
+    def apply(self: RuntimeValue, other: Any) -> RuntimeValue:
+        chosen = signed if signed and self.dtype.kind == "i" else name
+        method = getattr(self.builder, f"f{chosen}" if self.dtype.kind == "f" else chosen)
+        return RuntimeValue(self.builder, method(self.value, self.operand(other)), self.dtype)
+
+    return apply
+
+
+def _comparison(relation: str) -> Any:
+    def apply(self: RuntimeValue, other: Any) -> RuntimeValue:
+        method = self.builder.icmp_signed if self.dtype.kind == "i" else self.builder.icmp_unsigned
+        return RuntimeValue(self.builder, method(relation, self.value, self.operand(other)), BOOL)
+
+    return apply
+
+
+class RuntimeValue:
+    """A number, or a vector of numbers, that is known when the program runs. Comparisons are those of integers."""
+
+    __array_ufunc__ = None  # operators with an array are left to this class
+
+    def __init__(self, builder: Any, value: Any, dtype: Any) -> None:
+        self.builder, self.value, self.dtype = builder, value, np.dtype(dtype)
+
+    def operand(self, other: Any) -> Any:
+        """`other` for an operation with this: a value, or a constant in every lane, or an array of constants."""
+        if isinstance(other, RuntimeValue):
+            return other.value
+        kind = self.value.type
+        lanes = getattr(kind, "count", 0)
+        return ir.Constant(kind, np.broadcast_to(other, lanes).tolist() if lanes else int(other))
+
+    __add__ = __radd__ = _operation("add")
+    __sub__ = _operation("sub")
+    __mul__ = __rmul__ = _operation("mul")
+    __and__ = _operation("and_")
+    __or__ = _operation("or_")
+    __xor__ = _operation("xor")
+    __lshift__ = _operation("shl")
+    __rshift__ = _operation("lshr", signed="ashr")
+    __lt__ = _comparison("<")
+    __ge__ = _comparison(">=")
+    __eq__ = _comparison("==")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __neg__(self) -> RuntimeValue:
+        return RuntimeValue(self.builder, self.builder.sub(self.operand(0), self.value), self.dtype)
+
+    def view(self, dtype: Any) -> RuntimeValue:
+        """The same bits as numbers of another kind of their size."""
+        return RuntimeValue(self.builder, self.builder.bitcast(self.value, like(self.value.type, dtype)), dtype)
+
+    def astype(self, dtype: Any) -> RuntimeValue:
+        """The integers in more or fewer bits."""
+        target = like(self.value.type, dtype)
+        wider = self.builder.sext if self.dtype.kind == "i" else self.builder.zext
+        change = wider if np.dtype(dtype).itemsize > self.dtype.itemsize or self.dtype == BOOL else self.builder.trunc
+        return RuntimeValue(self.builder, change(self.value, target), dtype)
+
+
+class Array:
+    """An array that is known when the program runs."""
+
+    def __init__(self, builder: Any, data: Any, dtype: Any) -> None:
+        self.builder, self.data, self.dtype = builder, data, np.dtype(dtype)
+
+    def address(self, start: Any, kind: Any) -> Any:
+        """The address of element `start`, as one of a `kind`."""
+        index = start.value if isinstance(start, RuntimeValue) else ir.Constant(I64, start)
+        return self.builder.bitcast(self.builder.gep(self.data, [index]), kind.as_pointer())
+
+
+def element(dtype: Any) -> Any:
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return ir.FloatType() if kind.itemsize == 4 else ir.DoubleType()
+    return I1 if kind == BOOL else ir.IntType(8 * kind.itemsize)
+
+
+def like(kind: Any, dtype: Any) -> Any:
+    return ir.VectorType(element(dtype), kind.count) if isinstance(kind, ir.VectorType) else element(dtype)
+
+
+def call(builder: Any, name: str, result: Any, *arguments: Any, overloaded: bool = True) -> Any:
+    """LLVM's function `name`, which is overloaded by the type of its first argument."""
+    kind = arguments[0].type
+    lanes = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
+    full = f"llvm.{name}.{lanes}i{getattr(kind, 'element', kind).width}" if overloaded else f"llvm.{name}"
+    function = builder.module.globals.get(full)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(result, [argument.type for argument in arguments]), full)
+    return builder.call(function, arguments)

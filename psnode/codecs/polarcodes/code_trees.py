@@ -1,0 +1,177 @@
+"""Successive cancellation of 32 blocks side by side, along a schedule: the writer's, with both trees, and the reader's.
+
+The posterior tree knows the values to be coded, the prior tree does not. Frozen bits are drawn, free ones are the likelier
+given the values, coded with their prior, or raw where that is flat.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from psnode.codecs.arrays import Words16
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.polarcodes import schedule as kinds
+from psnode.codecs.polarcodes.lanes import Llrs, Masks, below, f_row, g_row, gather_row, negative
+from psnode.codecs.polarcodes.range_coder import likely_of
+from psnode.codecs.polarcodes.reader import WordReader, read_row
+from psnode.codecs.polarcodes.schedule import Steps
+from psnode.codecs.polarcodes.vectors import LANES
+from psnode.codecs.polarcodes.writer import Writer, write_row
+
+# Steps of the prior tree are odd; of leaves, those without a prior are.
+_G_POST, _JOIN, _FREE_FLAT, _REPEAT_FLAT = kinds.G_POST, kinds.JOIN, kinds.FREE_FLAT, kinds.REPEAT_FLAT
+SAMPLES = 4096  # of the logistic distribution; a row of 32 begins at a random one
+
+
+class Shared(NamedTuple):
+    """Known to writer and reader: the random words of a level, samples of the logistic distribution, and the coder's table.
+
+    `chances`: scratch, 32 uint32.
+    """
+
+    noise: Masks
+    samples: Llrs
+    table: Words16
+    chances: Masks
+
+
+@inlined
+def first_of(word: np.uint32) -> int:
+    """Offset of a row of samples."""
+    return np.int64(word & np.uint32(SAMPLES - 1))  # type: ignore[return-value]
+
+
+@inlined
+def _descend(kind: int, n: int, s: int, root: int, llrs: Llrs, bits: Masks) -> None:
+    """From a node to a child, in the tree whose LLRs begin at row `root`; or a node's bits from those of its two children."""
+    half = n >> 1
+    if kind < _G_POST:
+        for i in range(root, root + half):
+            f_row(llrs, n, i)
+    elif kind < _JOIN:
+        for i in range(half):
+            g_row(llrs, n, root + i, bits[s + i])
+    else:
+        for i in range(half):
+            bits[s + i] ^= bits[s + half + i]
+
+
+@inlined
+def _draw(is_flat: bool, n: int, s: int, row: int, llrs: Llrs, bits: Masks, noise: Masks, drawn: int, samples: Llrs) -> None:
+    """Frozen bits, or a coset of a repetition: by their prior, whose LLRs begin at `row`, or by coin where that is flat."""
+    if is_flat:
+        for i in range(n):
+            bits[s + i] = noise[drawn + i]
+    else:
+        for i in range(n):
+            bits[s + i] = below(llrs, row + i, samples, first_of(noise[drawn + i]))
+
+
+@inlined
+def _gather(root: int, n: int, s: int, llrs: Llrs, bits: Masks) -> None:
+    """Row `root`: the LLRs of the one bit of a repetition, given its coset."""
+    for j in range(LANES * root, LANES * (root + 1)):
+        llrs[j] = np.int16(0)
+    for i in range(n):
+        gather_row(llrs, root + n + i, root, bits[s + i])
+
+
+@kernel
+def encode_level(
+    steps: Steps,
+    first: int,
+    last: int,
+    llrs: Llrs,
+    prior: int,
+    bits: Masks,
+    shared: Shared,
+    writer: Writer,
+    raw: Masks,
+    lanes: int,
+    left: int,
+    allowed: int,
+) -> int:
+    """Decide bits[:N] of a level by the steps first..last-1.
+
+    LLRs given the values are in rows N..2N-1 of `llrs`, those of the prior alone in the same rows after row `prior`. The last of
+    `bits` is scratch. Writes raw rows to `raw` and coded ones to the stream. `left`: rows still to be coded, weighted with
+    their lanes; the rest is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
+    """
+    used = np.uint64((1 << lanes) - 1)
+    noise, samples, table, chances = shared  # once: each time would count references
+    state, places, log, words = writer
+    spare = bits.size - 1
+    drawn, filled = 0, 0
+    for k in range(first, last):
+        kind: Any = np.int64(steps[k, 0])
+        n: Any = np.int64(steps[k, 1])
+        s: Any = np.int64(steps[k, 2])
+        if kind <= _JOIN:
+            _descend(kind, n, s, prior if kind & 1 else 0, llrs, bits)
+        else:
+            is_flat, repeats = kind & 1 == 1, kind >= _REPEAT_FLAT
+            row, count, place = n, n, s  # the bits to be chosen: their LLRs, how many, where they go
+            # Frozen bits are drawn from the shared seed. A repetition has one free bit, which is added to n drawn ones.
+            if repeats or kind < _FREE_FLAT:
+                _draw(is_flat, n, s, prior + n, llrs, bits, noise, drawn, samples)
+                drawn += n
+                row, count, place = 0, int(repeats), spare
+                for root in range(0, (1 if is_flat else prior + 1) if repeats else 0, prior):
+                    _gather(root, n, s, llrs, bits)
+            if is_flat:
+                for i in range(count):
+                    bits[place + i] = negative(llrs, row + i)
+                    raw[filled + i] = bits[place + i]
+                filled += count
+            else:
+                # Coded as the difference from the prior's likelier value, which the reader knows: mostly 0, and cheap.
+                for i in range(count):
+                    likely = likely_of(llrs, prior + row + i, table, chances)
+                    bit = likely if 16 * places[0] + left > allowed else negative(llrs, row + i)
+                    bits[place + i] = bit
+                    write_row(state, places, log, words, chances, np.uint32(bit ^ likely), used)
+                    left -= lanes
+            if repeats:
+                for i in range(n):
+                    bits[s + i] ^= bits[spare]
+    return left
+
+
+@kernel
+def decode_level(
+    steps: Steps, first: int, last: int, llrs: Llrs, bits: Masks, shared: Shared, reader: WordReader, raw: Masks, lanes: int
+) -> None:
+    """Overwrite bits[:N] of a level: the LLRs of its prior are in rows N..2N-1 of `llrs`, its raw rows in `raw`."""
+    used = np.uint64((1 << lanes) - 1)
+    noise, samples, table, chances = shared
+    state, taken, words = reader
+    spare = bits.size - 1
+    drawn, filled = 0, 0
+    for k in range(first, last):
+        kind: Any = np.int64(steps[k, 0])
+        n: Any = np.int64(steps[k, 1])
+        s: Any = np.int64(steps[k, 2])
+        if kind <= _JOIN:
+            _descend(kind, n, s, 0, llrs, bits)
+        else:
+            is_flat, repeats = kind & 1 == 1, kind >= _REPEAT_FLAT
+            row, count, place = n, n, s
+            if repeats or kind < _FREE_FLAT:
+                _draw(is_flat, n, s, n, llrs, bits, noise, drawn, samples)
+                drawn += n
+                row, count, place = 0, int(repeats), spare
+                if repeats and not is_flat:
+                    _gather(0, n, s, llrs, bits)
+            if is_flat:
+                for i in range(count):
+                    bits[place + i] = raw[filled + i]
+                filled += count
+            else:
+                for i in range(count):
+                    likely = likely_of(llrs, row + i, table, chances)
+                    bits[place + i] = np.uint32(likely ^ read_row(state, taken, words, chances, used))
+            if repeats:
+                for i in range(n):
+                    bits[s + i] ^= bits[spare]

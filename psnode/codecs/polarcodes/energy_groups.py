@@ -1,0 +1,242 @@
+"""The empirical prior: groups of 64 neighbours, sorted by their energy into classes that get more bits or fewer.
+
+Gradients are no Gaussian vectors: their scale changes from layer to layer, channel to channel, tap to tap. With energies e_g
+(mean squares) of the groups, and an error of D in each coordinate, rates log2(e_g / D) / 2, or 0, are optimal. Here rates are
+those of the ladder 0, .5, 1, 1.5, 2, 3, 4: group g takes the one that makes e_g 4^-r + m r least, with the least m for which all
+groups together keep to the rate in bits, their own description included.
+
+Neighbours in a convolution's weight are its taps, which differ most. So in each 65536 values those at 0, 9, 18, ... may come
+first, then those at 1, 10, ..., if their groups are more alike: the product of the groups' energies decides.
+
+Source: Berger, "Rate distortion theory", 1971 (reverse water-filling).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.codecs.arrays import Bytes, Float64s, Floats, Int64s, readonly
+from psnode.codecs.entropy.ans_model import section_cost
+from psnode.codecs.kernels.jit import inlined, kernel
+from psnode.codecs.polarcodes.designs import CHANNELS
+
+GROUP = 64
+CHUNK = 1 << 16
+TAPS = 9
+LONGEST = 14  # base-2 logarithm of the longest block of a class
+LADDER = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+_FRAME = 512  # bits around the description
+_GAP = 1.04  # error of a code over that of an ideal one
+_STEP = 1.0442737824274138  # 2^(1/16): of the grid of m
+_MULTIPLIERS = 1024  # from 2^-48 to 2^16 of the mean square
+_GAIN = 0.9  # of the error: less is not worth it
+_SAMPLED = 8  # one in this many groups decides about taps
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Classes(NamedTuple):
+    """`taps`, bool: which chunks are in the order of taps; `ids`, uint8: of every group, in that order."""
+
+    taps: Flags
+    ids: Bytes
+
+
+@inlined
+def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
+    """The mean square of the 64 values of `x` from `start` on, `stride` apart. `scratch`: 64 float64."""
+    for i in range(GROUP):
+        value = np.float64(x[start + i * stride])
+        scratch[i] = value * value
+    half = GROUP // 2
+    while half:
+        for i in range(half):
+            scratch[i] += scratch[half + i]
+        half //= 2
+    return float(scratch[0]) / GROUP
+
+
+@inlined
+def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
+    """True if the product of (energy + floor) over sampled groups is smaller for groups of values 9 apart."""
+    mantissa, exponent = 1.0, 0
+    for start in range(0, chunk.size - GROUP * TAPS + 1, GROUP * TAPS):
+        number = start // (GROUP * TAPS)
+        dense, sparse = 0.0, 0.0
+        for stride in (1, TAPS):
+            first = start + (number % TAPS * GROUP if stride == 1 else number * 2 % TAPS)
+            dense, sparse = sparse, _energy(chunk, first, stride, scratch) + floor
+        ratio, power = math.frexp(sparse / dense)
+        mantissa, more = math.frexp(mantissa * ratio)
+        exponent += power + more
+    return exponent < 0
+
+
+@kernel
+def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s, scratch: Float64s) -> None:
+    """Overwrite `taps`, `y` (x in that order, then zeros) and the energies of its groups. `scratch`: 64 float64."""
+    for number in range(taps.size):
+        start, stop = number * CHUNK, min((number + 1) * CHUNK, x.size)
+        taps[number] = _prefers_taps(x[start:stop], floor, scratch)
+        stride, at = (TAPS if taps[number] else 1), start  # values 0, 9, 18, ..., then 1, 10, ...
+        for first in range(start, start + stride):
+            for i in range(first, stop, stride):
+                y[at] = x[i]
+                at += 1
+    for i in range(x.size, y.size):
+        y[i] = np.float32(0)
+    for g in range(energies.size):
+        energies[g] = _energy(y, g * GROUP, 1, scratch)
+
+
+@kernel
+def _allocate(
+    energies: Float64s,
+    grid: Float64s,
+    ladder: Float64s,
+    gains: Float64s,
+    left: Float64s,
+    budget: float,
+    ids: Bytes,
+    counts: Int64s,
+) -> tuple[int, float, float]:
+    """Overwrite `ids` by those of the least m of `grid`, ascending, that keeps to `budget` bits, and `counts` by their numbers.
+
+    `gains`: the share of an energy that each class but the first removes beyond the class before; `left`: the share that each
+    leaves. The index of m, the sum of energies, and that of their rests.
+    """
+    # A group gets the next class where its energy reaches m times the extra rate over the gain. Bits fall as m rises, so that
+    # bisection finds the least m within the budget.
+    low, high = 0, grid.size - 1
+    while low <= high:
+        middle = (low + high) // 2
+        above = energies.size
+        bits = 0.0
+        for k in range(gains.size + 1):  # limits ascend with the classes
+            more: Any = 0
+            if k < gains.size:
+                limit = grid[middle] * (ladder[k + 1] - ladder[k]) / gains[k]
+                for g in range(energies.size):
+                    more += np.int64(energies[g] >= limit)
+            counts[k] = above - more
+            bits += GROUP * ladder[k] * counts[k]
+            above = more
+        if low == high:
+            break
+        if bits + section_cost(counts) / 2.0**24 + _FRAME <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    total, rest = 0.0, 0.0
+    for g in range(energies.size):
+        ids[g] = 0
+        for k in range(gains.size):
+            ids[g] += np.uint8(energies[g] >= grid[low] * (ladder[k + 1] - ladder[k]) / gains[k])
+        total += energies[g]
+        rest += energies[g] * left[ids[g]]
+    return low, total, rest
+
+
+def shares() -> Float64s:
+    """Share of an energy that a class leaves."""
+    return np.array([_GAP * 4.0**-rate if rate else 1.0 for rate in LADDER])
+
+
+def _reach(rate: float) -> float:
+    """The last point of the rate's channel, in root mean squares."""
+    channel = CHANNELS[rate]
+    return ((1 << channel.levels) - 1) / 2 * channel.step
+
+
+@kernel
+def _beyond(x: Floats, reach: float) -> float:
+    """The energy of the excess of values over `reach`: no point is there for it."""
+    total = 0.0
+    for i in range(x.size):
+        excess = max(abs(np.float64(x[i])) - reach, 0.0)
+        total += excess * excess
+    return total
+
+
+class Arranged(NamedTuple):
+    """The classes, the groups sorted by class without the first, and m: the saving of a bit more."""
+
+    classes: Classes
+    values: Floats
+    multiplier: float
+
+
+def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
+    """Sort 1-D `x`, finite and not 0; None if that gains little."""
+    x = readonly(x)
+    count = -(-x.size // GROUP)
+    taps, y = np.empty(-(-x.size // CHUNK), np.bool_), np.empty(count * GROUP, np.float32)
+    energies, ids, counts = np.empty(count), np.empty(count, np.uint8), np.empty(len(LADDER), np.int64)
+    _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies, np.empty(GROUP))
+    grid, left = _powers() * (mean_square * 2.0**-48), shares()
+    place, total, rest = _allocate(energies, grid, np.array(LADDER), -np.diff(left), left, rate * x.size, ids, counts)
+    alone = _GAP * 4.0**-rate * total  # the rest if the values are coded as they are, and Gaussian
+    if rest > _GAIN * alone and rest > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
+        return None
+    z = np.empty(int(counts[1:].sum()) * GROUP, np.float32)
+    _sort(y, ids, _starts(counts), z)
+    return Arranged(Classes(taps, ids), z, float(grid[place]))
+
+
+@cache
+def _powers() -> Float64s:
+    return np.cumprod(np.full(_MULTIPLIERS, _STEP))
+
+
+def _counts(ids: Bytes) -> Int64s:
+    return np.bincount(ids, minlength=len(LADDER))
+
+
+def _starts(counts: Int64s) -> Int64s:
+    """Offsets of each class among the values of all classes but the first, which has none."""
+    return np.concatenate([[0, 0], np.cumsum(counts[1:-1])]) * GROUP
+
+
+def sizes(ids: Bytes) -> list[int]:
+    """The number of values of each class but the first."""
+    return [int(count) * GROUP for count in _counts(ids)[1:]]
+
+
+@kernel
+def _sort(y: Floats, ids: Bytes, starts: Int64s, z: Floats) -> None:
+    """Append each group to its class."""
+    for g in range(ids.size):
+        if ids[g]:
+            at = starts[ids[g]]
+            for i in range(GROUP):
+                z[at + i] = y[g * GROUP + i]
+            starts[ids[g]] = at + GROUP
+
+
+@kernel
+def _restore(z: Floats, ids: Bytes, starts: Int64s, taps: Flags, y: Floats, out: Floats) -> None:
+    """The inverse of _sort to `y`, with zeros in the first class; then that of the order of `taps`, to `out`."""
+    for g in range(ids.size):
+        at = starts[ids[g]]
+        if ids[g]:
+            starts[ids[g]] = at + GROUP
+        for i in range(GROUP):
+            y[g * GROUP + i] = z[at + i] if ids[g] else np.float32(0)
+    for number in range(taps.size):
+        start, stop = number * CHUNK, min((number + 1) * CHUNK, out.size)
+        stride, at = (TAPS if taps[number] else 1), start
+        for first in range(start, start + stride):
+            for i in range(first, stop, stride):
+                out[i] = y[at]
+                at += 1
+
+
+def restore(z: Floats, classes: Classes, out: Floats) -> None:
+    """Overwrite 1-D `out`: the inverse of `arrange`."""
+    y = np.empty(classes.ids.size * GROUP, np.float32)
+    _restore(z, classes.ids, _starts(_counts(classes.ids)), classes.taps, y, out)

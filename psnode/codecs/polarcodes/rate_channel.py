@@ -1,0 +1,80 @@
+"""The test channel of a rate, in integers: x = a + noise, with a on M = 2^levels points (k - (M - 1) / 2) step.
+
+For a source of unit variance the prior is P(a) ~ exp(-a^2 / 2 (1 - D)) and the noise is N(0, D). Bit l of k is level l;
+levels are coded from 0 on, each given the ones before it. The LLRs of a level, given the c = k mod 2^l before it: of the
+prior for each c, and of the posterior for each c and each of 1024 cells of x, 1 / 128 wide, the outer ones open.
+
+No LLR lies so near to a half that two machines could round it differently: a test holds that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from psnode.codecs.arrays import Float64s, Words16
+from psnode.codecs.polarcodes.code_trees import SAMPLES
+from psnode.codecs.polarcodes.lanes import LARGEST, UNIT, Llrs
+from psnode.codecs.polarcodes.range_coder import PRECISION, STEPS
+from psnode.codecs.polarcodes.vectors import LANES
+
+CELLS = 1024
+CELLS_PER_UNIT = 128
+
+
+class Channel(NamedTuple):
+    """`levels` bits a value, distance `step` of the points, distortion `noise` (D), all for unit variance."""
+
+    levels: int
+    step: float
+    noise: float
+
+
+def points(channel: Channel) -> Float64s:
+    """The M points."""
+    count = 1 << channel.levels
+    return np.asarray((np.arange(count) - (count - 1) / 2) * channel.step, np.float64)
+
+
+def prior_llrs(channel: Channel) -> list[Float64s]:
+    """Of each level l: in nats, shape (2^l,)."""
+    weights = -(points(channel) ** 2) / (2 * (1 - channel.noise))
+    return [_llrs(weights, level) for level in range(channel.levels)]
+
+
+def posterior_llrs(channel: Channel) -> list[Float64s]:
+    """Of each level l: in nats, shape (2^l, 1024)."""
+    centres = (np.arange(CELLS) - CELLS / 2 + 0.5) / CELLS_PER_UNIT
+    a = points(channel)[:, None]
+    weights = -(a**2) / (2 * (1 - channel.noise)) - (centres - a) ** 2 / (2 * channel.noise)
+    return [_llrs(weights, level) for level in range(channel.levels)]
+
+
+def _llrs(weights: Float64s, level: int) -> Float64s:
+    """ln P(bit = 0) / P(bit = 1) given the bits below, from the logarithms of the weights of the points."""
+    split = weights.reshape(-1, 2, 1 << level, *weights.shape[1:])  # [higher bits, bit, lower bits]
+    sums: Float64s = np.logaddexp.reduce(split, axis=0)
+    return np.asarray(sums[0] - sums[1])
+
+
+def in_units(llrs: Float64s) -> Llrs:
+    """Nats to integers."""
+    return np.clip(np.rint(llrs * UNIT), -LARGEST, LARGEST).astype(np.int16)
+
+
+def chances() -> Words16:
+    """q of the coder: of 2^14, the probability of the less likely value for |LLR| in 16 i .. 16 i + 15."""
+    nats = (16 * np.arange(STEPS) + 7.5) / UNIT
+    return np.asarray(np.maximum(np.rint(2.0**PRECISION / (1 + np.exp(nats))), 1), np.uint16)
+
+
+def logistic() -> Llrs:
+    """The quantiles of the logistic distribution in a scattered order, the first 32 of them again at the end.
+
+    A bit of LLR l is 1 where l is below a random one of them: that has probability 1 / (1 + e^l).
+    """
+    order = np.arange(SAMPLES) * 1597 % SAMPLES
+    u = (order + 0.5) / SAMPLES
+    values = in_units(np.log(u / (1 - u)))
+    return np.concatenate([values, values[:LANES]])

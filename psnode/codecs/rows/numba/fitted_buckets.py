@@ -1,0 +1,87 @@
+"""The Numba kernel that encodes buckets of rows whose codes are packed by the bits that the largest of them has."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from psnode.codecs.rows.formula import Column, Program
+from psnode.codecs.rows.numba.row_statements import NumbaRows
+from psnode.codecs.rows.statements import Store
+from psnode.codecs.rows.values import Span, below
+
+
+class EncodingKernel(Protocol):
+    """The members of a generated kernel that encode_body asks for."""
+
+    program: Program
+    rows: NumbaRows
+    coded: Store
+
+    @property
+    def digits(self) -> int:
+        """Coordinates of a bucket."""
+
+    def place(self, column: Column) -> str:
+        """The number of a column, in the row `row`."""
+
+    def left(self, start: str) -> None:
+        """Put the statements that serve the sinks after the row at `start` is coded."""
+
+
+def widths_of(program: Program) -> list[str]:
+    """The line that finds the bits of a code in every bucket, in front of the codes."""
+    if program.packed.form != "fitted":
+        return []
+    columns = len(program.of_buckets)
+    buckets = f"(rows + {program.packed.bucket - 1}) // {program.packed.bucket}"
+    numbers = f"{len(program.of_array)} + {columns} * ({buckets})" if columns else f"{len(program.of_array)}"
+    return [f"    buckets, widths = {buckets}, side.view(np.uint8)[4 * ({numbers}) :]"]
+
+
+def encode_body(kernel: EncodingKernel) -> list[str]:
+    """The statements for a bucket; codes of all its rows are kept until their bits are known."""
+    program, rows = kernel.program, kernel.rows
+    ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]
+    with rows.block():
+        found = [value for value in below(ends) if value.op == "l2_norm_of_bucket"]
+        rows.put("norm = l2_norm(whole, lanes)" if found else "norm = np.float64(0 if is_finite(whole) else -1)")
+        rows.put("if norm < 0:", "    return start")
+        rows.numbers(ends, Span.BUCKET)
+        for column in program.of_buckets:
+            rows.put(f"{kernel.place(column)} = {rows.number(column.value)}")
+        rows.put(f"for begin in range(start, start + {kernel.digits}, 512):")
+        with rows.block():
+            rows.put("row = first + begin // 512", "v = source[begin : begin + 512]")
+            rows.put("if error.size:", "    fetch_row_to_write(error, begin + AHEAD)")
+            rows.put("part = digits[begin - start : begin - start + 512]")
+            rows.draw(ends)
+            rows.into(program.packed.value, kernel.coded)
+            kernel.left("begin")
+        rows.put("top = np.uint32(0)", f"for i in range({kernel.digits}):", "    top = np.uint32(top | np.uint32(digits[i]))")
+        rows.put("bits = np.int64(0)", "while top >> np.uint32(bits):", "    bits += 1")
+        rows.put(f"widths[(first + start // 512) // {program.packed.bucket}] = np.uint8(bits)")
+        rows.put(f"for begin in range(0, {kernel.digits}, 512):")
+        with rows.block():
+            rows.put("part, there = digits[begin : begin + 512], cells[used // 4 :]")
+            if program.packed.bits > 8:
+                rows.put("for i in range(512):", "    codes[i] = np.uint32(part[i])")
+                rows.put("pack_codes(codes, 512, bits, room, there, packed[:0])")
+            else:
+                rows.put("pack_row(part.view(np.uint32), bits, there)")
+            rows.put("used += 64 * bits")
+    return rows.taken()
+
+
+def unpacking(program: Program) -> list[str]:
+    """Lines that unpack a row's codes, the first one that was not."""
+    lines = [f"bits = np.int64(widths[row // {program.packed.bucket}])"]
+    if program.packed.bits > 8:
+        lines.append("unpack_codes(codes, 512, bits, room, cells[used // 4 :], packed[:0])")
+    else:
+        lines.append("unpack_row(cells[used // 4 :], bits, low_words)")
+    return [*lines, "used += 64 * bits"]
+
+
+def coded(bits: int) -> Store:
+    """The statement that keeps a code of `bits` bits."""
+    return Store(f"part[{{at}}] = np.uint{8 if bits <= 8 else 16}({{x}})")

@@ -1,0 +1,253 @@
+"""From a program to the text of a Python module with two Numba kernels, `encode_sum` and `decode`.
+
+A row lies in the first-level cache; every part of the formula that is needed as a whole is a simple loop over it: codes to pack,
+values to sum, draws that may have to be settled. All else is computed in the loop that needs it. A row's or an array's
+`where` becomes an if with such loops in it.
+"""
+
+from __future__ import annotations
+
+from psnode.codecs.rows.formula import Program
+from psnode.codecs.rows.numba.fitted_buckets import encode_body
+from psnode.codecs.rows.numba.input_sums import CodeAndSum, sum_up
+from psnode.codecs.rows.numba.row_kernel import PART, Kernel
+from psnode.codecs.rows.statements import Store
+from psnode.codecs.rows.values import Span, Value, below
+
+_HEADER = '''"""{id}: kernels made of its formula by psnode.codecs.rows. Do not edit: it is written anew."""
+
+import numpy as np
+
+from psnode.codecs.kernels.dots import NO_DOTS, add_row
+from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.cache_hints import AHEAD, fetch_row, fetch_row_to_write, wide
+from psnode.codecs.kernels.norms import fold, l2_norm
+from psnode.codecs.kernels.parts import BEGIN, NO_PARTS, NOT_FINITE, add_parts
+from psnode.codecs.kernels.planes import new_rows, pack_codes, pack_row, unpack_codes, unpack_row
+from psnode.codecs.kernels.rows import bits_of, draw_coins, float_of, is_finite, largest_512, pack_signs
+from psnode.codecs.kernels.rows import least_of, settled, survey_ends, survey_magnitudes, top_of, uncounted, unpack_signs
+from psnode.codecs.kernels.sums import uncut
+from psnode.codecs.kernels.tbq import pack_block, unpack_block
+from psnode.codecs.kernels.trees import count_512, row_sum, sum_512, tree_of
+from psnode.codecs.kernels.trits import pack, unpack
+from psnode.codecs.rng import fill
+
+ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
+MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+NO_ROWS = np.empty(0, np.float32)
+NO_ROWS.flags.writeable = False
+
+
+def survey_sum(x, tops, parts):
+    """Add parts to the memory of x, then raise tops to its extremes; are all values finite?"""
+    return {survey}
+
+
+def survey(x, tops):
+    """As survey_sum, of values that lie in memory."""
+    return survey_sum(x, tops, NO_PARTS)
+
+
+def encode(x, first, key, tops, side, rows, packed, error):
+    """As encode_sum, of values that lie in memory."""
+    return encode_sum(x, first, key, tops, side, rows, packed, error, NO_PARTS, NO_DOTS)
+
+
+def decode(side, rows, first, packed, out, weight, adding):
+    """out = decoded, or out += weight * decoded, for full rows, of which out begins at number `first`."""
+    decode_to(side, rows, first, packed, NO_ROWS, out, weight, adding)
+
+'''
+_LOSE = '''\
+def lose(side, rows, packed, x, error):
+    """error = x - decoded, for full rows."""
+    apart = error.ctypes.data != x.ctypes.data
+    decode_to(side, rows, 0, packed, x if apart else NO_ROWS, error, np.float32(-1), True)
+
+'''
+
+_TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # conditions on numbers of a row that is not finite
+
+
+def text_of(program: Program) -> str:
+    """The module's text: a function of the program alone."""
+    sums = [*sum_up(program), "", ""] if program.sums else []
+    if program.sums_beside:
+        sums += [*CodeAndSum(program).lines(), "", "", _LOSE]
+    header = _HEADER.format(id=program.id, survey=_survey(program))
+    return "\n".join([header, *sums, *Encode(program).lines(), "", "", *_Decode(program, decodes=True).lines(), ""])
+
+
+def _survey(program: Program) -> str:
+    """The calls that find as many extremes of the whole input as the program takes."""
+    if "least_magnitude_of_all" not in program.extremes:
+        return "survey_ends(x, tops, parts)"
+    beside = program.extremes & {"least_of_all", "greatest_of_all"}
+    return "survey_magnitudes(x, tops, parts)" + (" and survey_ends(x, tops, NO_PARTS)" if beside else "")
+
+
+class Encode(Kernel):
+    def lines(self) -> list[str]:
+        program, rows = self.program, self.rows
+        ends = [*(column.value for column in self.columns), program.packed.value]
+        rows.numbers([*ends, program.kept])
+        rows.put(*self.width(program.packed.width))
+        for column in program.of_array:
+            rows.put(f"{self.place(column)} = {rows.number(column.value)}")
+        before = rows.taken()
+        if program.packed.form == "fitted":
+            return self._buckets(before)
+        with rows.block():
+            is_short = self._row(ends) and not rows.uses_random
+        body = rows.taken()
+        adding = [] if program.sweeps else self.adding()
+        fetched = ["        if error.size:", "            fetch_row_to_write(error, start + AHEAD)"]
+        if not is_short:
+            fetched.insert(0, "        fetch_row(x, start + AHEAD)")
+        return [
+            *self._head(adding, before),
+            "    for start in range(0, x.size, 512):",
+            "        row = first + start // 512",
+            *adding,
+            *fetched,
+            "        v = source[start : start + 512]",
+            *body,
+            "    return x.size",
+        ]
+
+    def _head(self, adding: list[str], before: list[str]) -> list[str]:
+        return [
+            "@kernel",
+            "def encode_sum(x, first, key, tops, side, rows, packed, error, parts, dots):",
+            '    """Code full rows, of which x begins at number `first`; the coordinates done, all if they are finite."""',
+            "    wide()",
+            *self.scratch(),
+            *self.views(),
+            "    in_place = error.ctypes.data == x.ctypes.data",
+            "    source, left, shown = uncounted(x), uncounted(error), np.empty(512, np.float32)",
+            *(["    adding, cursor = len(parts) > 1, BEGIN"] if adding else []),
+            *before,
+        ]
+
+    def _buckets(self, before: list[str]) -> list[str]:
+        """The lines of a kernel that takes a bucket of rows at a time."""
+        adding = [] if self.program.sweeps else self.adding()
+        body = encode_body(self)
+        return [
+            *self._head(adding, before),
+            "    for at in range(buckets, (buckets + 3) // 4 * 4):",
+            "        widths[at] = np.uint8(0)",
+            f"    for start in range(0, x.size, {self.digits}):",
+            "        row = first + start // 512",
+            *adding,
+            f"        whole = source[start : start + {self.digits}]",
+            *body,
+            "    return x.size",
+        ]
+
+    def _row(self, ends: list[Value]) -> bool:
+        """The statements for a row; true if one loop makes the codes, and the processor itself asks for memory in time."""
+        rows, form, coded = self.rows, self.program.packed.form, self.coded
+        for column in (column for column in self.program.of_rows if column.value.op == "given"):
+            rows.define(column.value, self.place(column))
+        refused = self._refused(ends)
+        if refused:
+            rows.put(f"if {refused}:", "    return start")
+        for column in (column for column in self.program.of_rows if column.value.op != "given"):
+            rows.put(f"{self.place(column)} = {rows.number(column.value)}")
+        if form == "halves":
+            rows.put("part = halves[start : start + 512]")
+        if self.program.packed.rows > 1:
+            rows.put(PART.format(self.digits))
+        if refused is None:
+            rows.put("top = np.uint32(0)")
+            coded = coded._replace(beside="top = max(top, np.uint32(bits_of(v[{at}]) & MAGNITUDE))")
+        rows.into(self.program.packed.value, coded)
+        if refused is None:
+            rows.put("if top >= INFINITE:", "    return start")
+        rows.put(*self.packing("pack"))
+        self.left("start")
+        return refused is None
+
+    def left(self, start: str) -> None:
+        """The statements that use a row's codes: inner products, and the error of the row at `start`."""
+        rows = self.rows
+        rows.put("if dots.size:")
+        with rows.block():
+            rows.into(self.program.kept, Store("shown[{at}] = {x}"))
+            rows.put("add_row(v, shown, row, dots)")
+        rows.put("if error.size:")
+        with rows.block():
+            rows.put(f"lost = left[{start} : {start} + 512]")
+            if self.program.packed.form == "fitted":  # as in _Decode
+                rows.into(self.program.kept, Store("shown[{at}] = {x}"))
+                rows.put("for i in range(512):", "    lost[i] = v[i] - shown[i]")
+                return
+            rows.put("if not in_place:", "    for i in range(512):", "        lost[i] = v[i]")
+            rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
+
+    def _refused(self, ends: list[Value]) -> str | None:
+        """The condition under which a row is not coded, empty if there is none; None: the loop over the row is to find out."""
+        if self.program.sweeps or self.program.sums:
+            return ""  # the sweep has looked at all of the input
+        if self.program.packed.rows > 1:
+            return f"start % {self.digits} == 0 and not is_finite(x[start : start + {self.digits}])"
+        for value in below(ends):
+            if value.op in _TELLING and value.args[0].op == "input":
+                return _TELLING[value.op].format(self.rows.number(value))
+        return "not is_finite(v)" if any(value.span is Span.ROW for value in below(ends)) else None
+
+
+class _Decode(Kernel):
+    def lines(self) -> list[str]:
+        program, rows = self.program, self.rows
+        columns = {column.name: column for column in self.columns}
+        ends = [program.decoded] if program.width is None else [program.width, program.decoded]
+        fields = [value for value in below(ends) if value.op == "field"]
+        for value in (value for value in fields if value.span is Span.ARRAY):
+            rows.define(value, self.place(columns[str(value.detail)]))
+        rows.numbers([program.decoded])
+        rows.put(*self.width(program.width))
+        before = rows.taken()
+        if program.place_of_key is not None:
+            at = program.place_of_key
+            before.insert(0, f"    key = side[{at} : {at + 4}].copy().view(np.uint64)")
+        with rows.block():
+            for value in (value for value in fields if value.span in (Span.BUCKET, Span.ROW)):
+                rows.define(value, self.place(columns[str(value.detail)]))
+            if program.packed.form == "halves":
+                rows.put("part = halves[start : start + 512]")
+            rows.put(*self.packing("unpack"), "if adding:")
+            with rows.block():
+                form = "y[{at}] += weight * {x}"
+                if program.packed.form == "sparse":  # -0 stays -0 where nothing was sent
+                    form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
+                if program.packed.form == "fitted":  # a loop of its own: coordinates that share random bits lie far apart
+                    rows.into(program.decoded, Store("shown[{at}] = {x}"))
+                    rows.put("for i in range(512):", "    y[i] += weight * shown[i]")
+                else:
+                    rows.into(program.decoded, Store(form))
+            rows.put("else:")
+            with rows.block():
+                rows.into(program.decoded, Store("y[{at}] = {x}"))
+        body = rows.taken()
+        return [
+            "@kernel",
+            "def decode_to(side, rows, first, packed, base, out, weight, adding):",
+            '    """As decode; if `base` is not empty, out is that beforehand."""',
+            "    wide()",
+            *self.scratch(),
+            *self.views(),
+            "    source, target = uncounted(base), uncounted(out)",
+            *(["    shown = np.empty(512, np.float32)"] if program.packed.form == "fitted" else []),
+            *before,
+            "    for start in range(0, out.size, 512):",
+            "        row = first + start // 512",
+            "        fetch_row_to_write(out, start + AHEAD)",
+            "        y = target[start : start + 512]",
+            "        if base.size:",
+            "            v = source[start : start + 512]",
+            "            for i in range(512):",
+            "                y[i] = v[i]",
+            *body,
+        ]
