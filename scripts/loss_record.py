@@ -129,7 +129,8 @@ class Recorder:
         kept = {name: figures[name] for name in ("lr", "loss", "top1", "uplink_bytes", "downlink_bytes", "ratio")}
         machine = hardware()
         where = {"date": str(machine["date"])[:10], "cpu": machine["cpu"], "commit": _commit()}
-        coded = {name: saved_run(training.directory)["scheme"][name] for name in ("codec", "feedback", "downlink")}
+        scheme = saved_run(training.directory)["scheme"]
+        coded = {name: scheme[name] for name in ("codec", "feedback", "downlink", "downlink_lead")}
         store([*load(), {"cell": self.cell.name, "run": run, "seed": seed, **kept, **coded, **where}])
 
     def best(self, run: str) -> str:

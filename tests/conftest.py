@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the codecs of --codec before the tests are collected, and count what tests cost."""
+    """Load the codecs of --codec before the tests are collected, and count the costs of tests."""
     config.pluginmanager.register(Costs(), "costs")
     if specs := config.getoption("--codec"):
         from psnode.config.extensions import load_codec

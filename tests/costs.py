@@ -61,7 +61,7 @@ class Costs:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[Any]:
-        """Attach to the report of a phase what it has cost since the phase before."""
+        """Attach the costs since the phase before to the report of a phase."""
         now = processor_time()
         cost = now - self._before, self._started
         self._before, self._started = now, 0

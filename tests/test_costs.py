@@ -1,4 +1,4 @@
-"""Costs of tests: what command lines start, and that a test's processor time is counted for its file."""
+"""Costs of tests: the processes that command lines start, and that a test's processor time is counted for its file."""
 
 from __future__ import annotations
 

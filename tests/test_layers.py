@@ -99,7 +99,7 @@ def part_of(path: Path) -> str:
 
 
 def is_below(path: Path, place: str) -> bool:
-    """True for the module or package `place` of psnode, and for what is in it."""
+    """True for the module or package `place` of psnode, and for its contents."""
     return PACKAGE / place in (path.with_suffix(""), *path.parents)
 
 

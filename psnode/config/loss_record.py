@@ -22,16 +22,18 @@ _FILE = Path(__file__).with_name("loss_record.json")
 _BY_LOSS = ("gpt", "lstm", "lora")  # models of language
 NOTABLE = {True: 2.0, False: 0.6}  # by loss: percent; by accuracy: points
 Entry = Mapping[str, Any]
+Coded = tuple[str, str, str, float]
 
 
 @dataclass(frozen=True)
 class LossCost:
     """A scheme in a cell. `mean`, `error`: percent of dense's loss, or points of accuracy below dense's, and its standard error
-    over `seeds` seeds, None of one; `ratio`: float32's bytes over its own, both ways; `coded`: codec, feedback and downlink."""
+    over `seeds` seeds, None of one; `ratio`: float32's bytes over its own, both ways; `coded`: codec, feedback, downlink
+    and its lead."""
 
     cell: str
     run: str
-    coded: tuple[str, str, str]
+    coded: Coded
     mean: float
     error: float | None
     ratio: float
@@ -94,7 +96,7 @@ def _cost(cell: str, run: str, pairs: Sequence[tuple[Entry, Entry]]) -> LossCost
         100 * (own["loss"] / dense["loss"] - 1) if by_loss else 100 * (dense["top1"] - own["top1"]) for own, dense in pairs
     ]
     error = statistics.stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
-    coded = (entry["codec"], entry["feedback"], entry["downlink"])
+    coded = (entry["codec"], entry["feedback"], entry["downlink"], entry["downlink_lead"])
     ratio = statistics.fmean(own["ratio"] for own, _ in pairs)
     return LossCost(cell, run, coded, statistics.fmean(differences), error, ratio, len(pairs), entry["lr"])
 
@@ -105,8 +107,8 @@ def measured() -> tuple[LossCost, ...]:
     return tuple(costs(json.loads(_FILE.read_bytes())))
 
 
-def costs_of(coded: tuple[str, str, str], optimizer: str) -> list[LossCost]:
-    """Return the costs of (codec, feedback, downlink) under optimizers of this kind, the dearest first, or an empty list."""
+def costs_of(coded: Coded, optimizer: str) -> list[LossCost]:
+    """Return the costs of codec, feedback, downlink and its lead under optimizers of this kind, the dearest first."""
     of_adam = optimizer in WITH_BETAS
     found = [cost for cost in measured() if cost.coded == coded and cost.of_adam == of_adam]
     return sorted(found, key=lambda cost: -cost.mean / NOTABLE[cost.by_loss])

@@ -64,6 +64,7 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         refuse_what_has_no_effect(config, rule, codec, aggregator, momentum)
         ladder = ladder_to(ratio_of(codec), ladder)
     by_rate = moves_by_rate(rule, codec, aggregator)
+    own = not config.codec and config.downlink is None
     downlink = _downlink(config.downlink or (DENSE if config.codec else scheme.downlink), codec)
     if config.downlink_lead and downlink == DENSE:
         raise ConfigurationError(
@@ -75,6 +76,7 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         feedback=feedback,
         aggregator=aggregator,
         downlink=downlink,
+        downlink_lead=scheme.lead(config.downlink_lead) if own or config.downlink_lead is not None else 0.0,
         momentum=momentum,
         lr=lr if by_rate == (lr == UNIT_RATE) else UNIT_RATE if by_rate else DENSE_RATE,
     )

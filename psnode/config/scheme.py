@@ -15,10 +15,13 @@ from psnode.errors import ConfigurationError
 class Scheme:
     """A combination as a paper defines it. Specs are strings, so that the table needs no imports.
 
-    codec, feedback, aggregator, downlink   specs momentum       of the master's optimizer, unless --momentum or the feedback rule
-    sets it (psnode.config.effects) gathers_decay  True if a momentum gathers weight decay like gradients, even if the sender has
-    that momentum lr             the learning rate, unless --lr says otherwise ratio_warmup   the sparsifier's ratios before its
-    own, `ratio_epochs` epochs each; empty: none rule           the paper's words on the learning rate, for the reader
+    * codec, feedback, aggregator, downlink: specs
+    * downlink_lead: by how many of their last changes the weights that go down lead the master's, unless --downlink-lead is given
+    * momentum: of the master's optimizer, unless --momentum or the feedback rule sets it (psnode.config.effects)
+    * gathers_decay: True if a momentum gathers weight decay like gradients, even if the sender has that momentum
+    * lr: the learning rate, unless --lr says otherwise
+    * ratio_warmup: the sparsifier's ratios before its own, `ratio_epochs` epochs each; empty: none
+    * rule: the paper's words on the learning rate, for the reader
     """
 
     name: str
@@ -28,6 +31,7 @@ class Scheme:
     feedback: str = "none"
     aggregator: str = "mean"
     downlink: str = "dense"
+    downlink_lead: float = 0.0
     momentum: float = 0.9
     gathers_decay: bool = True
     lr: float = DENSE_RATE
@@ -35,6 +39,11 @@ class Scheme:
     ratio_epochs: float = 1.0
     rule: str = "that of dense SGD"
     aliases: tuple[str, ...] = ()
+
+    def lead(self, asked: float | None) -> float:
+        """Return by how many of their last changes the weights of the downlink lead x; `asked` (--downlink-lead) decides, if
+        it is given."""
+        return self.downlink_lead if asked is None else asked
 
     @property
     def clips(self) -> bool:
@@ -60,7 +69,8 @@ class Scheme:
             raise ConfigurationError(
                 f"a recorded scheme has the fields {', '.join(_RECORDED)}, not {', '.join(map(str, fields))}"
             )
-        kinds: dict[str, tuple[type, ...]] = {"momentum": (int, float), "gathers_decay": (bool,)}
+        numbers = (int, float)
+        kinds: dict[str, tuple[type, ...]] = {"momentum": numbers, "downlink_lead": numbers, "gathers_decay": (bool,)}
         kinds |= {"ratio_epochs": (int, float), "ratio_warmup": (list, tuple)}
         for name, value in fields.items():
             if not isinstance(value, kinds.get(name, (str,))):
@@ -69,7 +79,8 @@ class Scheme:
 
 
 _RECORDED = (
-    "name", "codec", "feedback", "aggregator", "downlink", "momentum", "gathers_decay", "ratio_warmup", "ratio_epochs",
+    "name", "codec", "feedback", "aggregator", "downlink", "downlink_lead", "momentum", "gathers_decay", "ratio_warmup",
+    "ratio_epochs",
 )  # fmt: skip
 # values in runs whose record lacks a field
-BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False})
+BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False, "downlink_lead": 0.0})

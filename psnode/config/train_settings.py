@@ -225,9 +225,9 @@ class Config:
     downlink: str | None = option(
         None, "Downlink instead of the scheme's: dense, or the codec of the changes of the weights.", metavar="SPEC"
     )
-    downlink_lead: float = option(
-        0.0, "Send workers coded weights that lead the master's by so much of their last change, because coding delays them; "
-        "0.8 was measured at one bit a coordinate (docs/results/2026-11-26-front.md).",
+    downlink_lead: float | None = option(
+        None, "Lead instead of the scheme's: coded weights go down ahead of the master's by so much of their last change, as "
+        "coding delays them; 0.8 was measured at one bit a coordinate (docs/results/2026-11-26-front.md).",
         minimum=0, maximum=10, before=0.0,
     )  # fmt: skip
     svd_rank: int | None = option(None, "Rank of the scheme's svd codec.", minimum=1, maximum=4096)

@@ -17,7 +17,7 @@ TOPK = "topk:ratio=0.01"
 
 def entry(cell: str, run: str, seed: int, loss: float, top1: float = 0.5, lr: float = 0.01, ratio: float = 1.0) -> dict[str, Any]:
     codec = "identity" if run == "dense" else TOPK
-    coded = {"codec": codec, "feedback": "none", "downlink": "dense"}
+    coded = {"codec": codec, "feedback": "none", "downlink": "dense", "downlink_lead": 0.0}
     return {"cell": cell, "run": run, "seed": seed, "loss": loss, "top1": top1, "lr": lr, "ratio": ratio, **coded}
 
 
@@ -33,7 +33,7 @@ def test_costs_of_language_are_percent_of_denses_loss_with_the_same_seed() -> No
     assert (dense.run, dense.mean) == ("dense", 0)
     assert topk.mean == pytest.approx((10 + 20 + 10) / 3)
     assert topk.error == pytest.approx(math.sqrt(((10 - 40 / 3) ** 2 * 2 + (20 - 40 / 3) ** 2) / 2) / math.sqrt(3))
-    assert (topk.seeds, topk.ratio, topk.coded) == (3, pytest.approx(12), (TOPK, "none", "dense"))
+    assert (topk.seeds, topk.ratio, topk.coded) == (3, pytest.approx(12), (TOPK, "none", "dense", 0.0))
 
 
 def test_costs_of_images_are_points_of_accuracy() -> None:
@@ -61,7 +61,7 @@ def test_a_scheme_without_dense_beside_it_has_no_cost() -> None:
     [("gpt-small", 2.1, None, True), ("gpt-small", 1.9, None, False), ("gpt-small", 2.1, 1.2, False), ("vit", 0.7, 0.1, True)],
 )
 def test_a_cost_is_notable_beyond_its_scatter(model: str, mean: float, error: float | None, notable: bool) -> None:
-    assert LossCost(f"{model}/adamw/700", "topk", (TOPK, "none", "dense"), mean, error, 40.0, 3, 0.01).is_notable == notable
+    assert LossCost(f"{model}/adamw/700", "topk", (TOPK, "none", "dense", 0.0), mean, error, 40.0, 3, 0.01).is_notable == notable
 
 
 def test_each_kind_of_optimizer_has_costs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +73,10 @@ def test_each_kind_of_optimizer_has_costs_of_its_own(monkeypatch: pytest.MonkeyP
         ]
     )
     monkeypatch.setattr(loss_record, "measured", lambda: tuple(found))
-    coded = (TOPK, "none", "dense")
+    coded = (TOPK, "none", "dense", 0.0)
     assert [cost.cell for cost in loss_record.costs_of(coded, "radam")] == ["gpt-small/adamw/700", "lstm/adamw/400"]
     assert [cost.cell for cost in loss_record.costs_of(coded, "sgd")] == ["lstm/sgd/400"]
-    assert loss_record.costs_of(("topk:ratio=0.5", "none", "dense"), "sgd") == []
+    assert loss_record.costs_of(("topk:ratio=0.5", "none", "dense", 0.0), "sgd") == []
 
 
 def test_named_schemes_of_the_record_are_what_they_are_today() -> None:
@@ -85,4 +85,4 @@ def test_named_schemes_of_the_record_are_what_they_are_today() -> None:
     assert names
     for name, coded in names.items():
         found = resolve(Config(scheme=name))
-        assert coded == (found.codec, found.feedback, found.downlink)
+        assert coded == (found.codec, found.feedback, found.downlink, found.downlink_lead)

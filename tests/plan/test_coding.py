@@ -35,7 +35,7 @@ MIXED = scheme(feedback="ef", downlink="topk:ratio=0.005", ratio_warmup=(0.25, 0
 
 
 def test_segments_of_one_plan_have_codecs_of_their_own_in_both_directions() -> None:
-    """Under error feedback the unbiased quantiser is in its contractive form; what travels up whole travels down whole."""
+    """Under error feedback the unbiased quantiser is in its contractive form; tensors that go up whole come down whole."""
     coding = Coding(PLAN, MIXED)
     assert coding.up == [
         get_codec("topk:ratio=0.01"), get_codec("contractive(qsgd:levels=1,bucket=512)"), get_codec("identity"),

@@ -79,7 +79,7 @@ class Downlink:
         lead: float = 0.0,
     ) -> None:
         self.codecs = codecs
-        self._lead = np.float32(lead if self.codecs is not None else 0)
+        self.lead = np.float32(lead if self.codecs is not None else 0)
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()
         self.home = torch.from_numpy(self.replica)  # y's memory on the host
@@ -88,7 +88,7 @@ class Downlink:
         self._seed = seed
         self._frames = OutgoingFrames(link)
         self._places = layout.places(part.own)
-        self._aim = np.empty_like(weights) if self._lead else weights  # between hold and send: x before the update
+        self._aim = np.empty_like(weights) if self.lead else weights  # between hold and send: x before the update
         self.mover: Mover = HostMover(self._aim, self.replica, max((segment.size for segment in part.own.segments), default=0))
 
     def send_to(self, ranks: Iterable[int]) -> None:
@@ -120,17 +120,17 @@ class Downlink:
 
     def hold(self, group: Group) -> None:
         """The group's part of x is about to be updated, for the next `send`."""
-        if self._lead:
+        if self.lead:
             self._aim[group.start : group.stop] = self._x[group.start : group.stop]
 
     def send(self, group: Group, version: int) -> int:
         """Send the group's part of `version` to its recipients; the bytes of all frames. One thread a group at a time."""
         if self.codecs is None:
             return self.send_dense(group, version)
-        if self._lead:
+        if self.lead:
             x, aim = self._x[group.start : group.stop], self._aim[group.start : group.stop]
             np.subtract(x, aim, out=aim)
-            aim *= self._lead
+            aim *= self.lead
             aim += x
         codecs = [self.codecs[segment.index] for segment in group.segments]
         room = [wire.padded(codec.max_nbytes(s.shape)) for codec, s in zip(codecs, group.segments, strict=True)]

@@ -30,7 +30,7 @@ class OnDevice(NamedTuple):
     on_host: list[str]
 
 
-def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, constrained: bool) -> str:
+def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, downlink: Downlink, constrained: bool) -> str:
     """The reason why all of the shard's arithmetic is the host's; empty if none of its settings is one."""
     if not parameters.in_one_pass:
         return f"the optimizer {config.optimizer} is torch's or the task's; sgd, adam and adamw have kernels"
@@ -38,7 +38,7 @@ def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, con
         return "a majority vote is counted there"
     if constrained:
         return "the task's constraint is put on the model there"
-    if config.downlink_lead:
+    if downlink.lead:
         return "the weights that changes lead to are computed there (--downlink-lead)"
     if config.ema_decay is not None:
         return "the moving average of the weights is kept there (--ema-decay)"
@@ -67,7 +67,7 @@ def place(
     `codecs`: of the segments' pushes; `constrained`: the task constrains weights. What the device does otherwise than the host is
     left to the host. DeviceError if its memory does not do.
     """
-    if reason := _refusal(config, aggregator, parameters, constrained):
+    if reason := _refusal(config, aggregator, parameters, downlink, constrained):
         return reason
     assert isinstance(aggregator, Mean)
     try:

@@ -85,7 +85,7 @@ class Shard:
             weights.vector, part.own, config, coding.scheme.momentum, coding.gathering, parameter_groups, own_optimizer
         )
         heirs = {group: routes[group].heirs(link.rank) for group in part.groups}
-        lead = config.downlink_lead
+        lead = coding.scheme.lead(config.downlink_lead)
         self._downlink = Downlink(coding.down, weights.vector.numpy(), part, link, heirs, seed=config.seed, lead=lead)
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None

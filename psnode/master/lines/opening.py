@@ -12,7 +12,7 @@ from psnode.codecs import get_codec
 from psnode.codecs.registry import brief
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
-from psnode.config.loss_record import costs_of
+from psnode.config.loss_record import Coded, costs_of
 from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
 from psnode.config.schemes import SCHEMES
@@ -84,9 +84,9 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
     )
 
 
-def _coded(scheme: Scheme) -> tuple[str, str, str]:
+def _coded(scheme: Scheme) -> Coded:
     downlink = DENSE if scheme.downlink == DENSE else repr(get_codec(scheme.downlink))
-    return repr(get_codec(scheme.codec)), scheme.feedback, downlink
+    return repr(get_codec(scheme.codec)), scheme.feedback, downlink, scheme.downlink_lead
 
 
 def tell_of_the_bytes(coding: Coding, workers: int) -> None:

@@ -23,7 +23,9 @@ COARSE = {
 
 def cost(cell: str, scheme: str, percent: float) -> LossCost:
     found = resolve(Config(scheme=scheme))
-    return LossCost(cell, scheme, (found.codec, found.feedback, found.downlink), percent, None, 20.0, 1, 0.001)
+    return LossCost(
+        cell, scheme, (found.codec, found.feedback, found.downlink, found.downlink_lead), percent, None, 20.0, 1, 0.001
+    )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
