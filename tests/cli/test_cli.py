@@ -325,7 +325,7 @@ def test_doctor_survives_a_broken_mpi_and_a_broken_codec(psnode: Run, tmp_path: 
     broken = tmp_path / "broken" / "mpi4py"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("import os\nos.abort()\n")
-    break_it = "from psnode.codecs import table\ntable._STAGES['topk'] = table.Entry(16, 'topk:Nothing')\n"
+    break_it = "from psnode.codecs import table\ntable._STAGES['topk'] = table.CodecEntry(16, 'topk:Nothing')\n"
     (broken.parent / "sitecustomize.py").write_text(break_it)
     root = Path(__file__).parents[2]
     done = psnode("doctor", "--json", env={"PYTHONPATH": f"{broken.parent}{os.pathsep}{root}"})
