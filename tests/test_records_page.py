@@ -26,7 +26,7 @@ def test_all_fields_are_described() -> None:
 
 
 def test_all_events_are_described() -> None:
-    sources = [path.read_text() for path in (ROOT / "psnode" / "master").glob("*.py")]
+    sources = [path.read_text() for path in (ROOT / "psnode" / "master").rglob("*.py")]
     told = {name for text in sources for name in re.findall(r"events\.tell\(\s*\"([^\"]+)\"", text)}
     told |= {name for text in sources for name in re.findall(r"tell=lambda reason: events\.tell\(\"([^\"]+)\"", text)}
     told |= {name for text in sources for name in re.findall(r"self\._do_without\(rank, \"([^\"]+)\"", text)}
