@@ -34,6 +34,7 @@ _CODECS = (
 
 # patterns below psnode/ -> tests below tests/; {stem} is the module's own name
 TABLE: Mapping[str, str] = {
+    "codecs/abilities.py": f"codecs/test__contract.py codecs/test__measure.py {_GOLDEN}",
     "codecs/entropy/ans*": f"codecs/test_ans.py {_GOLDEN}",
     "codecs/entropy/rice*": f"codecs/test_rice.py {_GOLDEN}",
     "codecs/entropy/*": f"codecs/test_chain.py {_GOLDEN} {_CONTRACT}",
