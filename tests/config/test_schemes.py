@@ -11,6 +11,7 @@ from psnode.codecs import get_codec
 from psnode.config import Config
 from psnode.config.ratios import with_ratio
 from psnode.config.resolve import resolve
+from psnode.config.scheme import Scheme
 from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.feedback import get_feedback
@@ -272,3 +273,22 @@ def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: s
     assert get_feedback(resolve(Config(scheme=name)).feedback).rescales
     assert not get_feedback(resolve(Config(scheme=name), unrecorded=True).feedback).rescales
     assert not get_feedback(resolve(Config(scheme=name, feedback="ef")).feedback).rescales
+
+
+@pytest.mark.parametrize(
+    ("fields", "lead"),
+    [
+        ({"scheme": "polar-2bit"}, 0.3),
+        ({"optimizer": "adamw"}, 0.3),  # the default there
+        ({"scheme": "polar-2bit", "downlink_lead": 0.0}, 0.0),
+        ({"scheme": "polar-2bit", "downlink_lead": 0.5}, 0.5),
+        ({"scheme": "polar-2bit", "downlink": "dense"}, 0.0),
+        ({"scheme": "polar-2bit", "downlink": "polar:rate=1"}, 0.0),
+        ({"scheme": "polar-2bit", "codec": "polar:rate=3"}, 0.0),
+        ({"scheme": "polar"}, 0.0),
+    ],
+)
+def test_the_lead_of_a_schemes_downlink_belongs_to_that_downlink(fields: dict[str, Any], lead: float) -> None:
+    found = resolve(Config(**fields))
+    assert found.downlink_lead == lead
+    assert Scheme.from_dict(found.to_dict()).downlink_lead == lead
