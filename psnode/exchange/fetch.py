@@ -40,7 +40,7 @@ class SideStream:
 
 
 class OnDemand:
-    """A tensor that stays on its device, to be copied to `target` on the host by whoever asks for it there."""
+    """A tensor that stays on its device, to be copied to `target` on the host at the first use there."""
 
     def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
         self._source, self._target = source, target

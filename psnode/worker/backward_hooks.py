@@ -128,7 +128,7 @@ def _groups_of_tensors(plan: Plan) -> dict[str, list[int]]:
 
 
 class BackwardWatch(Protocol):
-    """Whoever is told when a backward pass begins and ends."""
+    """An observer that is called when a backward pass begins and ends."""
 
     def arm(self) -> None:
         """It begins now."""
