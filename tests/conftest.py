@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -16,6 +15,7 @@ import xxhash
 from hypothesis import settings
 
 from tests.costs import Costs
+from tests.forking import FORKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several test processes share few cores
 settings.register_profile("psnode", deadline=None, print_blob=True)
@@ -53,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
         family.FILES[:] = specs
         family.CHOSEN[:] = [load_codec(spec) for spec in specs]
+
+
+def pytest_unconfigure() -> None:
+    """End the forks' server."""
+    FORKING.close()
 
 
 def is_sampled(name: str, seed: int) -> bool:
@@ -151,11 +156,11 @@ class Finished(NamedTuple):
 
 @pytest.fixture
 def psnode(tmp_path: Path) -> Callable[..., Finished]:
-    """Run `python -m psnode ARGS` in a process of its own, in an empty directory."""
+    """Run `python -m psnode ARGS` in a process of its own (tests.forking), in an empty directory."""
 
     def run(*args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> Finished:
         done = subprocess.run(
-            [sys.executable, "-m", "psnode", *map(str, args)],
+            [FORKING.python(), "-m", "psnode", *map(str, args)],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(env or {})},
             stdin=subprocess.DEVNULL,

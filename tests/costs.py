@@ -17,14 +17,16 @@ from typing import Any
 
 import pytest
 
+from tests.forking import FORKING
+
 SHOWN = 20
 _KEY = "cost"
 
 
 def processor_time() -> float:
-    """Seconds of processor time so far: this process and the descendants that were waited for."""
+    """Seconds of processor time so far: this process and the descendants that were waited for, forks among them."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return times.user + times.system + times.children_user + times.children_system + FORKING.processor_time()
 
 
 def processes(command: Sequence[Any]) -> int:

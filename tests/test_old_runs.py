@@ -25,6 +25,7 @@ from psnode.config.resolve import resolve
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.records.directory import saved_config
+from tests.forking import FORKING
 
 RUNS = Path(__file__).parent / "old_runs"
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,7 @@ def run(*command: str | Path, folder: Path) -> str:
     """The output of a Python program that runs in `folder` with the arithmetic of the old runs, and must end well."""
     env = {**os.environ, **ARITHMETIC, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
+        [FORKING.python(), *map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

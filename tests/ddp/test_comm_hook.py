@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from psnode import ddp
 from psnode.errors import ConfigurationError
 from tests.ddp.program import RANKS, RESUMED, SHAPES, STEPS, gradients
+from tests.forking import FORKING
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,7 @@ Results = list[dict[str, torch.Tensor]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("ddp")
-    program = [sys.executable, Path(__file__).with_name("program.py")]
+    program = [FORKING.python(), Path(__file__).with_name("program.py")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     processes = [subprocess.Popen([*program, str(rank), folder], env=env) for rank in range(RANKS)]
     assert [process.wait(timeout=300) for process in processes] == [0] * RANKS
@@ -124,7 +125,7 @@ def test_what_it_cannot_do_is_refused(codec: str, named: dict[str, str], message
 
 def test_its_thread_has_ended_when_python_does(tmp_path: Path) -> None:
     """One that is inside torch while the interpreter goes away takes the process down: "terminate called ..."."""
-    command = [sys.executable, Path(__file__).with_name("ending.py"), tmp_path]
+    command = [FORKING.python(), Path(__file__).with_name("ending.py"), tmp_path]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     during, running = ended.stdout.splitlines()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.ddp.edges import LEFT_OUT
 from tests.ddp.program import RANKS
+from tests.forking import FORKING
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 @pytest.fixture(scope="module")
 def edges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("edges")
-    program = [sys.executable, Path(__file__).with_name("edges.py")]
+    program = [FORKING.python(), Path(__file__).with_name("edges.py")]
     processes = [subprocess.Popen([*program, str(rank), folder], env=ENV) for rank in range(RANKS)]
     assert [process.wait(timeout=300) for process in processes] == [0] * RANKS
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
@@ -31,7 +31,7 @@ def edges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 16), (3, 15)])  # an odd number of steps has DDP's buckets as gradients
 def test_what_is_applied_and_kept_adds_up_to_what_was_given_for_all_codecs(ranks: int, steps: int) -> None:
     """Unused parameters, skipped steps, a loss scale, two backward passes, and no_sync, by turns and in a group of some ranks."""
-    command = [sys.executable, "-m", "studies.hook_conservation", "--case", "mixed"]
+    command = [FORKING.python(), "-m", "studies.hook_conservation", "--case", "mixed"]
     command += ["--ranks", str(ranks), "--steps", str(steps)]
     ended = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr

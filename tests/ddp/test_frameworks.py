@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.ddp.program import RANKS
 from tests.ddp.test_comm_hook import all_gradients
+from tests.forking import FORKING
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def results(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Results
 
 
 def ranks(framework: str, part: str, folder: Path) -> list[dict[str, torch.Tensor]]:
-    program = [sys.executable, Path(__file__).with_name("frameworks.py"), framework, part]
+    program = [FORKING.python(), Path(__file__).with_name("frameworks.py"), framework, part]
     processes = [
         subprocess.Popen([*program, str(rank), folder], env={**os.environ, "PYTHONPATH": str(ROOT)}) for rank in range(RANKS)
     ]

@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.forking import FORKING
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -120,7 +122,10 @@ class RunningJob:
 
 
 class Mpirun:
-    """Starts jobs of `n` ranks that run `python ARGS`; `options` go to mpirun, `env` to all ranks."""
+    """Starts jobs of `n` ranks that run `python ARGS`; `options` go to mpirun, `env` to all ranks.
+
+    Ranks are forks (tests.forking), unless a test asks for interpreters of their own.
+    """
 
     def __init__(self, executable: str, folder: Path) -> None:
         self.executable, self._folder, self._jobs = executable, folder, list[RunningJob]()
@@ -133,6 +138,7 @@ class Mpirun:
         fault_tolerant: bool = False,
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        forked: bool = True,
     ) -> RunningJob:
         """Start a job and return at once."""
         command = [self.executable, "-n", str(n), "--oversubscribe", "--bind-to", "none"]
@@ -140,7 +146,7 @@ class Mpirun:
             command += ["--with-ft", "ulfm"]
         if "btl" not in options:  # looking for other networks takes a second
             command += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
-        command += [*options, sys.executable, *map(str, args)]
+        command += [*options, FORKING.python() if forked else sys.executable, *map(str, args)]
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         defaults["PSNODE_DEADLINE"] = "60"  # a machine that is busy for five seconds puts nobody aside

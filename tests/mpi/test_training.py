@@ -17,6 +17,7 @@ from psnode.jobs.job import run
 from psnode.records import checkpoint
 from psnode.records.metrics import read_records
 from tests import halting
+from tests.forking import FORKING
 
 pytestmark = pytest.mark.serial
 
@@ -189,7 +190,7 @@ def test_the_others_end_as_they_should_when_one_worker_has_raised_an_exception(m
 def test_a_job_over_mpi_is_followed_by_the_evaluator_and_ends_as_the_same_job_in_one_process(mpirun: Any, tmp_path: Path) -> None:
     train_dir = tmp_path / "mpi"
     evaluator = subprocess.Popen(
-        [sys.executable, "-m", "psnode", "evaluate", "--train-dir", str(train_dir), "--interval", "0.1", "--patience", "300"],
+        [FORKING.python(), "-m", "psnode", "evaluate", "--train-dir", str(train_dir), "--interval", "0.1", "--patience", "300"],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -45,7 +45,9 @@ def test_mpi_keeps_the_contract_over_whatever_mpi_chooses_itself(mpirun: Any) ->
 
 @pytest.mark.parametrize("links", ["self,sm", "self,tcp"])
 def test_a_killed_worker_is_announced_and_the_others_go_on(mpirun: Any, links: str) -> None:
-    job = mpirun.start(4, [PROGRAM, "death"], fault_tolerant=True, options=["--mca", "pml", "ob1", "--mca", "btl", links])
+    job = mpirun.start(
+        4, [PROGRAM, "death"], fault_tolerant=True, options=["--mca", "pml", "ob1", "--mca", "btl", links], forked=False
+    )
     for rank in (0, 2):
         job.wait_for(f"up {rank}")
     os.kill(job.rank_pids()[2], signal.SIGKILL)
@@ -59,7 +61,7 @@ def test_a_killed_worker_is_announced_and_the_others_go_on(mpirun: Any, links: s
 
 
 def test_workers_learn_of_the_death_of_the_master_and_leave(mpirun: Any) -> None:
-    job = mpirun.start(3, [PROGRAM, "orphans"], fault_tolerant=True)
+    job = mpirun.start(3, [PROGRAM, "orphans"], fault_tolerant=True, forked=False)
     for rank in range(3):
         job.wait_for(f"up {rank}")
     os.kill(job.rank_pids()[0], signal.SIGKILL)

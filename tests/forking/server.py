@@ -1,0 +1,273 @@
+"""The server of forks: see the package. It imports the modules of ranks, has one thread and runs nothing of psnode's.
+
+It ends with its standard input. A fork leaves `serve` with its request and goes on as the interpreter's main program, so that
+its end is that of any program: threads are joined, exit handlers run, an exception is printed.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import io
+import json
+import os
+import pkgutil
+import random
+import resource
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from tests.forking.client import facts
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PACKAGES = ("cli", "codecs", "config", "exchange", "feedback", "jobs", "master", "plan", "protocol", "records", "tasks", "worker")
+OPTIONAL = {"cupy", "mpi4py.MPI", "tensorboard", "torchvision", "transformers"}  # a rank that wants one imports it
+_IMPORTS = (
+    "CUDA",
+    "GOTO",
+    "KMP",
+    "LANG",
+    "LC_",
+    "LD_",
+    "LLVM",
+    "MALLOC",
+    "MKL",
+    "NUMBA",
+    "NUMEXPR",
+    "OMP_",
+    "OPENBLAS",
+    "PYTHON",
+)
+_IMPORTS += ("TORCH", "VECLIB", "XDG_", "HOME", "VIRTUAL_ENV", "TMPDIR", "TZ")
+_LATER = {"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH"}  # done in the fork
+_LATER |= {"TORCHINDUCTOR_CACHE_DIR"}  # torch names it itself when its compiler is imported
+_LIBRARIES = os.path.join(sys.prefix, "lib")  # mpirun names its own library's folder, once more on every way
+_PARENT_DIES = 1  # PR_SET_PDEATHSIG
+
+
+class Request(NamedTuple):
+    """A client's request."""
+
+    words: list[str]
+    environment: dict[str, str]
+    folder: str
+    facts: dict[str, str]
+    limits: list[tuple[int, int, int]]
+    files: list[int]
+
+
+def import_all() -> None:
+    """Import torch, Numba and psnode's modules. None of them starts MPI, a thread or a device when it is imported."""
+    import numba
+    import safetensors.torch  # noqa: F401
+    import torch  # noqa: F401
+
+    import psnode
+
+    assert list(psnode.__path__) == [str(ROOT / "psnode")]
+    for package in PACKAGES:
+        for module in pkgutil.walk_packages([str(ROOT / "psnode" / package)], f"psnode.{package}."):
+            importlib.import_module(module.name)
+    numba.njit(lambda x: x + 1)(1.0)  # its first function loads the types that it knows
+    assert not OPTIONAL.intersection(sys.modules)
+
+
+def read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that are read during imports."""
+    folders = set(environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)) - {"", _LIBRARIES}
+    named = {**environment, "LD_LIBRARY_PATH": repr(folders)}
+    return {name: value for name, value in named.items() if name.startswith(_IMPORTS) and name not in _LATER}
+
+
+def would_differ(request: Request, own: dict[str, str]) -> bool:
+    """True if an interpreter of the client's own would not be as this one is."""
+    paths = request.environment.get("PYTHONPATH", str(ROOT)).split(os.pathsep)
+    other = paths[0] != str(ROOT) or (request.folder != str(ROOT) and Path(request.folder, "psnode").exists())
+    higher = any(hard > resource.getrlimit(number)[1] >= 0 for number, _, hard in request.limits)
+    variables = read_by_imports(request.environment) != read_by_imports(os.environ)
+    return other or higher or variables or request.facts != own
+
+
+def received(connection: socket.socket) -> Request | None:
+    """The request of a client; None if it has gone."""
+    head, extra, _flags, _address = connection.recvmsg(8, socket.CMSG_SPACE(12))
+    files = array.array("i")
+    for _level, _kind, found in extra:
+        files.frombytes(found)
+    body, wanted = b"", int.from_bytes(head, "little")
+    while len(body) < wanted and (more := connection.recv(wanted - len(body))):
+        body += more
+    if len(head) == 8 and len(body) == wanted and len(files) == 3:
+        return Request(*json.loads(body), list(files))
+    for file in files:
+        os.close(file)
+    return None
+
+
+class Server:
+    """The loop. `clients`: the connection of each fork."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener, self._facts = listener, facts()
+        self._clients: dict[int, socket.socket] = {}
+        self._woken, wakes = socket.socketpair()
+        wakes.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes.fileno())
+        self._wakes = wakes
+
+    def serve(self) -> Request | None:
+        """Return the request in a fork, and None in the server at the end."""
+        while True:
+            waiting = [0, self._woken, self._listener, *self._clients.values()]
+            ready, _, _ = select.select(waiting, [], [])
+            if 0 in ready:
+                for pid in self._clients:
+                    os.kill(pid, signal.SIGKILL)
+                return None
+            for pid, connection in list(self._clients.items()):
+                if connection in ready:  # a client says nothing: it was killed
+                    os.kill(pid, signal.SIGKILL)
+                    connection.close()
+                    del self._clients[pid]
+            if self._woken in ready:
+                self._woken.recv(4096)
+                self._reap()
+            if self._listener in ready and (request := self._accept()) is not None:
+                return request
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                connection = self._clients.pop(found[0], None)
+                if connection is not None:
+                    with contextlib.suppress(OSError):
+                        connection.sendall(found[1].to_bytes(8, "little"))
+                    connection.close()
+
+    def _accept(self) -> Request | None:
+        """Fork for a client. Returns the request in the fork alone."""
+        connection, _ = self._listener.accept()
+        request = received(connection)
+        if request is None:
+            connection.close()
+            return None
+        assert threading.active_count() == 1
+        refused = would_differ(request, self._facts)
+        pid = 0 if refused else os.fork()
+        if pid == 0 and not refused:
+            self._leave(connection)
+            return request
+        with contextlib.suppress(OSError):
+            connection.sendall(pid.to_bytes(8, "little"))
+        for file in request.files:
+            os.close(file)
+        if refused:
+            connection.close()
+        else:
+            self._clients[pid] = connection
+        return None
+
+    def _leave(self, connection: socket.socket) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for opened in (self._listener, self._woken, self._wakes, connection, *self._clients.values()):
+            opened.close()
+
+
+def keep_imported(imported: dict[str, ModuleType]) -> None:
+    """Have the end of the process leave these modules and their libraries alone: taking them apart takes .4 s."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # called with the exit code before the destructors of C++
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(imported))
+
+    def forget() -> None:
+        for name, module in imported.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+    atexit.register(forget)  # before every other one, so that it runs after them
+
+
+def become(request: Request) -> None:
+    """Take over files, environment and folder of a client."""
+    ctypes.CDLL(None).prctl(_PARENT_DIES, signal.SIGKILL)
+    os.setpgid(0, 0)
+    for number, *values in request.limits:
+        resource.setrlimit(number, (values[0], values[1]))
+    for number, file in enumerate(request.files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    plain = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = io.TextIOWrapper(os.fdopen(0, "rb", closefd=False), encoding=sys.stdin.encoding, errors=sys.stdin.errors)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        binary = os.fdopen(number, "wb", 0 if plain else -1, closefd=False)
+        line_by_line = number == 2 or os.isatty(number)
+        new = io.TextIOWrapper(binary, encoding=old.encoding, errors=old.errors, line_buffering=line_by_line, write_through=plain)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+    sys.__stdin__ = sys.stdin
+    random.seed()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable(sys.__stderr__)
+
+
+def run(words: list[str]) -> None:
+    """Do as the interpreter does with its arguments."""
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:2] = given  # before: the server's folder, and its own variable
+    namespace = sys.modules["__main__"].__dict__
+    if words[0] == "-m":
+        sys.argv[:] = ["-m", *words[2:]]
+        sys.path.insert(0, os.getcwd())
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # no public function leaves __main__ as -m does
+        return
+    namespace.clear()
+    namespace.update(__name__="__main__", __builtins__=builtins)
+    if words[0] == "-c":
+        sys.argv[:] = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        exec(compile(words[1], "<string>", "exec"), namespace)  # noqa: S102 (a test's own program)
+    else:
+        sys.argv[:] = words
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        namespace["__file__"] = words[0]
+        exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), namespace)  # noqa: S102
+
+
+def main() -> None:
+    """Serve; in a fork, run the request."""
+    own = set(sys.modules)
+    import_all()
+    imported = {name: module for name, module in sys.modules.items() if name not in own}
+    gc.collect()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        listener.listen(64)
+        os.write(1, b"ready\n")
+        request = Server(listener).serve()
+    if request is not None:
+        keep_imported(imported)
+        become(request)
+        run(request.words)
