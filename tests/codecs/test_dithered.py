@@ -139,6 +139,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("step", [0.25, 1.0, 4.0])
 def test_the_error_of_a_coordinate_is_uniform_whatever_the_value(name: str, step: float) -> None:
@@ -149,6 +150,7 @@ def test_the_error_of_a_coordinate_is_uniform_whatever_the_value(name: str, step
     assert np.abs(errors).max() <= 0.5 + 2.0**-15
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_squared_error_is_that_of_theory_and_the_mean_is_exact(name: str) -> None:
     """omega = step^2 / 12 within 1 %; mean error of a coordinate class within 4 standard errors of 0 (6e-5 of seeds each)."""
@@ -243,6 +245,7 @@ def test_zero_buckets_cost_their_scale_and_decode_to_zeros() -> None:
 # Escapes
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("spec", ["dithered:step=0.03125", "dithered:step=0.03125+ans", "dithered:step=0.25+ans"])
 def test_no_value_is_clipped_however_far_out(spec: str) -> None:
     x = gaussian(20_000) * np.float32(0.01)
@@ -256,6 +259,7 @@ def test_no_value_is_clipped_however_far_out(spec: str) -> None:
     assert np.abs(x).max() / rms.min() / step > 127
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(4096,), (513,), (100_000,)])
 def test_no_input_needs_more_than_the_stated_bytes(shape: tuple[int]) -> None:
     for spec in ("dithered:step=0.03125", "dithered:step=0.03125+ans", "dithered:step=0.03125,bucket=65536+ans"):

@@ -115,6 +115,7 @@ def test_the_cosines_are_right_and_the_same_on_every_machine():
 TABLE = "a2190e42bafc8070"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("size", [1, 2, 3, 63, 64, 1000, 1024, 16 * 64 + 1, 5 * 4096 - 1, 70_000])
 def test_coefficients_are_scipys_and_go_back_to_the_values(size, block):
@@ -145,6 +146,7 @@ def test_every_single_cosine_has_one_coefficient():
 # The draw
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("budget", [None, 1, 7.5, 0.3, 1e6])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (100, 37), (16, 8, 3, 3), (40_001,)])
 @pytest.mark.parametrize("block", [64, 1024])
@@ -193,6 +195,7 @@ def hard() -> dict[str, np.ndarray]:
 HARD = hard()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("budget", [1, 6.5, 0.2])
 @pytest.mark.parametrize("name", HARD)
 def test_no_bias_on_hard_inputs_and_the_optimums_variance(name, budget):

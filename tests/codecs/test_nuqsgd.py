@@ -26,6 +26,7 @@ def norms(x: Floats, kind: str, bucket: int = 512) -> np.ndarray:
     return np.repeat(np.sqrt((parts**2).sum(1)) if kind == "l2" else np.abs(parts).max(1), bucket)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["l2", "max"])
 @pytest.mark.parametrize("levels", [1, 3, 7, 62])
 @pytest.mark.parametrize("name", INPUTS)
@@ -40,6 +41,7 @@ def test_every_value_becomes_one_of_its_two_neighbours(name: str, levels: int, k
         assert np.all(decoded * x >= 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["l2", "max"])
 @pytest.mark.parametrize("levels", [1, 3, 7])
 @pytest.mark.parametrize("name", INPUTS)
@@ -127,6 +129,7 @@ def rows_of_one_size(scale: float) -> Floats:
     return (x / np.float32(3) * np.float32(scale)).astype(np.float32)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("levels", [1, 7, 62])
 @pytest.mark.parametrize("scale", [0.0, 2.0**-140, 1.7, 2.0**100])
 def test_rows_of_larger_buckets_are_coded_as_buckets_of_512(scale: float, levels: int) -> None:

@@ -38,6 +38,7 @@ def test_the_golden_payload(name: str, make) -> None:
     check_golden(name, make(GOLDEN[name]))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", [interpreted, by_numba])
 @pytest.mark.parametrize("spec", FORMS)
 def test_all_contract_inputs(spec: str, make) -> None:
@@ -63,6 +64,7 @@ def test_all_ties_are_ties(spec: str, name: str, monkeypatch: pytest.MonkeyPatch
     assert len(asked) > 3 * 0.99 * x.size  # a check encodes three times
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("spec", FORMS)
 @given(x=arrays.arrays(np.float32, st.integers(1, 1100), elements=FINITE, fill=FINITE))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -70,6 +72,7 @@ def test_any_finite_input(spec: str, x: np.ndarray) -> None:
     check(get_codec(spec), by_numba(spec), x)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", [interpreted, by_numba])
 @pytest.mark.parametrize("spec", FORMS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
