@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from typing import Any
 from psnode.bench.convergence import Run
 from psnode.bench.hardware import hardware
 from psnode.config.plain_json import to_json
+from psnode.errors import PsnodeError
 from psnode.records.directory import saved_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,15 +142,22 @@ class Recorder:
             return self.best("dense")
         tried = list(rates)
         while True:
-            for lr in tried:
-                self.complete(run, 1, lr)
-            best = min(tried, key=lambda lr: float(self.found(run, 1, lr)[0]["loss"]))
+            best = min(tried, key=lambda lr: self._loss_at(run, lr))
             if best == tried[0]:
                 tried.insert(0, f"{float(best) / 3:.1g}")
             elif best == tried[-1]:
                 tried.append(f"{float(best) * 3:.1g}")
             else:
                 return best
+
+    def _loss_at(self, run: str, lr: str) -> float:
+        """The loss by the first seed; infinite for a rate at which the run diverged, which is no entry of the record."""
+        try:
+            self.complete(run, 1, lr)
+        except PsnodeError as error:
+            print(f"{self.cell.name}, {run}, lr {lr}: {error}", file=sys.stderr)
+            return math.inf
+        return float(self.found(run, 1, lr)[0]["loss"])
 
 
 def missing(cells: Sequence[Cell], runs: Sequence[str], seeds: int) -> Iterator[tuple[Cell, str, int]]:
