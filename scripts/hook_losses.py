@@ -1,8 +1,11 @@
 """Loss of a small transformer under DDP with several communication hooks, after the same steps: scripts/hook_losses.py [HOOK]...
 
 HOOK: none, fp16, powersgd:RANK, or a codec for psnode.ddp.comm_hook. Two processes over gloo, examples/charlm.py's transformer of
-width 96, AdamW at .01 with a cosine, clipping at 1, 700 steps of 2 x 8 windows; `--seeds N`, `--steps N`. Prints a row a hook:
-mean loss over the held-out text, percent above the first hook's, bytes of gradients a rank and step beside float32's.
+width 96, AdamW at .01 with a cosine, clipping at 1, 700 steps of 2 x 8 windows. Prints a row a hook: mean loss over the held-out
+text, percent above the first hook's, bytes of gradients a rank and step beside float32's, and the median time of a step after
+the first five. On emulated hosts (docs/emulated-hosts.md) each starts one of the two processes, for one hook and one seed:
+
+    scripts/netlab.sh --hosts 2 --rate 100mbit --each -- .venv/bin/python scripts/hook_losses.py none --steps 25
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import psnode.ddp
 from psnode.task import load_task
 
-RANKS, BATCH, RATE = 2, 8, 0.01
+RANKS, RATE = 2, 0.01
 EXAMPLE = str(Path(__file__).resolve().parents[1] / "examples" / "charlm.py")
 USUAL = ("none", "fp16", "powersgd:4", "polar:rate=2", "polar:rate=1", "topk:ratio=0.005+fp16")
 
@@ -58,33 +62,58 @@ def register(model: DistributedDataParallel, hook: str) -> Any:
     return state
 
 
-def train(rank: int, hook: str, seed: int, steps: int, store: str, result: str) -> None:
-    """A process of the job; rank 0 writes loss and bytes to `result`."""
+class Plan(NamedTuple):
+    """A training. `size`: options of the example."""
+
+    hook: str
+    seed: int
+    steps: int
+    batch: int
+    size: dict[str, str]
+
+
+def train(rank: int, plan: Plan, store: str, result: str) -> None:
+    """A process of the job; rank 0 writes loss, bytes and seconds to `result`."""
+    hook, seed, steps, batch, size = plan
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    task = load_task(EXAMPLE, {"model": "transformer", "width": "96"})
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    task = load_task(EXAMPLE, {"model": "transformer", **size})
     torch.manual_seed(seed)
     model = DistributedDataParallel(task.model())
     counted = register(model, hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
     data, rng = task.train_data(), np.random.default_rng(seed)
+    seconds = []
     for _ in range(steps):
-        indices = rng.integers(len(data), size=RANKS * BATCH)[rank * BATCH : (rank + 1) * BATCH]
+        began = time.perf_counter()
+        indices = rng.integers(len(data), size=RANKS * batch)[rank * batch : (rank + 1) * batch]
         loss, _ = task.loss(model, data.batch(indices, None))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        seconds.append(time.perf_counter() - began)
     if rank == 0:
         held_out = task.eval_data()
         with torch.no_grad():
             batches = [np.arange(start, min(start + 64, len(held_out))) for start in range(0, len(held_out), 64)]
             losses = [float(task.loss(model.module, held_out.batch(each, None))[0]) * len(each) for each in batches]
         sent = counted if isinstance(counted, int) else counted.sent_bytes / steps
-        Path(result).write_text(f"{sum(losses) / len(held_out)} {sent}")
+        Path(result).write_text(f"{sum(losses) / len(held_out)} {sent} {statistics.median(seconds[5:])}")
     dist.destroy_process_group()
+
+
+def outcome(plan: Plan) -> tuple[float, ...]:
+    """Loss, bytes and seconds of a training; nothing in a process that a host has started as another rank than 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result"
+        if "RANK" in os.environ:
+            train(int(os.environ["RANK"]), plan, "env://", str(result))
+        else:
+            torch.multiprocessing.spawn(train, (plan, f"file://{folder}/store", str(result)), nprocs=RANKS)
+        return tuple(map(float, result.read_text().split())) if result.exists() else ()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -93,24 +122,30 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("hooks", nargs="*", default=USUAL)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--width", default="96")
+    parser.add_argument("--layers", default="2")
     given = parser.parse_args(arguments)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    print("| hook | loss | above the first's, % | bytes a rank and step | times fewer |", "|---|---:|---:|---:|---:|", sep="\n")
+    place = os.environ.get("RANK", "0")
+    if place == "0":
+        columns = ("hook", "loss", "above the first's, %", "bytes a rank and step", "times fewer", "ms a step")
+        print(f"| {' | '.join(columns)} |", "|---|---:|---:|---:|---:|---:|", sep="\n")
     first: list[float] = []
     whole = 0.0
     for hook in given.hooks:
-        losses = []
+        rows = []
         for seed in range(1, given.seeds + 1):
-            with tempfile.TemporaryDirectory() as folder:
-                result = Path(folder) / "result"
-                settings = (hook, seed, given.steps, str(Path(folder) / "store"), str(result))
-                torch.multiprocessing.spawn(train, settings, nprocs=RANKS)
-                loss, sent = map(float, result.read_text().split())
-            losses.append(loss)
+            plan = Plan(hook, seed, given.steps, given.batch, {"width": given.width, "layers": given.layers})
+            rows.append(outcome(plan))
+        if place != "0":
+            continue
+        losses = [row[0] for row in rows]
+        sent, seconds = rows[-1][1], statistics.median(row[2] for row in rows)
         first, whole = first or losses, whole or sent
         above = [100 * (own / base - 1) for own, base in zip(losses, first, strict=True)]
-        row = (hook, f"{statistics.fmean(losses):.3f}", f"{statistics.fmean(above):+.1f}", f"{sent:,.0f}", f"{whole / sent:.1f}")
-        print(f"| {' | '.join(row)} |", flush=True)
+        told = (hook, f"{statistics.fmean(losses):.3f}", f"{statistics.fmean(above):+.1f}", f"{sent:,.0f}", f"{whole / sent:.1f}")
+        print(f"| {' | '.join((*told, f'{1e3 * seconds:.0f}'))} |", flush=True)
     return 0
 
 
