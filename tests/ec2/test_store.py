@@ -15,7 +15,7 @@ pytest.importorskip("boto3")
 xxhash = pytest.importorskip("xxhash")
 
 from psnode_ec2 import s3_checkpoints as s3  # noqa: E402
-from psnode_ec2.errors import ConfigurationError  # noqa: E402
+from psnode_ec2.ec2_errors import SettingsError  # noqa: E402
 from psnode_ec2.policies import policy  # noqa: E402
 from psnode_ec2.settings import Settings  # noqa: E402
 
@@ -171,10 +171,10 @@ def test_the_policy_lists_the_clusters_own_names_alone(ec2: Callable[..., Any]) 
 
 
 def test_a_place_without_a_way_to_it_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="checkpoints and instance_profile belong together"):
+    with pytest.raises(SettingsError, match="checkpoints and instance_profile belong together"):
         Settings(name="x", checkpoints="s3://bucket")
     for text in ("s3://", "bucket", "s3://Bucket", "s3://bucket/a//b", "s3://bucket/a b"):
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(SettingsError):
             Settings(name="x", checkpoints=text, instance_profile="nodes")
 
 
