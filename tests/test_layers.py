@@ -122,7 +122,7 @@ def test_every_module_has_its_place() -> None:
 
 
 def test_the_package_does_not_know_the_studies() -> None:
-    """They are no part of the wheel."""
+    """They are not part of the wheel."""
     assert [shown(found) for found in IMPORTS if found.module.split(".")[0] == "studies"] == []
 
 
@@ -160,10 +160,10 @@ def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
 
 
 def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
-    """Routes, the rule, the shard's handle, its events with the types in them, flow control, and what is known before there is a
+    """Routes, the rule, the shard's handle, its events with the types in them, flow control, and facts known before there is a
     shard: the machine with its memory, predictions, kernels. No part that a shard is made of.
     """
-    shard = {"routes", "handle", "consistency", "events", "flow_control", "machine", "expected", "footprint"}
+    shard = {"routes", "handle", "consistency", "shard_events", "flow_control", "machine", "expected", "footprint"}
     names = {"exchange.malloc", "median_clipping.Clipped", "compilation.prepare", "flat_model.describe"}
     reached = imported_by_the_master()
     makers = {name for name in reached if name in ("shard.Shard", "served_model.ServedModel")}
@@ -184,7 +184,7 @@ def imported_by_the_master() -> dict[str, set[str]]:
 
 
 def test_llvm_text_stands_in_one_package() -> None:
-    """Whatever else wants instructions of its own asks the functions there, each of which has an equivalent in NumPy."""
+    """All other modules call the functions of that package, each of which has an equivalent in NumPy."""
     words = re.compile(r"\b(llvmlite|intrinsic|lower_builtin|type_callable)\b")
     users = {str(path.parent.relative_to(PACKAGE)) for path in SOURCES if any(words.search(line) for line in code_of(path))}
     assert users == {"codecs/kernels/llvm"}
@@ -206,14 +206,14 @@ def test_one_module_knows_topologies_by_name() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Neither when they are loaded nor later, inside functions, nor, in psnode, for the type checker alone.
+    """No circle at import time, inside functions, or for the type checker alone: neither in psnode nor in tools/ec2.
 
-    psnode itself, the name of all, does not count.
+    The roots psnode and psnode_ec2 do not count.
     """
     edges = {path: set[Path]() for home in HOMES.values() for path in sorted(home.rglob("*.py"))}
     for path, targets in edges.items():
         for found in imports_of(path):
-            if (file := file_of(found.module)) and (not found.typing or PACKAGE in path.parents):
+            if file := file_of(found.module):
                 targets.add(file)
     for root in (home / "__init__.py" for home in HOMES.values()):
         del edges[root]
@@ -273,7 +273,7 @@ def test_devices_are_above_codecs_alone() -> None:
 
 
 def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
-    """psnode.codecs.rows knows what codecs have in common, and none of them (docs/decisions/rows.md)."""
+    """psnode.codecs.rows knows the parts that codecs share, but no codec (docs/decisions/rows.md)."""
     rows, shared = (
         PACKAGE / "codecs" / "rows",
         {"arrays", "base", "kernels", "rng", "rows", "sinks", "sources", "stages", "table"},
@@ -343,7 +343,7 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
 
 
 def test_the_library_logs_and_prints_nothing_on_standard_error() -> None:
-    """But for the command line, measurements, the handler that shows the log, and what keeps the streams."""
+    """But for the command line, measurements, the handler that shows the log, and the keeper of the streams."""
     may = {
         PACKAGE / "config" / "logs.py",
         PACKAGE / "config" / "streams.py",

@@ -20,8 +20,8 @@ from psnode.codecs.sources import restore
 from psnode.config.schedules import Schedule
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.device.placing import place_on
+from psnode.exchange.feedback_memories import FeedbackMemories
 from psnode.exchange.gradients import Gradients
-from psnode.exchange.memories import Memories
 from psnode.exchange.outgoing import OutgoingFrames
 from psnode.exchange.routes import MASTER, Layout
 from psnode.exchange.segment_coder import SegmentCoder
@@ -52,7 +52,7 @@ class GradientSender:
         seed: int,
         lr: Schedule,
         steps_per_epoch: int,
-        shift: int = 0,
+        epoch_offset: int = 0,
         workers: int | None = None,
     ) -> None:
         self._coding = coding
@@ -61,10 +61,10 @@ class GradientSender:
         self._targets = targets
         self._gradients = gradients
         self._seed = seed
-        self.reschedule(lr, steps_per_epoch, shift, workers or Layout.of(link.transport.size, 0).workers)
+        self.reschedule(lr, steps_per_epoch, epoch_offset, workers or Layout.of(link.transport.size, 0).workers)
         self._phase = 0
         self._rate = self._rate_before = 0.0
-        self._memories = Memories(plan)
+        self._memories = FeedbackMemories(plan)
         self._coders = [
             [SegmentCoder(coding.segments[segment.index], memory=self._memories.vector) for segment in group.segments]
             for group in plan.groups
@@ -88,7 +88,7 @@ class GradientSender:
         self._thread.start()
 
     def code_on(self, device: torch.device) -> list[Verdict]:
-        """Code on `device` from now on what can be coded there: before the first group. What was found about the codecs."""
+        """Code on `device` from now on where it can, before the first group. Returns the verdicts on the codecs."""
         placed = place_on(self._plan, [coder for coders in self._coders for coder in coders], device)
         self._gradients.keep(placed.names)
         if placed.stream is not None:
@@ -110,14 +110,14 @@ class GradientSender:
         self._nbytes = 0
         self._sent = {}
         self._lost = (0.0, 0.0) if measure else None
-        self._phase = self._coding.phase(step - 1 + self._shift, self._steps_per_epoch)
+        self._phase = self._coding.phase(step - 1 + self._epoch_offset, self._steps_per_epoch)
         self._rate = self._lr(step - 1)
         self._rate_before = self._lr(step - 2) if step > 1 else self._rate
 
-    def reschedule(self, lr: Schedule, steps_per_epoch: int, shift: int, workers: int) -> None:
-        """From the next step on the learning rate is `lr`'s, and epochs are counted for so many workers."""
+    def reschedule(self, lr: Schedule, steps_per_epoch: int, epoch_offset: int, workers: int) -> None:
+        """From the next step on, take the learning rate from `lr` and count epochs for `workers` workers."""
         self._lr = lr
-        self._shift = shift
+        self._epoch_offset = epoch_offset
         self._steps_per_epoch = steps_per_epoch
         self._workers = workers
 
@@ -177,11 +177,11 @@ class GradientSender:
         self._thread.join()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The memories of all segments, for a checkpoint: views, named by memory and tensor (psnode.records.layout)."""
+        """The memories of all segments, for a checkpoint: views, named by memory and tensor (psnode.records.state_names)."""
         return self._memories.state([coder for coders in self._coders for coder in coders])
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """By group what a push, or what is given back, changes of `state`."""
+        """The arrays of `state` that a push or a returned gradient changes, by group."""
         arrays = ([array for coder in coders for array in (*coder.state.values(), coder.codebook)] for coders in self._coders)
         return [[torch.from_numpy(array) for array in found] for found in arrays]
 

@@ -17,7 +17,7 @@ from torch import nn
 from psnode.errors import ConfigurationError, NonFiniteLossError
 from psnode.protocol.messages import unreportable
 from psnode.task import Batch, Task
-from psnode.tasks import names
+from psnode.tasks import tensor_names
 from psnode.tasks.device import autocast, to_device
 from psnode.worker.backward_hooks import BackwardWatch
 from psnode.worker.reached import Reach
@@ -48,7 +48,7 @@ def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 
 def whole(size: Any) -> int:
-    """The value that Task.size returned, as int: a whole number of any type. ConfigurationError if it is none."""
+    """The value that Task.size returned, as int: a whole number of any type. ConfigurationError for any other value."""
     try:
         if (found := int(size)) == size:
             return found
@@ -94,7 +94,7 @@ class Computation:
         self._unit = weight_unit
         self._reach = Reach(model.parameters(), _UNTRAINED)
         self._trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-        self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in names.parameters(model)]
+        self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in tensor_names.parameters(model)]
 
     def loss(self, batch: Batch, watch: AbstractContextManager[Any] | None) -> float:
         """The loss of the forward pass over `batch` that `run` would take in step 0, inside `watch`."""
@@ -159,7 +159,7 @@ class Computation:
         return None if self._unit is None else sum(map(self.size, batches))
 
     def share_of(self, loss: torch.Tensor, size: int, batches: int) -> torch.Tensor:
-        """The part of a batch's mean `loss` over `size` examples in that of a step of so many `batches`."""
+        """The contribution of a batch's mean `loss` over `size` examples to the loss of a step of `batches` batches."""
         if self._unit is not None:
             return loss * (size / self._unit)
         return loss / batches if batches > 1 else loss

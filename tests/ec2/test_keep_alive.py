@@ -1,4 +1,4 @@
-"""A job that is kept alive: what counts, what ends it, and what survives the death of the tool. The cluster is a stand-in."""
+"""A job that is kept alive: its limits, its ends, the state that survives the tool's death. The cluster is a stand-in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode_ec2 import cluster as module
 from psnode_ec2 import kept_job_record as record
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import cluster_of
-from psnode_ec2.errors import CapacityError, CapError, ConfigurationError, Ec2Error, GivenUpError
+from psnode_ec2.ec2_errors import CapacityError, CapError, Ec2Error, GivenUpError, SettingsError
 from psnode_ec2.keep_alive import keep_alive
 from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.reviving import Revival
@@ -58,7 +58,7 @@ class Cluster:
 
 
 class Desk:
-    """Settings with a state of their own, and a clock; pauses take their time there."""
+    """Settings with a state of their own, and a clock; pauses take their time on it."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.settings = Settings(name="alive", state_dir=folder, **more)
@@ -182,10 +182,10 @@ def test_a_start_that_is_refused_leaves_no_intention(desk: Desk) -> None:
     cluster = Cluster([])
 
     def start(charge: Charge) -> str:
-        raise ConfigurationError("run needs a complete cluster")
+        raise SettingsError("run needs a complete cluster")
 
     cluster.start = start  # type: ignore[method-assign]
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(SettingsError):
         desk.run(cluster)
     assert record.read(desk.settings) is None
 
@@ -200,7 +200,7 @@ def test_one_process_at_a_time_holds_it_and_death_lets_it_go(desk: Desk, tmp_pat
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigurationError, match="another run --keep-alive of this cluster"), record.held(desk.settings):
+        with pytest.raises(SettingsError, match="another run --keep-alive of this cluster"), record.held(desk.settings):
             pass
     finally:
         other.kill()
@@ -270,7 +270,7 @@ def test_who_stops_the_job_or_ends_nodes_ends_the_intention_and_ec2_does_not(
             module, "node_of", lambda each, workers, reason=reason: real({**each, "StateReason": {"Code": reason}}, workers)
         )
         assert work.was_stopped() == ""
-    # what it leaves itself it has not lost
+    # a file that it leaves itself is not lost
     monkeypatch.setattr(module, "node_of", real)
     work = Revival(cluster, settings, ["train", "--train-dir", "r"], synced=False, adopts=False)
     charge = Charge(["train", "--train-dir", "r"], False, 5, NOON.isoformat())

@@ -15,7 +15,7 @@ pytest.importorskip("boto3")
 xxhash = pytest.importorskip("xxhash")
 
 from psnode_ec2 import s3_checkpoints as s3  # noqa: E402
-from psnode_ec2.errors import ConfigurationError  # noqa: E402
+from psnode_ec2.ec2_errors import SettingsError  # noqa: E402
 from psnode_ec2.policies import policy  # noqa: E402
 from psnode_ec2.settings import Settings  # noqa: E402
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_delete
     assert order[-1] == "runs/a/checkpoints/latest"
     s3.bring_up(bucket, tmp_path, "runs/a", kept, over=False)
     assert len(order) == 6  # with two records; nothing again
-    # cut off in the middle of the second: the first is what a new master finds
+    # cut off in the middle of the second: a new master finds the first
     published(run, 20)
 
     def cut(name: str, content: bytes) -> None:
@@ -93,7 +93,7 @@ def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_delete
     s3.bring_up(s3.Bucket(URL), tmp_path, "runs/a", {}, over=False)
     assert {name.split("/")[3] for name in names(store) if "/step-" in name} == {"step-00000020"}
     assert s3.restore(elsewhere, URL, "runs/a") == "step-00000020"
-    assert s3.restore(elsewhere, URL, "runs/a") == ""  # it is there
+    assert s3.restore(elsewhere, URL, "runs/a") == ""  # it exists
     assert (elsewhere / "runs/a/checkpoints/latest").read_text() == "step-00000020\n"
     assert s3.restore(elsewhere, URL, "runs/b") == ""
 
@@ -171,10 +171,10 @@ def test_the_policy_lists_the_clusters_own_names_alone(ec2: Callable[..., Any]) 
 
 
 def test_a_place_without_a_way_to_it_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="checkpoints and instance_profile belong together"):
+    with pytest.raises(SettingsError, match="checkpoints and instance_profile belong together"):
         Settings(name="x", checkpoints="s3://bucket")
     for text in ("s3://", "bucket", "s3://Bucket", "s3://bucket/a//b", "s3://bucket/a b"):
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(SettingsError):
             Settings(name="x", checkpoints=text, instance_profile="nodes")
 
 

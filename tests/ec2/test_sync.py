@@ -1,4 +1,4 @@
-"""The user's code on the nodes: what goes there and what does not, and that the job runs in it."""
+"""The user's code on the nodes: the files that are copied and those that are not; the job runs in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.worktree import chosen, pack
 
 SOURCES = {"own.py": "print(1)", "models/net.py": "x = 1", "data.csv": "1,2", ".env.example": "TOKEN="}
@@ -50,7 +50,7 @@ def test_with_git_what_it_ignores_stays_here_and_secrets_that_it_tracks_too(tmp_
     (tree / "gone.py").unlink()
     taken, secret = chosen(tree, keyfile)
     wanted = {*SOURCES, ".gitignore", ".gitmodules", "new.py", "inner/lib.py", "inner/.gitignore", "inner/ignored.bin"}
-    # git's own rule: what was added in spite of .gitignore is tracked; data.csv was not
+    # git's own rule: a file added in spite of .gitignore is tracked; data.csv was not
     assert set(taken) == wanted - {"data.csv", "inner/ignored.bin"}
     assert secret == sorted(SECRETS)
     assert chosen(tree / "models", keyfile) == (["net.py"], [])
@@ -68,9 +68,9 @@ def test_links_go_as_links_unless_they_lead_out_and_the_key_never(tmp_path: Path
 def test_a_tree_of_data_is_refused_with_what_helps(tmp_path: Path, keyfile: Path) -> None:
     with (tmp_path / "weights").open("wb") as file:
         file.truncate(2 << 30)
-    with pytest.raises(ConfigurationError, match=r"is 2\.1 GB in 1 files, weights the largest: put data on the nodes with put"):
+    with pytest.raises(SettingsError, match=r"is 2\.1 GB in 1 files, weights the largest: put data on the nodes with put"):
         pack(tmp_path, tmp_path / "tar", keyfile)
-    with pytest.raises(ConfigurationError, match="is no folder"):
+    with pytest.raises(SettingsError, match="is no folder"):
         pack(tmp_path / "none", tmp_path / "tar", keyfile)
 
 
@@ -97,7 +97,7 @@ def test_the_job_runs_in_the_code_that_all_nodes_have_got(nodes: Any, tmp_path: 
     assert words[:5] == ["launch", "-n", "2", "--hostfile", "../hosts_address"]
     assert words[-3:] == ["own.py", "--lr", "1"]
     assert (nodes.home("master") / "where").read_text() == f"{code['master']}\n"
-    # what the job wrote stays, what is gone here goes there, a file may become a folder and the other way
+    # files of the job stay, files deleted here are deleted on the nodes, a file may become a folder and the other way
     grown(code["master"], {"runs/first/metrics.jsonl": "1"})
     for name in ("old/x.py", "was a file"):
         (tree / name).unlink()

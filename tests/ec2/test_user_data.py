@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from psnode_ec2.errors import ConfigurationError
-from psnode_ec2.requests import user_data
+from psnode_ec2.ec2_errors import SettingsError
+from psnode_ec2.instance_requests import user_data
 from psnode_ec2.settings import Settings
 
 # in a mount namespace of its own, with an /etc/systemd/system of its own
@@ -38,7 +38,7 @@ def test_without_a_limit_there_is_no_end() -> None:
     ("role", "settings", "ends"),
     [
         ("worker", {}, True),
-        ("master", {}, False),  # it holds what was trained
+        ("master", {}, False),  # it holds the trained weights
         ("master", {"nfs_ip_address": "10.0.0.9", "nfs_mount_point": "/mnt/s"}, True),
     ],
 )
@@ -104,7 +104,7 @@ done
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
 def test_a_node_ends_when_nothing_of_the_users_has_run_for_so_long(tmp_path: Path) -> None:
-    """Not while somebody is logged in, and not because of what this tool left running."""
+    """Not while a user is logged in, and not because of processes that this tool left running."""
     (tmp_path / "bin").mkdir()
     for name, text in (
         ("systemctl", ""),
@@ -130,5 +130,5 @@ def test_a_node_ends_when_nothing_of_the_users_has_run_for_so_long(tmp_path: Pat
 
 
 def test_idle_minutes_leave_time_for_setup() -> None:
-    with pytest.raises(ConfigurationError, match="idle_minutes must be 0, for never, or at least 5"):
+    with pytest.raises(SettingsError, match="idle_minutes must be 0, for never, or at least 5"):
         Settings(name="ends", idle_minutes=3)

@@ -6,7 +6,7 @@ from torch import nn
 
 from psnode.records.tensorfile import dump
 from psnode.records.weights import initialise
-from psnode.tasks.names import matched, plain
+from psnode.tasks.tensor_names import matched, plain
 
 
 class Around(nn.Module):
@@ -35,7 +35,7 @@ def parallel() -> nn.Module:
     return nn.DataParallel(compiled())
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile loads what is deprecated
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile loads deprecated modules
 FORMS = [plainly, compiled, inside, both, parallel]
 
 

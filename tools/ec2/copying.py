@@ -16,13 +16,13 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+import click
 
 from psnode_ec2.cluster import Node
-from psnode_ec2.errors import ConfigurationError, failure
-
-if TYPE_CHECKING:
-    from psnode_ec2.remote import Access
+from psnode_ec2.ec2_errors import SettingsError, failure
+from psnode_ec2.remote import Access
 
 
 class _Input(io.RawIOBase):
@@ -40,17 +40,34 @@ class _Input(io.RawIOBase):
             raise
 
 
+def put(way: Access, nodes: Sequence[Node], local: Path, remote: str) -> None:
+    """Copy a file or a folder to `remote` on every one of `nodes`. Raises RemoteError, SettingsError."""
+    if way.dry_run:
+        for node in nodes:
+            click.echo(f"would copy {local} to {way.target(node)}:{remote}")
+    else:
+        way.children.map(lambda node: send(way, node, local, remote), nodes)
+
+
+def get(way: Access, node: Node, remote: str, local: str) -> None:
+    """Copy a file or a folder from a node. Raises RemoteError, SettingsError."""
+    if way.dry_run:
+        click.echo(f"would copy {way.target(node)}:{remote} to {local}")
+    else:
+        fetch(way, node, remote, local)
+
+
 def send(way: Access, node: Node, local: Path, remote: str) -> None:
-    """Copy `local` to `remote` on `node`. Raises RemoteError, ConfigurationError if it cannot be read."""
+    """Copy `local` to `remote` on `node`. Raises RemoteError, SettingsError if it cannot be read."""
     name, folder = local.resolve().name, local.is_dir()
     if folder and (loop := _loop(local)):
-        raise ConfigurationError(f"{loop} is a link back to a folder that it is in, so that a copy has no end: remove it")
+        raise SettingsError(f"{loop} is a link back to a folder that it is in, so that a copy has no end: remove it")
     key = way.settings.keyfile
 
     def taken(member: tarfile.TarInfo) -> tarfile.TarInfo:
         path = local / member.name if folder else local
         if member.isreg() and path.samefile(key):
-            raise ConfigurationError(f"{path} is your private key, {key}, which stays on this machine: leave it out")
+            raise SettingsError(f"{path} is your private key, {key}, which stays on this machine: leave it out")
         return member
 
     line = way.line(node, _command("receive.sh", _from_home(remote), name, "folder" if folder else "file"))
@@ -63,7 +80,7 @@ def send(way: Access, node: Node, local: Path, remote: str) -> None:
             except BrokenPipeError:
                 pass  # it will have said why
             except OSError as error:
-                raise ConfigurationError(f"{error.filename or local} cannot be read: {error.strerror or error}") from error
+                raise SettingsError(f"{error.filename or local} cannot be read: {error.strerror or error}") from error
             finally:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
@@ -104,7 +121,7 @@ def _name(entry: os.DirEntry[str]) -> str:
 def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None:
     """Copy `remote` on `node` to `local`, or only `names` of that folder.
 
-    Raises RemoteError, ConfigurationError if that cannot be written.
+    Raises RemoteError, SettingsError if that cannot be written.
     """
     remote = _from_home(remote)
     name, damage = PurePosixPath(remote).name or node.name, ""
@@ -117,7 +134,7 @@ def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None
             except tarfile.TarError as error:
                 damage = f"what came was no whole archive: {error}"
             except OSError as error:
-                raise ConfigurationError(f"{error.filename or local} cannot be written: {error.strerror or error}") from error
+                raise SettingsError(f"{error.filename or local} cannot be written: {error.strerror or error}") from error
             finally:
                 process.stdout.close()
         if process.returncode != 0 or damage:
@@ -159,5 +176,5 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _from_home(remote: str) -> str:
-    """A shell of the node begins there."""
+    """The path relative to the home directory, where a shell of the node begins."""
     return "" if remote == "~" else remote.removeprefix("~/")

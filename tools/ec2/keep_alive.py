@@ -2,7 +2,7 @@
 
 The loop cannot run wild: a launch obeys max_instances and max_hourly_price as every launch does, restarts are counted in a file
 that outlives this process, nodes that are started later live no longer than max_hours after the beginning, three restarts without
-a newer checkpoint end it, and nothing is started again once somebody has stopped the job or ended nodes of it.
+a newer checkpoint end it, and nothing is started again once a user has stopped the job or ended nodes of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from psnode_ec2 import kept_job_record as record
 from psnode_ec2.cloud import Cloud, progress
-from psnode_ec2.errors import CapacityError, ConfigurationError, Ec2Error, GivenUpError, RemoteError
+from psnode_ec2.ec2_errors import CapacityError, Ec2Error, GivenUpError, RemoteError, SettingsError
 from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.settings import Settings
 
@@ -23,22 +23,22 @@ _FRUITLESS = 3  # restarts without a newer checkpoint
 
 
 class Work(Protocol):
-    """What is done with the cluster for the loop."""
+    """The actions of the loop on the cluster."""
 
     def follow(self, job: str) -> int | None:
         """The code of the job, when it has ended; None if it is lost with its master."""
 
     def was_stopped(self) -> str:
-        """Who has ended the job or its nodes on purpose, if anybody."""
+        """The reason if the job or its nodes were ended on purpose, else empty."""
 
     def newest(self) -> str:
         """The newest checkpoint that can be gone on from, "" if none is known."""
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """End the nodes that EC2 wants back, or all, when what only they hold was fetched."""
+        """Fetch everything that only these nodes hold, then end them: those that EC2 wants back, or all."""
 
     def complete(self, charge: Charge, max_hours: int) -> None:
-        """Launch what is missing, and set it up."""
+        """Launch the missing nodes, and set them up."""
 
     def start(self, charge: Charge) -> str:
         """Start the job, from its newest checkpoint if there is one; returns its folder."""
@@ -51,7 +51,7 @@ def _moment() -> datetime.datetime:
 def keep_alive(
     charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime] = _moment
 ) -> int:
-    """Follow the job to its end, through all restarts; returns its code. Raises GivenUpError, ConfigurationError."""
+    """Follow the job to its end, through all restarts; returns its code. Raises GivenUpError, SettingsError."""
     if not charge.job and not charge.used:
         _begin(charge, settings, work)
     while True:
@@ -74,7 +74,7 @@ def _ended_by(settings: Settings, work: Work) -> str:
 def _begin(charge: Charge, settings: Settings, work: Work) -> None:
     try:
         charge.job = work.start(charge)
-    except (ConfigurationError, RemoteError):
+    except (SettingsError, RemoteError):
         record.forget(settings)
         raise
     record.write(settings, charge)
@@ -103,7 +103,7 @@ def _again(charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Ca
             charge.job = work.start(charge)
             record.write(settings, charge)
             return
-        except (ConfigurationError, GivenUpError):
+        except (SettingsError, GivenUpError):
             raise
         except Ec2Error as error:
             everything = isinstance(error, CapacityError)

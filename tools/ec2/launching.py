@@ -1,50 +1,23 @@
-"""Launch: complete the cluster that is there, or start it where there is room; all reading comes before any change."""
+"""Launch: complete an existing cluster, or start one where there is room; all reading comes before any change."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.costs import Standing, most_per_hour
-from psnode_ec2.errors import ConfigurationError, DeadlineError, Ec2Error, NodeLostError, OthersError
+from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, NodeLostError, OthersError, SettingsError
+from psnode_ec2.instance_requests import find_image
 from psnode_ec2.keys import check_key, public_key
-from psnode_ec2.places import Place, architecture_of, by_market, places
-from psnode_ec2.requests import Image, find_image
+from psnode_ec2.places import architecture_of, by_market, places
+from psnode_ec2.provisioning import LaunchPlan, start_missing
 from psnode_ec2.resources import let_in, own_range, volumes_of
 from psnode_ec2.settings import Settings
-from psnode_ec2.starting import start_missing
 from psnode_ec2.wait_for_cluster import end_superfluous, wait
 
 _ROUNDS = 8  # plans that a launch makes while others change the same cluster
-
-
-@dataclass(frozen=True)
-class LaunchPlan:
-    """Plan of a launch: the number of missing nodes, their places, and the largest cost of an hour of the whole."""
-
-    nodes: list[Node]
-    missing: dict[str, int]  # by role
-    places: list[Place]
-    image: Image
-    public: str
-    ssh_from: str
-    most_per_hour: float
-    max_hours: int
-    idle: str = ""
-
-    def __str__(self) -> str:
-        new = " and ".join(f"{count} {role}{'s' if count > 1 else ''}" for role, count in self.missing.items() if count)
-        price = f"the whole cluster costs at most {self.most_per_hour:.2f} USD an hour"
-        end = (
-            f"every node ends itself after {self.max_hours} h, with its volume and what was trained on it"
-            if self.max_hours
-            else ""
-        )
-        start = f"start {new}: {self.places[0]}, {self.image.name}"
-        return "; ".join(part for part in (start, price, end, self.idle) if part)
 
 
 def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None]) -> list[Node]:
@@ -83,22 +56,22 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
 
 
 def make_plan(cluster: Cluster, settings: Settings) -> LaunchPlan:
-    """Make the plan of missing nodes and their places. Raises ConfigurationError and its kinds, before anything is
+    """Make the plan of missing nodes and their places. Raises SettingsError and its kinds, before anything is
     changed.
     """
     cloud = cluster.cloud
     key = public_key(settings.keyfile)
     nodes = cluster.nodes()
     if stopped := [node.id for node in nodes if node.state in ("stopping", "stopped")]:
-        raise ConfigurationError(f"{', '.join(stopped)} of this cluster is stopped: start it in the console, or run shutdown")
+        raise SettingsError(f"{', '.join(stopped)} of this cluster is stopped: start it in the console, or run shutdown")
     have = {role: sum(node.role == role for node in nodes) for role in ("worker", "master")}
     if have["worker"] > settings.n_workers:
-        raise ConfigurationError(
+        raise SettingsError(
             f"the cluster has {have['worker']} workers, and n_workers is {settings.n_workers}: raise it, or run shutdown first"
         )
     if have["master"] > 1:
         masters = " and ".join(node.id for node in nodes if node.role == "master")
-        raise ConfigurationError(f"the cluster has {have['master']} masters, {masters}: end one in the console, or run shutdown")
+        raise SettingsError(f"the cluster has {have['master']} masters, {masters}: end one in the console, or run shutdown")
     check_key(cluster, settings, key, nodes)
     where = by_market(cloud, settings, places(cloud, settings, only=nodes[0].zone if nodes else ""))
     types = [settings.master_type] + settings.n_workers * [settings.worker_type]

@@ -1,10 +1,11 @@
 """Runs on the master, as a file of its own: keeps the checkpoints of the runs below DIR in a bucket, and brings them back.
 
-In the bucket a run looks as on disk. Of a checkpoint the manifest is written last, then the run's records, then `latest`: whoever
-reads `latest` finds all that it names, also when a node is taken away in the middle. What the run has deleted goes there too,
-when a newer one is complete. The credentials are those of the node's instance profile; boto3 finds them.
+In the bucket a run looks as on disk. Of a checkpoint the manifest is written last, then the run's records, then `latest`: a
+reader of `latest` finds all that it names, even if a node is taken away in the middle. Checkpoints that the run has
+deleted are deleted in the bucket as well, when a newer one is complete. The credentials are those of the node's instance profile;
+boto3 finds them.
 
-    python s3_checkpoints.py keep DIR s3://BUCKET/PREFIX [SECONDS]    until no job runs and all is there; looks every 5 s
+    python s3_checkpoints.py keep DIR s3://BUCKET/PREFIX [SECONDS]    until no job runs and all is uploaded; looks every 5 s
     python s3_checkpoints.py restore DIR s3://BUCKET/PREFIX RUN       prints the checkpoint's name if one was fetched
 """
 
@@ -29,7 +30,7 @@ _PASSED_BY = ("checkpoints", "jobs")
 _SLOWEST = 60.0  # seconds between tries that fail
 
 
-class Bucket:
+class ClusterPrefix:
     """The part of a bucket that belongs to one cluster."""
 
     def __init__(self, url: str) -> None:
@@ -62,13 +63,13 @@ class Bucket:
 
 
 def keep(root: Path, url: str, seconds: float) -> None:
-    """Bring every checkpoint up as it is published, until no job runs and everything is there. One process at a time."""
+    """Bring every checkpoint up as it is published, until no job runs and everything is uploaded. One process at a time."""
     kept: dict[str, tuple[str, bytes]] = {}
     pause = seconds
     while True:
         over = not job_runs(root)
         try:
-            bucket = Bucket(url)
+            bucket = ClusterPrefix(url)
             for run in runs(root):
                 bring_up(bucket, root, run, kept, over=over)
             if over:
@@ -89,7 +90,7 @@ def runs(root: Path) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _PASSED_BY]
 
 
-def bring_up(bucket: Bucket, root: Path, run: str, kept: dict[str, tuple[str, bytes]], *, over: bool) -> None:
+def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[str, bytes]], *, over: bool) -> None:
     """The newest checkpoint of a run, if the bucket has not got it, and the run's records with it, or when the job is over."""
     folder = root / run
     step = (folder / "checkpoints" / "latest").read_text().strip()
@@ -123,7 +124,7 @@ def bring_up(bucket: Bucket, root: Path, run: str, kept: dict[str, tuple[str, by
         note(root, f"{run}: {step} is kept")
 
 
-def clear(bucket: Bucket, folder: Path, run: str, newest: str) -> None:
+def clear(bucket: ClusterPrefix, folder: Path, run: str, newest: str) -> None:
     """Delete checkpoints that the run has not any more, each beginning with its manifest."""
     names = [name for name in bucket.names(f"{run}/checkpoints/") if _STEP.fullmatch(step_of(name, run))]
     there = {path.name for path in (folder / "checkpoints").iterdir()}
@@ -137,11 +138,11 @@ def step_of(name: str, run: str) -> str:
 
 
 def restore(root: Path, url: str, run: str) -> str:
-    """Fetch the newest checkpoint of a run and its records, unless what is here is as new; returns its name, or nothing.
+    """Fetch the newest checkpoint of a run and its records, unless the local copy is as new; returns its name, or nothing.
 
     It is verified by its manifest before it gets its name. Raises ValueError if it is damaged.
     """
-    bucket, folder = Bucket(url), root / run
+    bucket, folder = ClusterPrefix(url), root / run
     if f"{run}/checkpoints/latest" not in bucket.names(f"{run}/checkpoints/latest"):
         return ""
     step = bucket.read(f"{run}/checkpoints/latest").decode().strip()

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.copying import put
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.exports import train_dir
 from psnode_ec2.remote import Access
 
@@ -17,13 +18,11 @@ _LAST_SECONDS = 600  # for the last checkpoint to be brought up
 def bring_back(way: Access, command: Sequence[str], where: str) -> None:
     """Fetch to the master the newest checkpoint of the run that `command` resumes in the folder `where`, unless it has it.
 
-    Raises ConfigurationError, RemoteError.
+    Raises SettingsError, RemoteError.
     """
     run = PurePosixPath(where, train_dir(command))
     if run.is_absolute() or ".." in run.parts:
-        raise ConfigurationError(
-            f"--train-dir {train_dir(command)} is not below remote_dir, whose runs go to {way.settings.store}"
-        )
+        raise SettingsError(f"--train-dir {train_dir(command)} is not below remote_dir, whose runs go to {way.settings.store}")
     _put(way)
     step = way.script(way.master, "restore.sh", *_words(way), str(run))
     if step:
@@ -37,14 +36,14 @@ def keep(way: Access) -> None:
 
 
 def wait(way: Access) -> None:
-    """Wait until everything is kept, and say what became of it."""
+    """Wait until everything is kept, and report the result."""
     said = way.script(way.master, "kept.sh", way.settings.remote_dir, str(_LAST_SECONDS)).strip()
     if said:
         progress(f"{way.settings.store}: {said.partition(' ')[2]}")
 
 
 def _put(way: Access) -> None:
-    way.put([way.master], Path(__file__).with_name(_PROGRAM), f"{way.settings.remote_dir}/")
+    put(way, [way.master], Path(__file__).with_name(_PROGRAM), f"{way.settings.remote_dir}/")
 
 
 def _words(way: Access) -> tuple[str, str, str]:

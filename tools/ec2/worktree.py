@@ -1,4 +1,4 @@
-"""The user's own code on the nodes: a work tree packed once, by git's rules where git is there, and unpacked on every node."""
+"""The user's own code on the nodes: a work tree packed once, by git's rules if git is installed, unpacked on every node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.copying import send_stream
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.remote import Access
 
 CODE = "code"  # the folder in remote_dir where it lies, and where the job runs
@@ -32,17 +32,17 @@ _HEAD = 256  # bytes of a file in which a key would say that it is one
 
 
 def pack(tree: Path, archive: Path, keyfile: Path) -> None:
-    """Write a tar of what of `tree` the nodes are to have. What is left out since it looks like a secret is named.
+    """Write a tar of the files of `tree` for the nodes. Files left out since they look like secrets are named.
 
-    Raises ConfigurationError.
+    Raises SettingsError.
     """
     if not tree.is_dir():
-        raise ConfigurationError(f"--sync {tree} is no folder: name the one that holds your code")
+        raise SettingsError(f"--sync {tree} is no folder: name the one that holds your code")
     names, secret = chosen(tree, keyfile)
     size = sum((tree / name).lstat().st_size for name in names)
     if size > _MOST_BYTES:
         largest = max(names, key=lambda name: (tree / name).lstat().st_size)
-        raise ConfigurationError(
+        raise SettingsError(
             f"--sync {tree} is {size / 1e9:.1f} GB in {len(names)} files, {largest} the largest: put data on the nodes with put "
             "or a shared directory, and name them in .gitignore"
         )
@@ -51,7 +51,7 @@ def pack(tree: Path, archive: Path, keyfile: Path) -> None:
             for name in names:
                 tar.add(tree / name, f"./{name}", recursive=False)
     except OSError as error:
-        raise ConfigurationError(f"{error.filename or tree} cannot be read: {error.strerror or error}") from error
+        raise SettingsError(f"{error.filename or tree} cannot be read: {error.strerror or error}") from error
     if secret:
         shown = ", ".join(secret[:5]) + (f" and {len(secret) - 5} more" if len(secret) > 5 else "")
         progress(f"left out, for they look like secrets: {shown}")
@@ -61,7 +61,7 @@ def pack(tree: Path, archive: Path, keyfile: Path) -> None:
 def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
     """The files and links to copy, sorted, and those that look like secrets.
 
-    In git's work tree what it tracks, and what it does not ignore; elsewhere everything but environments and caches.
+    In a git work tree the files that git tracks or does not ignore; elsewhere everything except environments and caches.
     """
     taken, secret = list[str](), list[str]()
     for name in sorted(set(_from_git(tree) if _is_tracked(tree) else _all(tree))):
@@ -78,9 +78,9 @@ def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
 
 
 def put_code(way: Access, archive: Path) -> None:
-    """Unpack the archive on all nodes: what came from an earlier one and is not in it goes, all else stays.
+    """Unpack the archive on all nodes: files of an earlier archive that are not in it are deleted, all else stays.
 
-    Raises RemoteError, with code 2 if a job runs there.
+    Raises RemoteError, with code 2 if a job runs on them.
     """
     if way.dry_run:
         for node in way.nodes:
@@ -136,7 +136,7 @@ def _is_secret(path: Path, name: str, keyfile: Path) -> bool:
         with path.open("rb") as file:
             return _PRIVATE in file.read(_HEAD) or (keyfile.exists() and path.samefile(keyfile))
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.base import RandomSource
 from psnode.codecs.kernels.finite import all_finite
 from psnode.exchange.shard.aggregator import Aggregator
-from psnode.exchange.shard.pushes import Part
+from psnode.exchange.shard.pushes import MeasuredPayload
 from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Group, Plan, Segment
 
@@ -20,8 +20,8 @@ from psnode.plan.groups import Group, Plan, Segment
 class Arithmetic(Protocol):
     """The sums of all groups, zeros at first, and the optimizer. Called in lanes: for a group by one thread at a time."""
 
-    def add(self, part: Part, weight: float) -> None:
-        """Add what a part of a push decodes to, times `weight`."""
+    def add(self, part: MeasuredPayload, weight: float) -> None:
+        """Add the decoded part of a push, times `weight`."""
 
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
         """Add a payload that was not measured, times `weight`. CodecError."""
@@ -42,7 +42,7 @@ class Arithmetic(Protocol):
         """Have the group's sum be 0."""
 
     def update(self, group: Group, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """One optimizer step with the gradient factor * sum, which is 0 behind it: as of Parameters.update."""
+        """One optimizer step with the gradient factor * sum; resets the sum to 0. See Parameters.update."""
 
 
 class HostArithmetic:
@@ -52,7 +52,7 @@ class HostArithmetic:
         self._codecs, self._aggregator, self._parameters = codecs, aggregator, parameters
         self._sum = np.zeros(plan.size, np.float32)
 
-    def add(self, part: Part, weight: float) -> None:
+    def add(self, part: MeasuredPayload, weight: float) -> None:
         segment, payload, measured = part
         self._aggregator.add_measured(self._codecs[segment.index], payload, measured, self._of(segment), weight)
 

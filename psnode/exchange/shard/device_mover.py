@@ -10,6 +10,7 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.device.protocols import Change, DeviceEncoder
 from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.payload import assemble
 from psnode.codecs.rng import Key
 from psnode.exchange.update.device_copies import told
 from psnode.plan.groups import Group, Segment
@@ -18,8 +19,8 @@ from psnode.plan.groups import Group, Segment
 class DeviceMover:
     """x and y on a device, flat, the copies of others: Mover, with the host's bits.
 
-    `encoders` and `changes`: of the segments, by number, that are coded there, and of those whose payloads are decoded there. Of
-    others the difference comes to the host, or y, to be changed by what the host decodes.
+    `encoders` and `changes`: of the segments, by number, that are coded on the device, and of those whose payloads are decoded on
+    it. For others the difference comes to the host, or y does, and the host changes it.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class DeviceMover:
         x, y = (vector[segment.start : segment.stop] for vector in (self._x, self._y))
         encoder, change = self._encoders.get(segment.index), self._changes.get(segment.index)
         if encoder is not None:
-            payload = codec.assembled(segment.shape, key, lambda words, body: _code(encoder, x, y, words, body), out)
+            payload = assemble(codec, segment.shape, key, lambda words, body: _code(encoder, x, y, words, body), out)
         else:
             difference = (x - y).cpu().numpy().reshape(segment.shape)
             payload = codec.encode(difference, key, out=out)

@@ -20,7 +20,7 @@ from psnode.plan.part import PlanPart
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
-from psnode.records import layout
+from psnode.records import state_names
 
 _IDENTITY = get_codec("identity")
 _PURPOSE = "downlink"
@@ -55,7 +55,7 @@ class HostMover:
 
 
 class Downlink:
-    """Keeps y, what every worker holds of the weights of `part`, and moves it towards x.
+    """Keeps y, the weights of `part` that every worker holds, and moves it towards x.
 
     Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
     contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
@@ -63,7 +63,7 @@ class Downlink:
     is y as it began. `heirs`: by group the ranks to which this one sends it; the `recipients` are those of them that get new
     versions, at first all.
 
-    What a codec misses comes steps later, so that y lags behind x. With a `lead` y moves towards x + lead (x - x before the
+    The error of a codec is sent in later steps, so y lags x. With a `lead` y moves towards x + lead (x - x before the
     update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.
     """
 
@@ -87,7 +87,7 @@ class Downlink:
         self.recipients = {group: tuple(ranks) for group, ranks in heirs.items()}
         self._seed = seed
         self._frames = OutgoingFrames(link)
-        self._places = layout.places(part.own)
+        self._places = state_names.places(part.own)
         self._aim = np.empty_like(weights) if self.lead else weights  # between hold and send: x before the update
         self.mover: Mover = HostMover(self._aim, self.replica, max((segment.size for segment in part.own.segments), default=0))
 
@@ -102,7 +102,7 @@ class Downlink:
         return self.replica is not self._x
 
     def state(self) -> dict[str, torch.Tensor]:
-        """y by tensor, for a checkpoint: views, named as psnode.records.layout says; empty where y is x."""
+        """y by tensor, for a checkpoint: views, named as psnode.records.state_names says; empty where y is x."""
         if not self.differs:
             return {}
         return {f"replica/{name}": torch.from_numpy(self.replica[where]) for name, where in self._places.items()}

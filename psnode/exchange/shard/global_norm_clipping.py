@@ -19,7 +19,7 @@ from typing import NamedTuple
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.dots import inner_products
 from psnode.errors import CheckpointError
-from psnode.records.history import Added
+from psnode.records.history import AddedGradient
 
 _EPSILON = 1e-6
 _FACT = "gradient_norm"  # of a checkpoint's manifest
@@ -28,7 +28,7 @@ _FACT = "gradient_norm"  # of a checkpoint's manifest
 class Summed(NamedTuple):
     """The sum of a closed round: the pushes in it, the factor that makes it the gradient, and its ranges without a gradient."""
 
-    added: tuple[Added, ...]
+    added: tuple[AddedGradient, ...]
     factor: float
     idle: list[slice]
 
@@ -50,7 +50,7 @@ class GlobalNorm:
         self._found: dict[int, tuple[Summed, float]] = {}
 
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
-        """Take the sum of a group; returns those that can be moved now, clipped: this one, or all once the last one is there."""
+        """Take the sum of a group; returns those that can be moved now, clipped: this one, or all once the last one has come."""
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:
             estimate = self._estimate
@@ -70,7 +70,7 @@ class GlobalNorm:
         return {} if self._estimate is None else {_FACT: self._estimate}
 
     def take_up(self, facts: Mapping[str, object]) -> None:
-        """Go on from the facts of a checkpoint. CheckpointError if the estimate is none."""
+        """Continue from the facts of a checkpoint. CheckpointError if the estimate is not valid."""
         found = facts.get(_FACT)
         if found is None or not self._estimated:
             return

@@ -4,7 +4,7 @@ The pushes of a group are kept, coded, until its round closes. Each is then adde
 
     factor = min(1, m / ||push||)        m: the lower median of the norms of the round's pushes
 
-so that of four pushes two, and of five three, are added whole. The lower median is a norm that somebody pushed: while liars
+so that of four pushes two, and of five three, are added whole. The lower median is the norm of some push: while liars
 are at most half of the round, m is at most the largest norm of an honest push. The part clipped away is the worker's again: it is
 told the factor and adds 1 - factor times its push to its residual, if it has one.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from psnode.codecs import Codec
 from psnode.codecs.kernels.dots import inner_products
-from psnode.exchange.shard.pushes import Part, Push
+from psnode.exchange.shard.pushes import MeasuredPayload, Push
 from psnode.protocol.wire import Frame
 
 
@@ -52,7 +52,7 @@ class Clipping:
         norm = abs(weight) * math.sqrt(sum(map(self._energy, push.parts)))
         self._held[frame.group].append(Held(frame, push, weight, norm))
 
-    def _energy(self, part: Part) -> float:
+    def _energy(self, part: MeasuredPayload) -> float:
         """Sum of the squares of the decoded values; a measured norm may be larger."""
         decoded = self._codecs[part.segment.index].decode(part.payload).reshape(-1)
         return float(inner_products(decoded, decoded)[1])

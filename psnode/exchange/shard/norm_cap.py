@@ -7,8 +7,8 @@ loss, and one hard example has plenty (docs/decisions/norm-cap.md has the figure
     u / 2        u: the median over the workers of the largest of the last 100 norms of each
     w            the median over the other workers of their latest norms: a rise that all see is no worker's fault
 
-Medians are the lower ones, so that one of two workers, or of four, moves none of them by itself; so norms count whether the push
-was accepted or not, and what most workers have met once is usual. Norms of zero say nothing and are passed over.
+Medians are the lower ones, so that one of two workers, or of four, cannot move them by itself; so norms count whether the push
+was accepted or not, and a norm that most workers have met once is usual. Norms of zero say nothing and are passed over.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 
 from psnode.errors import CheckpointError
 from psnode.plan.part import PlanPart
-from psnode.records import layout
+from psnode.records import state_names
 from psnode.records.checkpoint import NORMS, Checkpoint
 
 RECENT = 25
 WINDOW = 100
 SHARE = 0.5
-WHOLE = layout.WHOLE
-LARGEST = layout.LARGEST
+WHOLE = state_names.WHOLE
+LARGEST = state_names.LARGEST
 
 
 class Norms:
@@ -65,7 +65,7 @@ class Norms:
                 known.pop(rank, None)
 
     def renew(self) -> None:
-        """Have `usual` follow what was noted: at the end of a round."""
+        """Compute `usual` from the norms noted: at the end of a round."""
         self.usual = self._reference()
 
     def _reference(self) -> float | None:
@@ -75,13 +75,13 @@ class Norms:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The lower median; None of nothing."""
+    """The lower median; None if there are no values."""
     return sorted(values)[(len(values) - 1) // 2] if values else None
 
 
 def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPart) -> dict[str, torch.Tensor]:
-    """Norms for a checkpoint: of each group of `part`, named RANK/RANGE (psnode.records.layout); of whole gradients, RANK/whole;
-    and the largest that was ever accepted.
+    """Norms for a checkpoint: of each group of `part`, named RANK/RANGE (psnode.records.state_names); of whole gradients,
+    RANK/whole; and the largest that was ever accepted.
     """
     named = [*((where, groups[group]) for group, where in _ranges(part).items() if group in groups), (WHOLE, whole)]
     found = {
@@ -97,7 +97,7 @@ def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int
     """
     groups: dict[str, dict[int, list[float]]] = {}
     largest = 0.0
-    for name, values in layout.state_of(found, NORMS).items() if found is not None and found.has(NORMS) else ():
+    for name, values in state_names.state_of(found, NORMS).items() if found is not None and found.has(NORMS) else ():
         rank, _, where = name.partition("/")
         numbers = values.double().tolist() if (rank.isdecimal() or name == LARGEST) and values.dim() == 1 else []
         if not numbers or not all(0 < number < math.inf for number in numbers):
@@ -113,7 +113,9 @@ def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int
 
 def _ranges(part: PlanPart) -> dict[int, str]:
     """By group the name by which another plan knows it."""
-    return dict(zip(part.groups, layout.ranges(part.whole, [part.whole.groups[index] for index in part.groups]), strict=True))
+    return dict(
+        zip(part.groups, state_names.ranges(part.whole, [part.whole.groups[index] for index in part.groups]), strict=True)
+    )
 
 
 def _added_up(groups: Iterable[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:

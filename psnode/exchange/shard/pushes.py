@@ -19,7 +19,7 @@ from psnode.protocol import wire
 from psnode.protocol.wire import Flag, Frame
 
 
-class Part(NamedTuple):
+class MeasuredPayload(NamedTuple):
     """A segment's payload, and the result of `Codec.measure`: its norm, and how to add it."""
 
     segment: Segment
@@ -28,11 +28,11 @@ class Part(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A worker's gradient of a group. `norm`: of all parts together, as of Measured; `absent`: tensors that had no gradient;
+    """A worker's gradient of a group. `norm`: of all parts together, see Measured; `absent`: tensors that had no gradient;
     `counts_as`: how many gradients of the usual weight it stands for in the mean."""
 
     norm: float
-    parts: tuple[Part, ...]
+    parts: tuple[MeasuredPayload, ...]
     absent: frozenset[int]
     counts_as: float = 1.0
 
@@ -52,7 +52,7 @@ class Reader:
         self._rooms = threading.local()
 
     def read(self, group: Group, frame: Frame) -> Push:
-        """All of a frame, which must live as long as the push is used. PayloadError or WireError if a part of it is none."""
+        """All of a frame, which must live as long as the push is used. PayloadError or WireError if a part of it is not valid."""
         absent = frozenset[int]()
         marked = Flag.PARTIAL in frame.flags
         weighed = Flag.WEIGHED in frame.flags
@@ -67,7 +67,7 @@ class Reader:
         for segment, body in zip(group.segments, bodies, strict=True):
             payload = self._payload(segment, body, group, frame)
             there = room[segment.start - group.start : segment.stop - group.start]
-            parts.append(Part(segment, payload, self._codecs[segment.index].measure(payload, there)))
+            parts.append(MeasuredPayload(segment, payload, self._codecs[segment.index].measure(payload, there)))
         return Push(math.sqrt(sum(part.measured.norm**2 for part in parts)), tuple(parts), absent, count)
 
     def _payload(self, segment: Segment, body: wire.Bytes, group: Group, frame: Frame) -> Payload:
@@ -88,7 +88,7 @@ class Reader:
         return payload
 
     def _room(self, size: int) -> Floats:
-        """Memory of this thread for `size` values. Untouched until a codec decodes there."""
+        """Memory of this thread for `size` values. Untouched until a codec decodes into it."""
         room: Floats | None = getattr(self._rooms, "values", None)
         if room is None or room.size < size:
             self._rooms.values = room = np.empty(size, np.float32)

@@ -17,6 +17,7 @@ from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.device.spectral import SpectralEncoder, svd_of
 from psnode.codecs.lowrank import randomised
+from psnode.codecs.payload import assemble
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 
@@ -54,7 +55,7 @@ def on_device(codec: Codec, x: Floats, key: Key = KEY) -> tuple[Payload, Floats]
         assert encoder.is_finite
         return encoder.take(body)
 
-    payload = codec.assembled(x.shape, key, write)
+    payload = assemble(codec, x.shape, key, write)
     return Payload.from_bytes(payload.to_bytes()), values.numpy().reshape(x.shape)
 
 
@@ -73,7 +74,7 @@ def test_any_shape_is_coded_as_on_the_host_and_the_error_is_what_the_payload_lac
     decoded, host = codec.decode(payload), codec.encode(x, KEY)
     assert payload.nbytes <= codec.max_nbytes(shape)
     assert error.tobytes() == (x - decoded).tobytes() if x.size else not payload.body.size
-    if "+" not in spec:  # behind svd a number near the middle of two levels may take either
+    if "+" not in spec:  # after svd a number near the middle of two levels may take either
         assert payload.nbytes == host.nbytes
         assert payload.body[:8].tobytes() == host.body[:8].tobytes()
         assert distance(decoded, codec.decode(host)) <= 1e-5
@@ -166,7 +167,7 @@ def test_only_svd_and_chains_behind_it_are_spectral() -> None:
     assert svd_of(get_codec("svd+qsgd").contractive()) is None
 
 
-# What comes to the host
+# Values that come to the host
 
 
 class Crossings:

@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
-    monkeypatch.setattr("psnode.worker.startup.choose_device", lambda enable_gpu, rank=0: CPU)
+    monkeypatch.setattr("psnode.worker.handshake.choose_device", lambda enable_gpu, rank=0: CPU)
     (tmp_path / "cache").mkdir()
     return install(monkeypatch, tmp_path / "cache")
 
@@ -82,7 +82,7 @@ def test_training_on_a_device_gives_the_weights_and_residuals_of_the_host(
 def test_weights_that_are_changed_on_the_device_alone_are_those_of_the_host(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """The model looks at memory of its own, hashed at every step; of what is changed there the host keeps nothing."""
+    """The model looks at memory of its own, hashed at every step; the host keeps no values that are changed on the device."""
     assert run(Config(train_dir=tmp_path / "host", **SETTINGS, **settings)) == 0
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     assert run(Config(train_dir=tmp_path / "device", enable_gpu=True, hash_every=1, **SETTINGS, **settings)) == 0
@@ -147,7 +147,7 @@ def test_atomo_is_coded_there_without_cupy_and_every_worker_keeps_the_weights_of
             coded.append(self._shape)
             return super().take(out)
 
-    monkeypatch.setattr("psnode.worker.startup.choose_device", lambda enable_gpu, rank=0: CPU)
+    monkeypatch.setattr("psnode.worker.handshake.choose_device", lambda enable_gpu, rank=0: CPU)
     install(monkeypatch, tmp_path)
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr("psnode.codecs.device.contractive_forms.SpectralEncoder", Counted)

@@ -12,12 +12,12 @@ from typing import Any
 from psnode.config.plain_json import to_json
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import ENDED, Cluster
-from psnode_ec2.errors import ConfigurationError, OthersError, SpentTokenError, TakenTokenError
+from psnode_ec2.ec2_errors import OthersError, SettingsError, SpentTokenError, TakenTokenError
 from psnode_ec2.places import Place
 from psnode_ec2.settings import Settings
 
 _UNSHOWN = 4  # looks for instances of another launch; one that is not shown then has ended more than an hour ago
-_LIVES = 100  # so many times all nodes of a role may end and be started anew within the day that EC2 remembers a token
+_LIVES = 100  # times that all nodes of a role may end and be started anew within the day that EC2 remembers a token
 _PUBLISHERS = {
     "ubuntu": ("099720109477", "ubuntu/images/hvm-ssd*/ubuntu-*-server-*"),
     "deep-learning": ("amazon", "Deep Learning OSS Nvidia Driver AMI GPU PyTorch * (Ubuntu *)*"),
@@ -39,7 +39,7 @@ class Common:
 def start(
     cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
 ) -> set[str]:
-    """Start `count` nodes of `role`, all or none of them; returns their ids.
+    """Start exactly `count` nodes of `role`, or raise; returns their ids.
 
     A call that is made again, because the result of the first one is unknown, finds its instances. So does another
     launch with the same `moment`, which then raises OthersError. If those have ended since, more are started.
@@ -62,7 +62,7 @@ def start(
 def request(
     cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
 ) -> dict[str, Any]:
-    """RunInstances for `count` nodes of `role`, all or none of them.
+    """RunInstances for exactly `count` nodes of `role`.
 
     The client token is made of the cluster, the role, the place and `moment`: of launches that see the same cluster EC2 then
     listens to one, even while it does not show that one's instances yet.
@@ -78,7 +78,7 @@ def request(
         "Placement": {"GroupName": common.placement} if common.placement else {},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "UserData": user_data(settings, role),
-        # version 2 of the metadata service alone, and not for containers behind another hop
+        # version 2 of the metadata service alone, and not for containers one hop further
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "BlockDeviceMappings": [_root_volume(common.image, settings)],
         "TagSpecifications": [
@@ -145,7 +145,7 @@ class Image:
 
 
 def find_image(cloud: Cloud, image_id: str, architecture: str) -> Image:
-    """The image that `image_id` stands for. Raises ConfigurationError if there is none for `architecture`."""
+    """The image that `image_id` stands for. Raises SettingsError if there is none for `architecture`."""
     if image_id in _PUBLISHERS:
         owner, pattern = _PUBLISHERS[image_id]
         values = {"name": pattern, "architecture": architecture, "state": "available", "virtualization-type": "hvm"}
@@ -157,7 +157,7 @@ def find_image(cloud: Cloud, image_id: str, architecture: str) -> Image:
     if image_id == "ubuntu":
         fitting = [image for image in fitting if (match := _LTS.search(image["Name"])) and int(match[1]) % 2 == 0]
     if not fitting:
-        raise ConfigurationError(
+        raise SettingsError(
             f"image_id {image_id}: no image for {architecture} in this region: name an ami-... that fits the types"
         )
     image = max(fitting, key=lambda image: (_version(image["Name"]), image["CreationDate"], image["Name"]))
