@@ -201,6 +201,7 @@ TABLE: Mapping[str, str] = {
     "exchange/receiver.py": f"exchange/test_receiver.py worker/test_first_use.py {_JOBS} {_KILLED} mpi/test_overlap.py",
     "exchange/segment_coder.py": f"exchange/test_segment_coder.py exchange/test_sender.py "
     f"faults/test_rescaled_memories.py {_JOBS}",
+    "worker/loop.py": f"worker/test_loop.py {_JOBS} {_LOCAL} {_KILLED} mpi/test_training.py",
     "worker/computation.py": f"worker/test_computation.py test_untrained.py {_JOBS} {_LOCAL}",
     "worker/inspection.py": f"worker/test_inspection.py {_JOBS} mpi/test_overlap.py",
     "worker/startup.py": f"worker/test_startup.py {_JOBS} {_LOCAL} mpi/test_training.py",

@@ -161,8 +161,8 @@ def _run(
     applied = applied_before(rule, run.resume_point.checkpoint)
     examples, step = ready[workers[0]].examples, run.resume_point.step
     sharding = Sharding(
-        run.config, examples, workers, run.parts(len(workers)), applied, version=step, own_rate=task.own_rate,
-        steps=task.steps_per_epoch,
+        run.config, examples, workers, run.parts(len(workers)), applied, finished=step,
+        own_rate=task.own_rate, steps=task.steps_per_epoch,
     )  # fmt: skip
     events = Events(run.path, loggers.event)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)

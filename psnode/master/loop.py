@@ -30,6 +30,7 @@ from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records.checkpoint import SOUND
 from psnode.records.directory import RunDirectory
@@ -122,7 +123,7 @@ class Master:
             self.sharding,
             self.events, flow_control,
         )  # fmt: skip
-        self.job_state.version = self.run.resume_point.step
+        self.job_state.round = Round.after(self.run.resume_point.step)
         self._dues = CheckpointDues(self.config, self.clock)
         self.shard.admit(self._members.live, self.version)
         self.pending.is_last = lambda version: self.job_state.stopping and version == self.version
@@ -200,7 +201,7 @@ class Master:
 
     def _on_gradient(self, frame: Frame) -> None:
         if not (self.shard.keep(frame) if self.job_state.stopping else self.shard.offer(frame)):
-            self.recorder.dropped(self.version + 1)
+            self.recorder.dropped(self.job_state.round.last_step)
             frame.release()
 
     def _missing_traces(self) -> frozenset[int]:
@@ -208,12 +209,12 @@ class Master:
 
     def _on_skip(self, frame: Frame) -> None:
         """A worker's gradient of this step is not finite."""
-        self.recorder.dropped(self.version + 1)
+        self.recorder.dropped(self.job_state.round.last_step)
         self.recorder.skipped(frame.step, frame.sender)
         reason = plain(bytes(frame.body).decode("utf-8", "replace"))
         self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
         if not self.job_state.stopping:
-            self.shard.excuse(frame.sender, frame.step)
+            self.shard.excuse(frame.sender, frame.version)
 
     def _on_failure(self, event: RemoteFailureError) -> None:
         """A worker cannot go on. An exception is its own; a fault of settings, weights or checkpoints ends the job.
@@ -221,7 +222,7 @@ class Master:
         Settings that have taken a step are not at fault: a later fault of a loop or a task ends the job after a checkpoint.
         """
         if event.failure.loss is not None:
-            newest = not self.rule.rounds_go_on and event.step == self.version + 1
+            newest = not self.rule.rounds_go_on and event.step in self.job_state.round.numbers
             live, weights = (self._members.live, self.shard.replica) if newest else (frozenset[int](), None)
             self.books.judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
             raise diverged(self.link, event, live - self.shard.missing, live, weights, self.shard.outlier())
@@ -231,7 +232,7 @@ class Master:
         self._membership.fail(event, ends=late)
 
     def _on_group_closed(self, event: GroupClosed) -> None:
-        self.recorder.down(event.nbytes, event.version)
+        self.recorder.down(event.nbytes, self.job_state.round.last_step)
         self._boundary.sent(event.recipients, event.nbytes)
         self._boundary.clip(event.group, event.clipped)
         self._added[event.group] = event.added
@@ -239,13 +240,13 @@ class Master:
             self._members.forgive(added.rank)
         self._unfinished.discard(event.group)
         if not self._unfinished:
-            self.job_state.version += 1
+            self.job_state.round = self.job_state.round.following
             self._complete()
 
     def _complete(self) -> None:
         """The version is complete: publish it, if it is to have a checkpoint when the one before is on the disk."""
         if self._boundary.count(self._contributors):
-            self.observer.extend(max(self.version, self.sharding.last_step))
+            self.observer.extend(max(self.job_state.round.finished, self.sharding.last_step))
         self._due = self._dues.is_due(self.version, last=self.job_state.is_over(self.sharding.last_step))
         self._held = True
         if not (self._due and self.pending.in_flight):
@@ -258,7 +259,8 @@ class Master:
     def _publish(self, *, first: bool = False) -> None:
         """Publish the version that is complete, with word of the next one, and open its round."""
         version, self._held = self.version, False
-        self.job_state.stopping = version >= self.sharding.last_step if first else self.job_state.is_over(self.sharding.last_step)
+        finished, last_step = self.job_state.round.finished, self.sharding.last_step
+        self.job_state.stopping = finished >= last_step if first else self.job_state.is_over(last_step)
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
         due = not first and (self._due or self.job_state.stopping)
         if due and self._boundary.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
@@ -266,8 +268,8 @@ class Master:
             flags |= Flag.CHECKPOINT
         if not first:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
-            rate, norm = self.sharding.rate(version - 1), self.shard.gradient_norm
-            self.recorder.close(version, rate, self._contributors, self.shard.seconds(), norm)
+            rate, norm = self.sharding.rate(self.job_state.round.at(version - 1)), self.shard.gradient_norm
+            self.recorder.close(finished, rate, self._contributors, self.shard.seconds(), norm)
             self.books.write()
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)
@@ -289,7 +291,7 @@ class Master:
         if not self.job_state.stopping:
             if not first:
                 self._boundary.keep()
-            self.shard.open(version)
+            self.shard.open(self.job_state.round)
             self._membership.suspend_silent()
 
     def _desert(self) -> None:
@@ -300,7 +302,7 @@ class Master:
             if self._boundary.pass_on():
                 self.observer.extend(self.sharding.last_step)
             self._round.begin(pause=True)
-            self.shard.open(self.version)
+            self.shard.open(self.job_state.round)
 
     def _on_report(self, frame: Frame) -> None:
         report = Report.from_bytes(frame.body, frame.sender)
@@ -317,5 +319,5 @@ class Master:
         first = self.version < self.run.resume_point.step + _FIRST_ROUNDS
         alone = self.config.local is not None  # its workers take turns, and none can be cut off
         checkpoint = Flag.CHECKPOINT in flags or bool(self.pending)
-        compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.version)
+        compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.job_state.round.finished)
         return first or alone or checkpoint or compared_or_over or bool(self._boundary.entering)

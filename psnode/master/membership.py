@@ -160,10 +160,12 @@ class Membership:
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
         hold = self.flow_control.let_go(rank)
         taken = self._do_without(rank, "suspended", reason)
-        step = 0 if self.rule.patient else self.job_state.version + 1
-        if step and hold is not None and hold.version < step:  # it can have sent no gradient of a version that it was not sent
-            step = hold.version
-            taken = {group: step - 1 if group in hold.unused else step for group in taken}
+        now = self.job_state.round
+        step = 0 if self.rule.patient else now.last_step
+        if step and hold is not None and hold.version <= now.version:  # no gradient of a version that it was not sent
+            last = now.at(hold.version - 1)
+            step = last.last_step
+            taken = {group: last.finished if group in hold.unused else step for group in taken}
         self.members.suspend(rank, taken, step)
 
     def lose(self, rank: int, reason: str) -> None:
@@ -222,10 +224,10 @@ class Membership:
         if rank not in self.members.live:
             return
         error = what.error if isinstance(what, Refused) else what
-        self.recorder.dropped(self.job_state.version + 1)
+        self.recorder.dropped(self.job_state.round.last_step)
         struck_out = self.members.strike(rank)
         self.events.tell("rejected", self.job_state.version, rank, f"{type(error).__name__}: {error}")
-        self.recorder.excuse(rank, self.job_state.version + 1)
+        self.recorder.excuse(rank, self.job_state.round.last_step)
         if isinstance(what, WireError) and rank in self.pending.missing:
             self.link.fail(rank, error)
             self.lose(rank, "its part of a checkpoint could not be used")
@@ -233,7 +235,7 @@ class Membership:
             self.link.fail(rank, WireError(f"{STRIKES} frames of rank {rank} in a row could not be used", 0))
             self.lose(rank, f"{STRIKES} of its frames in a row could not be used")
         elif isinstance(what, WireError) and not self.job_state.stopping:
-            self.shard.excuse(rank, self.job_state.version + 1)
+            self.shard.excuse(rank, self.job_state.version)
 
     def judge(self, what: Refused | Scaled, error: NormError) -> None:
         """Tell of a gradient that is out of bounds, once; after three refused ones in a row go on without its sender."""
@@ -244,10 +246,10 @@ class Membership:
         if isinstance(what, Scaled):
             self.events.tell("scaled", self.job_state.version, rank, str(error))
             return
-        self.recorder.dropped(self.job_state.version + 1)
+        self.recorder.dropped(self.job_state.round.last_step)
         self._refused[rank] = self._refused.get(rank, 0) + 1
         self.events.tell("rejected", self.job_state.version, rank, f"{type(error).__name__}: {error}")
-        self.recorder.excuse(rank, self.job_state.version + 1)
+        self.recorder.excuse(rank, self.job_state.round.last_step)
         if self._refused[rank] >= STRIKES:
             self.link.fail(rank, WireError(f"{STRIKES} gradients of rank {rank} in a row were out of all proportion", 0))
             self.lose(rank, f"{STRIKES} of its gradients in a row were out of all proportion")

@@ -51,7 +51,7 @@ class RoundBoundary:
 
     def count(self, contributors: Iterable[tuple[int, int]]) -> bool:
         """The version that is complete was made of these gradients; whether that may have moved the run's end."""
-        self.sharding.count(self.job_state.version, contributors)
+        self.sharding.count(self.job_state.round.finished, contributors)
         if self.sharding.applied is None:
             return False
         self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.shift)
@@ -85,7 +85,7 @@ class RoundBoundary:
     def hear_answer(self, rank: int, number: int) -> None:
         """`rank` has taken all that was sent before question `number`. If it was held, the open round does not wait for it."""
         if self.flow_control.answer(rank, number) and rank in self.members.live and not self.job_state.stopping:
-            self.shard.excuse(rank, self.job_state.version + 1)
+            self.shard.excuse(rank, self.job_state.version)
 
     def catch_up(self) -> None:
         """Send the whole weights of the complete version to held workers that have answered; to all held ones, if it is the
@@ -105,7 +105,7 @@ class RoundBoundary:
 
     def _send_whole(self, ranks: list[int]) -> None:
         nbytes = self.shard.send_whole(ranks, self.job_state.version)
-        self.recorder.down(nbytes, self.job_state.version)
+        self.recorder.down(nbytes, self.job_state.round.finished)
         self.sent(ranks, nbytes)
 
     def readmit(self) -> None:
@@ -129,9 +129,9 @@ class RoundBoundary:
             former = self.sharding.hand_over(rank, self.members.live - {rank})
             self.events.tell("promoted", self.job_state.version, rank, f"in the place of rank {former}")
             self._dealt = True
-            self.entering[rank] = self.job_state.version, []
+            self.entering[rank] = self.job_state.round.finished, []
             if statistics := self.pending.statistics:
-                self.link.send(rank, Kind.STATE, statistics, step=self.job_state.version, version=self.job_state.version)
+                self.link.send(rank, Kind.STATE, statistics, step=self.job_state.round.finished, version=self.job_state.version)
         for rank in self.entering.keys() & self.members.live:
             self.recorder.found(rank)
             self.shard.admit([rank], self.job_state.version)
@@ -165,7 +165,7 @@ class RoundBoundary:
         Who enters has to know of an earlier deal. Whether there was a new one.
         """
         informed = (self.entering.keys() | self._released.keys()) & self.members.live if self._dealt else set()
-        if renewed := self.sharding.renew(self.job_state.version, self.members.live):
+        if renewed := self.sharding.renew(self.job_state.round.finished, self.members.live):
             self._dealt, informed = True, set(self.members.live - self.flow_control.held.keys())
             names = ", ".join(map(str, self.sharding.ranks))
             self.events.tell(
@@ -178,8 +178,8 @@ class RoundBoundary:
                 self.run.record(self.sharding.parts)
                 self._recorded = True
         if informed:
-            body = self.sharding.deal.to_bytes()
-            self.link.send(sorted(informed), Kind.RESHARD, body, step=self.job_state.version, version=self.job_state.version)
+            now, body = self.job_state.round, self.sharding.deal.to_bytes()
+            self.link.send(sorted(informed), Kind.RESHARD, body, step=now.finished, version=now.version)
         return renewed
 
     def left_out(self, added: Sequence[Iterable[Added]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
@@ -193,7 +193,8 @@ class RoundBoundary:
 
     def close(self, flags: Flag, left_out: Mapping[int, list[int]]) -> None:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
-        version = self.job_state.version
+        now = self.job_state.round
+        version = now.version
         frames: dict[tuple[int, bytes, Flag], list[int]] = {}
         for rank, held in self.flow_control.held.items():
             if held.version == version:
@@ -204,9 +205,9 @@ class RoundBoundary:
             self.link.send(ranks, Kind.EPOCH, step=self.sharding.applied.gradients, version=version)
         for rank in ranks:
             spare = rank in self.members.spares
-            step, unused = self.entering.get(rank, (version, left_out.get(rank, [])))
+            step, unused = self.entering.get(rank, (now.finished, left_out.get(rank, [])))
             if (hold := self._released.get(rank)) is not None and hold.version < version:
-                step, unused = hold.version, hold.unused
+                step, unused = now.at(hold.version).finished, hold.unused
             told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was not there when that began
             told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)

@@ -74,7 +74,7 @@ class StepwiseWorker:
             )
         if self._passes is None:
             return None
-        step, batches, _ = self._passes
+        step, batches, _, _ = self._passes
         self._pending, self._weighed, self._begun = True, False, time.perf_counter()
         if not self._outcomes:
             self._optimizers.check()

@@ -27,6 +27,7 @@ from psnode.plan.part import part_of
 from psnode.plan.rule import make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
@@ -94,7 +95,7 @@ class Played:
         events: list[GroupClosed] = []
         self.shard.admit(range(1, WORKERS + 1), first)
         for version in range(first, last):
-            self.shard.open(version)
+            self.shard.open(Round.after(version))
             for index in self.part.groups:
                 assert all(self.shard.offer(self.frame(rank, version, index)) for rank in range(1, WORKERS + 1))
             found = [self.link.next(SECONDS) for _ in self.part.groups]
@@ -185,7 +186,7 @@ def test_a_group_goes_to_the_ranks_of_its_own_route_that_follow() -> None:
 def test_a_frame_of_a_group_that_the_shard_does_not_have_is_not_taken() -> None:
     part = Played(Config(scheme="dense", lr=0.1), [1])
     part.shard.admit([1, 2, 3], 0)
-    part.shard.open(0)
+    part.shard.open(Round.after(0))
     assert not part.shard.offer(part.frame(1, 0, 0)) and part.shard.offer(part.frame(1, 0, 1))
     part.close()
 
