@@ -17,13 +17,14 @@ from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, TransportError
 from psnode.exchange.flat_model import describe
-from psnode.exchange.routes import Layout, routes_of
+from psnode.exchange.routes import routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan, Segment, Tensor
+from psnode.plan.roles import Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Start

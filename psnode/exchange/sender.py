@@ -23,10 +23,10 @@ from psnode.exchange.device.placing import place_on
 from psnode.exchange.gradients import GradientSource
 from psnode.exchange.memories import Memories
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.exchange.routes import MASTER, Layout
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.plan.coding import ALL, Coding, gradient_key
 from psnode.plan.groups import Group, Segment
+from psnode.plan.roles import MASTER, Layout
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round

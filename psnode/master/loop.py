@@ -59,6 +59,7 @@ class Master:
     plan: Plan
     rule: Rule
     shard: ShardHandle
+    flow_control: FlowControl
     pending: PendingCheckpoints
     recorder: StepRecorder
     sharding: Sharding
@@ -113,15 +114,14 @@ class Master:
         self._members = Members(self.workers, self.clock, self.spares)
         self._round = RoundTimer(patience_of(self.config, self.rule), self.clock)
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
-        flow_control = FlowControl(4 * self.plan.size)
         self._membership = Membership(
             self.link, self.config, self.job_state, self._members, self._round, self.rule, self.shard, self.pending,
-            self.recorder, self.events, flow_control,
+            self.recorder, self.events, self.flow_control,
         )  # fmt: skip
         self._boundary = RoundBoundary(
             self.link, self.run, self.job_state, self._members, self.plan, self.rule, self.shard, self.pending, self.recorder,
             self.sharding,
-            self.events, flow_control,
+            self.events, self.flow_control,
         )  # fmt: skip
         self.job_state.round = Round.after(self.run.resume_point.step)
         self._dues = CheckpointDues(self.config, self.clock)
@@ -135,6 +135,7 @@ class Master:
             self.history.start(self.version, self.shard.digest(), parameters)
         if self.behind:
             self.recorder.down(self.shard.send_whole(self.behind, self.version))
+            self.flow_control.settle(self.behind)
 
     def _next_event(self) -> object:
         while True:
@@ -233,7 +234,6 @@ class Master:
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.recorder.down(event.nbytes, self.job_state.round.last_step)
-        self._boundary.sent(event.recipients, event.nbytes)
         self._boundary.clip(event.group, event.clipped)
         self._added[event.group] = event.added
         for added in event.added:

@@ -70,11 +70,6 @@ class RoundBoundary:
         applied = {} if self.sharding.applied is None else self.sharding.applied.facts()
         return {**retention.UNKNOWN, **self.shard.facts(), **applied}
 
-    def sent(self, ranks: Sequence[int], nbytes: int) -> None:
-        """A group of the version to come has left for `ranks`, in `nbytes` in all."""
-        if ranks:
-            self.flow_control.sent(ranks, nbytes // len(ranks))
-
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
         """Of these pushes of `group` a part was used: who sent them is told with the version, or when it is back."""
         for rank, step, factor in clipped:
@@ -106,7 +101,6 @@ class RoundBoundary:
     def _send_whole(self, ranks: list[int]) -> None:
         nbytes = self.shard.send_whole(ranks, self.job_state.version)
         self.recorder.down(nbytes, self.job_state.round.finished)
-        self.sent(ranks, nbytes)
 
     def readmit(self) -> None:
         """Readmit suspended workers that were heard again: they get the whole weights of the complete version, and take part

@@ -13,11 +13,11 @@ from psnode.config.schedules import OwnRate, learning_rate
 from psnode.exchange.gradients import GradientSource
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
-from psnode.exchange.routes import MASTER
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.trained_model import TrainedModel
 from psnode.plan.groups import Plan
+from psnode.plan.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Reshard, Start
 from psnode.protocol.round import Round

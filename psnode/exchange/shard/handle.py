@@ -69,7 +69,7 @@ class WeightsHandle(Protocol):
         """Send new versions to `ranks` alone, each group to those of them that its route names. While no group is open."""
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, which is that of `version`, to `ranks`; returns the bytes of all frames."""
+        """Send y, which is that of `version`, to `ranks`, each group to those that its route names; the bytes of all frames."""
 
     @property
     def replica(self) -> Floats:

@@ -19,6 +19,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.registry import is_from_outside
 from psnode.config import Config
 from psnode.errors import ConfigurationError
+from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.arithmetic import Arithmetic, HostArithmetic
@@ -56,7 +57,7 @@ class Shard:
     One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
     `weights`: x of these groups, one after another. `routes`: of all groups of the plan. `rate`: the learning rate of a round's
     gradients. `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this
-    class gives away copies of their newest values.
+    class gives away copies of their newest values. `flow_control`: that of this rank as a root; by default one of its own.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Shard:
         parameter_groups: Sequence[ParameterGroup] = (),
         own_optimizer: MakeOptimizer | None = None,
         device: torch.device | None = None,
+        flow_control: FlowControl | None = None,
     ) -> None:
         self._part = part = part_of(coding.plan, groups)
         _require_whole(part, config, constraint)
@@ -87,7 +89,10 @@ class Shard:
         )
         heirs = {group: routes[group].heirs(link.rank) for group in part.groups}
         lead = coding.scheme.lead(config.downlink_lead)
-        self._downlink = Downlink(coding.down, weights.vector.numpy(), part, link, heirs, seed=config.seed, lead=lead)
+        flow_control = flow_control or FlowControl(4 * part.own.size)
+        self._downlink = Downlink(
+            coding.down, weights.vector.numpy(), part, link, heirs, flow_control, seed=config.seed, lead=lead
+        )
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
         self._norm = None
@@ -202,7 +207,7 @@ class Shard:
         self._downlink.send_to(ranks)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, which is that of `version`, to `ranks`; returns the bytes of all frames."""
+        """Send y, which is that of `version`, to `ranks`, each group to those that its route names; the bytes of all frames."""
         return sum(self._downlink.send_dense(group, version, ranks) for group in self._part.own.groups)
 
     @property

@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.config.train_settings import OWN
 from psnode.errors import WireError
-from psnode.exchange.routes import Layout, routes_of
+from psnode.exchange.routes import routes_of
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.events import GroupClosed, Refused
 from psnode.exchange.shard.handle import RoundsHandle
@@ -22,6 +22,7 @@ from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
+from psnode.plan.roles import Layout
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Start
 from psnode.protocol.round import Round
