@@ -168,12 +168,14 @@ TABLE: Mapping[str, str] = {
     "master/recorder.py": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL}",
     "master/lines/downlink_notice.py": "master/lines/test_downlink_notice.py",
     "master/start/resuming.py": f"test_soundness.py faults/test_other_plans.py {_JOBS}",
-    "master/round_boundary.py": f"exchange/shard/test_unapplied.py faults/test_counting.py exchange/shard/test_median_clipping.py"
-    f" test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
+    "master/round_boundary.py": "master/test_round_boundary.py exchange/shard/test_unapplied.py faults/test_counting.py "
+    f"exchange/shard/test_median_clipping.py test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/shard/median_clipping.py": "exchange/shard/test_median_clipping.py",
     "exchange/shard/norm_cap.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py",
     "exchange/shard/verdicts.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py faults/test_honest_outliers.py",
-    "master/membership.py": f"master/test_membership.py master/test_members.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
+    "master/members.py": f"master/test_members.py master/test_membership.py {_KILLED}",
+    "master/membership.py": f"master/test_membership.py master/test_round_boundary.py "
+    f"{_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/update/parameters.py": f"exchange/update/test_parameters.py exchange/update/test_sgd.py {_JOBS}",
     "exchange/update/*updates.py": f"exchange/update/test_parameters.py test_parameter_groups.py test_optimizers.py {_JOBS}",
     "exchange/update/moving_average.py": "test_moving_average.py",

@@ -23,7 +23,8 @@ from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.lines.progress import Fanout
-from psnode.master.membership import Members, Membership
+from psnode.master.members import Members
+from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary
 from psnode.master.sharding import Sharding
@@ -101,7 +102,7 @@ class Master:
                 self._membership.reject(error.source, error)
             if self._held and not self.pending.in_flight:
                 self._publish()
-            if not self._members.live and self.shard.untouched and not self.job_state.stopping:
+            if not self._membership.live and self.shard.untouched and not self.job_state.stopping:
                 self._desert()
             self.books.write()
         self.pending.finish()
@@ -111,21 +112,19 @@ class Master:
         """Put together members, timers and messages of the rounds to come, and send weights to those who lack them."""
         self._hashes = ReplicaHashes(self.config.hash_every)
         self._held = self._due = False  # a version waits to be published, until an earlier checkpoint is written; its own is due
-        self._members = Members(self.workers, self.clock, self.spares)
-        self._round = RoundTimer(patience_of(self.config, self.rule), self.clock)
         self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
         self._membership = Membership(
-            self.link, self.config, self.job_state, self._members, self._round, self.rule, self.shard, self.pending,
-            self.recorder, self.events, self.flow_control,
+            Members(self.workers, self.clock, self.spares), self.flow_control,
+            RoundTimer(patience_of(self.config, self.rule), self.clock),
+            self.link, self.config, self.job_state, self.rule, self.shard, self.pending, self.recorder, self.events,
         )  # fmt: skip
         self._boundary = RoundBoundary(
-            self.link, self.run, self.job_state, self._members, self.plan, self.rule, self.shard, self.pending, self.recorder,
-            self.sharding,
-            self.events, self.flow_control,
+            self.link, self.run, self.job_state, self._membership, self.plan, self.rule, self.shard, self.pending,
+            self.recorder, self.sharding, self.events,
         )  # fmt: skip
         self.job_state.round = Round.after(self.run.resume_point.step)
         self._dues = CheckpointDues(self.config, self.clock)
-        self.shard.admit(self._members.live, self.version)
+        self.shard.admit(self._membership.live, self.version)
         self.pending.is_last = lambda version: self.job_state.stopping and version == self.version
         self.pending.doubt = lambda: self.soundness.doubt
         if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
@@ -140,17 +139,17 @@ class Master:
     def _next_event(self) -> object:
         while True:
             try:
-                with self.clock.listening(min(self._round.deadline, self.job_state.stop_by)) as seconds:
+                with self.clock.listening(self._membership.wait_until) as seconds:
                     return self.link.next(seconds)
             except (PeerLostError, WireError, RemoteFailureError) as error:
                 return error
             except DeadlineExceededError:
-                if self.clock.now() >= min(self._round.deadline, self.job_state.stop_by):
+                if self.clock.now() >= self._membership.wait_until:
                     return _Overdue()
 
     def _handle(self, event: object) -> None:
         match event:
-            case Frame(kind=Kind.GRADIENT, sender=rank) if rank in self._members.live:  # most events by far
+            case Frame(kind=Kind.GRADIENT, sender=rank) if rank in self._membership.live:  # most events by far
                 self._on_gradient(event)
             case GroupClosed():
                 self._on_group_closed(event)
@@ -169,9 +168,9 @@ class Master:
             case Frame(kind=Kind.STOP_REQUEST):
                 self._stop(plain(bytes(event.body).decode("ascii", "replace")))
             case Frame(kind=Kind.ASK):
-                self._boundary.hear_answer(event.sender, event.version)
-            case Frame(sender=rank) if rank not in self._members.live:
-                if event.kind is Kind.REPORT and self._members.is_suspended(rank):  # records may wait for it
+                self._membership.hear_answer(event.sender, event.version)
+            case Frame(sender=rank) if rank not in self._membership.live:
+                if event.kind is Kind.REPORT and self._membership.members.is_suspended(rank):  # records may wait for it
                     self._on_report(event)
                 event.release()
             case Frame(kind=Kind.REPORT):
@@ -198,7 +197,7 @@ class Master:
 
     def _hear(self, frame: Frame) -> None:
         computed = frame.kind in (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)
-        self._members.hear(frame.sender, frame.step if computed else 0)
+        self._membership.members.hear(frame.sender, frame.step if computed else 0)
 
     def _on_gradient(self, frame: Frame) -> None:
         if not (self.shard.keep(frame) if self.job_state.stopping else self.shard.offer(frame)):
@@ -206,7 +205,7 @@ class Master:
             frame.release()
 
     def _missing_traces(self) -> frozenset[int]:
-        return self._members.live - self.traces.keys() if self.config.timeline else frozenset()
+        return self._membership.live - self.traces.keys() if self.config.timeline else frozenset()
 
     def _on_skip(self, frame: Frame) -> None:
         """A worker's gradient of this step is not finite."""
@@ -224,7 +223,7 @@ class Master:
         """
         if event.failure.loss is not None:
             newest = not self.rule.rounds_go_on and event.step in self.job_state.round.numbers
-            live, weights = (self._members.live, self.shard.replica) if newest else (frozenset[int](), None)
+            live, weights = (self._membership.live, self.shard.replica) if newest else (frozenset[int](), None)
             self.books.judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
             raise diverged(self.link, event, live - self.shard.missing, live, weights, self.shard.outlier())
         late = event.exit_code == ConfigurationError.exit_code and self.version > self.run.resume_point.step
@@ -237,7 +236,7 @@ class Master:
         self._boundary.clip(event.group, event.clipped)
         self._added[event.group] = event.added
         for added in event.added:
-            self._members.forgive(added.rank)
+            self._membership.members.forgive(added.rank)
         self._unfinished.discard(event.group)
         if not self._unfinished:
             self.job_state.round = self.job_state.round.following
@@ -263,7 +262,7 @@ class Master:
         self.job_state.stopping = finished >= last_step if first else self.job_state.is_over(last_step)
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
         due = not first and (self._due or self.job_state.stopping)
-        if due and self._boundary.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
+        if due and self._boundary.begin_checkpoint(self.clock.now() + self._membership.timer.patience.hard_limit):
             self.soundness.await_(version)
             flags |= Flag.CHECKPOINT
         if not first:
@@ -276,13 +275,13 @@ class Master:
         if self._hashes.due(version):
             self._hashes.note(version, self.shard.replica)
         self._unfinished = {group.index for group in self.plan.groups}
-        self._members.ask(self.shard.idle)
+        self._membership.members.ask(self.shard.idle)
         self._boundary.catch_up()
         if not self.job_state.stopping:
             self._boundary.readmit()
             if not first and self._boundary.deal():
                 self.observer.extend(self.sharding.last_step)
-        self._round.begin(pause=self._is_pause(flags))
+        self._membership.timer.begin(pause=self._is_pause(flags))
         self._boundary.close(flags, {} if first else self._boundary.left_out(self._added, self._membership.forfeited))
         self._membership.settle(self._contributors)
         self._added = [()] * len(self.plan.groups)
@@ -298,10 +297,10 @@ class Master:
         """No worker is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
         if self.job_state.stop_reason is not None:
             self._boundary.break_off(self.clock.now())
-        elif self._members.spares:
+        elif self._membership.members.spares:
             if self._boundary.pass_on():
                 self.observer.extend(self.sharding.last_step)
-            self._round.begin(pause=True)
+            self._membership.timer.begin(pause=True)
             self.shard.open(self.job_state.round)
 
     def _on_report(self, frame: Frame) -> None:
@@ -311,7 +310,7 @@ class Master:
         self._hashes.compare(frame.sender, frame.step, frame.version, report.replica_hash)
         self.recorder.report(frame.step, frame.sender, report)
         self.soundness.hear(frame.sender, frame.version, report.loss)
-        self.books.judge(self.soundness.verdicts(self._members.live))
+        self.books.judge(self.soundness.verdicts(self._membership.live))
         self.books.write()
 
     def _is_pause(self, flags: Flag) -> bool:

@@ -13,7 +13,8 @@ from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
-from psnode.master.membership import Members, Membership
+from psnode.master.members import Members
+from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round
@@ -34,8 +35,8 @@ def membership(folder: Path, seconds: list[float]) -> Membership:
     timer = RoundTimer(AdaptiveTimeout(6.0, 20.0), clock)
     timer.begin(pause=False)
     return Membership(
-        FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1), JobState(clock, 60.0), members, timer,
-        Synchronous(3), shard, pending, StepRecorder(3, 10, 0), Events(folder), FlowControl(0),
+        members, FlowControl(0), timer, FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1),
+        JobState(clock, 60.0), Synchronous(3), shard, pending, StepRecorder(3, 10, 0), Events(folder),
     )  # fmt: skip
 
 
