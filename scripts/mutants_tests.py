@@ -169,12 +169,14 @@ TABLE: Mapping[str, str] = {
     "master/recorder.py": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL}",
     "master/lines/downlink_notice.py": "master/lines/test_downlink_notice.py",
     "master/start/resuming.py": f"test_soundness.py faults/test_other_plans.py {_JOBS}",
-    "master/round_boundary.py": f"exchange/shard/test_unapplied.py faults/test_counting.py exchange/shard/test_median_clipping.py"
-    f" test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
+    "master/round_boundary.py": "master/test_round_boundary.py exchange/shard/test_unapplied.py faults/test_counting.py "
+    f"exchange/shard/test_median_clipping.py test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/shard/median_clipping.py": "exchange/shard/test_median_clipping.py",
     "exchange/shard/norm_cap.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py",
     "exchange/shard/verdicts.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py faults/test_honest_outliers.py",
-    "master/membership.py": f"master/test_membership.py master/test_members.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
+    "master/members.py": f"master/test_members.py master/test_membership.py {_KILLED}",
+    "master/membership.py": f"master/test_membership.py master/test_round_boundary.py "
+    f"{_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/update/parameters.py": f"exchange/update/test_parameters.py exchange/update/test_sgd.py {_JOBS}",
     "exchange/update/*updates.py": f"exchange/update/test_parameters.py test_parameter_groups.py test_optimizers.py {_JOBS}",
     "exchange/update/moving_average.py": "test_moving_average.py",
@@ -202,6 +204,7 @@ TABLE: Mapping[str, str] = {
     "exchange/receiver.py": f"exchange/test_receiver.py worker/test_first_use.py {_JOBS} {_KILLED} mpi/test_overlap.py",
     "exchange/segment_coder.py": f"exchange/test_segment_coder.py exchange/test_sender.py "
     f"faults/test_rescaled_memories.py {_JOBS}",
+    "worker/training_loop.py": f"worker/test_loop.py {_JOBS} {_LOCAL} {_KILLED} mpi/test_training.py",
     "worker/computation.py": f"worker/test_computation.py test_untrained.py {_JOBS} {_LOCAL}",
     "worker/inspection.py": f"worker/test_inspection.py {_JOBS} mpi/test_overlap.py",
     "worker/handshake.py": f"worker/test_handshake.py {_JOBS} {_LOCAL} mpi/test_training.py",

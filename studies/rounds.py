@@ -1,7 +1,7 @@
 """`python -m studies.rounds`: time that deciding over rounds takes for each gradient frame, by number of workers.
 
-Workers are played: each takes the newest version and sends the frames of its groups; who sends next is random. The frames are
-empty, and additions and updates do nothing, so that the time is that of the decisions alone.
+Workers are played: each takes the newest version and sends the frames of its groups; who sends next is random. A frame is
+None, and additions and updates do nothing, so that the time is that of the decisions alone.
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from psnode.config import Config
 from psnode.config.declaration import option
 from psnode.exchange.shard.consistency import Rule, rule_of
-from psnode.exchange.shard.rounds import Rounds
-from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 from studies.harness import Column, Found, Study, main
 
 WORKERS = (4, 64, 256, 1024)
 RULES = ("bsp", "kofn", "ssp", "asp")
 _FIRST = 0.75  # share of the workers that close a round under kofn
 _SEED = 1
-_NOTHING = np.empty(0, np.uint8)
 
 
 class _Play:
@@ -37,7 +33,8 @@ class _Play:
         self.version = -1
         self._groups = groups
         self._closed = groups
-        self._rounds = Rounds(range(groups), rule, by_rank=True, add=lambda frame: None, close=self._close)
+        slots = [Slot(group) for group in range(groups)]
+        self._rounds = Rounds[None](slots, rule, by_rank=True, add=lambda frame: None, close=self._close)
         self._rounds.admit(range(1, workers + 1), 0)
         self._based = dict.fromkeys(range(1, workers + 1), 0)
         self._sent = dict.fromkeys(self._based, 0)  # groups of the step at hand
@@ -46,7 +43,7 @@ class _Play:
         self._random = random.Random(_SEED)
         self._open()
 
-    def _close(self, group: int) -> None:
+    def _close(self, slot: Slot) -> None:
         self._closed += 1
 
     def _open(self) -> None:
@@ -69,9 +66,9 @@ class _Play:
         place = self._random.randrange(len(self._sending))
         rank = self._sending[place]
         group, based = self._sent[rank], self._based[rank]
-        frame = Frame(Kind.GRADIENT, Flag.NONE, rank, group, based + 1, based, _NOTHING)
+        origin = Origin(Slot(group), rank, based)
         begun = time.perf_counter()
-        self._rounds.offer(frame)
+        self._rounds.offer(origin, None)
         self.offering += time.perf_counter() - begun
         self._sent[rank] += 1
         if self._sent[rank] == self._groups:

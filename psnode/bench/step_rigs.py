@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psnode.codecs import Codec
 from psnode.config import Config
-from psnode.config.schedules import constant
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, TransportError
 from psnode.exchange.flat_model import describe
-from psnode.exchange.routes import Layout, routes_of
+from psnode.exchange.routes import routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan, Segment, Tensor
+from psnode.plan.roles import Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Start
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind, pack_groups
 from psnode.records.timeline import Tracer
 from psnode.task import Batch, Task
@@ -148,10 +149,10 @@ class Exchanging:
         coding = Coding(plan, scheme)
         self._link, link = (FrameChannel(end) for end in loopback_group(2))
         self._link.job = link.job = _JOB
-        rate = constant(config.lr or scheme.lr)
+        rate = config.lr or scheme.lr
         self._shard = Shard(
             coding, range(len(plan.groups)), config, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link, rule,
-            rate, routes_of(Layout(1), plan), Tracer(_MASTER, enabled=False),
+            lambda now: rate, routes_of(Layout(1), plan), Tracer(_MASTER, enabled=False),
         )  # fmt: skip
         self._shard.admit((_WORKER,), 0)
         model.to(ground.device)
@@ -172,7 +173,7 @@ class Exchanging:
 
     def step(self) -> float:
         """Take a step, on weights whose change came behind the one before; the seconds of it."""
-        worker, (number, batches, settled) = self._worker, self._passes
+        worker, (number, batches, settled, _) = self._worker, self._passes
         self._ground.settle()
         begin = time.perf_counter()
         outcome = worker.computation.run(number, batches, worker.hooks, first_forward=worker.first_use, settled=settled)
@@ -188,7 +189,7 @@ class Exchanging:
     def between(self) -> None:
         """Have the master take the gradient, and send the next weights. TransportError if it cannot."""
         open_groups, told, self.received = self._groups, False, 0
-        self._shard.open(self._version)
+        self._shard.open(Round.after(self._version))
         while open_groups or not told:
             match event := self._link.next(_SECONDS):
                 case Frame(kind=Kind.GRADIENT):

@@ -31,6 +31,7 @@ from psnode.config.declaration import click_option
 from psnode.config.logs import shown
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
+from psnode.plan.roles import MASTER, Layout
 from psnode.transport.mpi.environment import place
 
 _PRINTS, _DRY = "psnode.print_config", "psnode.dry_run"  # keys in a context's meta
@@ -110,7 +111,9 @@ def train(**given: Any) -> int:
         if _speaks():
             from psnode.jobs.dry_run import dry_run
 
-            click.echo(dry_run(config, config.local or (max(1, here.size - 1) if (here := place()) else 1)), nl=False)
+            here = place()
+            workers = 1 if here is None else max(1, Layout.of(here.size, 0).workers)
+            click.echo(dry_run(config, config.local or workers), nl=False)
         return 0
     with traced(config.debug):
         from psnode.jobs.job import run
@@ -288,7 +291,7 @@ def _speaks() -> bool:
     """Return True if this process is rank 0 of its job. Before MPI starts all ranks see the same error, and only one should print
     it."""
     here = place()
-    return here is None or here.rank == 0
+    return here is None or here.rank == MASTER
 
 
 def main(arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "psnode") -> int:

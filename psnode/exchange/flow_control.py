@@ -8,6 +8,7 @@ until it has answered, and then all weights of the newest one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -40,8 +41,9 @@ class _Account:
 
 
 class FlowControl:
-    """Bounds the weights between the master and each rank, by bytes. For the master's main thread.
+    """Bounds the bytes of weights in flight from one root to each rank.
 
+    The root counts what it sends, in the threads that send; the rest is for the thread that decides who is asked and held.
     `weights`: the bytes of a whole set, float32. The bound is the limit, max(64 MiB, twice the weights), and beyond it the
     version that passed it and one whole set.
     """
@@ -50,11 +52,19 @@ class FlowControl:
         self.limit = limit_of(weights)
         self.held: dict[int, Hold] = {}
         self._accounts: dict[int, _Account] = {}
+        self._counting = threading.Lock()
 
     def sent(self, ranks: Iterable[int], nbytes: int) -> None:
         """To each of `ranks` went `nbytes`."""
+        with self._counting:
+            for rank in ranks:
+                self._accounts.setdefault(rank, _Account()).sent += nbytes
+
+    def settle(self, ranks: Iterable[int]) -> None:
+        """Everything sent to `ranks` counts as taken: they do nothing before they have it."""
         for rank in ranks:
-            self._accounts.setdefault(rank, _Account()).sent += nbytes
+            if (account := self._accounts.get(rank)) is not None:
+                account.taken = account.sent
 
     def outstanding(self, rank: int) -> int:
         """The bytes that `rank` was sent and is not known to have taken."""

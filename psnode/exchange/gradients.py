@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -11,12 +12,29 @@ from psnode.codecs.arrays import Floats, Parts
 from psnode.codecs.pages import untouched
 from psnode.errors import ConfigurationError
 from psnode.exchange.fetch import Coming, Fetch, OnDemand, SideStream
+from psnode.exchange.segment_coder import Laid
 from psnode.plan.groups import Plan
 
 
 def sparse_gradients(name: str) -> ConfigurationError:
     """Error for a parameter whose gradients are no dense tensors."""
     return ConfigurationError(f"parameter {name} has sparse gradients: use a dense embedding (sparse=False)")
+
+
+class GradientSource(Laid, Protocol):
+    """The gradient of one round, as a sender reads it. `Gradients` holds that of one backward pass."""
+
+    def pieces(self, start: int, stop: int) -> Sequence[tuple[int, torch.Tensor]]:
+        """`parts` of gradients that are kept on the device."""
+
+    def absent(self, start: int, stop: int) -> list[int]:
+        """Indices, in the order of the plan, of the tensors with a part in [start, stop) that the loss did not depend on."""
+
+    def keep(self, names: Collection[str]) -> None:
+        """Leave the gradients of these parameters on the device."""
+
+    def clear(self) -> None:
+        """Let go of the gradient, which was sent."""
 
 
 class Gradients:

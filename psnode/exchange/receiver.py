@@ -19,8 +19,8 @@ from psnode.errors import DeadlineExceededError, WireError
 from psnode.exchange.early_frames import EarlyFrames, describe
 from psnode.exchange.flow_control import limit_of
 from psnode.exchange.replica import Replica
-from psnode.exchange.routes import MASTER
 from psnode.plan.groups import Plan
+from psnode.plan.roles import MASTER
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Failure, Reshard

@@ -99,9 +99,9 @@ class SegmentCoder:
         could = self._refit == 1 and rule_of(self.feedback) is not None
         return {repr(codec): codec for codec in self._coding.ups} if could else None
 
-    def codec(self, phase: int, step: int = 1) -> Codec:
-        """The codec for `step`, counted from 1, in `phase` of the warm-up, or after it."""
-        if self._fitted is not None and not self._due(step):
+    def codec(self, phase: int, number: int = 1) -> Codec:
+        """The codec for the round of this number, counted from 1, in `phase` of the warm-up, or after it."""
+        if self._fitted is not None and not self._due(number):
             return self._fitted
         return self._coding.in_phase(phase)
 
@@ -115,9 +115,9 @@ class SegmentCoder:
         gradient = gradients.flat(segment.start, segment.stop).reshape(segment.shape)
         return gradient, feedback.push(gradient, self.state, codec, key, out, context)
 
-    def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, step: int) -> None:
-        """Fit the codebook to the values coded in `payload`, the last push of `gradient`, if it is due at `step`."""
-        if self._refit == 1 or not self._due(step) or phase < len(self._coding.ups) - 1:
+    def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, number: int) -> None:
+        """Keep the codebook for the values behind `payload`, the last push of `gradient`, if that is due in round `number`."""
+        if self._refit == 1 or not self._due(number) or phase < len(self._coding.ups) - 1:
             return
         codec = self._coding.up
         self._fitted = codec.fit(self.feedback.coded(gradient, self.state, codec.decode(payload)), key)
@@ -130,5 +130,5 @@ class SegmentCoder:
         spec = self.codebook.tobytes().rstrip(b"\0").decode()
         self._fitted = get_codec(spec) if spec else None
 
-    def _due(self, step: int) -> bool:
-        return (step - 1) % self._refit == 0
+    def _due(self, number: int) -> bool:
+        return (number - 1) % self._refit == 0

@@ -21,14 +21,15 @@ from psnode.config.schedules import Schedule
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.device.placing import place_on
 from psnode.exchange.feedback_memories import FeedbackMemories
-from psnode.exchange.gradients import Gradients
+from psnode.exchange.gradients import GradientSource
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.exchange.routes import MASTER, Layout
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.plan.coding import ALL, Coding, gradient_key
 from psnode.plan.groups import Group, Segment
+from psnode.plan.roles import MASTER, Layout
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Kind
 
 _SKIPS = 3
@@ -47,7 +48,7 @@ class GradientSender:
         coding: Coding,
         link: FrameChannel,
         targets: Sequence[int],
-        gradients: Gradients,
+        gradients: GradientSource,
         *,
         seed: int,
         lr: Schedule,
@@ -71,9 +72,8 @@ class GradientSender:
         ]
         self.before_change: Callable[[int], None] = lambda group: None  # told that the memories of a group change next
         self._frames = OutgoingFrames(link)
-        self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this step and their numbers of payloads, by group
-        self._step = 0
-        self._version = 0
+        self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this round and their numbers of payloads, by group
+        self._round = Round(0, 0)  # before the first
         self._seconds = 0.0
         self._nbytes = 0
         self.weight: int | None = None  # of the step in the mean, if gradients have one; before the first group is pushed
@@ -100,19 +100,19 @@ class GradientSender:
         """Coordinates of the gradient that are coded on a device."""
         return sum(coder.segment.size for coders in self._coders for coder in coders if coder.on_device is not None)
 
-    def begin(self, step: int, version: int, *, measure: bool) -> None:
-        """The groups to come belong to `step` and were computed on weights of `version`.
+    def begin(self, now: Round, *, measure: bool) -> None:
+        """The groups to come are the gradient of round `now`.
 
         `measure`: decode every payload once more, for `relative_error`.
         """
         self.weight = None
-        self._step, self._version, self._seconds = step, version, 0.0
+        self._round, self._seconds = now, 0.0
         self._nbytes = 0
         self._sent = {}
         self._lost = (0.0, 0.0) if measure else None
-        self._phase = self._coding.phase(step - 1 + self._epoch_offset, self._steps_per_epoch)
-        self._rate = self._lr(step - 1)
-        self._rate_before = self._lr(step - 2) if step > 1 else self._rate
+        self._phase = self._coding.phase(now.finished + self._epoch_offset, self._steps_per_epoch)
+        self._rate = self._lr(now.finished)
+        self._rate_before = self._lr(now.finished - now.steps) if now.finished else self._rate
 
     def reschedule(self, lr: Schedule, steps_per_epoch: int, epoch_offset: int, workers: int) -> None:
         """From the next step on, take the learning rate from `lr` and count epochs for `workers` workers."""
@@ -152,14 +152,15 @@ class GradientSender:
 
         1 - factor is float32, and so is its product with the decoded payload.
         """
-        for index, factor in factors.items() if step == self._step else ():
+        for index, factor in factors.items() if step == self._round.last_step else ():
             if (sent := self._sent.pop(index, None)) is not None:
                 self.before_change(index)
                 frame, payloads = sent
                 coders = self._coders[index]
                 parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
                 for coder, data in zip(coders, parts, strict=False):  # absent tensors and the weight come last
-                    _put_back(coder, coder.codec(self._phase, step), Payload.from_bytes(data), float(np.float32(1) - factor))
+                    codec = coder.codec(self._phase, self._round.number)
+                    _put_back(coder, codec, Payload.from_bytes(data), float(np.float32(1) - factor))
 
     @property
     def relative_error(self) -> float | None:
@@ -203,7 +204,7 @@ class GradientSender:
 
     def _send(self, group: Group) -> None:
         coders = self._coders[group.index]
-        codecs = [coder.codec(self._phase, self._step) for coder in coders]
+        codecs = [coder.codec(self._phase, self._round.number) for coder in coders]
         absent = self._gradients.absent(group.start, group.stop)
         mark = wire.pack_groups(absent, len(self._plan.covering(group.start, group.stop))) if absent else b""
         weight = b"" if self.weight is None else wire.pack_weight(self.weight)
@@ -230,14 +231,15 @@ class GradientSender:
             for coder, codec, payload in done:
                 self._undo(coder, codec, payload)
             self._skipped = NonFinitePartError(segment.start + error.index, error.value)
-            self._link.send(MASTER, Kind.SKIP_STEP, str(self._skipped).encode(), step=self._step, version=self._version)
+            reason = str(self._skipped).encode()
+            self._link.send(MASTER, Kind.SKIP_STEP, reason, step=self._round.last_step, version=self._round.version)
             return
         for part in more:
             frame.room[: len(part)] = np.frombuffer(part, np.uint8)
             frame.take(len(part))
         flags = (Flag.PARTIAL if mark else Flag.NONE) | (Flag.WEIGHED if weight else Flag.NONE)
         sealed = self._frames.send(
-            group.index, frame, self._targets[group.index], Kind.GRADIENT, self._step, self._version, flags
+            group.index, frame, self._targets[group.index], Kind.GRADIENT, self._round.last_step, self._round.version, flags
         )
         self._sent[group.index] = sealed, len(coders) + len(more)
         self._nbytes += sealed.size
@@ -258,14 +260,14 @@ class GradientSender:
     def _code(self, group: Group, coder: SegmentCoder, codec: Codec, out: Bytes) -> Payload:
         segment = coder.segment
         rank = ALL if coder.feedback.merges(codec) else self._link.rank
-        key = gradient_key(self._seed, rank, self._step, group.index, segment.index)
+        key = gradient_key(self._seed, rank, self._round.last_step, group.index, segment.index)
         context = coder.context(self._workers, self._rate, self._rate_before)
         if coder.on_device is not None:
             pieces = self._gradients.pieces(segment.start, segment.stop)
             payload = coder.on_device.push(pieces, codec, key, out, context)
         else:
             gradient, payload = coder.push(self._gradients, codec, key, out, context)
-            coder.fit(gradient, payload, key, self._phase, self._step)
+            coder.fit(gradient, payload, key, self._phase, self._round.number)
         if self._lost is not None:
             if coder.on_device is not None:
                 gradient = self._gradients.flat(segment.start, segment.stop).reshape(segment.shape)

@@ -23,8 +23,8 @@ from psnode.config.logs import hushed, shown
 from psnode.config.parent import follow_parent
 from psnode.config.source import source
 from psnode.errors import ConfigurationError, PsnodeError
-from psnode.exchange.routes import MASTER
 from psnode.jobs import job_end
+from psnode.plan.roles import MASTER
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
 from psnode.task import Task

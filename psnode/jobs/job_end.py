@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from psnode.config.launcher import VARIABLE, job_folder
+from psnode.plan.roles import MASTER
 from psnode.transport.mpi.environment import place
 
 _ASKED = "asked"
@@ -88,6 +89,6 @@ def read(file: Path) -> Told:
 
 def _tell(line: str) -> None:
     here, name = place(), os.environ.get(VARIABLE)
-    if name and here is not None and here.rank == 0:
+    if name and here is not None and here.rank == MASTER:
         with contextlib.suppress(OSError), Path(name).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")

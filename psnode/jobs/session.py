@@ -28,10 +28,10 @@ from psnode.config.logs import hushed, shown
 from psnode.config.parent import follow_parent
 from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
-from psnode.exchange.routes import MASTER, Layout
 from psnode.jobs import job_end
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
 from psnode.jobs.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
+from psnode.plan.roles import MASTER, Layout
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.records.metrics import SUMMARY
 from psnode.transport.barrier import send_hello

@@ -15,6 +15,7 @@ from psnode.config.names import PASSED
 from psnode.config.schedules import OWN
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import stated_threads
+from psnode.plan.roles import Layout
 from psnode.plan.rule import DEFAULT_GROUP_BYTES
 from psnode.transport.mpi.environment import WorldRank
 
@@ -104,7 +105,7 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
     if config.codec:
         load_codec(config.codec)
     if "min_workers" not in given and known["min_workers"].variable not in os.environ:  # nor the setting of the run to resume
-        config = replace(config, min_workers=max(1, here.size - 1 - config.spares))
+        config = replace(config, min_workers=max(1, Layout.of(here.size, config.spares).workers))
     if config.group_by == "bytes" and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)  # trial runs would need passes that only the program can run
     return replace(config, threads=config.threads or stated_threads(config))

@@ -18,9 +18,10 @@ from psnode.errors import CheckpointError, PsnodeError, StoppedError, in_one_lin
 from psnode.exchange import malloc
 from psnode.exchange.compilation import prepare
 from psnode.exchange.flat_model import describe
+from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import MASTER, Layout, routes_of
+from psnode.exchange.routes import routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
@@ -42,6 +43,7 @@ from psnode.master.start.resuming import require_same_model, tell_of_another_end
 from psnode.master.start.startup import gather_ready, job_digest, plan_for, require_memory, send_start
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
+from psnode.plan.roles import MASTER, Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Ready
@@ -161,19 +163,20 @@ def _run(
     applied = applied_before(rule, run.resume_point.checkpoint)
     examples, step = ready[workers[0]].examples, run.resume_point.step
     sharding = Sharding(
-        run.config, examples, workers, run.parts(len(workers)), applied, version=step, own_rate=task.own_rate,
-        steps=task.steps_per_epoch,
+        run.config, examples, workers, run.parts(len(workers)), applied, finished=step,
+        own_rate=task.own_rate, steps=task.steps_per_epoch,
     )  # fmt: skip
     events = Events(run.path, loggers.event)
     run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     require_same_model(run.resume_point, plan, ready[workers[0]].tensors)
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
-    config, coding, tracer = run.config, Coding(plan, run.scheme), Tracer(0, enabled=run.config.timeline)
+    config, coding, tracer = run.config, Coding(plan, run.scheme), Tracer(MASTER, enabled=run.config.timeline)
+    flow_control = FlowControl(4 * plan.size)
     with Shard(
         coding, range(len(plan.groups)), config, ServedModel(model, plan, torch.empty(plan.size)), link, rule,
         sharding.rate, routes_of(layout, plan), tracer,
         constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
-        own_optimizer=task.own_optimizer,
+        own_optimizer=task.own_optimizer, flow_control=flow_control,
     ) as shard:  # fmt: skip
         _tell_of_the_host(shard)
         shard.take_up(run.resume_point.checkpoint)
@@ -200,6 +203,7 @@ def _run(
                 plan=plan,
                 rule=rule,
                 shard=shard,
+                flow_control=flow_control,
                 pending=pending,
                 recorder=recorder,
                 sharding=sharding,
@@ -302,7 +306,7 @@ def _serve(master: Master, waits: str) -> None:
 
 
 def _write_timeline(master: Master, tracer: Tracer, ranks: Iterable[int]) -> None:
-    names = {0: "master", **{rank: f"worker {rank}" for rank in ranks}}
+    names = {MASTER: "master", **{rank: f"worker {rank}" for rank in ranks}}
     events = [*tracer.events(), *(event for events in master.traces.values() for event in events)]
     write_timeline(master.run.path, events, names)
 
@@ -310,5 +314,5 @@ def _write_timeline(master: Master, tracer: Tracer, ranks: Iterable[int]) -> Non
 def _write_machines(run: RunDirectory, ready: Mapping[int, Ready]) -> None:
     found = {rank: Machine(answer.host, answer.cores, answer.arithmetic) for rank, answer in ready.items()}
     backward = ready[min(ready)].backward
-    ranks = {rank: asdict(machine) for rank, machine in {0: Machine.here(), **found}.items()}
+    ranks = {rank: asdict(machine) for rank, machine in {MASTER: Machine.here(), **found}.items()}
     write_machines(run.path, ranks, None if backward is None else dict(backward))

@@ -23,13 +23,15 @@ from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.lines.progress import Fanout
-from psnode.master.membership import Members, Membership
+from psnode.master.members import Members
+from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary
 from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records.checkpoint import SOUND
 from psnode.records.directory import RunDirectory
@@ -58,6 +60,7 @@ class Master:
     plan: Plan
     rule: Rule
     shard: ShardHandle
+    flow_control: FlowControl
     pending: PendingCheckpoints
     recorder: StepRecorder
     sharding: Sharding
@@ -99,7 +102,7 @@ class Master:
                 self._membership.reject(error.source, error)
             if self._held and not self.pending.in_flight:
                 self._publish()
-            if not self._members.live and self.shard.untouched and not self.job_state.stopping:
+            if not self._membership.live and self.shard.untouched and not self.job_state.stopping:
                 self._desert()
             self.books.write()
         self.pending.finish()
@@ -109,22 +112,19 @@ class Master:
         """Put together members, timers and messages of the rounds to come, and send weights to those who lack them."""
         self._hashes = ReplicaHashes(self.config.hash_every)
         self._held = self._due = False  # a version waits to be published, until an earlier checkpoint is written; its own is due
-        self._members = Members(self.workers, self.clock, self.spares)
-        self._round = RoundTimer(patience_of(self.config, self.rule), self.clock)
         self._added: list[tuple[AddedGradient, ...]] = [()] * len(self.plan.groups)
-        flow_control = FlowControl(4 * self.plan.size)
         self._membership = Membership(
-            self.link, self.config, self.job_state, self._members, self._round, self.rule, self.shard, self.pending,
-            self.recorder, self.events, flow_control,
+            Members(self.workers, self.clock, self.spares), self.flow_control,
+            RoundTimer(patience_of(self.config, self.rule), self.clock),
+            self.link, self.config, self.job_state, self.rule, self.shard, self.pending, self.recorder, self.events,
         )  # fmt: skip
         self._boundary = RoundBoundary(
-            self.link, self.run, self.job_state, self._members, self.plan, self.rule, self.shard, self.pending, self.recorder,
-            self.sharding,
-            self.events, flow_control,
+            self.link, self.run, self.job_state, self._membership, self.plan, self.rule, self.shard, self.pending,
+            self.recorder, self.sharding, self.events,
         )  # fmt: skip
-        self.job_state.version = self.run.resume_point.step
+        self.job_state.round = Round.after(self.run.resume_point.step)
         self._dues = CheckpointDues(self.config, self.clock)
-        self.shard.admit(self._members.live, self.version)
+        self.shard.admit(self._membership.live, self.version)
         self.pending.is_last = lambda version: self.job_state.stopping and version == self.version
         self.pending.doubt = lambda: self.soundness.doubt
         if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
@@ -134,21 +134,22 @@ class Master:
             self.history.start(self.version, self.shard.digest(), parameters)
         if self.behind:
             self.recorder.down(self.shard.send_whole(self.behind, self.version))
+            self.flow_control.settle(self.behind)
 
     def _next_event(self) -> object:
         while True:
             try:
-                with self.clock.listening(min(self._round.deadline, self.job_state.stop_by)) as seconds:
+                with self.clock.listening(self._membership.wait_until) as seconds:
                     return self.link.next(seconds)
             except (PeerLostError, WireError, RemoteFailureError) as error:
                 return error
             except DeadlineExceededError:
-                if self.clock.now() >= min(self._round.deadline, self.job_state.stop_by):
+                if self.clock.now() >= self._membership.wait_until:
                     return _Overdue()
 
     def _handle(self, event: object) -> None:
         match event:
-            case Frame(kind=Kind.GRADIENT, sender=rank) if rank in self._members.live:  # most events by far
+            case Frame(kind=Kind.GRADIENT, sender=rank) if rank in self._membership.live:  # most events by far
                 self._on_gradient(event)
             case GroupClosed():
                 self._on_group_closed(event)
@@ -167,9 +168,9 @@ class Master:
             case Frame(kind=Kind.STOP_REQUEST):
                 self._stop(plain(bytes(event.body).decode("ascii", "replace")))
             case Frame(kind=Kind.ASK):
-                self._boundary.hear_answer(event.sender, event.version)
-            case Frame(sender=rank) if rank not in self._members.live:
-                if event.kind is Kind.REPORT and self._members.is_suspended(rank):  # records may wait for it
+                self._membership.hear_answer(event.sender, event.version)
+            case Frame(sender=rank) if rank not in self._membership.live:
+                if event.kind is Kind.REPORT and self._membership.members.is_suspended(rank):  # records may wait for it
                     self._on_report(event)
                 event.release()
             case Frame(kind=Kind.REPORT):
@@ -196,24 +197,24 @@ class Master:
 
     def _hear(self, frame: Frame) -> None:
         computed = frame.kind in (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)
-        self._members.hear(frame.sender, frame.step if computed else 0)
+        self._membership.members.hear(frame.sender, frame.step if computed else 0)
 
     def _on_gradient(self, frame: Frame) -> None:
         if not (self.shard.keep(frame) if self.job_state.stopping else self.shard.offer(frame)):
-            self.recorder.dropped(self.version + 1)
+            self.recorder.dropped(self.job_state.round.last_step)
             frame.release()
 
     def _missing_traces(self) -> frozenset[int]:
-        return self._members.live - self.traces.keys() if self.config.timeline else frozenset()
+        return self._membership.live - self.traces.keys() if self.config.timeline else frozenset()
 
     def _on_skip(self, frame: Frame) -> None:
         """A worker's gradient of this step is not finite."""
-        self.recorder.dropped(self.version + 1)
+        self.recorder.dropped(self.job_state.round.last_step)
         self.recorder.skipped(frame.step, frame.sender)
         reason = plain(bytes(frame.body).decode("utf-8", "replace"))
         self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
         if not self.job_state.stopping:
-            self.shard.excuse(frame.sender, frame.step)
+            self.shard.excuse(frame.sender, frame.version)
 
     def _on_failure(self, event: RemoteFailureError) -> None:
         """A worker cannot go on. An exception is its own; a fault of settings, weights or checkpoints ends the job.
@@ -221,8 +222,8 @@ class Master:
         Settings that have taken a step are not at fault: a later fault of a loop or a task ends the job after a checkpoint.
         """
         if event.failure.loss is not None:
-            newest = not self.rule.rounds_go_on and event.step == self.version + 1
-            live, weights = (self._members.live, self.shard.replica) if newest else (frozenset[int](), None)
+            newest = not self.rule.rounds_go_on and event.step in self.job_state.round.numbers
+            live, weights = (self._membership.live, self.shard.replica) if newest else (frozenset[int](), None)
             self.books.judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
             raise diverged(self.link, event, live - self.shard.missing, live, weights, self.shard.outlier())
         late = event.exit_code == ConfigurationError.exit_code and self.version > self.run.resume_point.step
@@ -231,21 +232,20 @@ class Master:
         self._membership.fail(event, ends=late)
 
     def _on_group_closed(self, event: GroupClosed) -> None:
-        self.recorder.down(event.nbytes, event.version)
-        self._boundary.sent(event.recipients, event.nbytes)
+        self.recorder.down(event.nbytes, self.job_state.round.last_step)
         self._boundary.clip(event.group, event.clipped)
         self._added[event.group] = event.added
         for added in event.added:
-            self._members.forgive(added.rank)
+            self._membership.members.forgive(added.rank)
         self._unfinished.discard(event.group)
         if not self._unfinished:
-            self.job_state.version += 1
+            self.job_state.round = self.job_state.round.following
             self._complete()
 
     def _complete(self) -> None:
         """The version is complete: publish it, if it is to have a checkpoint when the one before is on the disk."""
         if self._boundary.count(self._contributors):
-            self.observer.extend(max(self.version, self.sharding.last_step))
+            self.observer.extend(max(self.job_state.round.finished, self.sharding.last_step))
         self._due = self._dues.is_due(self.version, last=self.job_state.is_over(self.sharding.last_step))
         self._held = True
         if not (self._due and self.pending.in_flight):
@@ -258,29 +258,30 @@ class Master:
     def _publish(self, *, first: bool = False) -> None:
         """Publish the version that is complete, with word of the next one, and open its round."""
         version, self._held = self.version, False
-        self.job_state.stopping = version >= self.sharding.last_step if first else self.job_state.is_over(self.sharding.last_step)
+        finished, last_step = self.job_state.round.finished, self.sharding.last_step
+        self.job_state.stopping = finished >= last_step if first else self.job_state.is_over(last_step)
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
         due = not first and (self._due or self.job_state.stopping)
-        if due and self._boundary.begin_checkpoint(self.clock.now() + self._round.patience.hard_limit):
+        if due and self._boundary.begin_checkpoint(self.clock.now() + self._membership.timer.patience.hard_limit):
             self.soundness.await_(version)
             flags |= Flag.CHECKPOINT
         if not first:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
-            rate, norm = self.sharding.rate(version - 1), self.shard.gradient_norm
-            self.recorder.close(version, rate, self._contributors, self.shard.seconds(), norm)
+            rate, norm = self.sharding.rate(self.job_state.round.at(version - 1)), self.shard.gradient_norm
+            self.recorder.close(finished, rate, self._contributors, self.shard.seconds(), norm)
             self.books.write()
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)
         if self._hashes.due(version):
             self._hashes.note(version, self.shard.replica)
         self._unfinished = {group.index for group in self.plan.groups}
-        self._members.ask(self.shard.idle)
+        self._membership.members.ask(self.shard.idle)
         self._boundary.catch_up()
         if not self.job_state.stopping:
             self._boundary.readmit()
             if not first and self._boundary.deal():
                 self.observer.extend(self.sharding.last_step)
-        self._round.begin(pause=self._is_pause(flags))
+        self._membership.timer.begin(pause=self._is_pause(flags))
         self._boundary.close(flags, {} if first else self._boundary.left_out(self._added, self._membership.forfeited))
         self._membership.settle(self._contributors)
         self._added = [()] * len(self.plan.groups)
@@ -289,18 +290,18 @@ class Master:
         if not self.job_state.stopping:
             if not first:
                 self._boundary.keep()
-            self.shard.open(version)
+            self.shard.open(self.job_state.round)
             self._membership.suspend_silent()
 
     def _desert(self) -> None:
         """No worker is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
         if self.job_state.stop_reason is not None:
             self._boundary.break_off(self.clock.now())
-        elif self._members.spares:
+        elif self._membership.members.spares:
             if self._boundary.pass_on():
                 self.observer.extend(self.sharding.last_step)
-            self._round.begin(pause=True)
-            self.shard.open(self.version)
+            self._membership.timer.begin(pause=True)
+            self.shard.open(self.job_state.round)
 
     def _on_report(self, frame: Frame) -> None:
         report = Report.from_bytes(frame.body, frame.sender)
@@ -309,7 +310,7 @@ class Master:
         self._hashes.compare(frame.sender, frame.step, frame.version, report.replica_hash)
         self.recorder.report(frame.step, frame.sender, report)
         self.soundness.hear(frame.sender, frame.version, report.loss)
-        self.books.judge(self.soundness.verdicts(self._members.live))
+        self.books.judge(self.soundness.verdicts(self._membership.live))
         self.books.write()
 
     def _is_pause(self, flags: Flag) -> bool:
@@ -317,5 +318,5 @@ class Master:
         first = self.version < self.run.resume_point.step + _FIRST_ROUNDS
         alone = self.config.local is not None  # its workers take turns, and none can be cut off
         checkpoint = Flag.CHECKPOINT in flags or bool(self.pending)
-        compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.version)
+        compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.job_state.round.finished)
         return first or alone or checkpoint or compared_or_over or bool(self._boundary.entering)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from psnode.config import Config
 from psnode.config.effects import AUTO
 from psnode.errors import NormError, TransportError, WireError
-from psnode.exchange.flow_control import FlowControl
+from psnode.exchange.flow_control import FlowControl, Hold
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.handle import RoundsHandle
 from psnode.exchange.shard.shard_events import Refused, Scaled
@@ -16,128 +16,83 @@ from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import QUORUM, JobState
+from psnode.master.members import STRIKES, Members
 from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
-from psnode.transport.clock import Clock
+from psnode.protocol.wire import Flag, Kind
 
-STRIKES = 3  # frames in a row that cannot be used
 _STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do after it
 _SILENCES = 4  # deadlines that a worker may keep silent where no round waits for it
 
 
 @dataclass
-class _Absence:
-    """`taken[g]`: the last step whose gradient of group g was taken; `step`: the last that the worker may have sent."""
-
-    taken: Mapping[int, int]
-    step: int
-    heard: bool = False
-
-
-class Members:
-    """The workers of a job. `live`: those whose gradients count and who are waited for; `spares`: those who wait to be."""
-
-    def __init__(self, workers: Iterable[int], clock: Clock, spares: Iterable[int] = ()) -> None:
-        self.live = frozenset(workers)
-        self.spares = list(spares)
-        self._most = len(self.live)
-        self._clock = clock
-        self._since = dict.fromkeys([*self.live, *self.spares], clock.now())
-        self._strikes: dict[int, int] = {}
-        self._aside: dict[int, _Absence] = {}
-
-    def hear(self, rank: int, gradient_of: int = 0) -> None:
-        """Something came from `rank`: part of the gradient of a step, if that is given."""
-        self._since[rank] = self._clock.now()
-        if (absence := self._aside.get(rank)) is not None:
-            absence.heard = True
-            absence.step = max(absence.step, gradient_of)
-
-    def ask(self, ranks: Iterable[int]) -> None:
-        """`ranks` had nothing to say, and have from now on: they kept silent because they were not asked."""
-        self._since.update(dict.fromkeys(ranks, self._clock.now()))
-
-    def silent_for(self, rank: int) -> float:
-        """Seconds since `rank` was heard or asked."""
-        return self._clock.now() - self._since[rank]
-
-    def strike(self, rank: int) -> bool:
-        """`rank` sent a frame that cannot be used; True if it did so STRIKES times in a row."""
-        self._strikes[rank] = self._strikes.get(rank, 0) + 1
-        return self._strikes[rank] >= STRIKES
-
-    def forgive(self, rank: int) -> None:
-        """Note that a gradient of `rank` was used."""
-        self._strikes.pop(rank, None)
-
-    def remove(self, rank: int) -> bool:
-        """Count `rank` no more; False if it was not counted."""
-        if rank not in self.live:
-            return False
-        self.live -= {rank}
-        return True
-
-    def suspend(self, rank: int, taken: Mapping[int, int], step: int) -> None:
-        """Note that `rank` may return, its steps taken so far by group, and that it may have sent the gradient of `step`."""
-        self._aside[rank] = _Absence(taken, step)
-
-    def is_suspended(self, rank: int) -> bool:
-        """True if `rank` may return."""
-        return rank in self._aside
-
-    def forget(self, rank: int) -> bool:
-        """`rank` will not return, and is no spare; False if it was neither suspended nor a spare."""
-        if rank in self.spares:
-            self.spares.remove(rank)
-            return True
-        return self._aside.pop(rank, None) is not None
-
-    def readmit(self) -> dict[int, tuple[int, list[int]]]:
-        """Those who were suspended and heard since: each with its last step, and the groups not taken of that.
-
-        They count again, but for those whose places have been taken: these are spares.
-        """
-        found = {}
-        for rank in sorted(rank for rank, absence in self._aside.items() if absence.heard):
-            absence = self._aside.pop(rank)
-            found[rank] = absence.step, [group for group, last in absence.taken.items() if last < absence.step]
-        back = list(found)[: max(0, self._most - len(self.live))]
-        self.live |= set(back)
-        self.spares += [rank for rank in found if rank not in back]
-        return found
-
-    def promote(self, behind: Collection[int] = ()) -> list[int]:
-        """Count as many spares as places are empty: these. None of those who are `behind`."""
-        promoted = [rank for rank in self.spares if rank not in behind][: self._most - len(self.live)]
-        self.spares = [rank for rank in self.spares if rank not in promoted]
-        self.live |= set(promoted)
-        return promoted
-
-
-@dataclass
 class Membership:
-    """Decides when the others go on without a worker. For the master's main thread."""
+    """Owns the members, their flow control and the timer of the round, and decides when the others go on without a worker.
 
+    For the master's main thread. It reads the version in `job_state`, and changes no more of that than asking for the end.
+    """
+
+    members: Members
+    flow_control: FlowControl
+    timer: RoundTimer
     link: FrameChannel
     config: Config
     job_state: JobState
-    members: Members
-    round: RoundTimer
     rule: Rule
     shard: RoundsHandle
     pending: PendingCheckpoints
     recorder: StepRecorder
     events: Events
-    flow_control: FlowControl
     judged: set[tuple[int, int]] = field(default_factory=set)  # ranks and steps of gradients out of bounds, in the open round
     _refused: dict[int, int] = field(default_factory=dict)  # by rank: the number of such gradients in a row
+
+    @property
+    def live(self) -> frozenset[int]:
+        """The workers whose gradients count and who are waited for."""
+        return self.members.live
+
+    @property
+    def wait_until(self) -> float:
+        """The time at which something is overdue, by the clock of the job."""
+        return min(self.timer.deadline, self.job_state.stop_by)
+
+    @property
+    def followers(self) -> list[int]:
+        """Those who get the next version: workers and spares who are not held."""
+        return sorted({*self.live, *self.members.spares} - self.flow_control.held.keys())
+
+    def _watched(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if self.rule.rounds_go_on or rank in self.members.spares]
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        """Ask those who have much before them: before VERSION_COMPLETE, so that the answer comes before their next gradient."""
+        version = self.job_state.version
+        self._put_question([rank for rank in self._watched(ranks) if self.flow_control.ask(rank, version)], version, Flag.NONE)
+
+    def hold(self, ranks: Iterable[int]) -> None:
+        """Send nothing more to those who have too much before them."""
+        number = self.job_state.round.number
+        self._put_question([rank for rank in self._watched(ranks) if self.flow_control.hold(rank, number)], number, Flag.HOLD)
+
+    def _put_question(self, ranks: list[int], number: int, flags: Flag) -> None:
+        if ranks:
+            self.link.send(ranks, Kind.ASK, version=number, flags=flags)
+
+    def hear_answer(self, rank: int, number: int) -> None:
+        """`rank` has taken all that was sent before question `number`. If it was held, the open round does not wait for it."""
+        if self.flow_control.answer(rank, number) and rank in self.live and not self.job_state.stopping:
+            self.shard.excuse(rank, self.job_state.version)
+
+    def release(self) -> dict[int, Hold]:
+        """Hold those no more who have answered, or, if no round follows, anybody: these, and how they were held."""
+        return self.flow_control.release(everybody=self.job_state.stopping)
 
     def on_overdue(self, owing: frozenset[int], *, held: bool) -> None:
         """Suspend the workers that hold up the round; if too few would be left, after the longest deadline.
 
         At once if a stop was asked for. `owing`: workers whose traces have not come. `held`: a checkpoint holds it up.
         """
-        live, late = self.members.live, self.round.taken
+        live, late = self.members.live, self.timer.taken
         hurried = self.job_state.late
         if hurried:
             self.job_state.stop_by += _STOP_AGAIN * self.config.stop_deadline
@@ -146,24 +101,26 @@ class Membership:
             waiting |= live & self.shard.missing
         elif not self.pending:
             waiting |= owing
-        if not waiting and not hurried and not self.pending.writing and late > 2 * self.round.patience.hard_limit:
+        if not waiting and not hurried and not self.pending.writing and late > 2 * self.timer.patience.hard_limit:
             raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
         enough = len(live - waiting) + len(self.members.spares) >= max(1, self.config.min_workers)
-        if waiting and (hurried or enough or late >= self.round.patience.hard_limit):
+        if waiting and (hurried or enough or late >= self.timer.patience.hard_limit):
             for rank in sorted(waiting):
                 self.suspend(rank)
         if not hurried:
-            self.round.extend()
+            self.timer.extend()
 
     def suspend(self, rank: int) -> None:
         """Go on without `rank` until it is heard again."""
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
         hold = self.flow_control.let_go(rank)
         taken = self._do_without(rank, "suspended", reason)
-        step = 0 if self.rule.patient else self.job_state.version + 1
-        if step and hold is not None and hold.version < step:  # it can have sent no gradient of a version that it was not sent
-            step = hold.version
-            taken = {group: step - 1 if group in hold.unused else step for group in taken}
+        now = self.job_state.round
+        step = 0 if self.rule.patient else now.last_step
+        if step and hold is not None and hold.version <= now.version:  # no gradient of a version that it was not sent
+            last = now.at(hold.version - 1)
+            step = last.last_step
+            taken = {group: last.finished if group in hold.unused else step for group in taken}
         self.members.suspend(rank, taken, step)
 
     def lose(self, rank: int, reason: str) -> None:
@@ -207,7 +164,7 @@ class Membership:
         """Suspend silent workers where rounds close without the slowest, so that no deadline notices them."""
         if not self.rule.rounds_go_on or self.config.local is not None:
             return
-        limit = max(_SILENCES * self.round.patience.of_round(pause=False), self.round.patience.hard_limit)
+        limit = max(_SILENCES * self.timer.patience.of_round(pause=False), self.timer.patience.hard_limit)
         for rank in sorted(self.members.live & self.shard.missing):
             enough = len(self.members.live) > max(1, self.config.min_workers)
             if self.members.silent_for(rank) > (limit if enough else _SILENCES * limit):
@@ -222,10 +179,10 @@ class Membership:
         if rank not in self.members.live:
             return
         error = what.error if isinstance(what, Refused) else what
-        self.recorder.dropped(self.job_state.version + 1)
+        self.recorder.dropped(self.job_state.round.last_step)
         struck_out = self.members.strike(rank)
         self.events.tell("rejected", self.job_state.version, rank, f"{type(error).__name__}: {error}")
-        self.recorder.excuse(rank, self.job_state.version + 1)
+        self.recorder.excuse(rank, self.job_state.round.last_step)
         if isinstance(what, WireError) and rank in self.pending.missing:
             self.link.fail(rank, error)
             self.lose(rank, "its part of a checkpoint could not be used")
@@ -233,7 +190,7 @@ class Membership:
             self.link.fail(rank, WireError(f"{STRIKES} frames of rank {rank} in a row could not be used", 0))
             self.lose(rank, f"{STRIKES} of its frames in a row could not be used")
         elif isinstance(what, WireError) and not self.job_state.stopping:
-            self.shard.excuse(rank, self.job_state.version + 1)
+            self.shard.excuse(rank, self.job_state.version)
 
     def judge(self, what: Refused | Scaled, error: NormError) -> None:
         """Tell of a gradient that is out of bounds, once; after three refused ones in a row go on without its sender."""
@@ -244,10 +201,10 @@ class Membership:
         if isinstance(what, Scaled):
             self.events.tell("scaled", self.job_state.version, rank, str(error))
             return
-        self.recorder.dropped(self.job_state.version + 1)
+        self.recorder.dropped(self.job_state.round.last_step)
         self._refused[rank] = self._refused.get(rank, 0) + 1
         self.events.tell("rejected", self.job_state.version, rank, f"{type(error).__name__}: {error}")
-        self.recorder.excuse(rank, self.job_state.version + 1)
+        self.recorder.excuse(rank, self.job_state.round.last_step)
         if self._refused[rank] >= STRIKES:
             self.link.fail(rank, WireError(f"{STRIKES} gradients of rank {rank} in a row were out of all proportion", 0))
             self.lose(rank, f"{STRIKES} of its gradients in a row were out of all proportion")

@@ -31,8 +31,9 @@ class _Round:
 
 
 class StepRecorder:
-    """Collects the figures of each step; a step's record is due once its round is closed and all reports are in.
+    """Collects the figures of each round under its last step; the record is due once the round is closed and all reports are in.
 
+    `step`: the steps finished before the first round; `steps`: those of a round.
     Group frames that belong to no step count in the next record that is made, and so do the control messages since the record
     before, whose sums `control` tells: over all records no byte is lost. `weighted`: a record's loss is the mean over samples,
     not over workers.
@@ -45,6 +46,7 @@ class StepRecorder:
         step: int,
         epoch_offset: int = 0,
         *,
+        steps: int = 1,
         weighted: bool = False,
         control: Callable[[], ControlBytes] = lambda: ControlBytes(0, 0),
     ) -> None:
@@ -57,7 +59,8 @@ class StepRecorder:
         self._rounds: dict[int, _Round] = defaultdict(_Round)
         self._elsewhere = _Round()
         self._first = step
-        self._next = step + 1
+        self._steps = steps
+        self._next = step + steps
         self._last_close = time.perf_counter()
         self._lost: frozenset[int] = frozenset()
         self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank and its step
@@ -104,7 +107,7 @@ class StepRecorder:
 
     def excuse(self, rank: int, last: int) -> None:
         """Reports of `rank` about steps up to `last` may never come: no record waits for them."""
-        for step in range(self._next, last + 1):
+        for step in range(self._next, last + 1, self._steps):
             self._rounds[step].excused.add(rank)
 
     def lost(self, rank: int) -> None:
@@ -136,7 +139,7 @@ class StepRecorder:
             if self._missing(self._next, entry) and len(self._rounds) <= _MOST_REPORTS:
                 return
             yield self._record(self._next, self._rounds.pop(self._next))
-            self._next += 1
+            self._next += self._steps
 
     def _missing(self, number: int, entry: _Round) -> bool:
         silent = self._lost | entry.excused

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from psnode.exchange.flow_control import FlowControl, Hold
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.median_clipping import Clipped
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
-from psnode.master.membership import Members
+from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan
@@ -24,17 +24,25 @@ from psnode.records.directory import RunDirectory
 from psnode.records.history import AddedGradient
 
 
+class LastGradient(NamedTuple):
+    """A worker's last gradient, as a version tells of it: its step, and the groups that were not used and never will be."""
+
+    step: int
+    unused: list[int]
+
+
 @dataclass
 class RoundBoundary:
-    """The boundary between two rounds. For the master's main thread, while no group is being sent.
+    """The boundary between two rounds: owns what each worker is told with a version. While no group is being sent.
 
-    `entering`: workers admitted this round, with their last step and its unused groups.
+    A worker is told of its last gradient: that of the last round, whose groups `left_out` finds, or an earlier one where a worker
+    comes back with this version. `entering`: who is admitted with it.
     """
 
     link: FrameChannel
     run: RunDirectory
     job_state: JobState
-    members: Members
+    membership: Membership
     plan: Plan
     rule: Rule
     shard: ShardHandle
@@ -42,16 +50,16 @@ class RoundBoundary:
     recorder: StepRecorder
     sharding: Sharding
     events: Events
-    flow_control: FlowControl
-    entering: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    entering: set[int] = field(default_factory=set)
+    _released: set[int] = field(default_factory=set)  # who was held, and gets this version whole
+    _earlier: dict[int, LastGradient] = field(default_factory=dict)  # of those who come back with this version, by rank
     _clipped: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)  # by rank: a step, and factors by group
-    _released: dict[int, Hold] = field(default_factory=dict)  # with this version
     _dealt: bool = False  # since the start
     _recorded: bool = True  # the deal, in config.json
 
     def count(self, contributors: Iterable[tuple[int, int]]) -> bool:
         """The version that is complete was made of these gradients; whether that may have moved the run's end."""
-        self.sharding.count(self.job_state.version, contributors)
+        self.sharding.count(self.job_state.round.finished, contributors)
         if self.sharding.applied is None:
             return False
         self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.epoch_offset)
@@ -59,7 +67,7 @@ class RoundBoundary:
 
     def begin_checkpoint(self, until: float) -> bool:
         """Begin the checkpoint of the version that is complete; False if none is to be. `until`: see PendingCheckpoints.begin."""
-        return self.pending.begin(self.job_state.version, self.members.live, until, self._facts)
+        return self.pending.begin(self.job_state.version, self.membership.live, until, self._facts)
 
     def keep(self) -> None:
         """Keep the version that is complete, for an end that comes amid the next."""
@@ -70,11 +78,6 @@ class RoundBoundary:
         applied = {} if self.sharding.applied is None else self.sharding.applied.facts()
         return {**retention.UNKNOWN, **self.shard.facts(), **applied}
 
-    def sent(self, ranks: Sequence[int], nbytes: int) -> None:
-        """A group of the version to come has left for `ranks`, in `nbytes` in all."""
-        if ranks:
-            self.flow_control.sent(ranks, nbytes // len(ranks))
-
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
         """Of these pushes of `group` a part was used: who sent them is told with the version, or when it is back."""
         for rank, step, factor in clipped:
@@ -82,31 +85,29 @@ class RoundBoundary:
                 self._clipped[rank] = step, {}
             self._clipped[rank][1][group] = factor
 
-    def hear_answer(self, rank: int, number: int) -> None:
-        """`rank` has taken all that was sent before question `number`. If it was held, the open round does not wait for it."""
-        if self.flow_control.answer(rank, number) and rank in self.members.live and not self.job_state.stopping:
-            self.shard.excuse(rank, self.job_state.version + 1)
-
     def catch_up(self) -> None:
         """Send the whole weights of the complete version to held workers that have answered; to all held ones, if it is the
         last.
         """
-        self._released = self.flow_control.release(everybody=self.job_state.stopping)
-        version, ranks = self.job_state.version, sorted(self._released)
+        released = self.membership.release()
+        now, ranks = self.job_state.round, sorted(released)
+        version, self._released = now.version, set(ranks)
         if not ranks:
             return
         self._send_whole(ranks)
         for rank in ranks:
+            hold = released[rank]
+            if hold.version < version:
+                self._earlier[rank] = LastGradient(now.at(hold.version).finished, hold.unused)
             for earlier in self.pending.awaiting(rank):
-                if self._released[rank].version <= earlier < version:
+                if hold.version <= earlier < version:
                     self.link.send(rank, Kind.ASK, step=earlier, version=version, flags=Flag.CHECKPOINT)
         if not self.job_state.stopping:
-            self.shard.admit([rank for rank in ranks if rank in self.members.live], version)
+            self.shard.admit([rank for rank in ranks if rank in self.membership.live], version)
 
     def _send_whole(self, ranks: list[int]) -> None:
         nbytes = self.shard.send_whole(ranks, self.job_state.version)
-        self.recorder.down(nbytes, self.job_state.version)
-        self.sent(ranks, nbytes)
+        self.recorder.down(nbytes, self.job_state.round.finished)
 
     def readmit(self) -> None:
         """Readmit suspended workers that were heard again: they get the whole weights of the complete version, and take part
@@ -114,9 +115,11 @@ class RoundBoundary:
 
         Empty places are taken by spares, which have followed all versions.
         """
-        self.entering = self.members.readmit()
-        for rank in self.entering:
-            waits = rank in self.members.spares
+        returned = {rank: LastGradient(*last) for rank, last in self.membership.members.readmit().items()}
+        self._earlier |= returned
+        self.entering = set(returned)
+        for rank in returned:
+            waits = rank in self.membership.members.spares
             self.events.tell(
                 "returned", self.job_state.version, rank, "its place is taken: a spare from here on" if waits else ""
             )
@@ -125,14 +128,15 @@ class RoundBoundary:
 
     def _promote(self) -> None:
         """Admit those who enter, and spares in empty places."""
-        for rank in self.members.promote(self.flow_control.held):
-            former = self.sharding.hand_over(rank, self.members.live - {rank})
+        for rank in self.membership.members.promote(self.membership.flow_control.held):
+            former = self.sharding.hand_over(rank, self.membership.live - {rank})
             self.events.tell("promoted", self.job_state.version, rank, f"in the place of rank {former}")
             self._dealt = True
-            self.entering[rank] = self.job_state.version, []
+            self.entering.add(rank)
+            self._earlier.setdefault(rank, LastGradient(self.job_state.round.finished, []))
             if statistics := self.pending.statistics:
-                self.link.send(rank, Kind.STATE, statistics, step=self.job_state.version, version=self.job_state.version)
-        for rank in self.entering.keys() & self.members.live:
+                self.link.send(rank, Kind.STATE, statistics, step=self.job_state.round.finished, version=self.job_state.version)
+        for rank in self.entering & self.membership.live:
             self.recorder.found(rank)
             self.shard.admit([rank], self.job_state.version)
 
@@ -164,9 +168,9 @@ class RoundBoundary:
 
         Who enters has to know of an earlier deal. Whether there was a new one.
         """
-        informed = (self.entering.keys() | self._released.keys()) & self.members.live if self._dealt else set()
-        if renewed := self.sharding.renew(self.job_state.version, self.members.live):
-            self._dealt, informed = True, set(self.members.live - self.flow_control.held.keys())
+        informed = (self.entering | self._released) & self.membership.live if self._dealt else set()
+        if renewed := self.sharding.renew(self.job_state.round.finished, self.membership.live):
+            self._dealt, informed = True, set(self.membership.live - self.membership.flow_control.held.keys())
             names = ", ".join(map(str, self.sharding.ranks))
             self.events.tell(
                 "resharded", self.job_state.version, None, f"the examples of the epoch that begins are those of ranks {names}"
@@ -178,8 +182,8 @@ class RoundBoundary:
                 self.run.record(self.sharding.parts)
                 self._recorded = True
         if informed:
-            body = self.sharding.deal.to_bytes()
-            self.link.send(sorted(informed), Kind.RESHARD, body, step=self.job_state.version, version=self.job_state.version)
+            now, body = self.job_state.round, self.sharding.deal.to_bytes()
+            self.link.send(sorted(informed), Kind.RESHARD, body, step=now.finished, version=now.version)
         return renewed
 
     def left_out(self, added: Sequence[Iterable[AddedGradient]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
@@ -188,36 +192,36 @@ class RoundBoundary:
         keeps = self.rule.patient
         return {
             rank: [] if keeps or rank in forfeited else [group for group, there in enumerate(ranks) if rank not in there]
-            for rank in self.members.live
+            for rank in self.membership.live
         }
 
     def close(self, flags: Flag, left_out: Mapping[int, list[int]]) -> None:
         """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
-        version = self.job_state.version
+        now = self.job_state.round
+        version = now.version
         frames: dict[tuple[int, bytes, Flag], list[int]] = {}
-        for rank, held in self.flow_control.held.items():
+        for rank, held in self.membership.flow_control.held.items():
             if held.version == version:
                 held.unused = left_out.get(rank, [])
-        ranks = sorted({*self.members.live, *self.members.spares} - self.flow_control.held.keys())
-        self._ask(ranks)
+        ranks = self.membership.followers
+        self.membership.ask(ranks)
         if ranks and self.sharding.applied is not None:
             self.link.send(ranks, Kind.EPOCH, step=self.sharding.applied.gradients, version=version)
         for rank in ranks:
-            spare = rank in self.members.spares
-            step, unused = self.entering.get(rank, (version, left_out.get(rank, [])))
-            if (hold := self._released.get(rank)) is not None and hold.version < version:
-                step, unused = hold.version, hold.unused
+            spare = rank in self.membership.members.spares
+            step, unused = self._earlier.get(rank) or LastGradient(now.finished, left_out.get(rank, []))
             told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was not there when that began
             told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)
         self._tell_factors(ranks)
         self.entering.clear()
         self._released.clear()
+        self._earlier.clear()
         for (step, body, told), readers in frames.items():
             self.link.send(readers, Kind.VERSION_COMPLETE, body, step=step, version=version, flags=told)
         if not self.job_state.stopping:
-            self._hold(ranks)
-            self.shard.send_to([rank for rank in ranks if rank not in self.flow_control.held])
+            self.membership.hold(ranks)
+            self.shard.send_to(self.membership.followers)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
         """Tell those whose last gradient was clipped by how much. A worker passes over a factor for an earlier step."""
@@ -225,20 +229,3 @@ class RoundBoundary:
             step, factors = self._clipped.pop(rank)
             body = pack_factors(factors, len(self.plan.groups))
             self.link.send(rank, Kind.CLIP, body, step=step, version=self.job_state.version)
-
-    def _watched(self, ranks: Iterable[int]) -> list[int]:
-        return [rank for rank in ranks if self.rule.rounds_go_on or rank in self.members.spares]
-
-    def _ask(self, ranks: Iterable[int]) -> None:
-        """Ask those who have much before them: before VERSION_COMPLETE, so that the answer comes before their next gradient."""
-        asked = [rank for rank in self._watched(ranks) if self.flow_control.ask(rank, self.job_state.version)]
-        self._put_question(asked, self.job_state.version, Flag.NONE)
-
-    def _hold(self, ranks: Iterable[int]) -> None:
-        """Send nothing more to those who have too much before them."""
-        held = [rank for rank in self._watched(ranks) if self.flow_control.hold(rank, self.job_state.version + 1)]
-        self._put_question(held, self.job_state.version + 1, Flag.HOLD)
-
-    def _put_question(self, ranks: list[int], number: int, flags: Flag) -> None:
-        if ranks:
-            self.link.send(ranks, Kind.ASK, version=number, flags=flags)

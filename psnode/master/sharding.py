@@ -9,6 +9,7 @@ from psnode.config import Config
 from psnode.config.schedules import OwnRate, Schedule, learning_rate
 from psnode.exchange.shard.consistency import Rule, gradients_a_round
 from psnode.protocol.messages import Reshard
+from psnode.protocol.round import Round
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.generations import Generation, epoch_offset
 
@@ -75,7 +76,8 @@ def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
 class Sharding:
     """The shares of the run's last part: those of `ranks`, in this order, of `examples`.
 
-    `own_rate`: the task's schedule; `steps`: those of an epoch, where the data are no examples to deal. `parts` of the run, where
+    `finished`: steps of the run so far; `own_rate`: the task's schedule; `steps`: those of an epoch, where the data are no
+    examples to deal. `parts` of the run, where
     its `epochs` stand by them, and the learning rate's `schedule`.
 
     Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
@@ -92,7 +94,7 @@ class Sharding:
         ranks: Iterable[int],
         parts: Sequence[Generation],
         applied: Applied | None = None,
-        version: int = 0,
+        finished: int = 0,
         own_rate: OwnRate | None = None,
         steps: int | None = None,
     ) -> None:
@@ -101,15 +103,15 @@ class Sharding:
         self.ranks = tuple(ranks)
         self._rates: dict[int, float] = {}  # by version
         self.applied = applied
-        self._version = version
+        self._finished = finished
         self._epoch = 0
         self._take(parts)
         self._epoch = self._over
 
-    def rate(self, version: int) -> float:
-        """The learning rate of gradients computed on `version`: the schedule's when that was new, whatever it is by now."""
-        found = self._rates.setdefault(version, self.schedule(version))
-        self._rates.pop(version - _REMEMBERED, None)
+    def rate(self, of: Round) -> float:
+        """The learning rate of a round's gradients: the schedule's when its version was new, whatever it is by now."""
+        found = self._rates.setdefault(of.version, self.schedule(of.finished))
+        self._rates.pop(of.version - _REMEMBERED, None)
         return found
 
     def _take(self, parts: Sequence[Generation]) -> None:
@@ -119,16 +121,16 @@ class Sharding:
             self.epochs = Epochs(self._steps, 0, self.epochs.sample_offset)
         if self.applied is not None:
             gradients = self._examples // (self._config.batch_size * self._config.batches_per_step)
-            self.epochs = Epochs(gradients, self.applied.gradients - self._version, self.epochs.sample_offset)
+            self.epochs = Epochs(gradients, self.applied.gradients - self._finished, self.epochs.sample_offset)
         self.schedule = self.schedule_of(self._config)
 
     def schedule_of(self, config: Config) -> Schedule:
         """The learning rate by the settings of `config`, in epochs as they are here."""
         return learning_rate(config, self.epochs.steps, self.epochs.epoch_offset, self._own_rate)
 
-    def count(self, version: int, contributors: Iterable[tuple[int, int]]) -> None:
-        """`version` is complete, by the gradients of `contributors`, each a rank and a step of its own."""
-        self._epoch, self._version = self._over, version
+    def count(self, finished: int, contributors: Iterable[tuple[int, int]]) -> None:
+        """`finished` steps are taken, the last by the gradients of `contributors`, each a rank and a step of its own."""
+        self._epoch, self._finished = self._over, finished
         if self.applied is not None:
             self.applied.add(contributors)
             self._take(self.parts)
@@ -136,13 +138,13 @@ class Sharding:
     @property
     def _over(self) -> int:
         """Number of finished epochs."""
-        return (self._version + self.epochs.epoch_offset) // self.epochs.steps
+        return (self._finished + self.epochs.epoch_offset) // self.epochs.steps
 
-    def ends(self, version: int) -> bool:
-        """True if an epoch ends with `version`, which is complete."""
+    def ends(self, finished: int) -> bool:
+        """True if an epoch ends after `finished` steps, all of which are taken."""
         if self.applied is not None:
             return self._over > self._epoch
-        return (version + self.epochs.epoch_offset) % self.epochs.steps == 0
+        return (finished + self.epochs.epoch_offset) % self.epochs.steps == 0
 
     @property
     def last_step(self) -> int:
@@ -174,12 +176,12 @@ class Sharding:
         self.ranks = (*self.ranks[:place], rank, *self.ranks[place + 1 :])
         return former
 
-    def renew(self, version: int, live: Iterable[int]) -> bool:
-        """Deal among `live` if `version` ends an epoch that was dealt among others; whether that was so."""
+    def renew(self, finished: int, live: Iterable[int]) -> bool:
+        """Deal among `live` if an epoch that was dealt among others ends after `finished` steps. True if it was so."""
         ranks = tuple(sorted(live))
-        if not self.ends(version) or not ranks or set(ranks) == set(self.ranks):
+        if not self.ends(finished) or not ranks or set(ranks) == set(self.ranks):
             return False
         if len(ranks) != len(self.ranks):
-            self._take([*self.parts, Generation(version, len(ranks))])
+            self._take([*self.parts, Generation(finished, len(ranks))])
         self.ranks = ranks
         return True

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from psnode.errors import DeadlineExceededError, NonFiniteLossError, PeerLostError, PsnodeError, in_one_line
+from psnode.plan.roles import MASTER
 from psnode.protocol import wire
 from psnode.protocol.messages import Failure
 from psnode.protocol.wire import Bytes, Flag, Frame, Kind
@@ -27,7 +28,7 @@ class RemoteFailureError(PsnodeError):
     """Another rank reported that it cannot continue; this rank exits with the same code."""
 
     def __init__(self, rank: int, failure: Failure, step: int = 0) -> None:
-        super().__init__(failure.message if rank == 0 else f"rank {rank}: {failure.message}")
+        super().__init__(failure.message if rank == MASTER else f"rank {rank}: {failure.message}")
         self.rank = rank
         self.failure = failure
         self.step = step

@@ -17,6 +17,7 @@ from typing import Any
 
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
+from psnode.plan.roles import Layout
 from psnode.protocol.messages import plain
 from psnode.records import checkpoint
 from psnode.records.branches import branch, evaluations
@@ -168,5 +169,5 @@ def _score(record: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _lacking(path: Path, workers: int) -> Iterable[str]:
-    """Yield the files of ranks 1 to `workers` that a checkpoint lacks."""
-    return [name for rank in range(1, workers + 1) if not (path / (name := checkpoint.worker_file(rank))).exists()]
+    """Yield the files of `workers` workers that a checkpoint lacks."""
+    return [name for rank in Layout(workers).computing if not (path / (name := checkpoint.worker_file(rank))).exists()]

@@ -8,7 +8,7 @@ from typing import Any
 
 from psnode.config import Config
 from psnode.errors import PsnodeError, TransportError
-from psnode.exchange.routes import MASTER
+from psnode.plan.roles import MASTER
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.wire import Frame, Kind
 from psnode.task import Task
@@ -30,7 +30,7 @@ def work(
     Of `config` only the deadlines are used, until the master's has come. Errors here are reported to the master,
     which speaks for all and may go on with the others. Raises TransportError when the master is gone.
     """
-    link = FrameChannel(transport, watched={0})
+    link = FrameChannel(transport, watched={MASTER})
     send_hello(transport, hello)
     if not _takes_part(link, config, make_task, torch_lock):
         wait_for_end(link, config.pause_deadline)

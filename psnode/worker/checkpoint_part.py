@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from psnode.config.cores import stand_back
-from psnode.exchange.routes import MASTER
 from psnode.exchange.sender import GradientSender
+from psnode.plan.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
 from psnode.records import checkpoint, staging, tensorfile

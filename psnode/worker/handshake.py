@@ -26,12 +26,13 @@ from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
-from psnode.exchange.routes import MASTER, Layout, routes_of
+from psnode.exchange.routes import routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.trained_model import TrainedModel
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
+from psnode.plan.roles import MASTER, Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Reshard, Setup, Start

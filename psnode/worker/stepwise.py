@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from psnode.errors import ConfigurationError, NonFiniteLossError, in_one_line
-from psnode.exchange.routes import MASTER
+from psnode.plan.roles import MASTER
 from psnode.protocol.channel import ENOUGH
 from psnode.protocol.messages import unreportable
 from psnode.protocol.wire import Kind
@@ -74,7 +74,7 @@ class StepwiseWorker:
             )
         if self._passes is None:
             return None
-        step, batches, _ = self._passes
+        step, batches, _, _ = self._passes
         self._pending, self._weighed, self._begun = True, False, time.perf_counter()
         if not self._outcomes:
             self._optimizers.check()

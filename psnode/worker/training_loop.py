@@ -10,16 +10,17 @@ import torch
 
 from psnode.config import Config
 from psnode.config.schedules import OwnRate, learning_rate
-from psnode.exchange.gradients import Gradients
+from psnode.exchange.gradients import GradientSource
 from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
-from psnode.exchange.routes import MASTER
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.trained_model import TrainedModel
 from psnode.plan.groups import Plan
+from psnode.plan.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Reshard, Start
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records.metrics import peak_memory
 from psnode.records.timeline import Tracer
@@ -32,14 +33,23 @@ from psnode.worker.first_use import FirstUse
 
 
 class Passes(NamedTuple):
-    """Passes that `step` needs over `batches`. Before the first backward pass `settled` says whether the step is to be taken."""
+    """Passes that `step` needs over `batches`. Before the first backward pass `settled` says whether the step is to be taken.
+
+    `sends`: it is the last of its round, whose gradient leaves during the last backward pass.
+    """
 
     step: int
     batches: list[Batch]
     settled: Callable[[], bool]
+    sends: bool = True
 
 
 Steps = Generator[Passes, Outcome | None, None]
+
+
+def _at_once() -> bool:
+    """`settled` of the steps after the first of a round, which has waited for the weights."""
+    return True
 
 
 @dataclass
@@ -53,7 +63,7 @@ class Worker:
     start: Start
     model: TrainedModel
     replica: Replica
-    gradients: Gradients
+    gradients: GradientSource
     receiver: Receiver
     first_use: FirstUse | None  # None: a forward pass waits for all weights
     sender: GradientSender
@@ -61,11 +71,12 @@ class Worker:
     hooks: GroupHooks
     computation: Computation
     share: DataShare
-    deal: Callable[[Reshard, int, DataShare | None], DataShare]  # this rank's part of a deal, after a version and another share
+    deal: Callable[[Reshard, int, DataShare | None], DataShare]  # this rank's part, after a number of steps and another share
     tracer: Tracer
     own_rate: OwnRate | None = None  # Task.learning_rate
-    on_host: Sequence[str] = ()  # with a device: lines that tell which parts are still coded on the host, and why
-    _void: list[Batch] | None = None  # of a step that was begun and not taken
+    steps_per_round: int = 1
+    on_host: Sequence[str] = ()  # with a device: what is coded on the host all the same, and why, in lines
+    _void: list[Batch] | None = None  # of a round that was begun and not taken
 
     def train(self) -> None:
         """Take part in the run from its first step to its last."""
@@ -79,8 +90,9 @@ class Worker:
         """Run the passes that `steps` asks for."""
         passes = next(steps, None)
         while passes is not None:
+            hooks = self.hooks if passes.sends else None
             outcome = self.computation.run(
-                passes.step, passes.batches, self.hooks, first_forward=self.first_use, settled=passes.settled
+                passes.step, passes.batches, hooks, first_forward=self.first_use, settled=passes.settled
             )
             try:
                 passes = steps.send(outcome)
@@ -103,35 +115,39 @@ class Worker:
         self._leave()
 
     def steps(self) -> Steps:
-        """Yield the passes of each step from the present weights, up to the round that the master declares the last."""
-        version, going, self._last_step = self.receiver.version, True, self.start.last_step
+        """Yield the passes of each step from the weights that are there, up to the round that the master declares the last."""
+        now, going, self._last_step = self._round_of(self.receiver.version), True, self.start.last_step
         self._steps_per_epoch, self._workers = self.start.steps_per_epoch, self.share.sampler.workers
-        while going and version < self._end:
-            going = yield from self._step(version + 1)
+        while going and now.finished < self._end:
+            going = yield from self._take(now)
             # weights of a later version or another share of the data came: work begun with the others is void
-            if self.receiver.version != version or self.receiver.deal is not None:
-                version, going = self.receiver.version, True
+            if self.receiver.version != now.version or self.receiver.deal is not None:
+                now, going = self._round_of(self.receiver.version), True
                 continue
             if going:
-                version += 1
-                self.receiver.expect(version)
+                now = now.following
+                self.receiver.expect(now.version)
             while going and self.rule.rounds_go_on and self.receiver.behind():
-                going = self._settle(version, self.model.buffers())
-                if self.receiver.version != version:
-                    version, going = self.receiver.version, True
+                going = self._settle(now.version, self.model.buffers())
+                if self.receiver.version != now.version:
+                    now, going = self._round_of(self.receiver.version), True
                 elif going:
-                    version += 1
-                    self.receiver.expect(version)
+                    now = now.following
+                    self.receiver.expect(now.version)
         if going:
-            self._settle(version, self.model.buffers())
+            self._settle(now.version, self.model.buffers())
 
-    def _step(self, step: int) -> Generator[Passes, Outcome | None, bool]:
-        """Have the gradient of `step` computed, and send it; False if the version before was the last, or a later one has come.
+    def _round_of(self, version: int) -> Round:
+        return Round.after(version, self.steps_per_round)
 
-        The forward pass begins while that version is still coming. It may be in vain, and moves the running statistics:
+    def _take(self, now: Round) -> Generator[Passes, Outcome | None, bool]:
+        """Have the steps of round `now` computed, and send its gradient; False if the version that it needs was the last, or a
+        later one has come.
+
+        The first forward pass begins while that version is still coming. It may be in vain, and moves the running statistics:
         those that a checkpoint of that version needs are copied before.
         """
-        version = step - 1
+        version = now.version
         buffers = self.model.buffers()
         every = self.config.hash_every
         compared = bool(every) and version > 0 and version % every == 0
@@ -141,39 +157,48 @@ class Worker:
             digest = self.replica.digest() if compared else None
             if self.receiver.version != version:
                 return False
-        self._take_deal(version)
-        with self.tracer.span("load", step=step):
-            batches = self._void or next(self.share.batches)
-            self._void = None
+        self._take_deal(now)
+        before = self.receiver.waited
+        drawn, outcomes = list[Batch](), list[Outcome]()
 
         def settled() -> bool:
             self.receiver.complete()
             if self._is_dealt() or not self._settle(version, buffers) or self._is_dealt():
                 return False
             if self.receiver.applied is not None:
-                self._count_epochs(self.receiver.applied - version)
+                self._count_epochs(self.receiver.applied - now.finished)
             # not before: until then unused groups of the last gradient can return to the residuals
-            self.sender.begin(step, version, measure=step % self.config.log_interval == 0)
-            self.sender.weight = self.computation.weight(batches)
+            self.sender.begin(now, measure=now.reaches(self.config.log_interval))
+            self.sender.weight = self.computation.weight(drawn)
             return True
 
-        marks = self.model.marks() if compared else {}
-        before = self.receiver.waited
-        with self.tracer.span("forward_backward", step=step):
-            outcome = yield Passes(step, batches, settled)
-        self.model.check(settled=outcome is not None)
-        if outcome is not None and compared:
-            self.model.compare(marks)
-        if outcome is None:
-            self._void = batches
-            self.model.load_buffers(buffers)
-            return False
-        self.share.place += 1
+        for step in now.numbers:
+            with self.tracer.span("load", step=step):
+                batches = self._void or next(self.share.batches)
+                self._void = None
+            drawn += batches
+            first = step == now.first_step
+            if first:
+                marks = self.model.marks() if compared else {}
+            else:
+                self.sender.weight = self.computation.weight(drawn)
+            with self.tracer.span("forward_backward", step=step):
+                outcome = yield Passes(step, batches, settled if first else _at_once, sends=step == now.last_step)
+            self.model.check(settled=outcome is not None)
+            if outcome is not None and compared and first:
+                self.model.compare(marks)
+            if outcome is None:
+                self._void = batches
+                self.model.load_buffers(buffers)
+                return False
+            self.share.place += 1
+            outcomes.append(outcome)
+        outcome = outcomes[0] if now.steps == 1 else self.computation.together(outcomes)
         seconds = outcome.seconds - (self.receiver.waited - before)
-        with self.tracer.span("drain", step=step):
+        with self.tracer.span("drain", step=now.last_step):
             encode = self.sender.drain()
         self.gradients.clear()
-        self._report(step, outcome, seconds, encode, digest)
+        self._report(now, outcome, seconds, encode, digest)
         return True
 
     def _is_dealt(self) -> bool:
@@ -185,15 +210,15 @@ class Worker:
         """The last step, also by a deal that no batch was drawn from yet."""
         return self._last_step if self.receiver.deal is None else self.receiver.deal.last_step
 
-    def _take_deal(self, version: int) -> None:
-        """Continue after `version` with the share that the master has dealt since, if any."""
+    def _take_deal(self, now: Round) -> None:
+        """Take round `now` with the share that the master has dealt since the last one, if it has."""
         if (deal := self.receiver.deal) is None:
             return
         self.receiver.deal, self._void = None, None
         statistics, self.receiver.statistics = self.receiver.statistics, {}
         self.model.load_buffers({name.removeprefix("buffer/"): value for name, value in statistics.items()})
         self.share.batches.close()
-        self.share = self.deal(deal, version, self.share if self.rule.rounds_go_on else None)
+        self.share = self.deal(deal, now.finished, self.share if self.rule.rounds_go_on else None)
         self._steps_per_epoch, self._workers = deal.steps_per_epoch, len(deal.ranks)
         self._count_epochs(deal.shift)
         self._last_step = deal.last_step
@@ -225,7 +250,7 @@ class Worker:
             self._contribute(version, buffers)
         return Flag.STOP not in flags
 
-    def _report(self, step: int, outcome: Outcome, seconds: float, encode: float, digest: int | None) -> None:
+    def _report(self, now: Round, outcome: Outcome, seconds: float, encode: float, digest: int | None) -> None:
         report = Report(
             loss=outcome.loss,
             samples=outcome.samples,
@@ -236,9 +261,9 @@ class Worker:
             relative_error=self.sender.relative_error,
             replica_hash=digest,
             up=self.sender.nbytes,
-            memory=(peak_memory() or 0) if step >= self._end else 0,
+            memory=(peak_memory() or 0) if now.last_step >= self._end else 0,
         )
-        self.link.send(MASTER, Kind.REPORT, report.to_bytes(), step=step, version=step - 1)
+        self.link.send(MASTER, Kind.REPORT, report.to_bytes(), step=now.last_step, version=now.version)
 
     def _contribute(self, step: int, buffers: dict[str, torch.Tensor]) -> None:
         """Begin this worker's part of the checkpoint."""

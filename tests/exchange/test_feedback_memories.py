@@ -21,6 +21,7 @@ from psnode.plan.groups import Plan, Segment, Tensor
 from psnode.plan.rule import make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import tensorfile
 from psnode.transport.loopback import loopback_group
@@ -83,7 +84,7 @@ class Sender:
 
     def step(self, number: int, scale: float = 1.0) -> None:
         self.given.draw(number, scale)
-        self.sender.begin(number, number - 1, measure=False)
+        self.sender.begin(Round.after(number - 1), measure=False)
         for group in self.plan.groups:
             self.sender.push(group.index)
         self.sender.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
@@ -53,6 +54,28 @@ def test_an_answer_covers_what_was_sent_before_its_question() -> None:
     assert not found.answer(1, 2)
     found.answer(1, 1)
     assert found.outstanding(1) == 20 * MIB
+
+
+def test_what_is_waited_for_counts_as_taken() -> None:
+    found = FlowControl(0)
+    found.sent([1, 2], 50 * MIB)
+    found.settle([1, 3])
+    assert [found.outstanding(rank) for rank in (1, 2, 3)] == [0, 50 * MIB, 0]
+    found.sent([1], 30 * MIB)
+    assert not found.ask(1, 1) and found.ask(2, 1)
+    found.sent([1], 10 * MIB)
+    assert found.ask(1, 2)
+    assert not found.answer(1, 2) and found.outstanding(1) == 0
+
+
+def test_what_several_threads_send_is_counted_once() -> None:
+    found = FlowControl(0)
+    threads = [threading.Thread(target=lambda: [found.sent([1, 2], 3) for _ in range(20_000)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found.outstanding(1) == found.outstanding(2) == 2 * 20_000 * 3
 
 
 def test_at_the_end_everybody_is_released_and_who_is_lost_is_not() -> None:

@@ -1,32 +1,15 @@
-"""Layouts and routes of small jobs, against their definition."""
+"""Routes of small jobs, against their definition."""
 
 from __future__ import annotations
 
 import pytest
 
-from psnode.exchange.routes import MASTER, Layout, routes_of
+from psnode.exchange.routes import routes_of
 from psnode.plan.groups import Tensor
+from psnode.plan.roles import MASTER, Layout
 from psnode.plan.rule import make_plan
 
 PLAN = make_plan([Tensor(f"{index}.weight", (8, 8)) for index in range(3)], "identity", group_by="layer", min_compress_bytes=0)
-
-
-@pytest.mark.parametrize(("size", "spares"), [(2, 0), (5, 0), (5, 1), (6, 3)])
-def test_every_rank_has_one_role_and_every_worker_a_place_of_its_own(size: int, spares: int) -> None:
-    layout = Layout.of(size, spares)
-    assert [MASTER, *layout.computing, *layout.waiting] == list(range(size))
-    assert list(layout.readers) == [*layout.computing, *layout.waiting]
-    assert len(layout.waiting) == spares
-    assert layout.first == min(layout.computing) == MASTER + 1
-    assert [layout.place(rank) for rank in layout.computing] == list(range(layout.workers))
-    assert all(layout.place(rank) in range(layout.workers) for rank in layout.waiting)
-
-
-@pytest.mark.parametrize(("size", "spares"), [(1, 0), (1, 2), (3, 2), (3, 4)])
-def test_a_job_of_too_few_ranks_has_no_workers(size: int, spares: int) -> None:
-    layout = Layout.of(size, spares)
-    assert layout.workers == 0
-    assert list(layout.readers) == list(range(1, size))
 
 
 @pytest.mark.parametrize(("workers", "spares"), [(1, 0), (3, 0), (2, 2)])

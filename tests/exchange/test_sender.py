@@ -14,6 +14,7 @@ from psnode.exchange.sender import GradientSender
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
 from psnode.transport.loopback import loopback_group
 from tests.exchange.given import Given
@@ -28,7 +29,7 @@ def plan(codec: str) -> Plan:
 
 
 def step(sender: GradientSender, number: int) -> None:
-    sender.begin(number, number - 1, measure=False)
+    sender.begin(Round.after(number - 1), measure=False)
     sender.push(0)
     sender.drain()
 
@@ -113,3 +114,18 @@ def test_a_residual_that_overflows_is_an_error_and_nothing_to_skip(given: Given,
     with pytest.raises(NonFiniteGradientError) as caught:
         step(sender, 2)
     assert not isinstance(caught.value, NonFinitePartError)
+
+
+def test_what_a_round_of_several_steps_did_not_use_returns_by_its_last_step(given: Given, sender: GradientSender) -> None:
+    """With error feedback residual + payload = gradient in the first round, so that all of the gradient is back."""
+    now = Round(0, 1, steps=3)
+    sender.begin(now, measure=False)
+    sender.push(0)
+    sender.drain()
+    kept = residual(sender)
+    assert not np.allclose(kept, given.vector[: kept.size], atol=1e-2)
+    for step in (1, 2):
+        sender.give_back(step, [0])
+    np.testing.assert_array_equal(residual(sender), kept)
+    sender.give_back(3, [0])
+    np.testing.assert_allclose(residual(sender), given.vector[: kept.size], rtol=0, atol=1e-6)

@@ -18,6 +18,7 @@ from psnode.plan.coding import Coding
 from psnode.plan.groups import Tensor
 from psnode.plan.rule import make_plan
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.records import checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
@@ -111,7 +112,7 @@ def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str
     try:
         for step, gradient in enumerate(pushed, 1):
             current[:] = gradient
-            sender.begin(step, step - 1, measure=False)
+            sender.begin(Round.after(step - 1), measure=False)
             for group in plan.groups:
                 sender.push(group.index)
             sender.drain()

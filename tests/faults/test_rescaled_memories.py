@@ -18,6 +18,7 @@ from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready
+from psnode.protocol.round import Round
 from psnode.records import checkpoint, tensorfile
 from psnode.records.metrics import read_records
 from psnode.records.redistribution import resharded
@@ -52,7 +53,7 @@ def sender(given: Given) -> Iterator[GradientSender]:
 def sent(sender: GradientSender, step: int) -> np.ndarray:
     """Part of the memory that a push carries, in units of its gradient: the largest of gradient and memory."""
     memory = sender.state()["feedback/residual/a"].numpy()
-    sender.begin(step, step - 1, measure=False)
+    sender.begin(Round.after(step - 1), measure=False)
     sender.push(0)
     sender.drain()
     return memory

@@ -13,9 +13,11 @@ from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
-from psnode.master.membership import Members, Membership
+from psnode.master.members import Members
+from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.transport.clock import Clock
 from psnode.transport.loopback import loopback_group
 from tests.exchange.shard.small import small_shard
@@ -28,13 +30,13 @@ def membership(folder: Path, seconds: list[float]) -> Membership:
     members = Members([1, 2, 3], clock)
     shard = small_shard(nn.Linear(2, 3), Config(scheme="dense"))
     shard.admit([1, 2, 3], 0)
-    shard.open(0)
+    shard.open(Round.after(0))
     pending = bench(folder, rounds_go_on=False).pending
     timer = RoundTimer(AdaptiveTimeout(6.0, 20.0), clock)
     timer.begin(pause=False)
     return Membership(
-        FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1), JobState(clock, 60.0), members, timer,
-        Synchronous(3), shard, pending, StepRecorder(3, 10, 0), Events(folder), FlowControl(0),
+        members, FlowControl(0), timer, FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1),
+        JobState(clock, 60.0), Synchronous(3), shard, pending, StepRecorder(3, 10, 0), Events(folder),
     )  # fmt: skip
 
 
@@ -42,7 +44,7 @@ def test_who_holds_up_the_open_round_is_put_aside(tmp_path: Path) -> None:
     seconds = [0.0]
     found = membership(tmp_path, seconds)
     for rank in (1, 3):
-        found.shard.excuse(rank, 1)
+        found.shard.excuse(rank, 0)
     seconds[0] = 6.5
     found.on_overdue(frozenset({1}), held=False)
     assert found.members.live == {1, 3} and found.members.is_suspended(2)
@@ -54,7 +56,7 @@ def test_whose_part_of_a_checkpoint_is_missing_is_put_aside_if_that_holds_up_the
     seconds = [0.0]
     found = membership(tmp_path, seconds)
     for rank in (1, 2, 3):
-        found.shard.excuse(rank, 1)
+        found.shard.excuse(rank, 0)
     found.pending.begin(1, [2], 0.0)
     seconds[0] = 6.5
     found.on_overdue(frozenset(), held=held)

@@ -134,3 +134,24 @@ def test_of_reports_that_come_early_64_are_kept(early: int, known: bool) -> None
     recorder.report(1, 2, report(loss=3.0))
     recorder.close(1, 0.1, {(1, 1), (2, 1)}, {})
     assert [record.loss for record in recorder.due()] == ([2.0] if known else [])
+
+
+def test_a_round_of_several_steps_has_one_record_under_its_last_step() -> None:
+    recorder = StepRecorder(workers=2, steps_per_epoch=10, step=6, steps=3)
+    for last in (9, 12):
+        for rank in (1, 2):
+            recorder.report(last, rank, report())
+    recorder.excuse(2, 12)
+    recorder.down(100, 9)
+    recorder.close(9, 0.1, {(1, 9), (2, 9)}, {})
+    recorder.close(12, 0.1, {(1, 12), (2, 12)}, {})
+    found = list(recorder.due())
+    assert [(record.step, record.epoch, record.downlink_bytes) for record in found] == [(9, 0.9, 100), (12, 1.2, 0)]
+
+
+def test_a_report_that_is_excused_up_to_a_round_is_not_waited_for_in_any_round_before() -> None:
+    recorder = StepRecorder(workers=1, steps_per_epoch=10, step=0, steps=2)
+    recorder.excuse(1, 4)
+    for last in (2, 4, 6):
+        recorder.close(last, 0.1, {(1, last)}, {})
+    assert [record.step for record in recorder.due()] == [2, 4]

@@ -7,6 +7,7 @@ import pytest
 
 from psnode.config import Config
 from psnode.master.sharding import Sharding
+from psnode.protocol.round import Round
 from psnode.records.generations import Generation
 from psnode.tasks.data.sampler import Sampler
 
@@ -87,3 +88,12 @@ def test_who_takes_a_place_takes_its_share() -> None:
     assert [taken(found, rank, 1, 25) for rank in (1, 3, 4)] == [before[rank] for rank in (1, 3, 4)]
     assert not found.renew(25, [1, 3, 4, 6])
     assert found.parts == (Generation(0, 4),)
+
+
+def test_the_rate_of_a_round_is_the_schedules_at_its_first_step_whatever_the_schedule_is_later() -> None:
+    """Steps of a schedule count from 0: after 50 steps of 25 an epoch two milestones are over."""
+    found = sharding(epochs=3, lr_schedule="multistep", lr_milestones=[1, 2], lr_gamma=0.5)
+    assert [found.rate(Round(version, 25 * version + 1, 25)) for version in range(3)] == [0.1, 0.05, 0.025]
+    found.schedule = lambda step: 7.0
+    assert found.rate(Round(2, 51, 25)) == 0.025
+    assert found.rate(Round(3, 76, 25)) == 7.0

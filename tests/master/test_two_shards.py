@@ -24,6 +24,7 @@ from psnode.exchange.update.served_model import ServedModel
 from psnode.exchange.update.weight_vector import LooseWeights
 from psnode.plan.coding import Coding
 from psnode.plan.part import PlanPart, part_of
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
@@ -73,9 +74,9 @@ class Halves:
         for shard in self.shards:
             shard.admit(ranks, version)
 
-    def open(self, version: int) -> None:
+    def open(self, now: Round) -> None:
         for shard in self.shards:
-            shard.open(version)
+            shard.open(now)
 
     def offer(self, frame: Frame) -> bool:
         return any(shard.offer(frame) for shard in self.shards)
@@ -83,9 +84,9 @@ class Halves:
     def keep(self, frame: Frame) -> bool:
         return any(shard.keep(frame) for shard in self.shards)
 
-    def excuse(self, rank: int, step: int) -> None:
+    def excuse(self, rank: int, version: int) -> None:
         for shard in self.shards:
-            shard.excuse(rank, step)
+            shard.excuse(rank, version)
 
     def withdraw(self, rank: int) -> dict[int, int]:
         return {group: step for shard in self.shards for group, step in shard.withdraw(rank).items()}

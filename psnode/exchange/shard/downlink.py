@@ -14,6 +14,7 @@ from psnode.codecs.rng import Key
 from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
+from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.outgoing import OutgoingFrames
 from psnode.plan.groups import Group, Segment
 from psnode.plan.part import PlanPart
@@ -61,7 +62,7 @@ class Downlink:
     contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
     next x - y: y needs no error feedback of its own. `mover` may be replaced by one that has x and y elsewhere; `replica` then
     is y as it began. `heirs`: by group the ranks to which this one sends it; the `recipients` are those of them that get new
-    versions, at first all.
+    versions, at first all. The `flow_control` is told the bytes of all frames.
 
     The error of a codec is sent in later steps, so y lags x. With a `lead` y moves towards x + lead (x - x before the
     update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.
@@ -74,6 +75,7 @@ class Downlink:
         part: PlanPart,
         link: FrameChannel,
         heirs: Mapping[int, Sequence[int]],
+        flow_control: FlowControl,
         *,
         seed: int,
         lead: float = 0.0,
@@ -84,6 +86,7 @@ class Downlink:
         self.replica = weights if self.codecs is None else weights.copy()
         self.home = torch.from_numpy(self.replica)  # y's memory on the host
         self._heirs = heirs
+        self._flow_control = flow_control
         self.recipients = {group: tuple(ranks) for group, ranks in heirs.items()}
         self._seed = seed
         self._frames = OutgoingFrames(link)
@@ -141,15 +144,19 @@ class Downlink:
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
-        """Send the group's y as it is: to `ranks` that have none or an old one, else to its recipients."""
+        """Send the group's y as it is: to those of `ranks`, which have none or an old one, that the group's route names, or to
+        its recipients. Returns the bytes of all frames.
+        """
         frame = self._frames.begin(group.index, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
         payload = _IDENTITY.encode(self.mover.whole(group), Key.derive(0), out=frame.room)
         frame.take(payload.nbytes)
         return self._post(group, frame, Kind.WEIGHTS, version, ranks)
 
     def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int, ranks: Sequence[int] | None = None) -> int:
-        ranks = self.recipients[group.index] if ranks is None else ranks
+        heirs = self._heirs[group.index]
+        ranks = self.recipients[group.index] if ranks is None else [rank for rank in ranks if rank in heirs]
         sealed = self._frames.send(group.index, frame, ranks, kind, version, version)
+        self._flow_control.sent(ranks, sealed.size)
         return sealed.size * len(ranks)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from psnode.codecs.arrays import Floats
 from psnode.exchange.shard.state import ShardState
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame
 
 Tensors = dict[str, torch.Tensor]
@@ -20,8 +21,8 @@ class RoundsHandle(Protocol):
     def admit(self, ranks: Iterable[int], version: int) -> None:
         """Wait for gradients of `ranks` from the round of `version` on, which is opened next."""
 
-    def open(self, version: int) -> None:
-        """Open the round of `version` for its groups. All of them are closed, or untouched."""
+    def open(self, now: Round) -> None:
+        """Open round `now` for its groups. All of them are closed, or untouched."""
 
     def offer(self, frame: Frame) -> bool:
         """Take a gradient frame; False if it comes too late or twice, or from a rank that is not awaited."""
@@ -29,8 +30,8 @@ class RoundsHandle(Protocol):
     def keep(self, frame: Frame) -> bool:
         """Take a gradient that comes after the last round, for a run that goes on later; False if the rule drops it."""
 
-    def excuse(self, rank: int, step: int) -> None:
-        """Nothing more of `step` comes from `rank`: the open round does not wait for it."""
+    def excuse(self, rank: int, version: int) -> None:
+        """Nothing more that was computed on `version` comes from `rank`: its round does not wait for it."""
 
     def withdraw(self, rank: int) -> dict[int, int]:
         """Wait for `rank` no more; its gradients count. Returns by group the last of its steps that was taken."""
@@ -68,7 +69,7 @@ class WeightsHandle(Protocol):
         """Send new versions to `ranks` alone, each group to those of them that its route names. While no group is open."""
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, which is that of `version`, to `ranks`; returns the bytes of all frames."""
+        """Send y, which is that of `version`, to `ranks`, each group to those that its route names; the bytes of all frames."""
 
     @property
     def replica(self) -> Floats:

@@ -275,8 +275,7 @@ class Reduction:
                 self._average.move(group.index)
         with self._watch.timing("downlink"), self._tracer.span("downlink", group=group.index, version=version):
             nbytes = self._downlink.send(group, version)
-        recipients = self._downlink.recipients[group.index]
-        return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index], recipients)
+        return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index])
 
     def _idle(self, group: Group, absent: frozenset[int]) -> list[slice]:
         """The ranges of a group whose tensors have no gradient from any worker, for the optimizer to leave alone as torch does.

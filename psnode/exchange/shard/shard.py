@@ -19,6 +19,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.registry import is_from_outside
 from psnode.config import Config
 from psnode.errors import ConfigurationError
+from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.arithmetic import Arithmetic, HostArithmetic
@@ -28,7 +29,7 @@ from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm
 from psnode.exchange.shard.on_device import place
 from psnode.exchange.shard.reduction import Reduction
-from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 from psnode.exchange.shard.state import ShardState, own_tensors, with_copies_of_the_rest
 from psnode.exchange.shard.unapplied import pack, unpack
 from psnode.exchange.stopwatch import Stopwatch
@@ -40,6 +41,7 @@ from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plan.coding import Coding
 from psnode.plan.part import PlanPart, part_of
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame
 from psnode.records import checkpoint, state_names
 from psnode.records.checkpoint import Checkpoint
@@ -53,9 +55,9 @@ class Shard:
     """Open rounds of some groups of a plan, by number, their reduction, x with the optimizer, and y on its way down by `routes`.
 
     One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
-    `weights`: x of these groups, one after another. `routes`: of all groups of the plan. `rate`: the learning rate of gradients
-    computed on a version. `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this
-    class gives away copies of their newest values.
+    `weights`: x of these groups, one after another. `routes`: of all groups of the plan. `rate`: the learning rate of a round's
+    gradients. `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this
+    class gives away copies of their newest values. `flow_control`: that of this rank as a root; by default one of its own.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Shard:
         weights: Weights,
         link: FrameChannel,
         rule: Rule,
-        rate: Callable[[int], float],
+        rate: Callable[[Round], float],
         routes: Sequence[Route],
         tracer: Tracer,
         *,
@@ -74,11 +76,12 @@ class Shard:
         parameter_groups: Sequence[ParameterGroup] = (),
         own_optimizer: MakeOptimizer | None = None,
         device: torch.device | None = None,
+        flow_control: FlowControl | None = None,
     ) -> None:
         self._part = part = part_of(coding.plan, groups)
         _require_whole(part, config, constraint)
         self._rate = rate
-        self._version = 0
+        self._round = Round.after(0)
         self._watch = Stopwatch()
         self._weights = weights
         self._parameters = Parameters(
@@ -86,7 +89,10 @@ class Shard:
         )
         heirs = {group: routes[group].heirs(link.rank) for group in part.groups}
         lead = coding.scheme.lead(config.downlink_lead)
-        self._downlink = Downlink(coding.down, weights.vector.numpy(), part, link, heirs, seed=config.seed, lead=lead)
+        flow_control = flow_control or FlowControl(4 * part.own.size)
+        self._downlink = Downlink(
+            coding.down, weights.vector.numpy(), part, link, heirs, flow_control, seed=config.seed, lead=lead
+        )
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
         self._norm = None
@@ -125,7 +131,8 @@ class Shard:
             weight_unit=config.weight_unit,
         )
         by_rank = config.aggregate_order == "rank"
-        self._rounds = Rounds(part.groups, rule, by_rank=by_rank, add=self._add, close=self._close)
+        slots = [Slot(group) for group in part.groups]
+        self._rounds = Rounds[Frame](slots, rule, by_rank=by_rank, add=self._add, close=self._close)
 
     def __enter__(self) -> Self:
         return self
@@ -140,26 +147,30 @@ class Shard:
         """Wait for gradients of `ranks` from the round of `version` on, which is opened next."""
         self._rounds.admit(ranks, version)
 
-    def open(self, version: int) -> None:
-        """Open the round of `version` for its groups. All of them are closed, or untouched."""
-        self._version = version
-        self._rounds.open(version)
+    def open(self, now: Round) -> None:
+        """Open round `now` for its groups. All of them are closed, or untouched."""
+        self._round = now
+        self._rounds.open(now.version)
 
     def offer(self, frame: Frame) -> bool:
         """Take a gradient frame; False if it comes too late or twice, or from a rank that is not awaited."""
-        return self._rounds.offer(frame)
+        return self._is_of_a_round(frame) and self._rounds.offer(_origin(frame), frame)
 
     def keep(self, frame: Frame) -> bool:
-        """Take a gradient that comes after the last round, for a run that continues later; False if the rule drops it."""
-        return self._rounds.keep(frame)
+        """Take a gradient that comes after the last round, for a run that goes on later; False if the rule drops it."""
+        return self._is_of_a_round(frame) and self._rounds.keep(_origin(frame), frame)
 
-    def excuse(self, rank: int, step: int) -> None:
-        """Nothing more of `step` comes from `rank`: the open round does not wait for it."""
-        self._rounds.excuse(rank, step)
+    def _is_of_a_round(self, frame: Frame) -> bool:
+        """True if its step is the one that ends the round on its version."""
+        return frame.step == self._round.at(frame.version).last_step
+
+    def excuse(self, rank: int, version: int) -> None:
+        """Nothing more that was computed on `version` comes from `rank`: its round does not wait for it."""
+        self._rounds.excuse(rank, version)
 
     def withdraw(self, rank: int) -> dict[int, int]:
         """Wait for `rank` no more; its gradients count. Returns by group the last of its steps that was taken."""
-        return self._rounds.withdraw(rank)
+        return {slot.group: self._round.at(base).finished for slot, base in self._rounds.withdraw(rank).items()}
 
     def force(self) -> None:
         """Close all open groups with the gradients received so far, even if there are none."""
@@ -182,12 +193,12 @@ class Shard:
 
     def _add(self, frame: Frame) -> None:
         """Queue an addition. A step has one rate: where memories are in units of weights, a stale push is rescaled to it."""
-        rescaled = self._reduction.rescales and frame.version != self._version
-        rate = self._rate(self._version)
-        self._reduction.add(frame, self._rate(frame.version) / rate if rescaled and rate else 1.0)
+        rescaled = self._reduction.rescales and frame.version != self._round.version
+        rate = self._rate(self._round)
+        self._reduction.add(frame, self._rate(self._round.at(frame.version)) / rate if rescaled and rate else 1.0)
 
-    def _close(self, group: int) -> None:
-        self._reduction.close(group, self._version + 1, self._rate(self._version), alone=self._rounds.alone)
+    def _close(self, slot: Slot) -> None:
+        self._reduction.close(slot.group, self._round.number, self._rate(self._round), alone=self._rounds.alone)
 
     # weights
 
@@ -196,7 +207,7 @@ class Shard:
         self._downlink.send_to(ranks)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, which is that of `version`, to `ranks`; returns the bytes of all frames."""
+        """Send y, which is that of `version`, to `ranks`, each group to those that its route names; the bytes of all frames."""
         return sum(self._downlink.send_dense(group, version, ranks) for group in self._part.own.groups)
 
     @property
@@ -283,7 +294,7 @@ class Shard:
         if self._norm is not None:
             self._norm.take_up(found.facts)
         self._reduction.take_up(found)
-        self._rounds.restore(unpack(found))
+        self._rounds.restore((_origin(frame), frame) for frame in unpack(found))
 
     def outlier(self) -> str:
         """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""
@@ -297,6 +308,10 @@ class Shard:
     def seconds(self) -> dict[str, float]:
         """Seconds of decoding, updating and sending since the last call, by name."""
         return self._watch.take()
+
+
+def _origin(frame: Frame) -> Origin:
+    return Origin(Slot(frame.group), frame.sender, frame.version)
 
 
 def _require_whole(part: PlanPart, config: Config, constraint: Constraint | None) -> None:

@@ -10,7 +10,7 @@ from psnode.records.history import AddedGradient
 
 
 class GroupClosed(NamedTuple):
-    """`group` was brought to `version` by the `added` gradients; its frames to all `recipients` were `nbytes` long.
+    """`group` was brought to `version` by the `added` gradients; its frames to all recipients were `nbytes` long.
 
     `clipped`: those of the added pushes of which a part returns to its sender.
     """
@@ -20,7 +20,6 @@ class GroupClosed(NamedTuple):
     nbytes: int
     added: tuple[AddedGradient, ...]
     clipped: tuple[Clipped, ...] = ()
-    recipients: tuple[int, ...] = ()
 
 
 class Refused(NamedTuple):

@@ -17,10 +17,10 @@ from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import Layout
 from psnode.master.sharding import Epochs
 from psnode.master.start.agreement import Lacking, among, besides, hand_out, messages
 from psnode.plan.groups import Plan, Tensor
+from psnode.plan.roles import Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Setup, Start, plain

@@ -11,11 +11,10 @@ from statistics import median
 import torch
 
 from psnode.config import Config
-from psnode.config.schedules import constant
 from psnode.config.scheme import Scheme
 from psnode.config.train_settings import OWN
 from psnode.errors import WireError
-from psnode.exchange.routes import Layout, routes_of
+from psnode.exchange.routes import routes_of
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.handle import RoundsHandle
 from psnode.exchange.shard.shard import Shard
@@ -23,8 +22,10 @@ from psnode.exchange.shard.shard_events import GroupClosed, Refused
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
+from psnode.plan.roles import Layout
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Start
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Frame, Kind, pack_groups
 from psnode.records.timeline import Tracer
 
@@ -60,7 +61,7 @@ class TrialRun:
         plan, weights = self._plan, ServedModel(self._model, self._plan, torch.empty(self._plan.size))
         routes = routes_of(Layout(len(self._workers)), plan)  # spares take no part
         coding = Coding(plan, self._scheme)
-        with Shard(coding, range(len(plan.groups)), config, weights, self._link, rule, constant(lr), routes, tracer) as shard:
+        with Shard(coding, range(len(plan.groups)), config, weights, self._link, rule, lambda now: lr, routes, tracer) as shard:
             seconds = median(self._rounds(shard))
         self._model.load_state_dict(before)
         return seconds
@@ -70,7 +71,7 @@ class TrialRun:
         shard.admit(self._workers, 0)
         times, stopping, requests = [time.monotonic()], False, list[object]()
         while not stopping:
-            shard.open(len(times) - 1)
+            shard.open(Round.after(len(times) - 1))
             requests += self._round(shard)
             times.append(time.monotonic())
             version, passed = len(times) - 1, times[-1] - times[0]
@@ -92,7 +93,7 @@ class TrialRun:
                     if not shard.offer(event):
                         event.release()
                 case Frame(kind=Kind.SKIP_STEP):
-                    shard.excuse(event.sender, event.step)
+                    shard.excuse(event.sender, event.version)
                 case Frame(kind=Kind.REPORT):
                     silent.discard(event.sender)
                 case GroupClosed():

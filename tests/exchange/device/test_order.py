@@ -12,6 +12,7 @@ from psnode.codecs import get_codec
 from psnode.exchange.device.segment import DeviceSegment
 from psnode.exchange.replica import Replica
 from psnode.plan.groups import Plan
+from psnode.protocol.round import Round
 from tests.exchange.device.streams import Stream, Streams
 from tests.exchange.device.test_segments import Both
 from tests.rows.fake_cupy import install
@@ -44,7 +45,7 @@ def test_memories_come_to_the_host_behind_the_masking_of_momenta(streams: Stream
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     device = both.senders[1]
     for number in (1, 2):
-        device.begin(number, number - 1, measure=False)
+        device.begin(Round.after(number - 1), measure=False)
         device.push(0)
         device.drain()
         pushed, streams.notes[:] = list(streams.notes), []

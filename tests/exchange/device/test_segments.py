@@ -17,6 +17,7 @@ from psnode.exchange.sender import GradientSender
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
 from psnode.transport.loopback import loopback_group
 from tests.exchange.given import Given
@@ -70,7 +71,7 @@ class Both:
     def sent(self, number: int, *senders: GradientSender) -> tuple[Kind, bytes]:
         found = []
         for sender, master in zip(senders, self.masters, strict=True):
-            sender.begin(number, number - 1, measure=True)
+            sender.begin(Round.after(number - 1), measure=True)
             sender.push(0)
             sender.drain()
             frame = master.next(10)
@@ -166,7 +167,7 @@ def test_a_sum_that_is_not_finite_is_an_error(both: Both) -> None:
             both.step(number)
             continue
         for sender in both.senders:
-            sender.begin(number, number - 1, measure=False)
+            sender.begin(Round.after(number - 1), measure=False)
             sender.push(0)
             with pytest.raises(NonFiniteGradientError, match=r"inf.* at .*3"):
                 sender.drain()

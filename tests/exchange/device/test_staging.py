@@ -13,6 +13,7 @@ from psnode.codecs import get_codec
 from psnode.codecs.device.staging_buffer import StagingBuffer
 from psnode.exchange.device.placing import changes_on
 from psnode.plan.groups import Plan
+from psnode.protocol.round import Round
 from tests.exchange.device.streams import Stream, Streams
 from tests.exchange.device.test_segments import Both
 from tests.rows.fake_cupy import CPU, install
@@ -87,7 +88,7 @@ def test_a_step_waits_for_copies_of_payloads_alone(streams: Streams, monkeypatch
     both = Both("ef")
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: pytest.fail("a copy through pageable memory"))
     for sender, master in zip(both.senders, both.masters, strict=True):
-        sender.begin(1, 0, measure=False)
+        sender.begin(Round.after(0), measure=False)
         sender.push(0)
         sender.drain()
         master.next(10)

@@ -17,6 +17,7 @@ from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan, Tensor
 from psnode.plan.rule import make_plan
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.records.timeline import Tracer
 from psnode.transport.loopback import loopback_group
 
@@ -32,7 +33,7 @@ def small_shard(
     config: Config,
     rule: Rule | None = None,
     link: FrameChannel | None = None,
-    rate: Callable[[int], float] = lambda version: 0.1,
+    rate: Callable[[Round], float] = lambda now: 0.1,
     recipients: Sequence[int] = (),
     group_by: str = "model",
 ) -> Shard:

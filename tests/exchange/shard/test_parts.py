@@ -15,7 +15,8 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import Layout, Route, routes_of
+from psnode.exchange.flow_control import FlowControl
+from psnode.exchange.routes import Route, routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed
@@ -24,9 +25,11 @@ from psnode.exchange.update.weight_vector import LooseWeights, Weights
 from psnode.plan.coding import Coding, gradient_key
 from psnode.plan.groups import Plan, Tensor
 from psnode.plan.part import part_of
+from psnode.plan.roles import Layout
 from psnode.plan.rule import make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
@@ -67,7 +70,7 @@ class Played:
     def __init__(self, config: Config, groups: Iterable[int], routes: Sequence[Route] = ()) -> None:
         self.config, self.scheme, self.plan = config, resolve(config), plan_for(config)
         self.part, self.ends = part_of(self.plan, groups), loopback_group(WORKERS + 1)
-        self.link = FrameChannel(self.ends[0])
+        self.link, self.flow_control = FrameChannel(self.ends[0]), FlowControl(4 * self.part.own.size)
         coding = Coding(self.plan, self.scheme)
         self.codecs = coding.up
         whole = ServedModel(network(), self.plan, torch.empty(self.plan.size))
@@ -77,7 +80,8 @@ class Played:
             self.weights = LooseWeights(self.part.own, torch.cat(pieces))
         self.shard = Shard(
             coding, self.part.groups, config, self.weights, self.link, rule_of(config, WORKERS),
-            lambda version: 0.1, routes or routes_of(Layout(WORKERS), self.plan), Tracer(0, enabled=False),
+            lambda now: 0.1, routes or routes_of(Layout(WORKERS), self.plan), Tracer(0, enabled=False),
+            flow_control=self.flow_control,
         )  # fmt: skip
 
     def frame(self, rank: int, version: int, index: int) -> Frame:
@@ -94,7 +98,7 @@ class Played:
         events: list[GroupClosed] = []
         self.shard.admit(range(1, WORKERS + 1), first)
         for version in range(first, last):
-            self.shard.open(version)
+            self.shard.open(Round.after(version))
             for index in self.part.groups:
                 assert all(self.shard.offer(self.frame(rank, version, index)) for rank in range(1, WORKERS + 1))
             found = [self.link.next(SECONDS) for _ in self.part.groups]
@@ -166,26 +170,32 @@ def test_a_group_goes_to_the_ranks_of_its_own_route_that_follow() -> None:
     count = len(plan_for(config).groups)
     readers = [(1, 2, 3) if group % 2 else (1, 3) for group in range(count)]
     played = Played(config, range(count), [Route(0, each) for each in readers])
-    assert [event.recipients for event in played.take(0, 1)] == readers
+    first = played.take(0, 1)
     played.shard.send_to([2, 3])
-    assert [event.recipients for event in played.take(1, 2)] == [(2, 3) if group % 2 else (3,) for group in range(count)]
+    second = played.take(1, 2)
+    whole = played.shard.send_whole([2, 3], 2)  # to 2 of the odd groups alone
+    counted = {rank: played.flow_control.outstanding(rank) for rank in (1, 2, 3)}
     played.close()
+    total = sum(event.nbytes for event in (*first, *second)) + whole
     got: dict[int, list[tuple[int, int]]] = {}
+    taken = dict.fromkeys(counted, 0)
     for rank in (1, 2, 3):
         channel = FrameChannel(played.ends[rank])
         while (arrival := channel.inbox.poll()) is not None:
             frame = wire.unpack(arrival.data, job=0, source=0)  # type: ignore[attr-defined]
             got.setdefault(rank, []).append((frame.version, frame.group))
+            taken[rank] += arrival.data.size  # type: ignore[attr-defined]
     odd, every = [group for group in range(count) if group % 2], list(range(count))
     assert sorted(got[1]) == [(1, group) for group in every]
-    assert sorted(got[2]) == [(version, group) for version in (1, 2) for group in odd]
-    assert sorted(got[3]) == [(version, group) for version in (1, 2) for group in every]
+    assert sorted(got[2]) == sorted((version, group) for version in (1, 2, 2) for group in odd)
+    assert sorted(got[3]) == sorted((version, group) for version in (1, 2, 2) for group in every)
+    assert taken == counted and sum(taken.values()) == total
 
 
 def test_a_frame_of_a_group_that_the_shard_does_not_have_is_not_taken() -> None:
     part = Played(Config(scheme="dense", lr=0.1), [1])
     part.shard.admit([1, 2, 3], 0)
-    part.shard.open(0)
+    part.shard.open(Round.after(0))
     assert not part.shard.offer(part.frame(1, 0, 0)) and part.shard.offer(part.frame(1, 0, 1))
     part.close()
 

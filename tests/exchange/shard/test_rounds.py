@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from psnode.exchange.shard.consistency import Bounded, Rule, Synchronous
-from psnode.exchange.shard.rounds import Rounds
-from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 
 Event = tuple[str, int, int]
 
 
-def gradient(rank: int, group: int, based: int) -> Frame:
-    return Frame(Kind.GRADIENT, Flag.NONE, rank, group, based + 1, based, np.empty(0, np.uint8))
+def gradient(rank: int, group: int, based: int) -> tuple[Origin, Origin]:
+    """A gradient that is nothing but its origin."""
+    origin = Origin(Slot(group), rank, based)
+    return origin, origin
+
+
+def slots(groups: int) -> list[Slot]:
+    return [Slot(group) for group in range(groups)]
 
 
 @dataclass
@@ -36,18 +40,18 @@ class World:
     closed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.rounds = Rounds(range(self.groups), self.rule, by_rank=True, add=self._add, close=self._close)
+        self.rounds = Rounds[Origin](slots(self.groups), self.rule, by_rank=True, add=self._add, close=self._close)
         self.bases = dict.fromkeys(range(1, self.workers + 1), 0)
         self.unsent = {rank: list(range(self.groups)) for rank in self.bases}
         self.rounds.admit(self.bases, 0)
         self.rounds.open(0)
 
-    def _add(self, frame: Frame) -> None:
-        self.added.append((frame.sender, frame.group, frame.version, self.version))
+    def _add(self, origin: Origin) -> None:
+        self.added.append((origin.rank, origin.slot.group, origin.version, self.version))
 
-    def _close(self, group: int) -> None:
-        assert group not in self.closed
-        self.closed.add(group)
+    def _close(self, slot: Slot) -> None:
+        assert slot.group not in self.closed
+        self.closed.add(slot.group)
 
     def events(self) -> list[Event]:
         """Events that can come next."""
@@ -59,7 +63,7 @@ class World:
         what, rank, group = event
         if what == "send":
             self.unsent[rank].remove(group)
-            self.dropped += not self.rounds.offer(gradient(rank, group, self.bases[rank]))
+            self.dropped += not self.rounds.offer(*gradient(rank, group, self.bases[rank]))
         elif what == "take":
             self.bases[rank], self.unsent[rank] = self.version, list(range(self.groups))
         elif what == "lose":
@@ -67,7 +71,7 @@ class World:
             self.rounds.withdraw(rank)
         else:
             self.unsent[rank] = []
-            self.rounds.excuse(rank, self.bases[rank] + 1)
+            self.rounds.excuse(rank, self.bases[rank])
         while len(self.closed) == self.groups:
             self.version += 1
             self.closed.clear()
@@ -175,57 +179,74 @@ def test_a_lonely_worker_that_skips_is_not_waited_for() -> None:
 def test_replays_and_strangers_are_not_taken() -> None:
     for rule in RULES:
         world = World(2, 1, rule)
-        assert world.rounds.offer(gradient(1, 0, 0))
-        assert not world.rounds.offer(gradient(1, 0, 0))
-        assert not world.rounds.offer(gradient(3, 0, 0))
-        assert not world.rounds.offer(gradient(2, 5, 0))
-        assert not world.rounds.offer(gradient(2, 0, 9))
+        assert world.rounds.offer(*gradient(1, 0, 0))
+        assert not world.rounds.offer(*gradient(1, 0, 0))
+        assert not world.rounds.offer(*gradient(3, 0, 0))
+        assert not world.rounds.offer(*gradient(2, 5, 0))
+        assert not world.rounds.offer(*gradient(2, 0, 9))
+        assert not world.rounds.offer(Origin(Slot(0, 1), 2, 0), gradient(2, 0, 0)[0])
 
 
 def test_who_has_sent_everything_of_the_open_round_is_idle() -> None:
-    rounds = Rounds(range(2), Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds[Origin](slots(2), Synchronous(2), by_rank=True, add=lambda gradient: None, close=lambda slot: None)
     rounds.admit([1, 2, 3], 0)
     rounds.open(0)
     assert rounds.idle == frozenset()
-    rounds.offer(gradient(1, 0, 0))
+    rounds.offer(*gradient(1, 0, 0))
     assert rounds.idle == frozenset()
-    rounds.offer(gradient(1, 1, 0))
-    rounds.excuse(3, 1)
+    rounds.offer(*gradient(1, 1, 0))
+    rounds.excuse(3, 0)
     assert rounds.idle == {1, 3}
 
 
 def test_who_is_withdrawn_leaves_word_of_what_was_taken() -> None:
-    rounds = Rounds(range(3), Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds[Origin](slots(3), Synchronous(2), by_rank=True, add=lambda gradient: None, close=lambda slot: None)
     rounds.admit([1, 2], 6)
     rounds.open(6)
-    rounds.offer(gradient(1, 2, 6))
-    assert rounds.withdraw(1) == {0: 6, 1: 6, 2: 7}
-    assert not rounds.offer(gradient(1, 0, 6))
+    rounds.offer(*gradient(1, 2, 6))
+    assert rounds.withdraw(1) == {Slot(0): 6, Slot(1): 6, Slot(2): 7}
+    assert not rounds.offer(*gradient(1, 0, 6))
 
 
 @pytest.mark.parametrize("rule", [Synchronous(2), Bounded(1, 2), Bounded(None, 2)])
 def test_who_was_excused_from_a_round_is_waited_for_in_the_next(rule: Rule) -> None:
-    closed: list[int] = []
-    rounds = Rounds(range(1), rule, by_rank=True, add=lambda frame: None, close=closed.append)
+    closed: list[Slot] = []
+    rounds = Rounds[Origin](slots(1), rule, by_rank=True, add=lambda gradient: None, close=closed.append)
     rounds.admit([1, 2], 0)
     rounds.open(0)
-    rounds.excuse(1, 1)
-    assert rounds.offer(gradient(2, 0, 0)) and closed == [0]
+    rounds.excuse(1, 0)
+    assert rounds.offer(*gradient(2, 0, 0)) and closed == slots(1)
     rounds.open(1)
     assert rounds.missing == {1, 2}
-    assert rounds.offer(gradient(2, 0, 1)) and closed == [0] and rounds.missing == {1}
-    assert rounds.offer(gradient(1, 0, 1)) and closed == [0, 0]
+    assert rounds.offer(*gradient(2, 0, 1)) and closed == slots(1) and rounds.missing == {1}
+    assert rounds.offer(*gradient(1, 0, 1)) and closed == 2 * slots(1)
 
 
 def test_a_round_is_untouched_until_a_gradient_of_any_group_has_come() -> None:
-    rounds = Rounds(range(2), Synchronous(2), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds[Origin](slots(2), Synchronous(2), by_rank=True, add=lambda gradient: None, close=lambda slot: None)
     assert not rounds.untouched  # none is open
     rounds.admit([1, 2], 0)
     rounds.open(0)
     assert rounds.untouched
     rounds.withdraw(1)
     assert rounds.untouched
-    rounds.offer(gradient(2, 1, 0))
+    rounds.offer(*gradient(2, 1, 0))
     assert not rounds.untouched
     rounds.force()
     assert not rounds.untouched
+
+
+def test_the_phases_of_a_group_close_one_by_one() -> None:
+    added, closed = list[str](), list[Slot]()
+    first, second = Slot(0), Slot(0, 1)
+    rounds = Rounds[str]([first, second], Synchronous(2), by_rank=True, add=added.append, close=closed.append)
+    rounds.admit([1, 2], 4)
+    rounds.open(4)
+    assert rounds.offer(Origin(first, 2, 4), "p of 2") and rounds.offer(Origin(first, 1, 4), "p of 1")
+    assert (added, closed) == (["p of 1", "p of 2"], [first])
+    assert rounds.missing == {1, 2} and rounds.idle == frozenset()
+    assert not rounds.offer(Origin(first, 1, 4), "p of 1 again")
+    assert rounds.offer(Origin(second, 1, 4), "q of 1") and closed == [first]
+    assert rounds.idle == {1}
+    assert rounds.withdraw(2) == {first: 5, second: 4}
+    assert (added, closed) == (["p of 1", "p of 2", "q of 1"], [first, second])

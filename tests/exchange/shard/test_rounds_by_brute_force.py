@@ -5,20 +5,31 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from psnode.config import Config
 from psnode.exchange.shard.consistency import rule_of
-from psnode.exchange.shard.rounds import Rounds
-from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 
 JOBS = 100  # of each consistency and order of addition: 800 in all
 EVENTS = 50  # in each job
 STALENESS = 1
 ODDS = {"offer": 60, "keep": 2, "restore": 1, "excuse": 4, "withdraw": 3, "admit": 4, "force": 1, "open": 1}
 
-Told = tuple[str, object]  # ("add", frame) or ("close", group)
+Told = tuple[str, object]  # ("add", gradient) or ("close", group)
+
+
+@dataclass(eq=False)
+class Gradient:
+    """A plain value: `rank` computed it on version `based`, for `group`."""
+
+    rank: int
+    group: int
+    based: int
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(Slot(self.group), self.rank, self.based)
 
 
 @dataclass
@@ -34,8 +45,8 @@ class Plain:
     based: dict[int, list[int]] = field(default_factory=dict)  # of each member, by group, the least base of its next gradient
     opened: set[int] = field(default_factory=set)
     awaiting_turn: list[set[int]] = field(default_factory=list)  # by group, who is added in its turn: members when it was opened
-    came: list[list[Frame]] = field(default_factory=list)  # in the round at hand
-    late: list[list[Frame]] = field(default_factory=list)  # wait for the next round
+    came: list[list[Gradient]] = field(default_factory=list)  # in the round at hand
+    late: list[list[Gradient]] = field(default_factory=list)  # wait for the next round
     excused: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -48,34 +59,34 @@ class Plain:
         return self.consistency in ("bsp", "kofn")
 
     def senders(self, group: int) -> list[int]:
-        return [frame.sender for frame in self.came[group]]
+        return [gradient.rank for gradient in self.came[group]]
 
     def awaited(self, group: int) -> list[int]:
         return [rank for rank in self.based if rank not in self.senders(group) and rank not in self.excused]
 
-    def is_due(self, frame: Frame) -> bool:
-        if frame.group >= self.groups or frame.sender not in self.based or frame.step != frame.version + 1:
+    def is_due(self, gradient: Gradient) -> bool:
+        if gradient.group >= self.groups or gradient.rank not in self.based:
             return False
-        return frame.version >= self.based[frame.sender][frame.group]
+        return gradient.based >= self.based[gradient.rank][gradient.group]
 
-    def may_be_applied(self, frame: Frame) -> bool:
-        age = self.version - frame.version
+    def may_be_applied(self, gradient: Gradient) -> bool:
+        age = self.version - gradient.based
         return age == 0 if self.drops_what_is_late else age >= 0 and (self.consistency == "asp" or age <= STALENESS)
 
-    def enter(self, frame: Frame) -> None:
-        here = frame.group in self.opened and frame.sender not in self.senders(frame.group)
-        (self.came if here else self.late)[frame.group].append(frame)
-        self.hand_out(frame.group)
+    def enter(self, gradient: Gradient) -> None:
+        here = gradient.group in self.opened and gradient.rank not in self.senders(gradient.group)
+        (self.came if here else self.late)[gradient.group].append(gradient)
+        self.hand_out(gradient.group)
 
     def hand_out(self, group: int) -> None:
         """Tell the additions that have become possible."""
-        added = [frame for what, frame in self.told if what == "add"]
-        ready = [frame for frame in self.came[group] if not any(frame is other for other in added)]
+        added = [gradient for what, gradient in self.told if what == "add"]
+        ready = [gradient for gradient in self.came[group] if not any(gradient is other for other in added)]
         if self.by_rank:
             missing = self.awaiting_turn[group] - set(self.senders(group))
-            ready = [frame for frame in ready if not any(rank < frame.sender for rank in missing)]
-            ready.sort(key=lambda frame: frame.sender)
-        self.told += [("add", frame) for frame in ready]
+            ready = [gradient for gradient in ready if not any(rank < gradient.rank for rank in missing)]
+            ready.sort(key=lambda gradient: gradient.rank)
+        self.told += [("add", gradient) for gradient in ready]
 
     def judge(self, group: int) -> None:
         if group not in self.opened:
@@ -116,38 +127,38 @@ class Plain:
         self.awaiting_turn = [set(self.based) for _ in range(self.groups)]
         for group in range(self.groups):
             waited, self.late[group] = self.late[group], []
-            for frame in waited:
-                self.enter(frame)
+            for gradient in waited:
+                self.enter(gradient)
             if waited:
                 self.judge(group)
 
-    def offer(self, frame: Frame) -> bool:
-        if not self.is_due(frame) or not self.may_be_applied(frame):
+    def offer(self, gradient: Gradient) -> bool:
+        if not self.is_due(gradient) or not self.may_be_applied(gradient):
             return False
-        here = frame.group in self.opened and frame.sender not in self.senders(frame.group)
+        here = gradient.group in self.opened and gradient.rank not in self.senders(gradient.group)
         if not here and self.drops_what_is_late:
             return False
-        self.based[frame.sender][frame.group] = frame.step
-        self.enter(frame)
-        self.judge(frame.group)
+        self.based[gradient.rank][gradient.group] = gradient.based + 1
+        self.enter(gradient)
+        self.judge(gradient.group)
         return True
 
-    def keep(self, frame: Frame) -> bool:
-        if self.drops_what_is_late or not self.is_due(frame):
+    def keep(self, gradient: Gradient) -> bool:
+        if self.drops_what_is_late or not self.is_due(gradient):
             return False
-        self.based[frame.sender][frame.group] = frame.step
-        self.late[frame.group].append(frame)
+        self.based[gradient.rank][gradient.group] = gradient.based + 1
+        self.late[gradient.group].append(gradient)
         return True
 
-    def restore(self, frames: list[Frame]) -> None:
-        for frame in frames:
-            if frame.group < self.groups:
-                self.late[frame.group].append(frame)
+    def restore(self, gradients: list[Gradient]) -> None:
+        for gradient in gradients:
+            if gradient.group < self.groups:
+                self.late[gradient.group].append(gradient)
 
-    def excuse(self, rank: int, step: int) -> None:
+    def excuse(self, rank: int, version: int) -> None:
         if rank in self.based:
-            self.based[rank] = [max(base, step) for base in self.based[rank]]
-        if step == self.version + 1:
+            self.based[rank] = [max(base, version + 1) for base in self.based[rank]]
+        if version == self.version:
             self.excused.add(rank)
             self.pass_over(rank)
 
@@ -161,8 +172,8 @@ class Plain:
             self.finish(group)
 
     @property
-    def waiting(self) -> list[Frame]:
-        return [frame for late in self.late for frame in late]
+    def waiting(self) -> list[Gradient]:
+        return [gradient for late in self.late for gradient in late]
 
     @property
     def untouched(self) -> bool:
@@ -177,36 +188,35 @@ class Plain:
         return frozenset(rank for group in self.opened for rank in self.awaited(group))
 
 
-def a_frame(plain: Plain, chance: random.Random, workers: int) -> Frame:
+def a_gradient(plain: Plain, chance: random.Random, workers: int) -> Gradient:
     """Mostly one that a worker would send next; sometimes of a stranger, another group, or a version that it should not have."""
     rank = chance.choice(sorted(plain.based) or [1]) if chance.random() < 0.9 else chance.randint(1, workers + 1)
     group = chance.randrange(plain.groups + (chance.random() < 0.05))
     own = plain.based.get(rank, [0])[min(group, plain.groups - 1)] if rank in plain.based else 0
     based = own if chance.random() < 0.5 else max(0, plain.version + chance.choice((-2, -1, 0, 0, 0, 0, 1)))
-    step = based + 1 if chance.random() < 0.97 else based + 2
-    return Frame(Kind.GRADIENT, Flag.NONE, rank, group, step, based, np.empty(0, np.uint8))
+    return Gradient(rank, group, based)
 
 
-def happen(event: str, plain: Plain, rounds: Rounds, chance: random.Random, workers: int) -> None:
+def happen(event: str, plain: Plain, rounds: Rounds[Gradient], chance: random.Random, workers: int) -> None:
     """Let the same thing happen to both; the answers are the same."""
     rank, version = chance.randint(1, workers + 1), plain.version
     match event:
         case "offer":
-            frame = a_frame(plain, chance, workers)
-            assert rounds.offer(frame) == plain.offer(frame)
+            gradient = a_gradient(plain, chance, workers)
+            assert rounds.offer(gradient.origin, gradient) == plain.offer(gradient)
         case "keep":
-            frame = a_frame(plain, chance, workers)
-            assert rounds.keep(frame) == plain.keep(frame)
+            gradient = a_gradient(plain, chance, workers)
+            assert rounds.keep(gradient.origin, gradient) == plain.keep(gradient)
         case "restore":
-            frames = [a_frame(plain, chance, workers) for _ in range(chance.randint(1, 3))]
-            rounds.restore(frames)
-            plain.restore(frames)
+            gradients = [a_gradient(plain, chance, workers) for _ in range(chance.randint(1, 3))]
+            rounds.restore([(gradient.origin, gradient) for gradient in gradients])
+            plain.restore(gradients)
         case "excuse":
-            step = version + chance.choice((0, 1, 1, 1, 2))
-            rounds.excuse(rank, step)
-            plain.excuse(rank, step)
+            of = version + chance.choice((-1, 0, 0, 0, 1))
+            rounds.excuse(rank, of)
+            plain.excuse(rank, of)
         case "withdraw":
-            assert rounds.withdraw(rank) == dict(enumerate(plain.withdraw(rank)))
+            assert rounds.withdraw(rank) == {Slot(group): base for group, base in enumerate(plain.withdraw(rank))}
         case "admit":
             ranks, since = sorted({rank, chance.randint(1, workers)}), version + chance.choice((0, 0, 1))
             rounds.admit(ranks, since)
@@ -230,12 +240,12 @@ def test_rounds_do_what_the_rules_say(consistency: str, by_rank: bool) -> None:
         config = Config(consistency=consistency, num_aggregate=first, staleness=STALENESS)
         told: list[Told] = []
         plain = Plain(consistency, groups, first or (workers if consistency == "bsp" else 1), by_rank)
-        rounds = Rounds(
-            range(groups),
+        rounds = Rounds[Gradient](
+            [Slot(group) for group in range(groups)],
             rule_of(config, workers),
             by_rank=by_rank,
-            add=lambda frame, told=told: told.append(("add", frame)),  # type: ignore[misc]
-            close=lambda group, told=told: told.append(("close", group)),  # type: ignore[misc]
+            add=lambda gradient, told=told: told.append(("add", gradient)),  # type: ignore[misc]
+            close=lambda slot, told=told: told.append(("close", slot.group)),  # type: ignore[misc]
         )
         for each in (rounds, plain):
             each.admit(list(range(1, workers + 1)), 0)

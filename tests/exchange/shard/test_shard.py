@@ -21,9 +21,11 @@ from psnode.exchange.shard.shard import Shard, ShardState
 from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
+from psnode.records.history import Added
 from psnode.records.staging import StagedCheckpoint
 from psnode.transport.loopback import LoopbackTransport, loopback_group
 from tests.exchange.shard.small import small_plan, small_shard
@@ -40,7 +42,7 @@ def network() -> nn.Module:
 class Ground:
     """A shard on rank 0 of three ranks, which are played here."""
 
-    def __init__(self, rule: Rule, rate: Any = lambda version: 0.1, **settings: Any) -> None:
+    def __init__(self, rule: Rule, rate: Any = lambda now: 0.1, **settings: Any) -> None:
         self.ends: list[LoopbackTransport] = loopback_group(3)
         self.link = FrameChannel(self.ends[0])
         config = Config(lr=0.1, **{"scheme": "dense", "momentum": 0.9, **settings})
@@ -53,13 +55,14 @@ class Ground:
         taken = [self.shard.offer(self._frame(rank, values, version, group.index)) for group in self.plan.groups]
         return all(taken)
 
-    def _frame(self, rank: int, values: Floats, version: int, index: int) -> Frame:
+    def _frame(self, rank: int, values: Floats, version: int, index: int, step: int | None = None) -> Frame:
         group = self.plan.groups[index]
         making = wire.GroupFrame(len(group.segments), 8 * group.size + 1024)
         for segment in group.segments:
             part = values[segment.start : segment.stop].reshape(segment.shape)
             making.take(get_codec(segment.codec).encode(part, Key.derive(0), out=making.room).nbytes)
-        sealed = making.seal(Kind.GRADIENT, sender=rank, job=0, group=index, step=version + 1, version=version)
+        step = version + 1 if step is None else step
+        sealed = making.seal(Kind.GRADIENT, sender=rank, job=0, group=index, step=step, version=version)
         return wire.unpack(sealed, job=0, source=rank)
 
     def closed(self) -> list[GroupClosed]:
@@ -101,11 +104,11 @@ def by_torch(means: Sequence[Floats], rates: Sequence[float], plan: Any) -> dict
 
 
 def test_versions_are_those_of_torchs_sgd_on_the_mean_gradient(make: Any) -> None:
-    ground, rates = make(Synchronous(2), rate=lambda version: 0.1 / (1 + version)), [0.1, 0.05, 0.1 / 3]
+    ground, rates = make(Synchronous(2), rate=lambda now: 0.1 / (1 + now.version)), [0.1, 0.05, 0.1 / 3]
     one, two = gradients(ground, 3), gradients(ground, 6)[3:]
     ground.shard.admit([1, 2], 0)
     for version in range(3):
-        ground.shard.open(version)
+        ground.shard.open(Round.after(version))
         assert ground.offer(2, two[version], version) and ground.offer(1, one[version], version)
         for event in ground.closed():
             assert event.version == version + 1
@@ -115,11 +118,34 @@ def test_versions_are_those_of_torchs_sgd_on_the_mean_gradient(make: Any) -> Non
         torch.testing.assert_close(value.detach(), expected[name])
 
 
+def test_a_gradient_whose_step_does_not_end_the_round_on_its_version_is_not_taken(make: Any) -> None:
+    """Version 3 follows three rounds of one step, and from it on a round has two: 4 and 5, then 6 and 7."""
+    rates = {3: 0.4, 4: 0.2}
+    ground = make(Bounded(None), rate=lambda now: rates[now.version])
+    [values] = gradients(ground, 1)
+    ground.shard.admit([1, 2], 3)
+    for version, step in ((3, 5), (4, 7)):
+        ground.shard.open(Round(version, step - 1, 2))
+        frames = [ground._frame(1, values, version, group.index, step) for group in ground.plan.groups]
+        for wrong in (version + 1, step - 1, step + 1):
+            assert not ground.shard.offer(ground._frame(1, values, version, 0, wrong))
+            assert not ground.shard.keep(ground._frame(2, values, version, 0, wrong))
+        assert all(ground.shard.offer(frame) for frame in frames)
+        for event in ground.closed():
+            assert event.version == version + 1
+            assert event.added == (Added(1, step, version),)
+    assert ground.shard.withdraw(1) == {group.index: 7 for group in ground.plan.groups}
+    assert ground.shard.withdraw(2) == {group.index: 3 for group in ground.plan.groups}
+    total = by_torch([values, values], [rates[3], rates[4]], ground.plan)
+    for name, value in ground.model.named_parameters():
+        torch.testing.assert_close(value.detach(), total[name])
+
+
 def test_every_recipient_gets_frames_of_this_rank_and_nobody_else_does(make: Any) -> None:
     ground = make(Synchronous(1))
     ground.shard.send_to([2])
     ground.shard.admit([1], 0)
-    ground.shard.open(0)
+    ground.shard.open(Round.after(0))
     assert ground.offer(1, gradients(ground, 1)[0], 0)
     sent = sum(event.nbytes for event in ground.closed())
     workers = {rank: FrameChannel(ground.ends[rank]) for rank in (1, 2)}
@@ -149,7 +175,7 @@ def test_a_shard_that_goes_on_from_a_checkpoint_is_the_one_that_never_stopped(
     def steps(shard: Ground, first: int, last: int) -> None:
         shard.shard.admit([1], first)
         for version in range(first, last):
-            shard.shard.open(version)
+            shard.shard.open(Round.after(version))
             assert shard.offer(1, pushes[version], version)
             shard.closed()
 
@@ -171,7 +197,7 @@ def test_a_shard_that_goes_on_from_a_checkpoint_is_the_one_that_never_stopped(
 @pytest.mark.parametrize("lead", [0.0, 0.5, 2.0])
 def test_weights_go_down_ahead_of_the_masters_by_so_many_times_the_last_change(make: Any, lead: float) -> None:
     """Whole multiples of 2^-12 below 1/2 are float16 to the bit, so that nothing is lost on the way."""
-    ground = make(Synchronous(1), downlink="fp16", downlink_lead=lead, momentum=0.0, rate=lambda version: 0.25)
+    ground = make(Synchronous(1), downlink="fp16", downlink_lead=lead, momentum=0.0, rate=lambda now: 0.25)
     with torch.no_grad():
         for value in ground.model.parameters():
             value.copy_(torch.round(64 * value) / 64)
@@ -180,12 +206,12 @@ def test_weights_go_down_ahead_of_the_masters_by_so_many_times_the_last_change(m
     ground.shard.admit([1], 0)
     for version in range(3):
         gradient = np.full(x.size, (version + 1) / 64, np.float32)
-        ground.shard.open(version)
+        ground.shard.open(Round.after(version))
         assert ground.offer(1, gradient, version)
         ground.closed()
         x, before = x - np.float32(0.25) * gradient, x
         np.testing.assert_array_equal(ground.shard.replica, x + np.float32(lead) * (x - before))
-    ground.shard.open(3)
+    ground.shard.open(Round.after(3))
     ground.shard.force()
     ground.closed()
     np.testing.assert_array_equal(ground.shard.replica, x)
@@ -208,7 +234,7 @@ def test_a_gradient_behind_the_last_round_waits_in_a_checkpoint_and_is_applied_a
     ground, back = make(Bounded(None)), make(Bounded(None))
     early, late = gradients(ground, 2)
     ground.shard.admit([1, 2], 0)
-    ground.shard.open(0)
+    ground.shard.open(Round.after(0))
     assert ground.offer(1, early, 0)
     ground.closed()
     state = copied(ground.shard.state())
@@ -220,7 +246,7 @@ def test_a_gradient_behind_the_last_round_waits_in_a_checkpoint_and_is_applied_a
     staged.add_tensors(checkpoint.WAITING, ground.shard.waiting())
     back.shard.take_up(Checkpoint.open(staged.publish({"workers": 2})))
     back.shard.admit([1], 1)
-    back.shard.open(1)
+    back.shard.open(Round.after(1))
     assert [[added.rank for added in event.added] for event in back.closed()] == [[2]] * len(back.plan.groups)
     expected = by_torch([early, late], [0.1, 0.1], ground.plan)
     for name, value in back.model.named_parameters():
@@ -233,14 +259,14 @@ def test_a_stale_push_in_units_of_weights_counts_by_the_rate_that_it_was_compute
     Whole numbers are float16 to the bit.
     """
     rates = {0: 0.4, 1: 0.2}
-    ground = make(Bounded(None), rate=rates.__getitem__, feedback="ef:rescale=true", codec="fp16", momentum=0.0)
+    ground = make(Bounded(None), rate=lambda now: rates[now.version], feedback="ef:rescale=true", codec="fp16", momentum=0.0)
     first, stale = (np.rint(gradient) for gradient in gradients(ground, 2))
     ground.shard.admit([1, 2], 0)
-    ground.shard.open(0)
+    ground.shard.open(Round.after(0))
     assert ground.offer(1, first, 0)
     ground.closed()
     before = ground.shard.replica.copy()
-    ground.shard.open(1)
+    ground.shard.open(Round.after(1))
     assert ground.offer(2, stale, 0)
     ground.closed()
     np.testing.assert_allclose(ground.shard.replica, before - np.float32(0.2) * 2 * stale, rtol=1e-5, atol=1e-6)
@@ -254,12 +280,12 @@ def test_a_group_waits_for_the_others_if_it_is_clipped_by_their_norm_and_not_by_
     ones = np.ones(ground.plan.size, np.float32)
     ground.shard.admit([1], 0)
     for version, size in enumerate((1.0, 4.0)):
-        ground.shard.open(version)
+        ground.shard.open(Round.after(version))
         assert ground.offer(1, np.float32(size) * ones, version)
         ground.closed()
         assert ground.shard.gradient_norm == pytest.approx(size * ones.size**0.5)
     before = ground.shard.replica.copy()
-    ground.shard.open(2)
+    ground.shard.open(Round.after(2))
     assert ground.shard.offer(ground._frame(1, 2 * ones, 2, 0))
     ground.shard.__exit__(None, None, None)  # all that can be done is done
     moved = before - ground.shard.replica
@@ -273,11 +299,11 @@ def test_a_version_without_a_gradient_tells_no_norm_of_the_next_one(make: Any) -
     ground = make(Synchronous(1), clip_grad_norm=0.5, clip_estimate="previous", momentum=0.0)
     ones = np.ones(ground.plan.size, np.float32)
     ground.shard.admit([1], 0)
-    ground.shard.open(0)
+    ground.shard.open(Round.after(0))
     ground.offer(1, ones, 0)
     ground.closed()
     estimate = ground.shard.facts()
-    ground.shard.open(1)
+    ground.shard.open(Round.after(1))
     ground.shard.force()
     ground.closed()
     assert ground.shard.gradient_norm == 0

@@ -10,7 +10,7 @@ import torch
 
 from psnode.errors import CheckpointError
 from psnode.exchange.shard.consistency import Bounded, Synchronous
-from psnode.exchange.shard.rounds import Rounds
+from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 from psnode.exchange.shard.unapplied import pack, unpack
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records import checkpoint
@@ -23,13 +23,17 @@ def gradient(rank: int, group: int, based: int) -> Frame:
     return Frame(Kind.GRADIENT, Flag.PARTIAL, rank, group, based + 1, based, body)
 
 
-def stopped() -> Rounds:
+def offered(frame: Frame) -> tuple[Origin, Frame]:
+    return Origin(Slot(frame.group), frame.sender, frame.version), frame
+
+
+def stopped() -> Rounds[Frame]:
     """Three workers after version 1 of two groups, made of the gradients of worker 1."""
-    rounds = Rounds(range(2), Bounded(None), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds[Frame]([Slot(0), Slot(1)], Bounded(None), by_rank=True, add=lambda frame: None, close=lambda slot: None)
     rounds.admit([1, 2, 3], 0)
     rounds.open(0)
-    assert all(rounds.offer(gradient(1, group, 0)) for group in (0, 1))
-    assert rounds.offer(gradient(2, 0, 0))  # after the end of its group
+    assert all(rounds.offer(*offered(gradient(1, group, 0))) for group in (0, 1))
+    assert rounds.offer(*offered(gradient(2, 0, 0)))  # behind the end of its group
     return rounds
 
 
@@ -39,19 +43,19 @@ def names(frames: list[Frame]) -> list[tuple[int, int, int]]:
 
 def test_what_comes_behind_the_last_round_waits_once() -> None:
     rounds = stopped()
-    assert rounds.keep(gradient(2, 1, 0))
-    assert rounds.keep(gradient(3, 1, 0))
-    assert not rounds.keep(gradient(3, 1, 0))
-    assert not rounds.keep(gradient(4, 0, 0))
-    assert not rounds.keep(gradient(3, 2, 0))
+    assert rounds.keep(*offered(gradient(2, 1, 0)))
+    assert rounds.keep(*offered(gradient(3, 1, 0)))
+    assert not rounds.keep(*offered(gradient(3, 1, 0)))
+    assert not rounds.keep(*offered(gradient(4, 0, 0)))
+    assert not rounds.keep(*offered(gradient(3, 2, 0)))
     assert names(rounds.waiting) == [(2, 0, 0), (2, 1, 0), (3, 1, 0)]
 
 
 def test_where_late_gradients_are_dropped_none_waits() -> None:
-    rounds = Rounds(range(1), Synchronous(1), by_rank=True, add=lambda frame: None, close=lambda group: None)
+    rounds = Rounds[Frame]([Slot(0)], Synchronous(1), by_rank=True, add=lambda frame: None, close=lambda slot: None)
     rounds.admit([1, 2], 0)
     rounds.open(0)
-    assert not rounds.keep(gradient(2, 0, 0))
+    assert not rounds.keep(*offered(gradient(2, 0, 0)))
     assert rounds.waiting == []
 
 
@@ -61,11 +65,11 @@ def test_the_next_round_takes_what_has_waited_whoever_is_there(tmp_path: Path) -
     found = unpack(Checkpoint.open(draft.publish({"workers": 3})))
     assert [(bytes(frame.body).decode(), frame.flags) for frame in found] == [("2/0/0", Flag.PARTIAL)]
     added: list[Frame] = []
-    rounds = Rounds(range(2), Bounded(None), by_rank=True, add=added.append, close=lambda group: None)
+    rounds = Rounds[Frame]([Slot(0), Slot(1)], Bounded(None), by_rank=True, add=added.append, close=lambda slot: None)
     rounds.admit([1], 1)  # worker 2 is no more
-    rounds.restore(found)
+    rounds.restore(map(offered, found))
     rounds.open(1)
-    assert rounds.offer(gradient(1, 1, 1))
+    assert rounds.offer(*offered(gradient(1, 1, 1)))
     assert names(added) == [(1, 1, 1), (2, 0, 0)]
     assert rounds.waiting == []
 

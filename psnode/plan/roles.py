@@ -1,0 +1,44 @@
+"""Roles of a job's ranks: the master, workers and spares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MASTER = 0  # the rank that decides who takes part, in every topology
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Ranks of a job by role: the master, then `workers`, then `spares`, which follow all versions and wait for a place."""
+
+    workers: int
+    spares: int = 0
+
+    @classmethod
+    def of(cls, size: int, spares: int) -> Layout:
+        """Layout of a job of `size` ranks; of no workers if there are too few."""
+        return cls(max(0, size - 1 - spares), min(spares, size - 1))
+
+    @property
+    def computing(self) -> range:
+        """The ranks of workers."""
+        return range(MASTER + 1, MASTER + 1 + self.workers)
+
+    @property
+    def first(self) -> int:
+        """The worker that looks at the model and the data for all."""
+        return self.computing.start
+
+    @property
+    def waiting(self) -> range:
+        """The ranks of spares."""
+        return range(self.computing.stop, self.computing.stop + self.spares)
+
+    @property
+    def readers(self) -> range:
+        """The ranks that hold the published weights."""
+        return range(self.computing.start, self.waiting.stop)
+
+    def place(self, rank: int) -> int:
+        """Number of the share of examples that `rank` begins with, from 0. A spare gets another with the place that it takes."""
+        return (rank - self.computing.start) % self.workers

@@ -1,0 +1,56 @@
+"""One round of a run: which steps are taken on which version of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The round in which every worker takes `steps` steps on the weights of `version`, and sends one gradient.
+
+    `version` counts finished rounds, `first_step` counts from 1. Frames name the round by its last step and its version
+    (docs/wire-format.md).
+    """
+
+    version: int
+    first_step: int
+    steps: int = 1
+
+    @classmethod
+    def after(cls, version: int, steps: int = 1) -> Round:
+        """The round on the weights of `version` in a run whose rounds have `steps` steps each."""
+        return cls(version, version * steps + 1, steps)
+
+    def at(self, version: int) -> Round:
+        """The round on the weights of another version, where all rounds between have as many steps as this one."""
+        return Round(version, self.first_step + (version - self.version) * self.steps, self.steps)
+
+    @property
+    def following(self) -> Round:
+        """The next round, on the version that this one makes."""
+        return self.at(self.version + 1)
+
+    @property
+    def number(self) -> int:
+        """Number of the round, from 1: that of the version it makes."""
+        return self.version + 1
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the gradient is sent."""
+        return self.first_step + self.steps - 1
+
+    @property
+    def finished(self) -> int:
+        """Number of steps taken before this round."""
+        return self.first_step - 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the steps."""
+        return range(self.first_step, self.last_step + 1)
+
+    def reaches(self, every: int) -> bool:
+        """True if one of the steps is a multiple of `every`."""
+        return self.last_step // every > self.finished // every
