@@ -25,7 +25,7 @@ from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
-from psnode.records.history import Added
+from psnode.records.history import AddedGradient
 from psnode.records.staging import StagedCheckpoint
 from psnode.transport.loopback import LoopbackTransport, loopback_group
 from tests.exchange.shard.small import small_plan, small_shard
@@ -133,7 +133,7 @@ def test_a_gradient_whose_step_does_not_end_the_round_on_its_version_is_not_take
         assert all(ground.shard.offer(frame) for frame in frames)
         for event in ground.closed():
             assert event.version == version + 1
-            assert event.added == (Added(1, step, version),)
+            assert event.added == (AddedGradient(1, step, version),)
     assert ground.shard.withdraw(1) == {group.index: 7 for group in ground.plan.groups}
     assert ground.shard.withdraw(2) == {group.index: 3 for group in ground.plan.groups}
     total = by_torch([values, values], [rates[3], rates[4]], ground.plan)
