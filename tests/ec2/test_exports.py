@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.exports import skypilot
 from psnode_ec2.settings import FIELDS, Settings, load
 
@@ -83,5 +83,5 @@ def test_the_skypilot_task_is_yaml_of_the_right_fields_and_clean_shell(checker: 
     [((), "needs a training command"), (("evaluate",), "needs a training command"), (("train",), "has no --train-dir")],
 )
 def test_a_job_that_could_not_go_on_is_not_written(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(SettingsError, match=message):
         skypilot(Settings(name="many"), words)

@@ -15,7 +15,7 @@ from psnode_ec2 import cluster as module
 from psnode_ec2 import kept_job_record as record
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import cluster_of
-from psnode_ec2.errors import CapacityError, CapError, ConfigurationError, Ec2Error, GivenUpError
+from psnode_ec2.ec2_errors import CapacityError, CapError, Ec2Error, GivenUpError, SettingsError
 from psnode_ec2.keep_alive import keep_alive
 from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.reviving import Revival
@@ -182,10 +182,10 @@ def test_a_start_that_is_refused_leaves_no_intention(desk: Desk) -> None:
     cluster = Cluster([])
 
     def start(charge: Charge) -> str:
-        raise ConfigurationError("run needs a complete cluster")
+        raise SettingsError("run needs a complete cluster")
 
     cluster.start = start  # type: ignore[method-assign]
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(SettingsError):
         desk.run(cluster)
     assert record.read(desk.settings) is None
 
@@ -200,7 +200,7 @@ def test_one_process_at_a_time_holds_it_and_death_lets_it_go(desk: Desk, tmp_pat
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigurationError, match="another run --keep-alive of this cluster"), record.held(desk.settings):
+        with pytest.raises(SettingsError, match="another run --keep-alive of this cluster"), record.held(desk.settings):
             pass
     finally:
         other.kill()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.preparing import package_of, without_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def test_a_requirement_in_any_form_gets_the_extras_of_a_node(
 
 def test_what_is_no_requirement_is_refused() -> None:
     for package in ("--index-url=x", "two words", "a;rm"):
-        with pytest.raises(ConfigurationError, match="is no pip requirement"), package_of(package, dry_run=False):
+        with pytest.raises(SettingsError, match="is no pip requirement"), package_of(package, dry_run=False):
             pass
 
 
@@ -104,7 +104,7 @@ def test_git_sends_the_token_that_no_command_line_holds(tmp_path: Path, who: str
 
 def test_a_url_whose_token_pip_would_take_itself_is_refused_without_showing_it() -> None:
     for package in ("https://ada:t0ken@example.org/psnode-1.2-py3-none-any.whl", "psnode @ https://t0ken@example.org/psnode.zip"):
-        refusal = pytest.raises(ConfigurationError, match="has a password or token in its URL")
+        refusal = pytest.raises(SettingsError, match="has a password or token in its URL")
         with refusal as caught, package_of(package, dry_run=False):
             pass
         assert "t0ken" not in str(caught.value)

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from psnode_ec2 import errors
+from psnode_ec2 import ec2_errors
 from psnode_ec2 import kept_job_record as record
-from psnode_ec2.closing import end_nodes, shutdown
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Cluster
 from psnode_ec2.keep_alive import keep_alive
 from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.launching import launch
 from psnode_ec2.settings import Settings
+from psnode_ec2.shutdown import end_nodes, shutdown
 
 pytest.importorskip("botocore")
 
@@ -147,7 +147,7 @@ def test_a_refusal_at_any_call_leaves_nothing_that_is_not_told(
         world.faults = faults
         capsys.readouterr()
         result = attempt(desk(world_module, world, "one", keys[0]))
-        assert isinstance(result, errors.Ec2Error)
+        assert isinstance(result, ec2_errors.Ec2Error)
         told = "stays, and costs" in str(result) or "the other nodes stay, and cost" in capsys.readouterr().err
         assert told or own(world) == []
         assert roles(world)["master"] <= 1
@@ -158,7 +158,7 @@ def attempt(one: Desk) -> Any:
     """The nodes, or the error."""
     try:
         return one.launch()
-    except errors.Ec2Error as error:
+    except ec2_errors.Ec2Error as error:
         return error
 
 
@@ -185,7 +185,7 @@ def test_who_wants_fewer_nodes_than_another_launch_is_told_what_helps(world_modu
         world = new_world(world_module, 0)
         desk(world_module, world, "first", keys[0], n_workers=3).launch()
         second = desk(world_module, world, "second", keys[0], n_workers=2)
-        with pytest.raises(errors.ConfigurationError, match="has 3 workers, and n_workers is 2: raise it, or run shutdown first"):
+        with pytest.raises(ec2_errors.SettingsError, match="has 3 workers, and n_workers is 2: raise it, or run shutdown first"):
             second.launch()
         if remedy == "raise":
             assert len(desk(world_module, world, "second", keys[0], n_workers=3).launch()) == 4
@@ -219,7 +219,7 @@ def failing(module: Any, chance: random.Random, rate: float) -> Any:
 
 
 # after these the nodes stay, which is told
-STAY = (errors.NodeLostError, errors.DeadlineError, errors.OthersError)
+STAY = (ec2_errors.NodeLostError, ec2_errors.DeadlineError, ec2_errors.OthersError)
 
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
@@ -296,7 +296,7 @@ def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
         both = chance.random() < 0.5
         results = world.turns.run([keep, *([other.launch] if both else [])])
         for result in results:
-            assert not isinstance(result, Exception) or isinstance(result, errors.Ec2Error), (seed, result)
+            assert not isinstance(result, Exception) or isinstance(result, ec2_errors.Ec2Error), (seed, result)
         assert work.attempts <= 3, seed
         assert charge.used <= 3, seed
         # strangers live, and at no moment is there more than the cluster's size and what two launches settle
@@ -312,7 +312,7 @@ def check(world: Any, desks: list[Desk], results: list[Any], seed: int) -> None:
     assert sum(not each["by"] for each in world.live()) == len(STRANGERS), seed
     for number, result in enumerate(results):
         if isinstance(result, Exception):
-            assert isinstance(result, errors.Ec2Error), (seed, result)
+            assert isinstance(result, ec2_errors.Ec2Error), (seed, result)
             told = isinstance(result, STAY) or "stays, and costs" in str(result) or "run shutdown" in str(result)
             assert told or not [each for each in own(world) if each["by"] == f"desk {number}"], (seed, result)
     if not any(isinstance(result, Exception) for result in results):
@@ -329,7 +329,7 @@ def advice(module: Any, world: Any, one: Desk, keys: list[Path], seed: int) -> N
     world.faults = lambda operation, parameters: None
     world.turns.now += 60
     again = attempt(one)
-    if isinstance(again, errors.ConfigurationError):
+    if isinstance(again, ec2_errors.SettingsError):
         assert "run shutdown" in str(again), (seed, again)
         shutdown(one.cluster)
         again = one.launch()

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from psnode_ec2 import errors
-from psnode_ec2.closing import shutdown
+from psnode_ec2 import ec2_errors
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Cluster, cluster_of
+from psnode_ec2.instance_requests import Common, Image, start
 from psnode_ec2.launching import launch
 from psnode_ec2.places import Place
-from psnode_ec2.requests import Common, Image, start
 from psnode_ec2.settings import Settings, load
+from psnode_ec2.shutdown import shutdown
 
 NO_ROOM = ("InsufficientInstanceCapacity", "We currently do not have sufficient m5.large capacity in the zone you requested")
 
@@ -39,16 +39,16 @@ def stubbed() -> Any:
 @pytest.mark.parametrize(
     ("code", "kind", "exit_code"),
     [
-        ("InsufficientInstanceCapacity", errors.CapacityError, 3),
-        ("InsufficientCapacity", errors.CapacityError, 3),
-        ("UnfulfillableCapacity", errors.CapacityError, 3),
-        ("InsufficientVolumeCapacity", errors.CapacityError, 3),
-        ("InsufficientAddressCapacity", errors.CapacityError, 3),
-        ("SpotMaxPriceTooLow", errors.PriceTooLowError, 3),
-        ("MaxSpotInstanceCountExceeded", errors.QuotaError, 2),
-        ("Unsupported", errors.NotOfferedError, 2),
-        ("UnauthorizedOperation", errors.AccessError, 2),
-        ("SomethingNew", errors.Ec2Error, 1),
+        ("InsufficientInstanceCapacity", ec2_errors.CapacityError, 3),
+        ("InsufficientCapacity", ec2_errors.CapacityError, 3),
+        ("UnfulfillableCapacity", ec2_errors.CapacityError, 3),
+        ("InsufficientVolumeCapacity", ec2_errors.CapacityError, 3),
+        ("InsufficientAddressCapacity", ec2_errors.CapacityError, 3),
+        ("SpotMaxPriceTooLow", ec2_errors.PriceTooLowError, 3),
+        ("MaxSpotInstanceCountExceeded", ec2_errors.QuotaError, 2),
+        ("Unsupported", ec2_errors.NotOfferedError, 2),
+        ("UnauthorizedOperation", ec2_errors.AccessError, 2),
+        ("SomethingNew", ec2_errors.Ec2Error, 1),
     ],
 )
 def test_every_refusal_is_an_error_of_its_kind_and_not_retried(stubbed: Any, code: str, kind: type, exit_code: int) -> None:
@@ -118,7 +118,7 @@ def test_a_throttled_call_is_made_again_and_slows_down_those_after_it(
 
 def test_throttling_that_does_not_end_is_given_up(aws: Any, paced: tuple[list[float], list[int]]) -> None:
     aws.refuse("DescribeRegions", "RequestLimitExceeded", "Request limit exceeded.", times=99)
-    with pytest.raises(errors.ThrottledError, match="try later") as caught:
+    with pytest.raises(ec2_errors.ThrottledError, match="try later") as caught:
         Cloud(Settings(name="spot", region="us-west-2")).ask("describe_regions")
     assert caught.value.exit_code == 3
     assert len(aws.actions()) == 7
@@ -145,7 +145,7 @@ def test_a_group_that_stays_in_use_does_not_keep_the_rest(aws: Any, ec2: Callabl
     aws.refuse("DeleteSecurityGroup", "DependencyViolation", "resource sg-1 has a dependent object", times=999)
     waits: list[float] = []
     settings = load(config, {})
-    with pytest.raises(errors.InUseError, match=r"\(DependencyViolation\): see in the console what uses it"):
+    with pytest.raises(ec2_errors.InUseError, match=r"\(DependencyViolation\): see in the console what uses it"):
         shutdown(cluster_of(Cloud(settings, sleep=waits.append), settings))
     assert 60 < sum(waits) < 600
     assert aws.groups == {}
@@ -278,7 +278,9 @@ def test_the_rounds_through_the_zones_are_limited_and_further_and_further_apart(
     waits: list[float] = []
     settings = load(config, {"method": "spot", "fallback_zones": ("us-west-2c",), "capacity_attempts": 3})
     cluster = cluster_of(Cloud(settings, sleep=waits.append), settings)
-    with pytest.raises(errors.CapacityError, match=r"no room anywhere \(tried m5.large in us-west-2b; m5.large in us-west-2c\)"):
+    with pytest.raises(
+        ec2_errors.CapacityError, match=r"no room anywhere \(tried m5.large in us-west-2b; m5.large in us-west-2c\)"
+    ):
         launch(cluster, settings, lambda text: None)
     assert aws.actions().count("RunInstances") == 3 * 2
     assert len(waits) == 2

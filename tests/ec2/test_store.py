@@ -15,7 +15,7 @@ pytest.importorskip("boto3")
 xxhash = pytest.importorskip("xxhash")
 
 from psnode_ec2 import s3_checkpoints as s3  # noqa: E402
-from psnode_ec2.errors import ConfigurationError  # noqa: E402
+from psnode_ec2.ec2_errors import SettingsError  # noqa: E402
 from psnode_ec2.policies import policy  # noqa: E402
 from psnode_ec2.settings import Settings  # noqa: E402
 
@@ -56,7 +56,7 @@ def published(run: Path, step: int, **files: bytes) -> Path:
 def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_deleted_goes(store: Any, tmp_path: Path) -> None:
     run, order = tmp_path / "runs" / "a", list[str]()
 
-    class Watched(s3.Bucket):
+    class Watched(s3.ClusterPrefix):
         def write(self, name: str, content: bytes) -> None:
             order.append(name)
             super().write(name, content)
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_delete
     for path in (*first.glob("state/*"), first / "state", *first.glob("*.*")):
         path.rmdir() if path.is_dir() else path.unlink()
     first.rmdir()
-    s3.bring_up(s3.Bucket(URL), tmp_path, "runs/a", {}, over=False)
+    s3.bring_up(s3.ClusterPrefix(URL), tmp_path, "runs/a", {}, over=False)
     assert {name.split("/")[3] for name in names(store) if "/step-" in name} == {"step-00000020"}
     assert s3.restore(elsewhere, URL, "runs/a") == "step-00000020"
     assert s3.restore(elsewhere, URL, "runs/a") == ""  # it is there
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_delete
 def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(store: Any, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "a"
     published(run, 10)
-    s3.bring_up(s3.Bucket(URL), tmp_path, "runs/a", {}, over=False)
+    s3.bring_up(s3.ClusterPrefix(URL), tmp_path, "runs/a", {}, over=False)
     elsewhere = tmp_path / "new"
     published(elsewhere / "runs/a", 5)
     key = "some/where/first/runs/a/checkpoints/step-00000010/model.safetensors"
@@ -171,10 +171,10 @@ def test_the_policy_lists_the_clusters_own_names_alone(ec2: Callable[..., Any]) 
 
 
 def test_a_place_without_a_way_to_it_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="checkpoints and instance_profile belong together"):
+    with pytest.raises(SettingsError, match="checkpoints and instance_profile belong together"):
         Settings(name="x", checkpoints="s3://bucket")
     for text in ("s3://", "bucket", "s3://Bucket", "s3://bucket/a//b", "s3://bucket/a b"):
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(SettingsError):
             Settings(name="x", checkpoints=text, instance_profile="nodes")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.worktree import chosen, pack
 
 SOURCES = {"own.py": "print(1)", "models/net.py": "x = 1", "data.csv": "1,2", ".env.example": "TOKEN="}
@@ -68,9 +68,9 @@ def test_links_go_as_links_unless_they_lead_out_and_the_key_never(tmp_path: Path
 def test_a_tree_of_data_is_refused_with_what_helps(tmp_path: Path, keyfile: Path) -> None:
     with (tmp_path / "weights").open("wb") as file:
         file.truncate(2 << 30)
-    with pytest.raises(ConfigurationError, match=r"is 2\.1 GB in 1 files, weights the largest: put data on the nodes with put"):
+    with pytest.raises(SettingsError, match=r"is 2\.1 GB in 1 files, weights the largest: put data on the nodes with put"):
         pack(tmp_path, tmp_path / "tar", keyfile)
-    with pytest.raises(ConfigurationError, match="is no folder"):
+    with pytest.raises(SettingsError, match="is no folder"):
         pack(tmp_path / "none", tmp_path / "tar", keyfile)
 
 

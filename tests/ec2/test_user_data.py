@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from psnode_ec2.errors import ConfigurationError
-from psnode_ec2.requests import user_data
+from psnode_ec2.ec2_errors import SettingsError
+from psnode_ec2.instance_requests import user_data
 from psnode_ec2.settings import Settings
 
 # in a mount namespace of its own, with an /etc/systemd/system of its own
@@ -130,5 +130,5 @@ def test_a_node_ends_when_nothing_of_the_users_has_run_for_so_long(tmp_path: Pat
 
 
 def test_idle_minutes_leave_time_for_setup() -> None:
-    with pytest.raises(ConfigurationError, match="idle_minutes must be 0, for never, or at least 5"):
+    with pytest.raises(SettingsError, match="idle_minutes must be 0, for never, or at least 5"):
         Settings(name="ends", idle_minutes=3)

@@ -15,9 +15,9 @@ from psnode.config.plain_json import to_json
 from psnode_ec2 import node_commands
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, LIVE
+from psnode_ec2.ec2_errors import Ec2Error
 from psnode_ec2.end_times import first_end, notice
-from psnode_ec2.errors import Ec2Error
-from psnode_ec2.flags import Session, command
+from psnode_ec2.flags import CommandContext, command
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -35,7 +35,7 @@ def cli() -> None:
 
 
 @command(cli, "launch")
-def _launch(session: Session) -> None:
+def _launch(session: CommandContext) -> None:
     """Start the cluster, or complete the one that is there, and wait until it runs."""
     from psnode_ec2.launching import launch
 
@@ -46,7 +46,7 @@ def _launch(session: Session) -> None:
 
 
 @command(cli, "status", click.option("--json", "as_json", is_flag=True, help="As JSON."))
-def _status(session: Session, as_json: bool) -> None:
+def _status(session: CommandContext, as_json: bool) -> None:
     """Show the nodes, and those that EC2 ended within the last hour."""
     cluster = session.cluster
     nodes = cluster.nodes(LIVE + ENDED)
@@ -65,7 +65,7 @@ def _status(session: Session, as_json: bool) -> None:
 
 
 @command(cli, "cost")
-def _cost(session: Session) -> None:
+def _cost(session: CommandContext) -> None:
     """Costs of the cluster an hour, and since its nodes started, ended ones too: at today's prices, without traffic."""
     from psnode_ec2.costs import costs, ended, extras
     from psnode_ec2.resources import volumes_of
@@ -96,9 +96,9 @@ def _cost(session: Session) -> None:
 @command(
     cli, "shutdown", click.option("--discard", is_flag=True, help="Do not stop the job and fetch the newest checkpoint first.")
 )
-def _shutdown(session: Session, discard: bool) -> None:
+def _shutdown(session: CommandContext, discard: bool) -> None:
     """End all nodes of the cluster and remove its resources: those that carry its tags, and nothing else."""
-    from psnode_ec2.closing import close_all
+    from psnode_ec2.shutdown import close_all
 
     close_all(session, discard=discard)
 
@@ -108,9 +108,9 @@ def _shutdown(session: Session, discard: bool) -> None:
     "get_hosts",
     click.option("--directory", type=click.Path(path_type=Path), default=Path(), help="Where to write. [.]"),
 )
-def _get_hosts(session: Session, directory: Path) -> None:
+def _get_hosts(session: CommandContext, directory: Path) -> None:
     """Write hosts_address, hosts and hostfile: private addresses, the master's first."""
-    from psnode_ec2.ranks import host_files, slots, write_hosts
+    from psnode_ec2.rank_placement import host_files, slots, write_hosts
 
     nodes = session.cluster.complete(session.settings.n_workers)
     counts = slots(session.cloud, session.settings, nodes)
@@ -129,7 +129,7 @@ def _get_hosts(session: Session, directory: Path) -> None:
     click.argument("words", nargs=-1),
     needs_name=False,
 )
-def _export(session: Session, kind: str, words: tuple[str, ...]) -> None:
+def _export(session: CommandContext, kind: str, words: tuple[str, ...]) -> None:
     """Print a commented cluster.toml (config), a job for another launcher (`export skypilot -- train ...`), or an IAM policy.
 
     iam-policy is that of the nodes' role, iam-trust says who may take it, iam-user is for who runs this tool.
@@ -146,7 +146,7 @@ def _export(session: Session, kind: str, words: tuple[str, ...]) -> None:
 
 
 @command(cli, "extend")
-def _extend(session: Session) -> None:
+def _extend(session: CommandContext) -> None:
     """Let the nodes that run end themselves max_hours after their start, as that is set now: `extend --max-hours 48`."""
     from psnode_ec2.end_times import extend
 
@@ -158,7 +158,7 @@ def _extend(session: Session) -> None:
 
 
 @command(cli, "list", click.option("--json", "as_json", is_flag=True, help="As JSON."), needs_name=False)
-def _list(session: Session, as_json: bool) -> None:
+def _list(session: CommandContext, as_json: bool) -> None:
     """Show all clusters of the account, whoever owns them, in all regions."""
     from psnode_ec2.listing import clusters
 

@@ -12,7 +12,7 @@ import click
 
 from psnode.config.declaration import nearest
 from psnode.config.plain_json import to_json
-from psnode_ec2 import errors
+from psnode_ec2 import ec2_errors
 from psnode_ec2.settings import Settings
 
 _THROTTLED_TRIES = 7  # of one call that EC2 asks to slow down, made by botocore: up to 51 s
@@ -21,57 +21,60 @@ _UNSHOWN = 8  # tries with something that EC2 does not know yet: about a minute
 _THROTTLED = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled", "EC2ThrottledException"}
 _AGAIN = {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "ServerInternal"}
 _CLOCK = "the clock of this machine is wrong: set it, for example with timedatectl set-ntp true"
-_TYPED: Mapping[str, tuple[type[errors.Ec2Error], str]] = {
-    "InsufficientInstanceCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
-    "InsufficientHostCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
-    "InsufficientCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
-    "InsufficientCapacityOnHost": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
-    "UnfulfillableCapacity": (errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
-    "InsufficientVolumeCapacity": (errors.CapacityError, "add fallback_zones, or try later"),
-    "InsufficientAddressCapacity": (errors.CapacityError, "add fallback_zones, or try later"),
-    "InsufficientFreeAddressesInSubnet": (errors.CapacityError, "add fallback_zones, or set subnet_id to a larger subnet"),
-    "SpotMaxPriceTooLow": (errors.PriceTooLowError, "raise spot_price, or leave it out"),
-    "Unsupported": (errors.NotOfferedError, "choose another type or zone"),
-    "InvalidInstanceType": (errors.NotOfferedError, "see AWS's list of instance types"),
-    "VcpuLimitExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or take fewer or smaller nodes"),
-    "InstanceLimitExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or take fewer nodes"),
-    "MaxSpotInstanceCountExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or use method on-demand"),
-    "VolumeLimitExceeded": (errors.QuotaError, "ask for more in the Service Quotas console, or lower volume_gib"),
-    "InvalidKeyPair.NotFound": (errors.NoKeyPairError, "check key_name and region, or leave key_name out"),
-    "InvalidAMIID.NotFound": (errors.ConfigurationError, "images belong to one region: check image_id"),
-    "InvalidAMIID.Malformed": (errors.ConfigurationError, "check image_id"),
-    "InvalidSubnetID.NotFound": (errors.ConfigurationError, "check subnet_id and region"),
-    "InvalidGroup.Duplicate": (errors.AlreadyThereError, ""),
-    "InvalidKeyPair.Duplicate": (errors.AlreadyThereError, ""),
-    "InvalidPlacementGroup.Duplicate": (errors.AlreadyThereError, ""),
-    "InvalidPermission.Duplicate": (errors.AlreadyThereError, ""),
-    "InvalidInstanceID.NotFound": (errors.NotShownError, "see status, and try again"),
+_TYPED: Mapping[str, tuple[type[ec2_errors.Ec2Error], str]] = {
+    "InsufficientInstanceCapacity": (ec2_errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "InsufficientHostCapacity": (ec2_errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "InsufficientCapacity": (ec2_errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "InsufficientCapacityOnHost": (ec2_errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "UnfulfillableCapacity": (ec2_errors.CapacityError, "add fallback_zones or fallback_types, or try later"),
+    "InsufficientVolumeCapacity": (ec2_errors.CapacityError, "add fallback_zones, or try later"),
+    "InsufficientAddressCapacity": (ec2_errors.CapacityError, "add fallback_zones, or try later"),
+    "InsufficientFreeAddressesInSubnet": (ec2_errors.CapacityError, "add fallback_zones, or set subnet_id to a larger subnet"),
+    "SpotMaxPriceTooLow": (ec2_errors.PriceTooLowError, "raise spot_price, or leave it out"),
+    "Unsupported": (ec2_errors.NotOfferedError, "choose another type or zone"),
+    "InvalidInstanceType": (ec2_errors.NotOfferedError, "see AWS's list of instance types"),
+    "VcpuLimitExceeded": (ec2_errors.QuotaError, "ask for more in the Service Quotas console, or take fewer or smaller nodes"),
+    "InstanceLimitExceeded": (ec2_errors.QuotaError, "ask for more in the Service Quotas console, or take fewer nodes"),
+    "MaxSpotInstanceCountExceeded": (
+        ec2_errors.QuotaError,
+        "ask for more in the Service Quotas console, or use method on-demand",
+    ),
+    "VolumeLimitExceeded": (ec2_errors.QuotaError, "ask for more in the Service Quotas console, or lower volume_gib"),
+    "InvalidKeyPair.NotFound": (ec2_errors.NoKeyPairError, "check key_name and region, or leave key_name out"),
+    "InvalidAMIID.NotFound": (ec2_errors.SettingsError, "images belong to one region: check image_id"),
+    "InvalidAMIID.Malformed": (ec2_errors.SettingsError, "check image_id"),
+    "InvalidSubnetID.NotFound": (ec2_errors.SettingsError, "check subnet_id and region"),
+    "InvalidGroup.Duplicate": (ec2_errors.AlreadyThereError, ""),
+    "InvalidKeyPair.Duplicate": (ec2_errors.AlreadyThereError, ""),
+    "InvalidPlacementGroup.Duplicate": (ec2_errors.AlreadyThereError, ""),
+    "InvalidPermission.Duplicate": (ec2_errors.AlreadyThereError, ""),
+    "InvalidInstanceID.NotFound": (ec2_errors.NotShownError, "see status, and try again"),
     **dict.fromkeys(
         ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown"),
-        (errors.NotShownError, "see status, and try again"),
+        (ec2_errors.NotShownError, "see status, and try again"),
     ),
     **dict.fromkeys(
         ("DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.InUse"),
-        (errors.InUseError, "see in the console what uses it, and run shutdown again"),
+        (ec2_errors.InUseError, "see in the console what uses it, and run shutdown again"),
     ),
-    "IdempotentInstanceTerminated": (errors.SpentTokenError, ""),
-    "IdempotentParameterMismatch": (errors.TakenTokenError, "another launch is at work: see status, and try again"),
-    **dict.fromkeys(("RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"), (errors.AccessError, _CLOCK)),
+    "IdempotentInstanceTerminated": (ec2_errors.SpentTokenError, ""),
+    "IdempotentParameterMismatch": (ec2_errors.TakenTokenError, "another launch is at work: see status, and try again"),
+    **dict.fromkeys(("RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"), (ec2_errors.AccessError, _CLOCK)),
     **dict.fromkeys(
         ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
-        (errors.AccessError, "these credentials have expired: log in again, with aws sso login for example"),
+        (ec2_errors.AccessError, "these credentials have expired: log in again, with aws sso login for example"),
     ),
     **dict.fromkeys(
         ("OptInRequired", "PendingVerification", "Blocked"),
-        (errors.AccessError, "the account may not use this yet: see its messages in the console"),
+        (ec2_errors.AccessError, "the account may not use this yet: see its messages in the console"),
     ),
     **dict.fromkeys(
         ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch"),
-        (errors.AccessError, "these credentials are not valid (any more): aws sts get-caller-identity shows whose they are"),
+        (ec2_errors.AccessError, "these credentials are not valid (any more): aws sts get-caller-identity shows whose they are"),
     ),
     **dict.fromkeys(
         ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"),
-        (errors.AccessError, "docs/ec2.md lists the permissions that this tool needs"),
+        (ec2_errors.AccessError, "docs/ec2.md lists the permissions that this tool needs"),
     ),
 }  # fmt: skip
 
@@ -138,7 +141,7 @@ class Cloud:
         for attempt in range(_UNSHOWN - 1):
             try:
                 return self.change(operation, **parameters)
-            except errors.NotShownError:
+            except ec2_errors.NotShownError:
                 self.pause(attempt)
         return self.change(operation, **parameters)
 
@@ -160,16 +163,16 @@ class Cloud:
                     raise translated(error) from error
             except (found.ConnectionError, found.HTTPClientError) as error:
                 if last or isinstance(error, found.ConnectTimeoutError | found.ReadTimeoutError):  # minutes, by botocore's tries
-                    raise errors.Ec2Error(f"AWS cannot be reached ({error}): check the network and region") from error
+                    raise ec2_errors.Ec2Error(f"AWS cannot be reached ({error}): check the network and region") from error
             except ResponseParserError as error:
                 if last:
-                    raise errors.Ec2Error(f"an answer of AWS cannot be read ({_line(error)}): try later") from error
+                    raise ec2_errors.Ec2Error(f"an answer of AWS cannot be read ({_line(error)}): try later") from error
             except (found.SSOError, found.TokenRetrievalError) as error:
-                raise errors.AccessError(f"the log-in has ended ({_line(error)}): aws sso login") from error
+                raise ec2_errors.AccessError(f"the log-in has ended ({_line(error)}): aws sso login") from error
             except (found.NoCredentialsError, found.PartialCredentialsError, found.CredentialRetrievalError) as error:
                 raise _no_credentials() from error
             except found.BotoCoreError as error:
-                raise errors.Ec2Error(f"{type(error).__name__}: {_line(error)}") from error
+                raise ec2_errors.Ec2Error(f"{type(error).__name__}: {_line(error)}") from error
             self.pause(attempt)
         raise AssertionError("unreachable")
 
@@ -179,18 +182,21 @@ class Cloud:
         return self._clients[service]
 
 
-def translated(error: Any) -> errors.Ec2Error:
+def translated(error: Any) -> ec2_errors.Ec2Error:
     """The typed error for a botocore ClientError: EC2's own words on one line, and a remedy."""
     code, text = error.response["Error"].get("Code", "?"), error.response["Error"].get("Message", "")
-    kind, remedy = _TYPED.get(code, (errors.Ec2Error, ""))
+    kind, remedy = _TYPED.get(code, (ec2_errors.Ec2Error, ""))
     if code in _THROTTLED:
-        kind, remedy = errors.ThrottledError, "others use this account too: try later"
+        kind, remedy = ec2_errors.ThrottledError, "others use this account too: try later"
     elif code == "SignatureDoesNotMatch" and "expired" in text.lower():
         remedy = _CLOCK
     elif error.operation_name == "RunInstances" and code == "InvalidPlacementGroup.InUse":
-        kind, remedy = errors.CapacityError, "it still is where the last attempt was: try again, or set placement_group = false"
+        kind, remedy = (
+            ec2_errors.CapacityError,
+            "it still is where the last attempt was: try again, or set placement_group = false",
+        )
     elif error.operation_name == "RunInstances" and code in _UNPLACED and "placement group" in text.lower():
-        kind, remedy = errors.NotOfferedError, "set placement_group = false, or choose types that have it"
+        kind, remedy = ec2_errors.NotOfferedError, "set placement_group = false, or choose types that have it"
     message = f"{error.operation_name}: {' '.join(str(text).split()).rstrip('.')} ({code})"
     return kind(f"{message}: {remedy}" if remedy else message)
 
@@ -205,26 +211,26 @@ def _client(service: str, settings: Settings) -> Any:
         import botocore.config
         import botocore.exceptions
     except ImportError:
-        raise errors.ConfigurationError("boto3 is not installed: pip install '.[ec2]' in a clone of psnode") from None
+        raise ec2_errors.SettingsError("boto3 is not installed: pip install '.[ec2]' in a clone of psnode") from None
     try:
         return _made(boto3, botocore.config, service, settings)
     except botocore.exceptions.ProfileNotFound:
-        raise errors.AccessError(
+        raise ec2_errors.AccessError(
             f"profile {settings.profile!r} is not in the AWS configuration: aws configure makes one"
         ) from None
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         text = " ".join(str(error).split())
-        raise errors.AccessError(f"the AWS configuration cannot be used ({text}): aws configure makes one") from error
+        raise ec2_errors.AccessError(f"the AWS configuration cannot be used ({text}): aws configure makes one") from error
 
 
 def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
     session = boto3.Session(profile_name=settings.profile or None, region_name=settings.region or None)
     region = session.region_name
     if region is None:
-        raise errors.ConfigurationError("no region: set region, for example us-west-2, or AWS_REGION")
+        raise ec2_errors.SettingsError("no region: set region, for example us-west-2, or AWS_REGION")
     known = [name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)]
     if region not in known:
-        raise errors.ConfigurationError(f"unknown region {region!r}{nearest(region, known)}; a very new one needs a newer boto3")
+        raise ec2_errors.SettingsError(f"unknown region {region!r}{nearest(region, known)}; a very new one needs a newer boto3")
     if session.get_credentials() is None:
         raise _no_credentials()
     # the price list has an endpoint in few regions, and is the same in all
@@ -235,8 +241,8 @@ def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
     return session.client(service, region_name=where, config=patient)
 
 
-def _no_credentials() -> errors.AccessError:
-    return errors.AccessError("no AWS credentials: run aws configure, log in with aws sso login, or set AWS_PROFILE")
+def _no_credentials() -> ec2_errors.AccessError:
+    return ec2_errors.AccessError("no AWS credentials: run aws configure, log in with aws sso login, or set AWS_PROFILE")
 
 
 def _shown(service: str, operation: str, parameters: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psnode_ec2.cloud import Cloud
-from psnode_ec2.errors import NoClusterError
+from psnode_ec2.ec2_errors import NoClusterError
 from psnode_ec2.settings import Settings
 
 CLUSTER, OWNER, ROLE, LAUNCH, HOURS = "psnode:cluster", "psnode:owner", "psnode:role", "psnode:launch", "psnode:hours"

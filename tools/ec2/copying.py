@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from psnode_ec2.cluster import Node
-from psnode_ec2.errors import ConfigurationError, failure
+from psnode_ec2.ec2_errors import SettingsError, failure
 
 if TYPE_CHECKING:
     from psnode_ec2.remote import Access
@@ -41,16 +41,16 @@ class _Input(io.RawIOBase):
 
 
 def send(way: Access, node: Node, local: Path, remote: str) -> None:
-    """Copy `local` to `remote` on `node`. Raises RemoteError, ConfigurationError if it cannot be read."""
+    """Copy `local` to `remote` on `node`. Raises RemoteError, SettingsError if it cannot be read."""
     name, folder = local.resolve().name, local.is_dir()
     if folder and (loop := _loop(local)):
-        raise ConfigurationError(f"{loop} is a link back to a folder that it is in, so that a copy has no end: remove it")
+        raise SettingsError(f"{loop} is a link back to a folder that it is in, so that a copy has no end: remove it")
     key = way.settings.keyfile
 
     def taken(member: tarfile.TarInfo) -> tarfile.TarInfo:
         path = local / member.name if folder else local
         if member.isreg() and path.samefile(key):
-            raise ConfigurationError(f"{path} is your private key, {key}, which stays on this machine: leave it out")
+            raise SettingsError(f"{path} is your private key, {key}, which stays on this machine: leave it out")
         return member
 
     line = way.line(node, _command("receive.sh", _from_home(remote), name, "folder" if folder else "file"))
@@ -63,7 +63,7 @@ def send(way: Access, node: Node, local: Path, remote: str) -> None:
             except BrokenPipeError:
                 pass  # it will have said why
             except OSError as error:
-                raise ConfigurationError(f"{error.filename or local} cannot be read: {error.strerror or error}") from error
+                raise SettingsError(f"{error.filename or local} cannot be read: {error.strerror or error}") from error
             finally:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
@@ -104,7 +104,7 @@ def _name(entry: os.DirEntry[str]) -> str:
 def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None:
     """Copy `remote` on `node` to `local`, or only `names` of that folder.
 
-    Raises RemoteError, ConfigurationError if that cannot be written.
+    Raises RemoteError, SettingsError if that cannot be written.
     """
     remote = _from_home(remote)
     name, damage = PurePosixPath(remote).name or node.name, ""
@@ -117,7 +117,7 @@ def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None
             except tarfile.TarError as error:
                 damage = f"what came was no whole archive: {error}"
             except OSError as error:
-                raise ConfigurationError(f"{error.filename or local} cannot be written: {error.strerror or error}") from error
+                raise SettingsError(f"{error.filename or local} cannot be written: {error.strerror or error}") from error
             finally:
                 process.stdout.close()
         if process.returncode != 0 or damage:

@@ -10,7 +10,7 @@ from typing import Any
 
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Node
-from psnode_ec2.errors import CapError, ConfigurationError, Ec2Error
+from psnode_ec2.ec2_errors import CapError, Ec2Error, SettingsError
 from psnode_ec2.ledger import LedgerEntry
 from psnode_ec2.resources import Volume
 from psnode_ec2.settings import Settings
@@ -47,7 +47,7 @@ class Extra:
 def extras(
     cloud: Cloud, settings: Settings, nodes: Sequence[Node], volumes: Sequence[Volume], now: datetime.datetime
 ) -> list[Extra]:
-    """The volumes by kind, and the public addresses. Raises ConfigurationError if a price is not known."""
+    """The volumes by kind, and the public addresses. Raises SettingsError if a price is not known."""
     found = []
     for kind in sorted({each.kind for each in volumes}):
         price, same = volume_price(cloud, settings, kind), [each for each in volumes if each.kind == kind]
@@ -73,7 +73,7 @@ def ended(cloud: Cloud, settings: Settings, entries: Sequence[LedgerEntry], now:
 
 
 def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime.datetime) -> list[Cost]:
-    """One for each of `nodes`. A stopped node costs no instance hours. Raises ConfigurationError if a price is not known."""
+    """One for each of `nodes`. A stopped node costs no instance hours. Raises SettingsError if a price is not known."""
     known: dict[tuple[str, str, bool, float], tuple[float, bool]] = {}
     found = []
     for node in nodes:
@@ -91,7 +91,7 @@ def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime
 
 
 def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
-    """USD for an hour of type `name` in the region. Raises ConfigurationError if nobody can tell."""
+    """USD for an hour of type `name` in the region. Raises SettingsError if nobody can tell."""
     terms = {
         "instanceType": name,
         "operatingSystem": "Linux",
@@ -104,7 +104,7 @@ def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
 
 
 def volume_price(cloud: Cloud, settings: Settings, kind: str) -> float:
-    """USD for an hour of a GiB of this kind of volume, such as gp3. Raises ConfigurationError if nobody can tell."""
+    """USD for an hour of a GiB of this kind of volume, such as gp3. Raises SettingsError if nobody can tell."""
     return _listed(cloud, settings, kind, {"productFamily": "Storage", "volumeApiName": kind}, "GB-Mo") / _HOURS
 
 
@@ -125,7 +125,7 @@ def _listed(cloud: Cloud, settings: Settings, name: str, terms: dict[str, str], 
         return max(_rate(json.loads(product), unit) for product in found)
     except (Ec2Error, ValueError, LookupError, TypeError) as error:
         what = "USD an hour" if unit == "Hrs" else "USD for a GiB and a month"
-        raise ConfigurationError(
+        raise SettingsError(
             f'the price of {name} in {cloud.region} cannot be asked ({error}): write prices = {{"{name}" = {what}}}'
         ) from error
 
@@ -164,7 +164,7 @@ def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: S
     """The most that an hour of a cluster can cost with one more node of each of `types`: instances, volumes, public addresses.
 
     A spot instance costs at most the spot_price that it is bought with, or its price on demand if that is 0. Raises
-    CapError if the sum is over max_hourly_price, ConfigurationError.
+    CapError if the sum is over max_hourly_price, SettingsError.
     """
     bought = [(node.type, node.limit) for node in standing.nodes] + [(name, settings.spot_price) for name in types]
     gib = [(each.kind, each.gib) for each in standing.volumes] + [("gp3", standing.gib) for _ in types]

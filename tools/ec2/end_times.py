@@ -9,7 +9,7 @@ from pathlib import Path
 
 from psnode_ec2.cluster import HOURS, LIVE, Cluster, Node
 from psnode_ec2.costs import costs
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.remote import Access
 
 _NOTICE = datetime.timedelta(hours=1)
@@ -42,7 +42,7 @@ def notice(nodes: Sequence[Node], now: datetime.datetime) -> str:
 def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Callable[[str], None]) -> list[Node]:
     """Set the end of every node anew, earlier or later, first on the node and then in its tag; returns those that were changed.
 
-    Safe to repeat: the hours count from the start of the node, not from now. Raises ConfigurationError if one would end at once.
+    Safe to repeat: the hours count from the start of the node, not from now. Raises SettingsError if one would end at once.
     """
     hours = way.settings.max_hours
     changed = [node for node in way.nodes if node.hours != hours]
@@ -52,7 +52,7 @@ def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Calla
     least = now + datetime.timedelta(minutes=_LEAST_MINUTES)
     if hours and (late := [node for node in changed if ends[node.id] < least]):
         age = (now - late[0].launched).total_seconds() / 3600
-        raise ConfigurationError(
+        raise SettingsError(
             f"{late[0].name} has run for {age:.1f} h, and max_hours is {hours}: set it to more, or end the nodes with shutdown"
         )
     confirm(_question(cluster, way, changed, hours))

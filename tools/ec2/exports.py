@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
 
 _STOP_SECONDS = 120  # from the signal to the end, enough for a checkpoint
 
 
 def skypilot(settings: Settings, words: Sequence[str]) -> str:
-    """The task of a job `psnode WORDS...`. Raises ConfigurationError if it trains nothing."""
+    """The task of a job `psnode WORDS...`. Raises SettingsError if it trains nothing."""
     if not words or words[0] != "train":
-        raise ConfigurationError("export needs a training command: export skypilot -- train --train-dir runs/first")
+        raise SettingsError("export needs a training command: export skypilot -- train --train-dir runs/first")
     setup = "scripts/pre_run.sh .\n"
     run = f"""[[ $SKYPILOT_NODE_RANK == 0 ]] || exit 0
 PATH=$HOME/psnode/.venv/bin:$PATH
@@ -40,7 +40,7 @@ run: |
 
 
 def train_dir(words: Sequence[str]) -> str:
-    """Directory that the command writes to. Raises ConfigurationError if it does not say: a job that is to be resumed must
+    """Directory that the command writes to. Raises SettingsError if it does not say: a job that is to be resumed must
     know.
     """
     for index, word in enumerate(words):
@@ -48,7 +48,7 @@ def train_dir(words: Sequence[str]) -> str:
             return words[index + 1]
         if word.startswith("--train-dir="):
             return word.partition("=")[2]
-    raise ConfigurationError("the command has no --train-dir: name one, for the job goes on there when it was stopped")
+    raise SettingsError("the command has no --train-dir: name one, for the job goes on there when it was stopped")
 
 
 def _launch(settings: Settings, words: Sequence[str]) -> str:

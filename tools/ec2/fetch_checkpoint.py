@@ -11,7 +11,7 @@ import click
 
 from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.copying import fetch
-from psnode_ec2.errors import Ec2Error, HostKeyError, KeepError
+from psnode_ec2.ec2_errors import Ec2Error, HostKeyError, KeepError
 from psnode_ec2.hostkeys import pin
 from psnode_ec2.remote import Access
 from psnode_ec2.settings import Settings

@@ -15,8 +15,8 @@ import click
 from psnode.config.declaration import click_option
 from psnode_ec2.cloud import Cloud, progress
 from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node, cluster_of
+from psnode_ec2.ec2_errors import DeclinedError
 from psnode_ec2.end_times import notice
-from psnode_ec2.errors import DeclinedError
 from psnode_ec2.ledger import LedgerEntry, note
 from psnode_ec2.remote import Access, access
 from psnode_ec2.settings import FIELDS, Settings, load, rule
@@ -25,7 +25,7 @@ _DEFAULT_FILE = Path("cluster.toml")
 
 
 @dataclass(frozen=True)
-class Session:
+class CommandContext:
     """Objects that every command works with."""
 
     settings: Settings
@@ -94,7 +94,7 @@ def command(
             if config is None and _DEFAULT_FILE.is_file():
                 config = _DEFAULT_FILE
             settings = load(config, flags, unnamed="" if needs_name else "psnode")
-            function(Session(settings, Cloud(settings, dry_run=dry_run), yes), **given)
+            function(CommandContext(settings, Cloud(settings, dry_run=dry_run), yes), **given)
 
         # click takes them from the last to the first
         for add in [*_common_flags(), *reversed(parameters)]:

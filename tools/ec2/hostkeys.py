@@ -15,7 +15,7 @@ from pathlib import Path
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster, Node
-from psnode_ec2.errors import ConfigurationError, Ec2Error, HostKeyError
+from psnode_ec2.ec2_errors import Ec2Error, HostKeyError, SettingsError
 from psnode_ec2.settings import Settings
 
 # cloud-init's own lines; a console may put a time or a carriage return on every line
@@ -35,7 +35,7 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient:
     try:
         known = pinned(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read ({error}): set state_dir to another folder") from None
+        raise SettingsError(f"{path} cannot be read ({error}): set state_dir to another folder") from None
     missing = [node for node in nodes if node.id not in known]
     if cluster.cloud.dry_run:
         for node in missing:
@@ -65,7 +65,7 @@ def console_keys(cluster: Cluster, node: Node) -> list[str]:
     """
     try:
         keys = keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True).get("Output") or "")
-    except ConfigurationError:
+    except SettingsError:
         raise
     except Ec2Error:  # Xen's instance types have no latest output
         keys = []
@@ -114,7 +114,7 @@ def pinned(path: Path) -> dict[str, list[str]]:
 
 
 def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
-    """Add keys by instance id to the file, in whole lines. Raises ConfigurationError."""
+    """Add keys by instance id to the file, in whole lines. Raises SettingsError."""
     lines = [f"{host} {key}\n" for host, each in keys.items() for key in each]
     if lines:
         try:
@@ -125,7 +125,7 @@ def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
                 begin = "" if file.read(1) in (b"", b"\n") else "\n"
                 file.write((begin + "".join(lines)).encode())
         except OSError as error:
-            raise ConfigurationError(f"{path} cannot be written ({error.strerror}): set state_dir to another folder") from None
+            raise SettingsError(f"{path} cannot be written ({error.strerror}): set state_dir to another folder") from None
 
 
 def for_addresses(path: Path, nodes: Iterable[Node]) -> str:

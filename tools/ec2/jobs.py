@@ -14,9 +14,9 @@ import click
 
 from psnode_ec2 import store
 from psnode_ec2.cloud import progress
+from psnode_ec2.ec2_errors import SettingsError, failure
 from psnode_ec2.end_times import notice, seconds_to_notice
-from psnode_ec2.errors import ConfigurationError, failure
-from psnode_ec2.ranks import lines as ranks_by_node
+from psnode_ec2.rank_placement import lines as ranks_by_node
 from psnode_ec2.remote import Access
 
 RUNS_ALREADY = "a job runs already"  # of start_job.sh
@@ -33,10 +33,10 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
 
     `train`, and a program, run on all nodes, with so many ranks on each as `counts` says; everything else on the master alone.
     `where`: the folder in remote_dir in which it runs.
-    Raises ConfigurationError, RemoteError (code 2: a job runs already).
+    Raises SettingsError, RemoteError (code 2: a job runs already).
     """
     if not command:
-        raise ConfigurationError("run needs a command: run -- train --network LeNet")
+        raise SettingsError("run needs a command: run -- train --network LeNet")
     settings = way.settings
     line = ["psnode", *command]
     if over_all(command):

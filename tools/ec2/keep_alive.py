@@ -13,7 +13,7 @@ from typing import Protocol
 
 from psnode_ec2 import kept_job_record as record
 from psnode_ec2.cloud import Cloud, progress
-from psnode_ec2.errors import CapacityError, ConfigurationError, Ec2Error, GivenUpError, RemoteError
+from psnode_ec2.ec2_errors import CapacityError, Ec2Error, GivenUpError, RemoteError, SettingsError
 from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.settings import Settings
 
@@ -51,7 +51,7 @@ def _moment() -> datetime.datetime:
 def keep_alive(
     charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime] = _moment
 ) -> int:
-    """Follow the job to its end, through all restarts; returns its code. Raises GivenUpError, ConfigurationError."""
+    """Follow the job to its end, through all restarts; returns its code. Raises GivenUpError, SettingsError."""
     if not charge.job and not charge.used:
         _begin(charge, settings, work)
     while True:
@@ -74,7 +74,7 @@ def _ended_by(settings: Settings, work: Work) -> str:
 def _begin(charge: Charge, settings: Settings, work: Work) -> None:
     try:
         charge.job = work.start(charge)
-    except (ConfigurationError, RemoteError):
+    except (SettingsError, RemoteError):
         record.forget(settings)
         raise
     record.write(settings, charge)
@@ -103,7 +103,7 @@ def _again(charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Ca
             charge.job = work.start(charge)
             record.write(settings, charge)
             return
-        except (ConfigurationError, GivenUpError):
+        except (SettingsError, GivenUpError):
             raise
         except Ec2Error as error:
             everything = isinstance(error, CapacityError)

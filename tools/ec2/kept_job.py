@@ -10,9 +10,9 @@ from pathlib import Path
 from psnode_ec2 import kept_job_record as record
 from psnode_ec2 import store
 from psnode_ec2.cloud import progress
-from psnode_ec2.errors import ConfigurationError, NoClusterError
+from psnode_ec2.ec2_errors import NoClusterError, SettingsError
 from psnode_ec2.exports import train_dir
-from psnode_ec2.flags import Session
+from psnode_ec2.flags import CommandContext
 from psnode_ec2.keep_alive import keep_alive
 from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.reviving import Revival
@@ -21,8 +21,8 @@ from psnode_ec2.worktree import pack
 RESTARTS = 5  # where the user does not say
 
 
-def run_kept(session: Session, words: Sequence[str], sync: Path | None, restarts: int | None) -> int:
-    """Keep a job alive until it has ended; returns its code. Raises ConfigurationError, GivenUpError."""
+def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, restarts: int | None) -> int:
+    """Keep a job alive until it has ended; returns its code. Raises SettingsError, GivenUpError."""
     settings = session.settings
     with record.held(settings):
         there = record.read(settings)
@@ -39,15 +39,13 @@ def run_kept(session: Session, words: Sequence[str], sync: Path | None, restarts
         return code
 
 
-def begin(session: Session, words: Sequence[str], restarts: int | None) -> Charge:
-    """A charge that the user has confirmed. Raises ConfigurationError, DeclinedError."""
+def begin(session: CommandContext, words: Sequence[str], restarts: int | None) -> Charge:
+    """A charge that the user has confirmed. Raises SettingsError, DeclinedError."""
     settings = session.settings
     if not words:
-        raise ConfigurationError("there is no job to go on with: run --keep-alive -- train --train-dir runs/first ...")
+        raise SettingsError("there is no job to go on with: run --keep-alive -- train --train-dir runs/first ...")
     if words[0] != "train":
-        raise ConfigurationError(
-            f"--keep-alive resumes training by its checkpoints, and {words[0]} is something else: leave it out"
-        )
+        raise SettingsError(f"--keep-alive resumes training by its checkpoints, and {words[0]} is something else: leave it out")
     train_dir(words)
     charge = Charge(list(words), False, RESTARTS if restarts is None else restarts, _now())
     hours = f", for {settings.max_hours} h from now" if settings.max_hours else ", without an end"
@@ -58,7 +56,7 @@ def begin(session: Session, words: Sequence[str], restarts: int | None) -> Charg
     return charge
 
 
-def _new(session: Session, words: Sequence[str], sync: Path | None, restarts: int | None) -> Charge:
+def _new(session: CommandContext, words: Sequence[str], sync: Path | None, restarts: int | None) -> Charge:
     settings, charge = session.settings, begin(session, words, restarts)
     charge.synced = sync is not None
     if sync:
@@ -70,7 +68,7 @@ def _new(session: Session, words: Sequence[str], sync: Path | None, restarts: in
 
 def _same(there: Charge, words: Sequence[str], state: Path) -> None:
     if words and list(words) != there.words:
-        raise ConfigurationError(
+        raise SettingsError(
             f"another job is kept alive here ({' '.join(there.words)}): run --keep-alive without a command goes on with it; "
             f"remove keep-alive.json in {state} to give it up"
         )

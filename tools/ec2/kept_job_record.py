@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from psnode.config.plain_json import to_json
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
 
 _FILE, _CODE, _LOCK = "keep-alive.json", "keep-alive.tar", "keep-alive.lock"
@@ -50,18 +50,18 @@ def code_of(settings: Settings) -> Path:
 
 
 def read(settings: Settings) -> Charge | None:
-    """The charge, if there is one. Raises ConfigurationError if it cannot be read."""
+    """The charge, if there is one. Raises SettingsError if it cannot be read."""
     path = settings.state / _FILE
     try:
         return Charge(**json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"{path} cannot be read ({error}): remove it, and run --keep-alive -- train ... again") from None
+        raise SettingsError(f"{path} cannot be read ({error}): remove it, and run --keep-alive -- train ... again") from None
 
 
 def write(settings: Settings, charge: Charge) -> None:
-    """Keep it, whole. Raises ConfigurationError."""
+    """Keep it, whole. Raises SettingsError."""
     path = settings.state / _FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -69,7 +69,7 @@ def write(settings: Settings, charge: Charge) -> None:
         new.write_text(to_json(dataclasses.asdict(charge), indent=1))
         os.replace(new, path)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written ({error.strerror}): set state_dir to another folder") from None
+        raise SettingsError(f"{path} cannot be written ({error.strerror}): set state_dir to another folder") from None
 
 
 def forget(settings: Settings) -> None:
@@ -80,13 +80,11 @@ def forget(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def held(settings: Settings) -> Iterator[None]:
-    """Nobody else keeps a job of this cluster alive meanwhile. Raises ConfigurationError."""
+    """Nobody else keeps a job of this cluster alive meanwhile. Raises SettingsError."""
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.state / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigurationError(
-                "another run --keep-alive of this cluster is at work on this machine: see it there"
-            ) from None
+            raise SettingsError("another run --keep-alive of this cluster is at work on this machine: see it there") from None
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode_ec2.cluster import Cluster, Node
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.resources import ensure
 from psnode_ec2.settings import Settings
 
@@ -18,47 +18,47 @@ from psnode_ec2.settings import Settings
 def public_key(keyfile: Path) -> str:
     """The public half of the private key in `keyfile`, as authorized_keys has it.
 
-    Raises ConfigurationError, also for a key that ssh will not take, since others may read it.
+    Raises SettingsError, also for a key that ssh will not take, since others may read it.
     """
     remedy = "set path_to_keyfile, or make one: ssh-keygen -t ed25519"
     try:
         content, status = keyfile.read_bytes(), keyfile.stat()
     except OSError as error:
-        raise ConfigurationError(f"path_to_keyfile {keyfile} cannot be read ({error.strerror}): {remedy}") from None
+        raise SettingsError(f"path_to_keyfile {keyfile} cannot be read ({error.strerror}): {remedy}") from None
     if b"PRIVATE KEY" in content and status.st_uid == os.getuid() and status.st_mode & 0o077:
-        raise ConfigurationError(f"path_to_keyfile {keyfile} may be read by others, and ssh refuses it: chmod 600 {keyfile}")
+        raise SettingsError(f"path_to_keyfile {keyfile} may be read by others, and ssh refuses it: chmod 600 {keyfile}")
     beside = keyfile.with_name(keyfile.name + ".pub")
     done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", keyfile], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if beside.is_file():
         public = beside.read_text(errors="replace").strip()
         if done.returncode == 0 and done.stdout.split()[:2] != public.split()[:2]:  # one with a passphrase does not tell
-            raise ConfigurationError(
+            raise SettingsError(
                 f"{beside} is not the public half of {keyfile}, which nodes would not let in: remove it, or make it anew with "
                 f"ssh-keygen -y -f {keyfile}"
             )
         return public
     if done.returncode != 0:
         why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise ConfigurationError(f"path_to_keyfile {keyfile} is no private key that can be used ({why}): {remedy}")
+        raise SettingsError(f"path_to_keyfile {keyfile} is no private key that can be used ({why}): {remedy}")
     return done.stdout.strip()
 
 
 def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence[Node]) -> None:
     """That the key pair `key_name` exists, and that it, or the one that `nodes` let in, is that of the private key at hand.
 
-    Raises ConfigurationError.
+    Raises SettingsError.
     """
     if settings.key_name:
         (pair,) = cluster.cloud.ask("describe_key_pairs", KeyNames=[settings.key_name], IncludePublicKey=True)["KeyPairs"]
         if not _same(pair, public):
-            raise ConfigurationError(
+            raise SettingsError(
                 f"key_name {settings.key_name} is another key than {settings.keyfile}: name its private half in path_to_keyfile, "
                 "or leave key_name out"
             )
     elif (let_in := {node.key for node in nodes}) and any(
         pair["KeyName"] in let_in and not _same(pair, public) for pair in _key_pairs(cluster)
     ):
-        raise ConfigurationError(
+        raise SettingsError(
             f"the nodes of this cluster let in another key than {settings.keyfile}: set path_to_keyfile to the one they were "
             "launched with, or run shutdown first"
         )

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.costs import Standing, most_per_hour
-from psnode_ec2.errors import ConfigurationError, DeadlineError, Ec2Error, NodeLostError, OthersError
+from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, NodeLostError, OthersError, SettingsError
+from psnode_ec2.instance_requests import Image, find_image
 from psnode_ec2.keys import check_key, public_key
 from psnode_ec2.places import Place, architecture_of, by_market, places
-from psnode_ec2.requests import Image, find_image
+from psnode_ec2.provisioning import start_missing
 from psnode_ec2.resources import let_in, own_range, volumes_of
 from psnode_ec2.settings import Settings
-from psnode_ec2.starting import start_missing
 from psnode_ec2.wait_for_cluster import end_superfluous, wait
 
 _ROUNDS = 8  # plans that a launch makes while others change the same cluster
@@ -83,22 +83,22 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
 
 
 def make_plan(cluster: Cluster, settings: Settings) -> LaunchPlan:
-    """Make the plan of missing nodes and their places. Raises ConfigurationError and its kinds, before anything is
+    """Make the plan of missing nodes and their places. Raises SettingsError and its kinds, before anything is
     changed.
     """
     cloud = cluster.cloud
     key = public_key(settings.keyfile)
     nodes = cluster.nodes()
     if stopped := [node.id for node in nodes if node.state in ("stopping", "stopped")]:
-        raise ConfigurationError(f"{', '.join(stopped)} of this cluster is stopped: start it in the console, or run shutdown")
+        raise SettingsError(f"{', '.join(stopped)} of this cluster is stopped: start it in the console, or run shutdown")
     have = {role: sum(node.role == role for node in nodes) for role in ("worker", "master")}
     if have["worker"] > settings.n_workers:
-        raise ConfigurationError(
+        raise SettingsError(
             f"the cluster has {have['worker']} workers, and n_workers is {settings.n_workers}: raise it, or run shutdown first"
         )
     if have["master"] > 1:
         masters = " and ".join(node.id for node in nodes if node.role == "master")
-        raise ConfigurationError(f"the cluster has {have['master']} masters, {masters}: end one in the console, or run shutdown")
+        raise SettingsError(f"the cluster has {have['master']} masters, {masters}: end one in the console, or run shutdown")
     check_key(cluster, settings, key, nodes)
     where = by_market(cloud, settings, places(cloud, settings, only=nodes[0].zone if nodes else ""))
     types = [settings.master_type] + settings.n_workers * [settings.worker_type]

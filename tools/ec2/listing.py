@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import CLUSTER, LIVE, OWNER, Cluster, Node, node_of, tags_of
+from psnode_ec2.ec2_errors import Ec2Error
 from psnode_ec2.end_times import first_end
-from psnode_ec2.errors import Ec2Error
 from psnode_ec2.resources import volumes_of
 
 _AT_ONCE = 16  # regions

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import click
 
-from psnode_ec2.errors import ConfigurationError
-from psnode_ec2.flags import Session, command
+from psnode_ec2.ec2_errors import SettingsError
+from psnode_ec2.flags import CommandContext, command
 from psnode_ec2.remote import Access
 
 _REFUSED, _INTERRUPTED = 2, 130
@@ -47,7 +47,7 @@ def add_to(cli: click.Group) -> None:
     command(cli, "get", node, click.argument("remote"), click.argument("local"))(_get)
 
 
-def _setup(session: Session) -> None:
+def _setup(session: CommandContext) -> None:
     """Install psnode on all nodes, make them known to each other, mount the shared directory."""
     from psnode_ec2.preparing import package_of, prepare
 
@@ -56,7 +56,7 @@ def _setup(session: Session) -> None:
 
 
 def _run(
-    session: Session,
+    session: CommandContext,
     detach: bool,
     sync: Path | None,
     keep_alive: bool,
@@ -69,15 +69,15 @@ def _run(
     Ends with its exit code.
     """
     from psnode_ec2 import jobs, store
-    from psnode_ec2.closing import ask
     from psnode_ec2.kept_job import begin, run_kept
-    from psnode_ec2.ranks import slots
+    from psnode_ec2.rank_placement import slots
+    from psnode_ec2.shutdown import ask
     from psnode_ec2.worktree import CODE, pack, put_code
 
     if restarts is not None and not keep_alive:
-        raise ConfigurationError("--restarts is for --keep-alive: name that too, or drop it")
+        raise SettingsError("--restarts is for --keep-alive: name that too, or drop it")
     if detach and (keep_alive or shutdown):
-        raise ConfigurationError("--keep-alive and --shutdown have to stay and look: leave --detach out")
+        raise SettingsError("--keep-alive and --shutdown have to stay and look: leave --detach out")
     if shutdown:
         ask(session, session.cluster.nodes(), discard=False, when="when the job has ended ")
     if keep_alive and session.cloud.dry_run:
@@ -100,35 +100,35 @@ def _run(
     click.echo(job)
 
 
-def _end(session: Session, code: int, shutdown: bool) -> NoReturn:
+def _end(session: CommandContext, code: int, shutdown: bool) -> NoReturn:
     """Leave with the job's code. The cluster stays if the job was left alone (130), or refused its command (2)."""
     if shutdown and code not in (_REFUSED, _INTERRUPTED):
-        from psnode_ec2.closing import close
+        from psnode_ec2.shutdown import close
 
         close(session, session.cluster.nodes(), discard=False)
     sys.exit(code)
 
 
-def _stop(session: Session) -> None:
+def _stop(session: CommandContext) -> None:
     """Ask the job that runs to write a checkpoint and end."""
     from psnode_ec2 import jobs
 
     jobs.stop(session.way())
 
 
-def _logs(session: Session, follow: bool, lines: int) -> None:
+def _logs(session: CommandContext, follow: bool, lines: int) -> None:
     """Show the log of the last job."""
     from psnode_ec2 import jobs
 
     sys.exit(jobs.follow(session.way(), lines=str(lines), watching=True) if follow else jobs.show(session.way(), lines))
 
 
-def _ssh(session: Session, node: str, words: tuple[str, ...]) -> None:
+def _ssh(session: CommandContext, node: str, words: tuple[str, ...]) -> None:
     """Log in to a node, or run a command there: `ssh -- uptime`; on several one after the other."""
     way = session.way()
     chosen = way.choose(node)
     if len(chosen) > 1 and not words:
-        raise ConfigurationError(f"{node} is {len(chosen)} nodes: name one to log in to, or a command")
+        raise SettingsError(f"{node} is {len(chosen)} nodes: name one to log in to, or a command")
     codes = [_one(way, index, words) for index in map(way.nodes.index, chosen)]
     sys.exit(max(codes))
 
@@ -144,15 +144,15 @@ def _one(way: Access, index: int, words: tuple[str, ...]) -> int:
     return subprocess.run(full).returncode
 
 
-def _put(session: Session, node: str, local: Path, remote: str) -> None:
+def _put(session: CommandContext, node: str, local: Path, remote: str) -> None:
     """Copy a file or a folder to nodes. REMOTE is relative to the home directory; a folder becomes it, or goes into REMOTE/."""
     if not local.exists():
-        raise ConfigurationError(f"{local} does not exist: name a file or a folder")
+        raise SettingsError(f"{local} does not exist: name a file or a folder")
     way = session.way()
     way.put(way.choose(node), local, remote)
 
 
-def _get(session: Session, node: str, remote: str, local: str) -> None:
+def _get(session: CommandContext, node: str, remote: str, local: str) -> None:
     """Copy a file or a folder from a node. A folder becomes LOCAL, or goes into LOCAL/; from several nodes to LOCAL/NODE/."""
     way = session.way()
     chosen = way.choose(node)

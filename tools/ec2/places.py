@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from psnode.config.declaration import nearest
 from psnode_ec2.cloud import Cloud, progress
-from psnode_ec2.errors import ConfigurationError, Ec2Error, NotOfferedError
+from psnode_ec2.ec2_errors import Ec2Error, NotOfferedError, SettingsError
 from psnode_ec2.settings import Settings
 
 _DAY = datetime.timedelta(days=1)
@@ -32,25 +32,23 @@ class Place:
 
 
 def architecture_of(cloud: Cloud, types: Sequence[str]) -> str:
-    """The one processor architecture of all `types`. Raises ConfigurationError if they differ or one does not exist."""
+    """The one processor architecture of all `types`. Raises SettingsError if they differ or one does not exist."""
     found = cloud.ask("describe_instance_types", InstanceTypes=sorted(set(types)))["InstanceTypes"]
     by_type = {each["InstanceType"]: set(each["ProcessorInfo"]["SupportedArchitectures"]) - {"i386"} for each in found}
     common = set.intersection(*by_type.values()) if by_type else set()
     if not common:
         shown = ", ".join(f"{name} is {'/'.join(sorted(each))}" for name, each in sorted(by_type.items()))
-        raise ConfigurationError(
-            f"the instance types have no processor architecture in common ({shown}): one image must run on all"
-        )
+        raise SettingsError(f"the instance types have no processor architecture in common ({shown}): one image must run on all")
     return str(min(common))
 
 
 def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
-    """The places to try, best first; in zone `only` if it is given. Raises NotOfferedError and ConfigurationError."""
+    """The places to try, best first; in zone `only` if it is given. Raises NotOfferedError and SettingsError."""
     subnets = _subnets(cloud, settings)
     wanted = [only] if only else [zone for zone in (settings.availability_zone, *settings.fallback_zones) if zone]
     if unknown := [zone for zone in wanted if zone not in subnets]:
         hint = nearest(unknown[0], subnets)
-        raise ConfigurationError(f"zone {unknown[0]} has no subnet to use{hint}; the zones that have: {', '.join(subnets)}")
+        raise SettingsError(f"zone {unknown[0]} has no subnet to use{hint}; the zones that have: {', '.join(subnets)}")
     pairs = [(settings.master_type, settings.worker_type), *((other, other) for other in settings.fallback_types)]
     offered = _offers(cloud, {name for pair in pairs for name in pair})
     found = [
@@ -86,7 +84,7 @@ def _subnets(cloud: Cloud, settings: Settings) -> dict[str, tuple[str, str, bool
         for each in found["Subnets"]
     }
     if not subnets:
-        raise ConfigurationError("the region has no default subnets: set subnet_id to one of yours")
+        raise SettingsError("the region has no default subnets: set subnet_id to one of yours")
     return dict(sorted(subnets.items()))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from psnode.config.plain_json import to_json
 from psnode_ec2.cluster import CLUSTER
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
 
 # calls on things that carry the cluster's tag already
@@ -32,7 +32,7 @@ def policy(kind: str, settings: Settings) -> str:
 def _nodes(settings: Settings) -> list[dict[str, Any]]:
     """The cluster's own part of the bucket."""
     if not settings.checkpoints:
-        raise ConfigurationError("checkpoints is not set: name the bucket, --checkpoints s3://BUCKET/PREFIX")
+        raise SettingsError("checkpoints is not set: name the bucket, --checkpoints s3://BUCKET/PREFIX")
     bucket, _, prefix = settings.store.removeprefix("s3://").partition("/")
     where = f"{_arn(settings)}:s3:::{bucket}"
     return [

@@ -20,7 +20,7 @@ import click
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Node
-from psnode_ec2.errors import ConfigurationError, Ec2Error
+from psnode_ec2.ec2_errors import Ec2Error, SettingsError
 from psnode_ec2.hostkeys import for_addresses
 from psnode_ec2.remote import Access
 from psnode_ec2.settings import Settings
@@ -94,14 +94,14 @@ def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | 
 def without_secrets(package: str) -> tuple[str, dict[str, str]]:
     """`package` without the user, password or token in its URL, and the variables by which git sends them.
 
-    Everybody on a machine may read the command lines of pip and git, but not their environment. ConfigurationError for a URL that
+    Everybody on a machine may read the command lines of pip and git, but not their environment. SettingsError for a URL that
     pip would fetch without git, and has no such way.
     """
     found = _SECRET.search(package)
     if found is None:
         return package, {}
     if not found["git"]:
-        raise ConfigurationError(
+        raise SettingsError(
             "package has a password or token in its URL, which everybody on a node could read: name a file on this machine, "
             "a git+https URL, or an index in PIP_INDEX_URL"
         )
@@ -114,11 +114,11 @@ def without_secrets(package: str) -> tuple[str, dict[str, str]]:
 
 
 def constraints_of(settings: Settings) -> Path | None:
-    """The file that says which versions to install: the one that is set, or that of the checkout. Raises ConfigurationError."""
+    """The file that says which versions to install: the one that is set, or that of the checkout. Raises SettingsError."""
     if settings.constraints:
         path = settings.constraints.expanduser()
         if not path.is_file():
-            raise ConfigurationError(f"constraints {path} is no file: name one with NAME==VERSION a line, or leave it out")
+            raise SettingsError(f"constraints {path} is no file: name one with NAME==VERSION a line, or leave it out")
         return path
     package = settings.package
     folder = Path(package).expanduser() if package else _CHECKOUT
@@ -147,12 +147,10 @@ def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
     if package and not is_path(package):
         shown, _ = without_secrets(package)
         if not _REQUIREMENT.fullmatch(package):
-            raise ConfigurationError(
-                f"package {shown!r} is no pip requirement: name a wheel, a checkout (./psnode), or psnode==..."
-            )
+            raise SettingsError(f"package {shown!r} is no pip requirement: name a wheel, a checkout (./psnode), or psnode==...")
         yield package
     elif not path.exists():
-        raise ConfigurationError(f"package {package} does not exist: name a wheel, a checkout, or a pip requirement")
+        raise SettingsError(f"package {package} does not exist: name a wheel, a checkout, or a pip requirement")
     elif not path.is_dir():
         yield str(path)
     elif dry_run:
@@ -171,7 +169,7 @@ def is_path(package: str) -> bool:
 def _build(checkout: Path, folder: Path) -> Path:
     """A wheel of `checkout`, made from a copy so that nothing is written there."""
     if not (checkout / "setup.cfg").is_file():
-        raise ConfigurationError(f"{checkout} is no checkout of psnode: set package to one, or to a wheel or a requirement")
+        raise SettingsError(f"{checkout} is no checkout of psnode: set package to one, or to a wheel or a requirement")
     for name in SOURCES:
         source, target = checkout / name, folder / "source" / name
         target.parent.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psnode_ec2.cluster import Cluster, Node
-from psnode_ec2.errors import AlreadyThereError, ConfigurationError, Ec2Error
+from psnode_ec2.ec2_errors import AlreadyThereError, Ec2Error, SettingsError
 from psnode_ec2.settings import Settings
 
 _OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address that the question came from
@@ -111,13 +111,13 @@ def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: C
         if cluster.cloud.dry_run:
             return f"({kind})"
         if taken and attempt:
-            raise ConfigurationError(f"there is a {kind} {cluster.title} without this cluster's tags: choose another name")
+            raise SettingsError(f"there is a {kind} {cluster.title} without this cluster's tags: choose another name")
         cluster.cloud.pause(attempt)  # EC2 may show a new group late
     raise Ec2Error(f"EC2 made the {kind} {cluster.title} but does not show it: run the command again")
 
 
 def own_range(cluster: Cluster, settings: Settings) -> str:
-    """The addresses that may reach port 22. Raises ConfigurationError if this machine's cannot be found out."""
+    """The addresses that may reach port 22. Raises SettingsError if this machine's cannot be found out."""
     if settings.ssh_from != "auto":
         return str(ipaddress.ip_network(settings.ssh_from))  # as EC2 writes it
     if cluster.cloud.dry_run:
@@ -126,7 +126,7 @@ def own_range(cluster: Cluster, settings: Settings) -> str:
         with urllib.request.urlopen(_OWN_ADDRESS, timeout=10) as answer:
             address = ipaddress.ip_address(answer.read(64).decode("ascii").strip())
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
+        raise SettingsError(
             f"this machine's public address cannot be found out ({error}): set ssh_from to it, as in 203.0.113.7/32"
         ) from None
     return f"{address}/{address.max_prefixlen}"

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from psnode_ec2 import fetch_checkpoint, jobs, store
-from psnode_ec2.closing import end_nodes
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, Cluster, Node
-from psnode_ec2.errors import Ec2Error, RemoteError
+from psnode_ec2.ec2_errors import Ec2Error, RemoteError
 from psnode_ec2.exports import train_dir
 from psnode_ec2.kept_job_record import Charge, code_of
 from psnode_ec2.launching import launch
 from psnode_ec2.preparing import package_of, prepare
-from psnode_ec2.ranks import slots
+from psnode_ec2.rank_placement import slots
 from psnode_ec2.remote import Access, access
 from psnode_ec2.settings import Settings
+from psnode_ec2.shutdown import end_nodes
 from psnode_ec2.worktree import CODE, put_code
 
 _LOOKS = 30  # some 20 minutes: for a master, or for EC2 itself, that does not answer

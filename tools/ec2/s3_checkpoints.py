@@ -29,7 +29,7 @@ _PASSED_BY = ("checkpoints", "jobs")
 _SLOWEST = 60.0  # seconds between tries that fail
 
 
-class Bucket:
+class ClusterPrefix:
     """The part of a bucket that belongs to one cluster."""
 
     def __init__(self, url: str) -> None:
@@ -68,7 +68,7 @@ def keep(root: Path, url: str, seconds: float) -> None:
     while True:
         over = not job_runs(root)
         try:
-            bucket = Bucket(url)
+            bucket = ClusterPrefix(url)
             for run in runs(root):
                 bring_up(bucket, root, run, kept, over=over)
             if over:
@@ -89,7 +89,7 @@ def runs(root: Path) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _PASSED_BY]
 
 
-def bring_up(bucket: Bucket, root: Path, run: str, kept: dict[str, tuple[str, bytes]], *, over: bool) -> None:
+def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[str, bytes]], *, over: bool) -> None:
     """The newest checkpoint of a run, if the bucket has not got it, and the run's records with it, or when the job is over."""
     folder = root / run
     step = (folder / "checkpoints" / "latest").read_text().strip()
@@ -123,7 +123,7 @@ def bring_up(bucket: Bucket, root: Path, run: str, kept: dict[str, tuple[str, by
         note(root, f"{run}: {step} is kept")
 
 
-def clear(bucket: Bucket, folder: Path, run: str, newest: str) -> None:
+def clear(bucket: ClusterPrefix, folder: Path, run: str, newest: str) -> None:
     """Delete checkpoints that the run has not any more, each beginning with its manifest."""
     names = [name for name in bucket.names(f"{run}/checkpoints/") if _STEP.fullmatch(step_of(name, run))]
     there = {path.name for path in (folder / "checkpoints").iterdir()}
@@ -141,7 +141,7 @@ def restore(root: Path, url: str, run: str) -> str:
 
     It is verified by its manifest before it gets its name. Raises ValueError if it is damaged.
     """
-    bucket, folder = Bucket(url), root / run
+    bucket, folder = ClusterPrefix(url), root / run
     if f"{run}/checkpoints/latest" not in bucket.names(f"{run}/checkpoints/latest"):
         return ""
     step = bucket.read(f"{run}/checkpoints/latest").decode().strip()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config.declaration import Setting, Voice, option, read_toml, settings_of
-from psnode_ec2.errors import CapError, ConfigurationError
+from psnode_ec2.ec2_errors import CapError, SettingsError
 
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 _LEAST_PRICE = 0.0001
@@ -133,30 +133,30 @@ class Settings:
         for name, setting in FIELDS.items():
             object.__setattr__(self, name, setting.check(getattr(self, name), name))
         if not self.name:
-            raise ConfigurationError("name is not set: give the cluster one, --name or name = in the file")
+            raise SettingsError("name is not set: give the cluster one, --name or name = in the file")
         if bool(self.nfs_ip_address) != bool(self.nfs_mount_point):
-            raise ConfigurationError("nfs_ip_address and nfs_mount_point belong together: set both or none")
+            raise SettingsError("nfs_ip_address and nfs_mount_point belong together: set both or none")
         if self.nfs_ip_address:
             _address("nfs_ip_address", self.nfs_ip_address)
         elif self.nfs_export != "/":
-            raise ConfigurationError(f"nfs_export is {self.nfs_export} but nfs_ip_address is not set: set it, or drop nfs_export")
+            raise SettingsError(f"nfs_export is {self.nfs_export} but nfs_ip_address is not set: set it, or drop nfs_export")
         if self.ssh_from != "auto":
             _cidr(self.ssh_from)
         if 0 < self.spot_price < _LEAST_PRICE:
-            raise ConfigurationError(f"spot_price must be 0, for no limit of its own, or at least {_LEAST_PRICE:g} USD an hour")
+            raise SettingsError(f"spot_price must be 0, for no limit of its own, or at least {_LEAST_PRICE:g} USD an hour")
         for name, price in self.prices.items():
             if price <= 0:
-                raise ConfigurationError(f"prices: that of {name} is {price:g}: it must be more than 0 USD an hour")
+                raise SettingsError(f"prices: that of {name} is {price:g}: it must be more than 0 USD an hour")
         if self.spot_price and self.method != "spot":
-            raise ConfigurationError(f"spot_price is {self.spot_price:g} but method is on-demand: set method to spot, or drop it")
+            raise SettingsError(f"spot_price is {self.spot_price:g} but method is on-demand: set method to spot, or drop it")
         if bool(self.checkpoints) != bool(self.instance_profile):
-            raise ConfigurationError("checkpoints and instance_profile belong together: set both or none")
+            raise SettingsError("checkpoints and instance_profile belong together: set both or none")
         if self.place_order != "given" and self.method != "spot":
-            raise ConfigurationError(
+            raise SettingsError(
                 f"place_order is {self.place_order} but method is on-demand, whose prices are the same in all zones: drop it"
             )
         if 0 < self.idle_minutes < _LEAST_IDLE:
-            raise ConfigurationError(f"idle_minutes must be 0, for never, or at least {_LEAST_IDLE}: setup takes its time")
+            raise SettingsError(f"idle_minutes must be 0, for never, or at least {_LEAST_IDLE}: setup takes its time")
         if self.n_workers + 1 > self.max_instances:
             raise CapError(
                 f"{self.n_workers} workers and a master are over max_instances = {self.max_instances}: raise it if you mean it"
@@ -189,11 +189,11 @@ class Settings:
         return self.remote_venv or f"{self.remote_dir}/.venv"
 
 
-FIELDS = settings_of(Settings, Voice(ConfigurationError, by_key=True))
+FIELDS = settings_of(Settings, Voice(SettingsError, by_key=True))
 
 
 def load(path: Path | None, flags: Mapping[str, Any], unnamed: str = "") -> Settings:
-    """The settings of the TOML file at `path`, if any, with `flags` over them. Raises ConfigurationError.
+    """The settings of the TOML file at `path`, if any, with `flags` over them. Raises SettingsError.
 
     `unnamed` is the name of a cluster that has none.
     """
@@ -210,17 +210,17 @@ def _address(name: str, text: str) -> None:
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        raise ConfigurationError(f"{name} is {text!r}, which is no IP address") from None
+        raise SettingsError(f"{name} is {text!r}, which is no IP address") from None
 
 
 def _cidr(text: str) -> None:
     try:
         network = ipaddress.ip_network(text)
     except ValueError:
-        raise ConfigurationError(f"ssh_from is {text!r}: write auto, or a range of addresses such as 203.0.113.7/32") from None
+        raise SettingsError(f"ssh_from is {text!r}: write auto, or a range of addresses such as 203.0.113.7/32") from None
     widest = _WIDEST[network.version]
     if network.prefixlen < widest:
-        raise ConfigurationError(
+        raise SettingsError(
             f"ssh_from is {text}, {'the whole Internet' if network.prefixlen == 0 else 'much of the Internet'}: "
             f"name the addresses that you use, at most a /{widest}"
         )

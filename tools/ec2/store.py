@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.exports import train_dir
 from psnode_ec2.remote import Access
 
@@ -17,13 +17,11 @@ _LAST_SECONDS = 600  # for the last checkpoint to be brought up
 def bring_back(way: Access, command: Sequence[str], where: str) -> None:
     """Fetch to the master the newest checkpoint of the run that `command` resumes in the folder `where`, unless it has it.
 
-    Raises ConfigurationError, RemoteError.
+    Raises SettingsError, RemoteError.
     """
     run = PurePosixPath(where, train_dir(command))
     if run.is_absolute() or ".." in run.parts:
-        raise ConfigurationError(
-            f"--train-dir {train_dir(command)} is not below remote_dir, whose runs go to {way.settings.store}"
-        )
+        raise SettingsError(f"--train-dir {train_dir(command)} is not below remote_dir, whose runs go to {way.settings.store}")
     _put(way)
     step = way.script(way.master, "restore.sh", *_words(way), str(run))
     if step:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from psnode_ec2.closing import end_nodes
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node
-from psnode_ec2.errors import ConfigurationError, DeadlineError, NodeLostError, OthersError
+from psnode_ec2.ec2_errors import DeadlineError, NodeLostError, OthersError, SettingsError
 from psnode_ec2.settings import Settings
+from psnode_ec2.shutdown import end_nodes
 
 _TURNS = 6  # looks that a later launch has to end its surplus, before this one gives up
 
@@ -17,7 +17,7 @@ def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], k
     """The nodes, once all of them are running; `known` are those that the plan was made with.
 
     Of nodes that two launches have started both, the later launch ends its own. Raises NodeLostError if one of `started` ends,
-    OthersError if one of another launch does, ConfigurationError if the cluster has become larger than the settings say,
+    OthersError if one of another launch does, SettingsError if the cluster has become larger than the settings say,
     DeadlineError.
     """
     cloud, wanted = cluster.cloud, {"master": 1, "worker": settings.n_workers}
@@ -35,7 +35,7 @@ def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], k
             seen -= surplus
             continue
         if crowded > _TURNS:
-            raise ConfigurationError(_too_large(counts, settings))
+            raise SettingsError(_too_large(counts, settings))
         if cloud.clock() > deadline:
             break
         progress(f"waiting: {sum(node.state == 'running' for node in nodes)} of {settings.n_workers + 1} nodes are running")

@@ -14,7 +14,7 @@ import click
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.copying import send_stream
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.remote import Access
 
 CODE = "code"  # the folder in remote_dir where it lies, and where the job runs
@@ -34,15 +34,15 @@ _HEAD = 256  # bytes of a file in which a key would say that it is one
 def pack(tree: Path, archive: Path, keyfile: Path) -> None:
     """Write a tar of what of `tree` the nodes are to have. What is left out since it looks like a secret is named.
 
-    Raises ConfigurationError.
+    Raises SettingsError.
     """
     if not tree.is_dir():
-        raise ConfigurationError(f"--sync {tree} is no folder: name the one that holds your code")
+        raise SettingsError(f"--sync {tree} is no folder: name the one that holds your code")
     names, secret = chosen(tree, keyfile)
     size = sum((tree / name).lstat().st_size for name in names)
     if size > _MOST_BYTES:
         largest = max(names, key=lambda name: (tree / name).lstat().st_size)
-        raise ConfigurationError(
+        raise SettingsError(
             f"--sync {tree} is {size / 1e9:.1f} GB in {len(names)} files, {largest} the largest: put data on the nodes with put "
             "or a shared directory, and name them in .gitignore"
         )
@@ -51,7 +51,7 @@ def pack(tree: Path, archive: Path, keyfile: Path) -> None:
             for name in names:
                 tar.add(tree / name, f"./{name}", recursive=False)
     except OSError as error:
-        raise ConfigurationError(f"{error.filename or tree} cannot be read: {error.strerror or error}") from error
+        raise SettingsError(f"{error.filename or tree} cannot be read: {error.strerror or error}") from error
     if secret:
         shown = ", ".join(secret[:5]) + (f" and {len(secret) - 5} more" if len(secret) > 5 else "")
         progress(f"left out, for they look like secrets: {shown}")
@@ -136,7 +136,7 @@ def _is_secret(path: Path, name: str, keyfile: Path) -> bool:
         with path.open("rb") as file:
             return _PRIVATE in file.read(_HEAD) or (keyfile.exists() and path.samefile(keyfile))
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

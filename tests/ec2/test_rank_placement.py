@@ -11,8 +11,8 @@ import pytest
 
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Node
-from psnode_ec2.errors import ConfigurationError
-from psnode_ec2.ranks import lines, slots
+from psnode_ec2.ec2_errors import SettingsError
+from psnode_ec2.rank_placement import lines, slots
 from psnode_ec2.settings import Settings
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -48,7 +48,7 @@ def test_a_node_has_a_worker_for_each_gpu_unless_the_settings_say_otherwise(
 
 def test_a_master_alone_has_nobody_to_compute(aws: Any) -> None:
     made = Settings(name="gpus", region="us-west-2")
-    with pytest.raises(ConfigurationError, match="no node has a worker"):
+    with pytest.raises(SettingsError, match="no node has a worker"):
         slots(Cloud(made), made, cluster("m5.large"))
 
 

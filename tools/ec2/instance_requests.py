@@ -12,7 +12,7 @@ from typing import Any
 from psnode.config.plain_json import to_json
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import ENDED, Cluster
-from psnode_ec2.errors import ConfigurationError, OthersError, SpentTokenError, TakenTokenError
+from psnode_ec2.ec2_errors import OthersError, SettingsError, SpentTokenError, TakenTokenError
 from psnode_ec2.places import Place
 from psnode_ec2.settings import Settings
 
@@ -145,7 +145,7 @@ class Image:
 
 
 def find_image(cloud: Cloud, image_id: str, architecture: str) -> Image:
-    """The image that `image_id` stands for. Raises ConfigurationError if there is none for `architecture`."""
+    """The image that `image_id` stands for. Raises SettingsError if there is none for `architecture`."""
     if image_id in _PUBLISHERS:
         owner, pattern = _PUBLISHERS[image_id]
         values = {"name": pattern, "architecture": architecture, "state": "available", "virtualization-type": "hvm"}
@@ -157,7 +157,7 @@ def find_image(cloud: Cloud, image_id: str, architecture: str) -> Image:
     if image_id == "ubuntu":
         fitting = [image for image in fitting if (match := _LTS.search(image["Name"])) and int(match[1]) % 2 == 0]
     if not fitting:
-        raise ConfigurationError(
+        raise SettingsError(
             f"image_id {image_id}: no image for {architecture} in this region: name an ami-... that fits the types"
         )
     image = max(fitting, key=lambda image: (_version(image["Name"]), image["CreationDate"], image["Name"]))

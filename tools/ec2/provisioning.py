@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from psnode_ec2.closing import end_nodes, remove_resources
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster
-from psnode_ec2.errors import (
+from psnode_ec2.ec2_errors import (
     CapacityError,
     Ec2Error,
     NoKeyPairError,
@@ -18,11 +17,12 @@ from psnode_ec2.errors import (
     PriceTooLowError,
     ThrottledError,
 )
+from psnode_ec2.instance_requests import Common, start
 from psnode_ec2.keys import ensure_key
 from psnode_ec2.places import Place
-from psnode_ec2.requests import Common, start
 from psnode_ec2.resources import ensure_firewall, ensure_placement
 from psnode_ec2.settings import Settings
+from psnode_ec2.shutdown import end_nodes, remove_resources
 
 if TYPE_CHECKING:
     from psnode_ec2.launching import LaunchPlan

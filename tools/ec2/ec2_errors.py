@@ -1,7 +1,7 @@
 """Every exception that this tool raises on purpose, and the exit code it stands for.
 
     Ec2Error                     1   EC2 refused for a reason that is not known here
-    ├── ConfigurationError       2   a setting is unknown, out of bounds, or EC2 has no such thing
+    ├── SettingsError            2   a setting is unknown, out of bounds, or EC2 has no such thing
     │   ├── AccessError          2   no credentials, or not the right to do this
     │   ├── NotOfferedError      2   the zone or the region has no such instance type
     │   ├── QuotaError           2   the account may not have so many
@@ -41,37 +41,37 @@ class Ec2Error(Exception):
     exit_code = 1
 
 
-class ConfigurationError(Ec2Error):
+class SettingsError(Ec2Error):
     """A setting is unknown, out of bounds, or names something that does not exist."""
 
     exit_code = 2
 
 
-class AccessError(ConfigurationError):
+class AccessError(SettingsError):
     """No credentials, expired ones, or ones without the permission."""
 
 
-class NotOfferedError(ConfigurationError):
+class NotOfferedError(SettingsError):
     """An instance type that the zone or the region does not have."""
 
 
-class QuotaError(ConfigurationError):
+class QuotaError(SettingsError):
     """The account's limit of vCPUs or instances is reached."""
 
 
-class CapError(ConfigurationError):
+class CapError(SettingsError):
     """The cluster would pass the limits in the configuration."""
 
 
-class NoClusterError(ConfigurationError):
+class NoClusterError(SettingsError):
     """A command that needs nodes found none."""
 
 
-class NoKeyPairError(ConfigurationError):
+class NoKeyPairError(SettingsError):
     """A key pair that EC2 does not have, or not any more."""
 
 
-class DeclinedError(ConfigurationError):
+class DeclinedError(SettingsError):
     """The user said no, or could not be asked."""
 
 

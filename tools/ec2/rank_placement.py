@@ -10,14 +10,14 @@ from pathlib import Path
 
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Node
-from psnode_ec2.errors import ConfigurationError
+from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import AUTO, Settings
 
 ALIAS = "deeplearning-worker"  # and the number of the line: the master is the first
 
 
 def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
-    """Ranks for each of `nodes`, rank 0 among the master's. Raises ConfigurationError if nobody computes."""
+    """Ranks for each of `nodes`, rank 0 among the master's. Raises SettingsError if nobody computes."""
     asked = {node.type for node in nodes if _wanted(settings, node) == AUTO}
     gpus = gpus_of(cloud, sorted(asked)) if asked else {}
     found = []
@@ -28,7 +28,7 @@ def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
             workers = gpus.get(node.type, 0) or int(node.role != "master")
         found.append(workers + (node.role == "master"))
     if sum(found) < 2:
-        raise ConfigurationError("no node has a worker: set workers_per_node")
+        raise SettingsError("no node has a worker: set workers_per_node")
     return found
 
 
@@ -68,7 +68,7 @@ def host_files(nodes: Sequence[Node], counts: Sequence[int]) -> dict[str, str]:
 
 
 def write_hosts(nodes: Sequence[Node], counts: Sequence[int], directory: Path) -> list[Path]:
-    """Write the files into `directory`; returns their paths. Raises ConfigurationError."""
+    """Write the files into `directory`; returns their paths. Raises SettingsError."""
     written = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -76,5 +76,5 @@ def write_hosts(nodes: Sequence[Node], counts: Sequence[int], directory: Path) -
             (directory / name).write_text(text)
             written.append(directory / name)
     except OSError as error:
-        raise ConfigurationError(f"{error.filename} cannot be written ({error.strerror}): choose another --directory") from None
+        raise SettingsError(f"{error.filename} cannot be written ({error.strerror}): choose another --directory") from None
     return written

@@ -9,9 +9,9 @@ import click
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import LAUNCH, LIVE, Cluster, Node, tags_of
-from psnode_ec2.errors import DeadlineError, Ec2Error, InUseError, NoClusterError, NotShownError, OthersError
+from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, InUseError, NoClusterError, NotShownError, OthersError
 from psnode_ec2.fetch_checkpoint import keep
-from psnode_ec2.flags import Session
+from psnode_ec2.flags import CommandContext
 from psnode_ec2.kept_job_record import forget
 from psnode_ec2.listing import lasting_volumes, other_nodes
 
@@ -19,7 +19,7 @@ _IN_USE = 24  # tries to remove a group that is still in use: about four minutes
 _PATIENCE = 600.0  # seconds until a terminated instance must be gone
 
 
-def ask(session: Session, nodes: list[Node], *, discard: bool, when: str = "") -> None:
+def ask(session: CommandContext, nodes: list[Node], *, discard: bool, when: str = "") -> None:
     """Let the user confirm the end of `nodes`. Raises DeclinedError."""
     cluster = session.cluster
     session.confirm(
@@ -28,7 +28,7 @@ def ask(session: Session, nodes: list[Node], *, discard: bool, when: str = "") -
     )
 
 
-def close(session: Session, nodes: list[Node], *, discard: bool) -> None:
+def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
     """End `nodes` and remove the cluster's resources; a job that is kept alive is so no longer.
 
     Raises KeepError, and OthersError if others were started since.
@@ -46,7 +46,7 @@ def close(session: Session, nodes: list[Node], *, discard: bool) -> None:
         raise OthersError(f"{more} nodes of this cluster were started since, and go on and cost: run shutdown again")
 
 
-def close_all(session: Session, *, discard: bool) -> None:
+def close_all(session: CommandContext, *, discard: bool) -> None:
     """Show what will end and what goes on, ask, and end it. Raises DeclinedError, KeepError, OthersError, NoClusterError."""
     cluster = session.cluster
     nodes, others = cluster.nodes(), other_nodes(cluster)
