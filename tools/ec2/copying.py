@@ -16,13 +16,13 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+import click
 
 from psnode_ec2.cluster import Node
 from psnode_ec2.ec2_errors import SettingsError, failure
-
-if TYPE_CHECKING:
-    from psnode_ec2.remote import Access
+from psnode_ec2.remote import Access
 
 
 class _Input(io.RawIOBase):
@@ -38,6 +38,23 @@ class _Input(io.RawIOBase):
         except BrokenPipeError:
             self._broken = True
             raise
+
+
+def put(way: Access, nodes: Sequence[Node], local: Path, remote: str) -> None:
+    """Copy a file or a folder to `remote` on every one of `nodes`. Raises RemoteError, SettingsError."""
+    if way.dry_run:
+        for node in nodes:
+            click.echo(f"would copy {local} to {way.target(node)}:{remote}")
+    else:
+        way.children.map(lambda node: send(way, node, local, remote), nodes)
+
+
+def get(way: Access, node: Node, remote: str, local: str) -> None:
+    """Copy a file or a folder from a node. Raises RemoteError, SettingsError."""
+    if way.dry_run:
+        click.echo(f"would copy {way.target(node)}:{remote} to {local}")
+    else:
+        fetch(way, node, remote, local)
 
 
 def send(way: Access, node: Node, local: Path, remote: str) -> None:

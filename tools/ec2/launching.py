@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.costs import Standing, most_per_hour
 from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, NodeLostError, OthersError, SettingsError
-from psnode_ec2.instance_requests import Image, find_image
+from psnode_ec2.instance_requests import find_image
 from psnode_ec2.keys import check_key, public_key
-from psnode_ec2.places import Place, architecture_of, by_market, places
-from psnode_ec2.provisioning import start_missing
+from psnode_ec2.places import architecture_of, by_market, places
+from psnode_ec2.provisioning import LaunchPlan, start_missing
 from psnode_ec2.resources import let_in, own_range, volumes_of
 from psnode_ec2.settings import Settings
 from psnode_ec2.wait_for_cluster import end_superfluous, wait
 
 _ROUNDS = 8  # plans that a launch makes while others change the same cluster
-
-
-@dataclass(frozen=True)
-class LaunchPlan:
-    """Plan of a launch: the number of missing nodes, their places, and the largest cost of an hour of the whole."""
-
-    nodes: list[Node]
-    missing: dict[str, int]  # by role
-    places: list[Place]
-    image: Image
-    public: str
-    ssh_from: str
-    most_per_hour: float
-    max_hours: int
-    idle: str = ""
-
-    def __str__(self) -> str:
-        new = " and ".join(f"{count} {role}{'s' if count > 1 else ''}" for role, count in self.missing.items() if count)
-        price = f"the whole cluster costs at most {self.most_per_hour:.2f} USD an hour"
-        end = (
-            f"every node ends itself after {self.max_hours} h, with its volume and what was trained on it"
-            if self.max_hours
-            else ""
-        )
-        start = f"start {new}: {self.places[0]}, {self.image.name}"
-        return "; ".join(part for part in (start, price, end, self.idle) if part)
 
 
 def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None]) -> list[Node]:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import click
 
+from psnode_ec2 import copying
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.flags import CommandContext, command
 from psnode_ec2.remote import Access
@@ -149,7 +150,7 @@ def _put(session: CommandContext, node: str, local: Path, remote: str) -> None:
     if not local.exists():
         raise SettingsError(f"{local} does not exist: name a file or a folder")
     way = session.way()
-    way.put(way.choose(node), local, remote)
+    copying.put(way, way.choose(node), local, remote)
 
 
 def _get(session: CommandContext, node: str, remote: str, local: str) -> None:
@@ -157,4 +158,4 @@ def _get(session: CommandContext, node: str, remote: str, local: str) -> None:
     way = session.way()
     chosen = way.choose(node)
     for each in chosen:
-        way.get(each, remote, local if len(chosen) == 1 else f"{local}/{each.name}/")
+        copying.get(way, each, remote, local if len(chosen) == 1 else f"{local}/{each.name}/")

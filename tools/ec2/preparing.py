@@ -20,6 +20,7 @@ import click
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Node
+from psnode_ec2.copying import put
 from psnode_ec2.ec2_errors import Ec2Error, SettingsError
 from psnode_ec2.hostkeys import for_addresses
 from psnode_ec2.remote import Access
@@ -51,11 +52,11 @@ def prepare(way: Access, package: str) -> None:
         way.everywhere(way.nodes, "mount.sh", *mount)
         progress(f"{settings.nfs_mount_point} is mounted")
     way.everywhere(way.nodes, "make_folders.sh", settings.remote_dir)
-    way.put(way.nodes, Path(__file__).with_name("watch_interruption.py"), f"{settings.remote_dir}/")
+    put(way, way.nodes, Path(__file__).with_name("watch_interruption.py"), f"{settings.remote_dir}/")
     what = package
     if is_path(package):
         what = f"{settings.remote_dir}/{Path(package).name}"
-        way.put(way.nodes, Path(package), what)
+        put(way, way.nodes, Path(package), what)
     version = install(way, what, constraints_of(settings))
     if not way.dry_run:
         progress(f"every node has {version}")
@@ -86,7 +87,7 @@ def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | 
         wanted["PSNODE_EXTRAS"] = "ec2"  # boto3
     if constraints:
         wanted["PSNODE_CONSTRAINTS"] = f"{way.settings.remote_dir}/{constraints.name}"
-        way.put(nodes, constraints, wanted["PSNODE_CONSTRAINTS"])
+        put(way, nodes, constraints, wanted["PSNODE_CONSTRAINTS"])
     wanted |= {name: os.environ[name] for name in _FORWARDED if name in os.environ} | secret
     return way.everywhere(nodes, "pre_run.sh", what, env=wanted)
 

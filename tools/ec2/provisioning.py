@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import Cluster
+from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.ec2_errors import (
     CapacityError,
     Ec2Error,
@@ -17,17 +17,40 @@ from psnode_ec2.ec2_errors import (
     PriceTooLowError,
     ThrottledError,
 )
-from psnode_ec2.instance_requests import Common, start
+from psnode_ec2.instance_requests import Common, Image, start
 from psnode_ec2.keys import ensure_key
 from psnode_ec2.places import Place
 from psnode_ec2.resources import ensure_firewall, ensure_placement
 from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes, remove_resources
 
-if TYPE_CHECKING:
-    from psnode_ec2.launching import LaunchPlan
-
 _LATE = 4  # looks for nodes of a call whose answer nobody heard
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Plan of a launch: the number of missing nodes, their places, and the largest cost of an hour of the whole."""
+
+    nodes: list[Node]
+    missing: dict[str, int]  # by role
+    places: list[Place]
+    image: Image
+    public: str
+    ssh_from: str
+    most_per_hour: float
+    max_hours: int
+    idle: str = ""
+
+    def __str__(self) -> str:
+        new = " and ".join(f"{count} {role}{'s' if count > 1 else ''}" for role, count in self.missing.items() if count)
+        price = f"the whole cluster costs at most {self.most_per_hour:.2f} USD an hour"
+        end = (
+            f"every node ends itself after {self.max_hours} h, with its volume and what was trained on it"
+            if self.max_hours
+            else ""
+        )
+        start = f"start {new}: {self.places[0]}, {self.image.name}"
+        return "; ".join(part for part in (start, price, end, self.idle) if part)
 
 
 def start_missing(cluster: Cluster, settings: Settings, plan: LaunchPlan, launch: str, started: set[str]) -> None:

@@ -17,7 +17,6 @@ import click
 
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import Cluster, Node
-from psnode_ec2.copying import fetch, send
 from psnode_ec2.ec2_errors import UNREACHED, DeadlineError, NoClusterError, failure, last_line
 from psnode_ec2.hostkeys import pin
 from psnode_ec2.keys import public_key
@@ -149,21 +148,6 @@ class Access:
     def everywhere(self, nodes: Sequence[Node], name: str, *arguments: str, env: dict[str, str] | None = None) -> list[str]:
         """The same on several nodes at once. The first error is raised when all have ended."""
         return self.children.map(lambda node: self.script(node, name, *arguments, env=env), nodes)
-
-    def put(self, nodes: Sequence[Node], local: Path, remote: str) -> None:
-        """Copy a file or a folder to `remote` on every one of `nodes`. Raises RemoteError, SettingsError."""
-        if self.dry_run:
-            for node in nodes:
-                click.echo(f"would copy {local} to {self.target(node)}:{remote}")
-        else:
-            self.children.map(lambda node: send(self, node, local, remote), nodes)
-
-    def get(self, node: Node, remote: str, local: str) -> None:
-        """Copy a file or a folder from a node. Raises RemoteError, SettingsError."""
-        if self.dry_run:
-            click.echo(f"would copy {self.target(node)}:{remote} to {local}")
-        else:
-            fetch(self, node, remote, local)
 
     def reach(self) -> None:
         """Wait until all nodes let us in. Raises HostKeyError, RemoteError, DeadlineError."""

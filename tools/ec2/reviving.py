@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from psnode_ec2 import fetch_checkpoint, jobs, store
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, Cluster, Node
+from psnode_ec2.copying import put
 from psnode_ec2.ec2_errors import Ec2Error, RemoteError
 from psnode_ec2.exports import train_dir
 from psnode_ec2.kept_job_record import Charge, code_of
@@ -91,7 +92,7 @@ class Revival:
         if charge.synced:
             put_code(way, code_of(self._settings))
         if charge.brought:
-            way.put([way.master], Path(charge.brought), str(PurePosixPath(self._settings.remote_dir, self._run)))
+            put(way, [way.master], Path(charge.brought), str(PurePosixPath(self._settings.remote_dir, self._run)))
             charge.brought = ""
         if self._settings.checkpoints:
             store.bring_back(way, self._words, self._where)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from psnode_ec2.cloud import progress
+from psnode_ec2.copying import put
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.exports import train_dir
 from psnode_ec2.remote import Access
@@ -42,7 +43,7 @@ def wait(way: Access) -> None:
 
 
 def _put(way: Access) -> None:
-    way.put([way.master], Path(__file__).with_name(_PROGRAM), f"{way.settings.remote_dir}/")
+    put(way, [way.master], Path(__file__).with_name(_PROGRAM), f"{way.settings.remote_dir}/")
 
 
 def _words(way: Access) -> tuple[str, str, str]:
