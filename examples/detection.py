@@ -29,7 +29,7 @@ from torch import nn
 
 from psnode.errors import ConfigurationError
 from psnode.task import Batch, Task
-from psnode.tasks.data.files import check_readable, open_image
+from psnode.tasks.data.image_files import check_readable, open_image
 from psnode.tasks.data.pixels import rgb
 from psnode.tasks.torchvision_ops import import_torchvision
 

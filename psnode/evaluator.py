@@ -40,7 +40,7 @@ from psnode.task import Batch, Data, Task
 from psnode.tasks import inventory
 from psnode.tasks.data.given import eval_data_of
 from psnode.tasks.device import choose_device, device_errors, to_device
-from psnode.tasks.load import make_task
+from psnode.tasks.loading import make_task
 
 _LOG = logging.getLogger(__name__)
 

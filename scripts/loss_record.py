@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.convergence import Run
+from psnode.bench.convergence import ConvergenceRun
 from psnode.bench.hardware import hardware
 from psnode.config.plain_json import to_json
 from psnode.records.directory import saved_run
@@ -116,7 +116,7 @@ class Recorder:
         """Train one, unless the record has it."""
         if self.found(run, seed, lr):
             return
-        training = Run(
+        training = ConvergenceRun(
             (*shlex.split(run), "--lr", lr),
             tuple(shlex.split(self.cell.common(self._folders))),
             seed,

@@ -118,7 +118,8 @@ TABLE: Mapping[str, str] = {
     "config/test_schemes.py feedback/test_momentum.py feedback/test_compensated.py "
     "faults/test_rescaled_memories.py",
     "exchange/collectives.py": "ddp/test_comm_hook.py",
-    "exchange/memories.py": "exchange/test_memories.py faults/test_other_plans.py faults/test_rescaled_memories.py",
+    "exchange/feedback_memories.py": "exchange/test_feedback_memories.py faults/test_other_plans.py "
+    "faults/test_rescaled_memories.py",
     "records/branches.py": "test_evaluator.py test_soundness.py records/test_checkpoint.py",
     "records/directory.py": f"test_soundness.py faults/test_disk.py faults/test_other_plans.py {_JOBS}",
     "records/generations.py": "records/test_generations.py master/test_sharding.py master/start/test_startup.py",
@@ -133,7 +134,7 @@ TABLE: Mapping[str, str] = {
     "test_soundness.py faults/test_disk.py",
     "records/timeline.py": "records/test_timeline.py",
     "records/weights.py": "records/test_weights.py",
-    "records/layout.py": "records/test_layout.py exchange/test_memories.py faults/test_other_plans.py",
+    "records/state_names.py": "records/test_state_names.py exchange/test_feedback_memories.py faults/test_other_plans.py",
     "records/staging.py": "records/test_staging.py records/test_checkpoint.py master/checkpoints/test_pending.py "
     "master/checkpoints/test_late_parts.py faults/test_disk.py",
     "records/tensorfile.py": "records/test_tensorfile.py records/test_hashed_file.py records/test_checkpoint.py",
@@ -187,7 +188,7 @@ TABLE: Mapping[str, str] = {
     "master/lines/progress.py": f"master/lines/test_progress.py cli/test_cli.py {_JOBS}",
     "exchange/shard/reduction.py": f"exchange/shard/test_merging.py {_JOBS} {_LOCAL}",
     "master/start/trial_run.py": "master/start/test_autotune.py",
-    "exchange/shard/events.py": f"exchange/shard/test_shard.py faults/test_norm_cap.py {_JOBS}",
+    "exchange/shard/shard_events.py": f"exchange/shard/test_shard.py faults/test_norm_cap.py {_JOBS}",
     "exchange/shard/shard.py": f"exchange/shard/test_shard.py {_JOBS} {_LOCAL}",
     "exchange/shard/unapplied.py": "exchange/shard/test_unapplied.py faults/test_consistencies.py",
     "exchange/shard/rounds.py": f"exchange/shard/test_rounds.py exchange/shard/test_rounds_by_brute_force.py "
@@ -203,7 +204,7 @@ TABLE: Mapping[str, str] = {
     f"faults/test_rescaled_memories.py {_JOBS}",
     "worker/computation.py": f"worker/test_computation.py test_untrained.py {_JOBS} {_LOCAL}",
     "worker/inspection.py": f"worker/test_inspection.py {_JOBS} mpi/test_overlap.py",
-    "worker/startup.py": f"worker/test_startup.py {_JOBS} {_LOCAL} mpi/test_training.py",
+    "worker/handshake.py": f"worker/test_handshake.py {_JOBS} {_LOCAL} mpi/test_training.py",
     "worker/backward_hooks.py": f"worker/test_backward_hooks.py {_JOBS}",
     "exchange/device/*": "exchange/device/test_change.py exchange/device/test_segments.py exchange/device/test_rules.py",
     "exchange/replica.py": f"exchange/test_replica.py exchange/device/test_change.py worker/test_backward_hooks.py {_JOBS}",

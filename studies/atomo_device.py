@@ -20,7 +20,7 @@ from psnode.codecs.svd import Svd
 from psnode.config import Config
 from psnode.config.declaration import option
 from psnode.errors import ConfigurationError
-from psnode.tasks.load import make_task
+from psnode.tasks.loading import make_task
 from studies.atomo import MODELS
 from studies.harness import Column, Found, Result, Study, main
 

@@ -99,7 +99,7 @@ class _Files:
     """torchvision's ImageFolder, made anew in another process: torchvision may want operators declared before its import."""
 
     def __init__(self, root: Path, size: int) -> None:
-        from psnode.tasks.data.base import STATISTICS
+        from psnode.tasks.data.data_set import STATISTICS
         from psnode.tasks.torchvision_ops import import_torchvision
 
         self._made_of = root, size

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from psnode.bench.contest.contenders import Ddp, Ground, Psnode
+from psnode.bench.contest.contender_run import step_durations
+from psnode.bench.contest.contenders import Ddp, Psnode, SharedSettings
 from psnode.bench.contest.labs import environment
 from psnode.bench.contest.marks import read_marks
-from psnode.bench.contest.trial import step_durations
 from psnode.config.declaration import option
 from psnode.errors import TransportError
 from psnode.jobs.launch import launch
@@ -124,7 +124,7 @@ def measure(options: Options) -> Found:
 
     directory = None if options.data_dir is None else str(options.data_dir.expanduser().absolute())
     Classification(options.network, options.dataset, directory)
-    ground = Ground(
+    ground = SharedSettings(
         network=options.network, dataset=options.dataset, data_dir=directory, workers=options.workers, batch=options.batch_size,
         lr=options.lr, seed=options.seed, steps=options.warmup + options.steps + _AFTER,
     )  # fmt: skip
@@ -143,7 +143,7 @@ def measure(options: Options) -> Found:
     return Found(list(_rows(found)), {"measured": found})
 
 
-def _job(ground: Ground, scheme: str, warmup: int, folder: Path) -> dict[str, Any]:
+def _job(ground: SharedSettings, scheme: str, warmup: int, folder: Path) -> dict[str, Any]:
     arguments = Psnode(scheme).arguments(ground, folder)
     metrics = folder / "run" / METRICS
     with Watch(str(folder / "run"), warmup, ground.steps - _AFTER, lambda: _lines(metrics)) as watch:
@@ -153,7 +153,7 @@ def _job(ground: Ground, scheme: str, warmup: int, folder: Path) -> dict[str, An
     return _figures(watch, ground, warmup, folder, lambda thread: ("worker" if thread.rank else "master", _name(thread)))
 
 
-def _floor(ground: Ground, warmup: int, folder: Path) -> dict[str, Any]:
+def _floor(ground: SharedSettings, warmup: int, folder: Path) -> dict[str, Any]:
     """The same workers without any exchange, a process each."""
     command = Ddp("none").command(ground, folder)
     marks = folder / "marks"
@@ -198,7 +198,7 @@ def _name(thread: Thread) -> str:
 
 
 def _figures(
-    watch: Watch, ground: Ground, warmup: int, folder: Path, role: Callable[[Thread], tuple[str, str]]
+    watch: Watch, ground: SharedSettings, warmup: int, folder: Path, role: Callable[[Thread], tuple[str, str]]
 ) -> dict[str, Any]:
     """`step_ms`: the median; `threads`: milliseconds a step by role and name, of workers the mean; `machine`: by kind."""
     marks = read_marks(folder / "marks", ground.steps)

@@ -47,9 +47,8 @@ def test_a_name_stands_for_one_thing(kind: str) -> None:
         names = [name for source in SOURCES.values() for name in set(structure.classes(source))]
     else:
         modules = [path for path in SOURCES if not path.name.startswith("__")]
-        alike = HOUSE["names"]["alike"]
-        names = [path.name for path in modules if str(path.parent) not in alike]
-        names += {path.name for path in modules if str(path.parent) in alike}
+        group_of = {folder: group[0] for group in HOUSE["names"]["alike"] for folder in group}
+        names = [name for _, name in {(group_of.get(str(path.parent), str(path.parent)), path.name) for path in modules}]
     counts = {name: names.count(name) for name in structure.twice(names)}
     limits = HOUSE["names"][kind]
     new = {name: count for name, count in counts.items() if count > limits.get(name.removesuffix(".py"), 1)}

@@ -163,7 +163,7 @@ def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
     """Routes, the rule, the shard's handle, its events with the types in them, flow control, and what is known before there is a
     shard: the machine with its memory, predictions, kernels. No part that a shard is made of.
     """
-    shard = {"routes", "handle", "consistency", "events", "flow_control", "machine", "expected", "footprint"}
+    shard = {"routes", "handle", "consistency", "shard_events", "flow_control", "machine", "expected", "footprint"}
     names = {"exchange.malloc", "median_clipping.Clipped", "compilation.prepare", "flat_model.describe"}
     reached = imported_by_the_master()
     makers = {name for name in reached if name in ("shard.Shard", "served_model.ServedModel")}

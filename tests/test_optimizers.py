@@ -18,10 +18,10 @@ from psnode.exchange.update.parameters import Parameters
 from psnode.jobs import session
 from psnode.plan.groups import Plan, Tensor
 from psnode.plan.rule import make_plan
-from psnode.records import layout, tensorfile
+from psnode.records import state_names, tensorfile
 from psnode.tasks.optimizers import require_optimizer
 from psnode.tasks.own_loop import OwnLoop
-from psnode.transport.mpi.environment import Place
+from psnode.transport.mpi.environment import WorldRank
 from tests.kinds.models import CLASSES, WIDTH
 from tests.kinds.task import Points, Trains, loss_of, weights_after
 
@@ -133,7 +133,7 @@ def step(found: Parameters, number: int, rate: float = LR, without: str = "") ->
     for index, (name, where) in enumerate(sorted(found.plan.slices().items())):
         drawn = np.random.default_rng([number, index]).standard_normal(where.stop - where.start).astype(np.float32)
         total[where], given[name] = drawn, torch.from_numpy(drawn)
-    for group, inside in zip(found.plan.groups, layout.overlaps(found.plan, found.plan.groups), strict=True):
+    for group, inside in zip(found.plan.groups, state_names.overlaps(found.plan, found.plan.groups), strict=True):
         idle = [slice(where.start - group.start, where.stop - group.start) for name, where in inside.items() if name == without]
         found.update(group.index, total[group.start : group.stop], 0.5, rate, idle)
     assert not total.any()
@@ -187,13 +187,13 @@ def test_groups_end_at_tensors_for_optimizers_that_need_them_whole(name: str) ->
     tensors = [Tensor("a", (90, 100)), Tensor("b", (7,)), Tensor("c", (300, 100)), Tensor("d", (3,))]
     for codec in ("qsgd", "topk:ratio=0.1", "svd:rank=2", "identity"):
         plan = make_plan(tensors, codec, whole_tensors=True, min_compress_bytes=0, **PLANS[name])
-        places = layout.places(plan)
-        for inside in layout.overlaps(plan, plan.groups):
+        places = state_names.places(plan)
+        for inside in state_names.overlaps(plan, plan.groups):
             assert all(where == places[tensor] for tensor, where in inside.items())
     assert any(
-        len(inside) == 1 and where != layout.places(cut)[tensor]
+        len(inside) == 1 and where != state_names.places(cut)[tensor]
         for cut in [make_plan(tensors, "qsgd", min_compress_bytes=0, **PLANS["groups of 16 kB"])]
-        for inside in layout.overlaps(cut, cut.groups)
+        for inside in state_names.overlaps(cut, cut.groups)
         for tensor, where in inside.items()
     )
 
@@ -299,7 +299,7 @@ def test_optimizers_that_are_none_of_their_tensor_or_cannot_be_saved_are_refused
 
 
 def test_a_session_takes_a_function_that_makes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(session, "place", lambda: Place(1, 3))
+    monkeypatch.setattr(session, "place", lambda: WorldRank(1, 3))
     made = session.Session(net(), train_dir=tmp_path, optimizer=muon_and_adamw)
     assert (made._config.optimizer, made._config.whole_tensors, made._optimizer) == ("task", True, muon_and_adamw)
     assert OwnLoop(net(), None, None, optimizer=muon_and_adamw).own_optimizer is muon_and_adamw

@@ -14,7 +14,7 @@ import psnode
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.jobs.session_settings import configured
-from psnode.transport.mpi.environment import Place
+from psnode.transport.mpi.environment import WorldRank
 from tests.kinds.models import CLASSES, WIDTH
 from tests.kinds.task import Points, Trains, loss_of, weights_after
 
@@ -85,10 +85,10 @@ def test_fp16_is_refused_with_the_reason_and_a_session_says_where_autocast_belon
     with pytest.raises(
         ConfigurationError, match=r"precision has no meaning in a session: the loop enters torch\.autocast itself"
     ):
-        configured(net(), {"precision": "bf16"}, Place(1, 3))
+        configured(net(), {"precision": "bf16"}, WorldRank(1, 3))
 
 
 def test_a_session_does_not_pass_over_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSNODE_PRECISION", "bf16")
     with pytest.raises(ConfigurationError, match="precision has no meaning in a session"):
-        configured(net(), {}, Place(1, 3))
+        configured(net(), {}, WorldRank(1, 3))

@@ -11,7 +11,7 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.task import Task, load_task
 from psnode.tasks.device import to_device
-from psnode.tasks.load import make_task
+from psnode.tasks.loading import make_task
 
 BODY = """
     def model(self): return None

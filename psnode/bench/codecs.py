@@ -27,7 +27,7 @@ from psnode.bench.inputs import Input
 from psnode.bench.saving import load, save
 from psnode.bench.yardsticks.bandwidth import read_bandwidth
 from psnode.bench.yardsticks.quality import quality
-from psnode.bench.yardsticks.rate_distortion import Curve, curve
+from psnode.bench.yardsticks.rate_distortion import RateDistortion, curve
 from psnode.bench.yardsticks.rotation import APART, Rotation, beyond_cache
 from psnode.bench.yardsticks.timing import rate
 from psnode.codecs import Codec, Payload, available, get_codec
@@ -113,7 +113,7 @@ class Memory:
         return self.source.parts_of(self.targets.take(), codec)
 
 
-def _row(spec: str, codec: Codec, memory: Memory, theory: Curve, seconds: float) -> dict[str, Any]:
+def _row(spec: str, codec: Codec, memory: Memory, theory: RateDistortion, seconds: float) -> dict[str, Any]:
     parts = memory.source.parts(codec)
     row: dict[str, Any] = {"spec": spec, "size": sum(part.size for part in parts)}
     row |= {"unbiased": codec.unbiased, "lossless": codec.lossless}
@@ -204,7 +204,7 @@ def main(
 
     `earlier`: a result that takes the place of measuring.
     """
-    from psnode.bench.tables import show
+    from psnode.bench.codec_tables import show
 
     nbytes = beyond_cache(last_level_cache()) if copies is None else copies << 20
     result = load(earlier) if earlier else run(specs, size, gradient, seconds, nbytes)

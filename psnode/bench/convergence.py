@@ -32,7 +32,7 @@ _SETTLED = 0.1  # the share of a run's first steps that is left out of its times
 
 
 @dataclass(frozen=True)
-class Run:
+class ConvergenceRun:
     """One training: `flags` are a scheme and its settings, `common` flags are those of all runs."""
 
     flags: tuple[str, ...]
@@ -118,9 +118,9 @@ def run(
     other is begun then.
     """
 
-    def of(text: str, lr: str, seed: int) -> Run:
+    def of(text: str, lr: str, seed: int) -> ConvergenceRun:
         flags = (*shlex.split(text), *(("--lr", lr) if lr else ()))
-        return Run(flags, tuple(shlex.split(common)), seed, workers, local, output)
+        return ConvergenceRun(flags, tuple(shlex.split(common)), seed, workers, local, output)
 
     rates = lrs or ("",)
     tuning = seeds[:1] if screen else seeds
@@ -139,7 +139,7 @@ def run(
     return {**hardware(), "workers": workers, "common": common, "rows": rows}
 
 
-def _complete(runs: Sequence[Run], jobs: int) -> None:
+def _complete(runs: Sequence[ConvergenceRun], jobs: int) -> None:
     """Train and evaluate `runs`, `jobs` at a time; the first that fails ends it."""
     pool = ThreadPoolExecutor(jobs)
     try:

@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contest.contenders import Ground
-from psnode.bench.contest.ddp_process import Communication, Program
-from psnode.bench.contest.trial import accuracies
+from psnode.bench.contest.contender_run import accuracies
+from psnode.bench.contest.contenders import SharedSettings
+from psnode.bench.contest.ddp_process import Communication, ProcessSettings
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.config.plain_json import to_json
@@ -28,7 +28,7 @@ from psnode.errors import TransportError
 HOOKS = ("fp32", "fp16", "powersgd:rank=2", "psnode:topk:ratio=0.005+fp16")
 
 
-def run(ground: Ground, hooks: Sequence[str], seeds: Sequence[int], seconds: float = 3600.0) -> dict[str, Any]:
+def run(ground: SharedSettings, hooks: Sequence[str], seeds: Sequence[int], seconds: float = 3600.0) -> dict[str, Any]:
     """Test accuracy by hook and seed: `top1`, `mean`, and `behind`, by how many points of a percent it is below the first's.
 
     Raises ConfigurationError for a communication that does not exist, TransportError if a process fails.
@@ -45,12 +45,12 @@ def run(ground: Ground, hooks: Sequence[str], seeds: Sequence[int], seconds: flo
     return {**hardware(), "ground": asdict(ground), "seeds": list(seeds), "rows": rows}
 
 
-def _accuracy(ground: Ground, hook: str, seconds: float) -> float:
+def _accuracy(ground: SharedSettings, hook: str, seconds: float) -> float:
     """The share of test examples that the weights after `ground.steps` steps get right."""
     with tempfile.TemporaryDirectory(prefix="psnode-hooks-") as name:
         folder = Path(name)
         (folder / "marks").mkdir()
-        program = Program(
+        program = ProcessSettings(
             communication=hook, options=ground.task_options(folder / "marks"), directory=name, batch=ground.batch,
             steps=ground.steps, lr=ground.lr, seed=ground.seed, evaluate_every=ground.steps, cosine=True,
         )  # fmt: skip
@@ -86,7 +86,7 @@ def main(
 ) -> int:
     """Measure, print a table, and write everything to `json_file`; returns the exit code 0."""
     directory = None if data_dir is None else str(data_dir.expanduser().absolute())
-    result = run(Ground(data_dir=directory, batch=batch_size, **ground), hooks, seeds)
+    result = run(SharedSettings(data_dir=directory, batch=batch_size, **ground), hooks, seeds)
     _show(result)
     save(result, json_file)
     return 0

@@ -10,7 +10,7 @@ import numpy as np
 from psnode.config import Config
 from psnode.config.effects import DENSE_RATE
 from psnode.errors import ConfigurationError, DivergedError
-from psnode.tasks.load import make_task
+from psnode.tasks.loading import make_task
 
 if TYPE_CHECKING:
     from torch import nn

@@ -26,7 +26,7 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from psnode.bench.step_rigs import Alone, Exchanging, Ground
+    from psnode.bench.step_rigs import Alone, Exchanging, TimedModel
 
 NONE = "none"
 SCHEMES = (NONE, "dense", "fp16", "qsgd", "topk:ratio=0.005", "atomo")
@@ -77,8 +77,8 @@ def run(
     """
     import torch
 
-    from psnode.bench.step_rigs import Ground
-    from psnode.tasks.load import make_task
+    from psnode.bench.step_rigs import TimedModel
+    from psnode.tasks.loading import make_task
 
     names = [NONE, *(scheme for scheme in schemes if scheme != NONE)]
     settings = {
@@ -91,7 +91,7 @@ def run(
     torch.set_num_threads(threads)
     rigs: dict[str, Alone | Exchanging] = {}
     try:
-        ground = Ground(make_task(load(settings, {})), workload.batch, device, coded_there=coded_there, seed=seed)
+        ground = TimedModel(make_task(load(settings, {})), workload.batch, device, coded_there=coded_there, seed=seed)
         for name in names:
             rigs[name] = _rig(ground, chosen.get(name))
             _take(rigs[name], warmup)
@@ -110,7 +110,7 @@ def run(
     return {**found, "rounds": rounds, "steps": steps, "warmup": warmup, "rows": rows}
 
 
-def _rig(ground: Ground, settings: dict[str, Any] | None) -> Alone | Exchanging:
+def _rig(ground: TimedModel, settings: dict[str, Any] | None) -> Alone | Exchanging:
     from psnode.bench.step_rigs import Alone, Exchanging
 
     if settings is None:

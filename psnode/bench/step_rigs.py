@@ -20,8 +20,8 @@ from psnode.errors import ConfigurationError, TransportError
 from psnode.exchange.flat_model import describe
 from psnode.exchange.routes import Layout, routes_of
 from psnode.exchange.shard.consistency import rule_of
-from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused
 from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan, Segment, Tensor
@@ -35,8 +35,8 @@ from psnode.tasks.data.sampler import Sampler
 from psnode.tasks.device import to_device
 from psnode.transport.loopback import loopback_group
 from psnode.worker.computation import Computation
+from psnode.worker.handshake import WorkerContext, may_begin_early
 from psnode.worker.inspection import Findings, inspect
-from psnode.worker.startup import WorkerContext, may_begin_early
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ _STEPS = 10**9  # more than anybody measures
 _SECONDS = 600.0
 
 
-class Ground:
+class TimedModel:
     """Common ground of all that is timed: the network, one batch, which lies on `device` from the first, and the seed.
 
     `coded_there`: gradients are to be coded on the device, changes of weights decoded there. `findings` are those of the passes
@@ -106,7 +106,7 @@ class Alone:
     gradients = changes = Coded(0, 0)
     on_host: Sequence[str] = ()
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: TimedModel) -> None:
         self._ground, self._step = ground, 0
         self._model = ground.model().to(ground.device)
         self._computation = ground.computation(self._model)
@@ -135,7 +135,7 @@ class Exchanging:
     `sent`, `received`: bytes of the last step's frames. ConfigurationError for a scheme whose steps cannot be taken one by one.
     """
 
-    def __init__(self, ground: Ground, config: Config, scheme: Scheme) -> None:
+    def __init__(self, ground: TimedModel, config: Config, scheme: Scheme) -> None:
         import torch
 
         self._ground = ground

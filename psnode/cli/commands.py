@@ -267,20 +267,20 @@ app.add_command(doctor)
 def codecs(name: str | None, as_json: bool, source: str | None) -> int:
     """List every codec with its traits, and every scheme; with NAME explain one in full: parameters, traits and learning-rate
     rule."""
-    from psnode.cli import listing
+    from psnode.cli import codec_listing
 
     if name is not None and as_json:
         raise ConfigurationError("--json lists everything: leave out the name")
     if source is not None:
         if name is None or as_json:
             raise ConfigurationError("--source is about one codec: name it, as in psnode codecs qsgd --source numba")
-        listing.show_source(name, source)
+        codec_listing.show_source(name, source)
     elif name is not None:
-        listing.explain(name)
+        codec_listing.explain(name)
     elif as_json:
-        click.echo(to_json(listing.everything(), indent=2))
+        click.echo(to_json(codec_listing.everything(), indent=2))
     else:
-        listing.show()
+        codec_listing.show()
     return 0
 
 

@@ -58,7 +58,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
     from filelock import FileLock, Timeout
 
     from psnode.cli.watching import watching
-    from psnode.jobs.tuning import space, table
+    from psnode.jobs.tuning import space, sweep_table
     from psnode.jobs.tuning.sweep import UNMEASURED, Sweep, run
 
     metric = options["metric"].replace("-", "_")
@@ -82,10 +82,10 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
             err=True,
         )
     if as_json:
-        click.echo(to_json(table.as_json(outcomes, metric), indent=2))
+        click.echo(to_json(sweep_table.as_json(outcomes, metric), indent=2))
     else:
-        table.show(outcomes, metric)
-    if table.best_of(outcomes) is None:
+        sweep_table.show(outcomes, metric)
+    if sweep_table.best_of(outcomes) is None:
         raise PsnodeError(f"no trial came to a result: each directory in {output} has an output.log")
     return 0
 

@@ -15,9 +15,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from psnode.codecs import get_codec
+from psnode.ddp.bucket_reduction import BucketReduction
 from psnode.ddp.buckets import Job, Names, hand_back, regrouped
-from psnode.ddp.memories import Memories
-from psnode.ddp.reduction import Reduction
+from psnode.ddp.memories import TensorMemories
 from psnode.ddp.scale import LossScale, Scaler
 from psnode.ddp.surroundings import group_of
 from psnode.ddp.undo import Undo
@@ -25,7 +25,7 @@ from psnode.ddp.used import Used
 from psnode.errors import ConfigurationError
 from psnode.exchange.collectives import Collectives
 from psnode.feedback import get_feedback
-from psnode.tasks.names import parameters, renamed, renaming
+from psnode.tasks.tensor_names import parameters, renamed, renaming
 
 _LAST_BUCKET = 5.0  # seconds for which the exit of the program waits for an exchange in progress
 _Queued = tuple[Job, torch.futures.Future[torch.Tensor]]
@@ -63,9 +63,9 @@ class HookState:
         self._parent = process_group
         self._assumed: list[int] | None = None  # the ranks of the exchange, if it was requested before the first step
         self._scale = LossScale(scaler)
-        self._memories = Memories(codec, rule, min_compress_bytes)
+        self._memories = TensorMemories(codec, rule, min_compress_bytes)
         self._undo = Undo()
-        self._reduction = Reduction(self._memories, self._undo, seed)
+        self._reduction = BucketReduction(self._memories, self._undo, seed)
         self._spoilt = False  # a bucket of this step is not finite: no rank applies any
         self._open = False  # a step has begun, and its last bucket has not come
         self._order: list[Names] = []  # tensors of each bucket of the last step

@@ -20,7 +20,7 @@ from psnode.plan.groups import Plan, Tensor
 from psnode.plan.rule import make_plan
 
 
-class Memories:
+class TensorMemories:
     """The memories of each tensor on one rank, and the buckets in which it was coded."""
 
     def __init__(self, codec: str, feedback: Feedback, min_compress_bytes: int) -> None:

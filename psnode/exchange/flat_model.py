@@ -10,12 +10,12 @@ from torch import nn
 
 from psnode.errors import ConfigurationError
 from psnode.plan.groups import Plan, Tensor
-from psnode.tasks import names
+from psnode.tasks import tensor_names
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that take part in the exchange, in state-dict order. ConfigurationError unless all are float32."""
-    found = {name: parameter for name, parameter in names.parameters(model) if parameter.requires_grad}
+    found = {name: parameter for name, parameter in tensor_names.parameters(model) if parameter.requires_grad}
     for name, parameter in found.items():
         if parameter.dtype is not torch.float32:
             raise ConfigurationError(f"parameter {name} is {parameter.dtype}: psnode exchanges float32 weights only")

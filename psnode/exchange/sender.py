@@ -20,8 +20,8 @@ from psnode.codecs.sources import restore
 from psnode.config.schedules import Schedule
 from psnode.errors import NonFiniteGradientError, NonFinitePartError
 from psnode.exchange.device.placing import place_on
+from psnode.exchange.feedback_memories import FeedbackMemories
 from psnode.exchange.gradients import Gradients
-from psnode.exchange.memories import Memories
 from psnode.exchange.outgoing import OutgoingFrames
 from psnode.exchange.routes import MASTER, Layout
 from psnode.exchange.segment_coder import SegmentCoder
@@ -64,7 +64,7 @@ class GradientSender:
         self.reschedule(lr, steps_per_epoch, shift, workers or Layout.of(link.transport.size, 0).workers)
         self._phase = 0
         self._rate = self._rate_before = 0.0
-        self._memories = Memories(plan)
+        self._memories = FeedbackMemories(plan)
         self._coders = [
             [SegmentCoder(coding.segments[segment.index], memory=self._memories.vector) for segment in group.segments]
             for group in plan.groups
@@ -177,7 +177,7 @@ class GradientSender:
         self._thread.join()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The memories of all segments, for a checkpoint: views, named by memory and tensor (psnode.records.layout)."""
+        """The memories of all segments, for a checkpoint: views, named by memory and tensor (psnode.records.state_names)."""
         return self._memories.state([coder for coders in self._coders for coder in coders])
 
     def memory(self) -> list[list[torch.Tensor]]:

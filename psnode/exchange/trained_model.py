@@ -11,7 +11,7 @@ from torch import nn
 from psnode.errors import ConfigurationError
 from psnode.exchange.flat_model import FlatModel
 from psnode.plan.groups import Plan
-from psnode.tasks import names
+from psnode.tasks import tensor_names
 from psnode.tasks.inventory import bits, give_own_memory, load, norm_statistics, persistent_buffers, same
 
 
@@ -35,7 +35,7 @@ class TrainedModel(FlatModel):
         super().__init__(model.to(device), plan, torch.empty(plan.size, device=device))
         self.device = device
         self._versions = {name: parameter._version for name, parameter in self.parameters.items()}
-        self._frozen = {name: value for name, value in names.parameters(model) if not value.requires_grad}
+        self._frozen = {name: value for name, value in tensor_names.parameters(model) if not value.requires_grad}
         self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
 
     def check(self, *, settled: bool = True) -> None:
@@ -80,7 +80,7 @@ class TrainedModel(FlatModel):
 
         ConfigurationError for one that has another dtype than at the first call, or a norm's with another shape.
         """
-        own = dict(names.buffers(self.model, aliases=True))
+        own = dict(tensor_names.buffers(self.model, aliases=True))
         found = {name: own[name].detach() for name in self._persistent if name in own}
         for name, value in found.items():
             dtype, shape = self._persistent[name]
@@ -101,5 +101,5 @@ class TrainedModel(FlatModel):
 
     @cached_property
     def _persistent(self) -> dict[str, tuple[torch.dtype, torch.Size]]:
-        known, found = persistent_buffers(self.model), names.buffers(self.model, aliases=True)
+        known, found = persistent_buffers(self.model), tensor_names.buffers(self.model, aliases=True)
         return {name: (value.dtype, value.shape) for name, value in found if name in known}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from psnode.codecs import spec
 from psnode.errors import ConfigurationError
 from psnode.feedback.average import MomentumAverage
-from psnode.feedback.base import Context, Feedback, Gathering, State
 from psnode.feedback.compensated import CompensatedQuantisation
 from psnode.feedback.error import ErrorFeedback
+from psnode.feedback.feedback_rule import Context, Feedback, Gathering, State
 from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
 from psnode.feedback.none import NoFeedback
 

@@ -12,7 +12,7 @@ from psnode.codecs.arrays import Bytes, Floats
 from psnode.codecs.base import RandomSource
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, State
+from psnode.feedback.feedback_rule import ALONE, Context, Feedback, State
 from psnode.feedback.none import NoFeedback
 
 

@@ -13,7 +13,7 @@ from psnode.codecs.base import RandomSource
 from psnode.codecs.sinks import Subtracted
 from psnode.codecs.sources import Accumulated
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, State
+from psnode.feedback.feedback_rule import ALONE, Context, Feedback, State
 from psnode.feedback.none import NoFeedback
 
 

@@ -14,7 +14,7 @@ from psnode.codecs.base import RandomSource
 from psnode.codecs.kernels.dots import square_sum
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError
-from psnode.feedback.base import ALONE, Context, Feedback, Gathering, State
+from psnode.feedback.feedback_rule import ALONE, Context, Feedback, Gathering, State
 
 
 @dataclass(frozen=True, repr=False)

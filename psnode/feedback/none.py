@@ -8,7 +8,7 @@ from typing import ClassVar
 from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats
 from psnode.codecs.base import RandomSource
-from psnode.feedback.base import ALONE, Context, Feedback, State
+from psnode.feedback.feedback_rule import ALONE, Context, Feedback, State
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ from psnode.exchange.footprint import Use, footprint
 from psnode.plan.coding import Coding
 from psnode.plan.rule import plan_of
 from psnode.tasks import inventory
-from psnode.tasks.load import make_task
+from psnode.tasks.loading import make_task
 from psnode.tasks.optimizers import require_optimizer
 
 

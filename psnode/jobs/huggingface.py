@@ -11,8 +11,8 @@ from psnode.config.names import locate_task
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.records.directory import saved_config
 from psnode.records.weights import weights_of
-from psnode.tasks import inventory, names
-from psnode.tasks.load import make_task
+from psnode.tasks import inventory, tensor_names
+from psnode.tasks.loading import make_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,8 +41,8 @@ def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str
         ) from None
     try:
         part = _transformer(model)
-        compiled = names.of_model(part) is not str
-        part.save_pretrained(output, **({"state_dict": names.state(part)} if compiled else {}))
+        compiled = tensor_names.of_model(part) is not str
+        part.save_pretrained(output, **({"state_dict": tensor_names.state(part)} if compiled else {}))
     except OSError as error:
         raise CheckpointError(f"{output} cannot be written: {error.strerror or error}") from error
     return step, len(tensors)

@@ -28,7 +28,7 @@ from psnode.jobs import job_end
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
 from psnode.task import Task
-from psnode.tasks.load import make_task, passed_task
+from psnode.tasks.loading import make_task, passed_task
 from psnode.transport.base import Inbox, Transport
 from psnode.transport.mpi.environment import place
 

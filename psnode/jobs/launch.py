@@ -20,7 +20,7 @@ from psnode.config.launcher import VARIABLE
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
 from psnode.jobs import job_end
 from psnode.jobs.hosts.hostfile import hosts_of, text_of
-from psnode.jobs.hosts.starting import not_started, refuse_too_few_slots
+from psnode.jobs.hosts.start_failures import not_started, refuse_too_few_slots
 from psnode.jobs.job_end import Told
 from psnode.jobs.shared_memory import A_RANK, PLACE, room
 from psnode.jobs.supervision import Ended, supervise

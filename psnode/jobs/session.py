@@ -222,7 +222,7 @@ class Session:
             code = lead(self._transport, config, agree, hello())
             self._hand_out(code)
             return
-        from psnode.worker.startup import join
+        from psnode.worker.handshake import join
         from psnode.worker.stepwise import StepwiseWorker
 
         worker = join(self._link, 5 * config.pause_deadline + config.start_deadline, agree, contextlib.nullcontext())

@@ -16,7 +16,7 @@ from psnode.config.schedules import OWN
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import stated_threads
 from psnode.plan.rule import DEFAULT_GROUP_BYTES
-from psnode.transport.mpi.environment import Place
+from psnode.transport.mpi.environment import WorldRank
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "lr_schedule": OWN}
 
 
-def configured(model: torch.nn.Module, given: Mapping[str, Any], here: Place) -> Config:
+def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank) -> Config:
     """Return the configuration of a session that trains `model`: the `given` settings override PSNODE_* variables.
 
     Raises ConfigurationError for a name that is not a setting, or one that has no meaning in a session.

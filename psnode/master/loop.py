@@ -11,8 +11,8 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, PeerLostError, PsnodeError, WireError
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
-from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.handle import ShardHandle
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.master.books import Books
 from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
 from psnode.master.checkpoints.pending import CheckpointDues, PendingCheckpoints
@@ -33,9 +33,9 @@ from psnode.protocol.messages import Report, plain
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records.checkpoint import SOUND
 from psnode.records.directory import RunDirectory
-from psnode.records.history import Added, History
+from psnode.records.history import AddedGradient, History
 from psnode.records.timeline import parse_events
-from psnode.tasks import names
+from psnode.tasks import tensor_names
 from psnode.transport.clock import Clock
 
 _FIRST_ROUNDS = 3  # declared pauses: kernels compile, caches fill
@@ -111,7 +111,7 @@ class Master:
         self._held = self._due = False  # a version waits to be published, until an earlier checkpoint is written; its own is due
         self._members = Members(self.workers, self.clock, self.spares)
         self._round = RoundTimer(patience_of(self.config, self.rule), self.clock)
-        self._added: list[tuple[Added, ...]] = [()] * len(self.plan.groups)
+        self._added: list[tuple[AddedGradient, ...]] = [()] * len(self.plan.groups)
         flow_control = FlowControl(4 * self.plan.size)
         self._membership = Membership(
             self.link, self.config, self.job_state, self._members, self._round, self.rule, self.shard, self.pending,
@@ -130,7 +130,7 @@ class Master:
         if (found := self.run.resume_point.checkpoint) is not None and found.facts.get(SOUND, True) is None:
             self.soundness.await_(found.step)
         if self.history is not None:
-            parameters = [name for name, _ in names.parameters(self.model)]
+            parameters = [name for name, _ in tensor_names.parameters(self.model)]
             self.history.start(self.version, self.shard.digest(), parameters)
         if self.behind:
             self.recorder.down(self.shard.send_whole(self.behind, self.version))

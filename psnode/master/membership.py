@@ -10,8 +10,8 @@ from psnode.config.effects import AUTO
 from psnode.errors import NormError, TransportError, WireError
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
-from psnode.exchange.shard.events import Refused, Scaled
 from psnode.exchange.shard.handle import RoundsHandle
+from psnode.exchange.shard.shard_events import Refused, Scaled
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events

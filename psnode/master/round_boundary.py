@@ -21,7 +21,7 @@ from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind, pack_factors, pack_groups
 from psnode.records import retention
 from psnode.records.directory import RunDirectory
-from psnode.records.history import Added
+from psnode.records.history import AddedGradient
 
 
 @dataclass
@@ -182,7 +182,7 @@ class RoundBoundary:
             self.link.send(sorted(informed), Kind.RESHARD, body, step=self.job_state.version, version=self.job_state.version)
         return renewed
 
-    def left_out(self, added: Sequence[Iterable[Added]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
+    def left_out(self, added: Sequence[Iterable[AddedGradient]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
         """By live worker the groups to which its gradient was not `added`, except gradients that are kept or `forfeited`."""
         ranks = [{each.rank for each in found} for found in added]
         keeps = self.rule.patient

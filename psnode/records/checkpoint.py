@@ -13,7 +13,7 @@
 
 psnode.records.staging writes them, the manifest last, with the facts that psnode.master.checkpoints.contents has gathered;
 psnode.records.retention adds its verdict to the manifest. A checkpoint is renamed before it is deleted. Its contents are tensors
-and JSON: reading one executes nothing. psnode.records.layout defines the names of the state's tensors.
+and JSON: reading one executes nothing. psnode.records.state_names defines the names of the state's tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from psnode.config.memory import memory
 from psnode.errors import CheckpointError
 from psnode.records import tensorfile
 from psnode.records.metrics import write_atomically
-from psnode.tasks.names import Rename, renamed, renaming
+from psnode.tasks.tensor_names import Rename, renamed, renaming
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +179,7 @@ class Checkpoint:
 
     @property
     def layout(self) -> int:
-        """Number of the rule for the names of its state (psnode.records.layout)."""
+        """Number of the rule for the names of its state (psnode.records.state_names)."""
         return int(self.facts.get("layout", 1))
 
     def verify(self) -> None:
@@ -219,7 +219,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.path / name} was altered: its hash differs from the manifest's{_REMEDY}")
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """Return the tensors of a safetensors file, by plain name (psnode.tasks.names)."""
+        """Return the tensors of a safetensors file, by plain name (psnode.tasks.tensor_names)."""
         return renamed(tensorfile.parse(self.read(name), str(self.path / name)), self.renaming)
 
     @cached_property

@@ -33,7 +33,7 @@ from psnode.records import checkpoint, staging
 from psnode.records.branches import BEGUN, SINCE
 from psnode.records.generations import Generation, continued
 from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, METRICS, SUMMARY, cut_after, totals, write_atomically
-from psnode.tasks.names import renaming
+from psnode.tasks.tensor_names import renaming
 
 CONFIG = "config.json"
 _LOCK = ".lock"

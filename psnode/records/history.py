@@ -22,12 +22,12 @@ from psnode.records import checkpoint
 from psnode.records.journal import Journal
 from psnode.records.metrics import read_records
 from psnode.tasks.inventory import bits
-from psnode.tasks.names import plain
+from psnode.tasks.tensor_names import plain
 
 HISTORY = "history.jsonl"
 
 
-class Added(NamedTuple):
+class AddedGradient(NamedTuple):
     """A gradient in a sum: its rank, its step, and the version on which it was computed."""
 
     rank: int
@@ -47,7 +47,7 @@ class History:
         self._journal = self._journal or Journal(self._path)
         self._write({"step": version, "hash": digest, "parameters": parameters})
 
-    def version(self, version: int, digest: str, groups: Sequence[Sequence[Added]]) -> None:
+    def version(self, version: int, digest: str, groups: Sequence[Sequence[AddedGradient]]) -> None:
         """Record that `version` is finished; `groups[g]` was added to group g."""
         self._write({"step": version, "hash": digest, "groups": groups})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from psnode.protocol.messages import Ready
 from psnode.records import tensorfile
 from psnode.records.checkpoint import LAYOUT, MODEL, PLACE, Checkpoint, is_worker_file, worker_file
-from psnode.records.layout import CODEBOOK, FEEDBACK, RATE, state_of
+from psnode.records.state_names import CODEBOOK, FEEDBACK, RATE, state_of
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def resharded(found: Checkpoint, answer: Ready) -> bytes:
 
 
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
-    """Memories of tensors that have a rate (psnode.records.layout) times that rate, in float64; with `back` divided by it."""
+    """Memories of tensors that have a rate (psnode.records.state_names), multiplied by it in float64; `back` divides."""
     import torch
 
     found = dict(memories)

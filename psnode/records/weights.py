@@ -11,7 +11,7 @@ from psnode.errors import CheckpointError, ConfigurationError
 from psnode.records import checkpoint, tensorfile
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.retention import best_evaluated
-from psnode.tasks import inventory, names
+from psnode.tasks import inventory, tensor_names
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +27,10 @@ def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) 
     new_head: the tensors of one layer may have another number of outputs in `source`; they stay as they are in `model`, and a log
     line says so. Raises ConfigurationError if tensors are missing or do not fit; CheckpointError if they are damaged.
     """
-    own = names.state(model)
-    found = names.matched(_tensors(source), own)
+    own = tensor_names.state(model)
+    found = tensor_names.matched(_tensors(source), own)
     inventory.fit(model, {name: found[name] for name in inventory.not_sized_yet(model) if name in found})
-    own = names.state(model)
+    own = tensor_names.state(model)
     problems = [f"it lacks {name}" for name in own if name not in found]
     problems += [f"it has {name}, which the network lacks" for name in found if name not in own]
     other = [name for name in own if name in found and _differs(own[name], found[name])]

@@ -34,7 +34,7 @@ PARTS = {
 }
 
 
-class Span(NamedTuple):
+class WorkSpan(NamedTuple):
     """A piece of work: seconds of the wall clock, and the whole numbers recorded with it."""
 
     rank: int
@@ -45,7 +45,7 @@ class Span(NamedTuple):
     facts: Mapping[str, Any]
 
 
-class Part(NamedTuple):
+class PathPart(NamedTuple):
     """A stretch of a step's critical path on `rank`; `name` as in PARTS."""
 
     rank: int
@@ -65,10 +65,10 @@ class CriticalPath:
     start: float
     stop: float
     worker: int | None
-    parts: tuple[Part, ...]
+    parts: tuple[PathPart, ...]
 
 
-def spans_of(events: Iterable[Mapping[str, Any]]) -> list[Span]:
+def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
     """Return the complete events of a Chrome trace, by their start; others are skipped."""
     found = []
     for event in events:
@@ -77,11 +77,11 @@ def spans_of(events: Iterable[Mapping[str, Any]]) -> list[Span]:
         if event.get("ph") != "X" or start is None or length is None or length < 0 or not isinstance(name, str):
             continue
         if type(rank) is int and type(track) is int and 0 <= rank < 1 << 31 and isinstance(facts, dict):
-            found.append(Span(rank, track, name, start / 1e6, (start + length) / 1e6, facts))
+            found.append(WorkSpan(rank, track, name, start / 1e6, (start + length) / 1e6, facts))
     return sorted(found, key=lambda span: span.start)
 
 
-def paths(spans: Sequence[Span]) -> list[CriticalPath]:
+def paths(spans: Sequence[WorkSpan]) -> list[CriticalPath]:
     """Return the critical paths of all steps whose beginning and end are in the spans."""
     ends = dict[int, float]()
     for span in spans:
@@ -95,14 +95,14 @@ def paths(spans: Sequence[Span]) -> list[CriticalPath]:
     return [_path(step, *window, inside, work) for step, window, inside in zip(steps, windows, master, strict=True)]
 
 
-def _by_step(spans: Sequence[Span]) -> dict[tuple[int, int], list[Span]]:
+def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]:
     """Return the spans of each worker that lie in or just before its computation of each step."""
     passes: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for span in spans:
         step = span.facts.get("step")
         if span.rank != MASTER and span.name == "forward_backward" and type(step) is int:
             passes[span.rank].append((span.stop, step))
-    found: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    found: dict[tuple[int, int], list[WorkSpan]] = defaultdict(list)
     for span in spans:
         if span.rank in passes:
             index = bisect.bisect_left(passes[span.rank], (span.stop,))
@@ -111,9 +111,9 @@ def _by_step(spans: Sequence[Span]) -> dict[tuple[int, int], list[Span]]:
     return found
 
 
-def _shared_out(spans: Sequence[Span], windows: Sequence[tuple[float, float]]) -> list[list[Span]]:
+def _shared_out(spans: Sequence[WorkSpan], windows: Sequence[tuple[float, float]]) -> list[list[WorkSpan]]:
     """Return the spans that lie in each window, partly or completely. The windows are consecutive."""
-    found: list[list[Span]] = [[] for _ in windows]
+    found: list[list[WorkSpan]] = [[] for _ in windows]
     for span in spans:
         index = bisect.bisect_right(windows, span.start, key=lambda window: window[1])
         while index < len(windows) and windows[index][0] < span.stop:
@@ -122,7 +122,9 @@ def _shared_out(spans: Sequence[Span], windows: Sequence[tuple[float, float]]) -
     return found
 
 
-def _path(step: int, start: float, stop: float, master: list[Span], work: Mapping[tuple[int, int], list[Span]]) -> CriticalPath:
+def _path(
+    step: int, start: float, stop: float, master: list[WorkSpan], work: Mapping[tuple[int, int], list[WorkSpan]]
+) -> CriticalPath:
     """Follow the path backward from `stop`: the master's last stretch without a pause, then the worker that ended the pause."""
     begun, first = stop, None
     for span in sorted(master, key=lambda span: span.stop, reverse=True):
@@ -139,19 +141,19 @@ def _path(step: int, start: float, stop: float, master: list[Span], work: Mappin
     computed = max(computed, start)
     parts = [
         *_cover(sender, before, start, computed, "other"),
-        Part(sender, "up", computed, begun),
+        PathPart(sender, "up", computed, begun),
         *_cover(MASTER, master, begun, stop, "between"),
     ]
     return CriticalPath(step, start, stop, sender, tuple(part for part in parts if part.stop > part.start))
 
 
-def _cover(rank: int, spans: Sequence[Span], start: float, stop: float, gap: str) -> list[Part]:
+def _cover(rank: int, spans: Sequence[WorkSpan], start: float, stop: float, gap: str) -> list[PathPart]:
     """Return parts from `start` to `stop`, each with its innermost span, which is the shortest; `gap` marks times without a span.
 
     `spans`: by their start.
     """
     edges = sorted({start, stop, *(edge for span in spans for edge in (span.start, span.stop) if start < edge < stop)})
-    parts, over, index = list[Part](), list[Span](), 0
+    parts, over, index = list[PathPart](), list[WorkSpan](), 0
     for a, b in pairwise(edges):
         while index < len(spans) and spans[index].start <= a:
             over.append(spans[index])
@@ -162,7 +164,7 @@ def _cover(rank: int, spans: Sequence[Span], start: float, stop: float, gap: str
         if parts and parts[-1].name == name:
             parts[-1] = parts[-1]._replace(stop=b)
         else:
-            parts.append(Part(rank, name, a, b))
+            parts.append(PathPart(rank, name, a, b))
     return parts
 
 

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 import psnode
 from psnode.errors import ConfigurationError
 from psnode.records.metrics import write_atomically
-from psnode.report import tables, timeline
+from psnode.report import critical_path_section, tables
 from psnode.report.curves import figures, strip
 from psnode.report.elements import BEGINNING, Content, code, document, e
 from psnode.report.run import Run
@@ -35,7 +35,7 @@ def _source(name: str) -> str:
 
 
 def _main(runs: Sequence[Run]) -> list[Element]:
-    paths = timeline.section(runs)  # first, since it may find problems
+    paths = critical_path_section.section(runs)  # first, since it may find problems
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     heading = e(
         "header",

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from psnode.errors import ConfigurationError
-from psnode.tasks import names
-from psnode.tasks.memory import memory_of
+from psnode.tasks import tensor_names
+from psnode.tasks.tensor_memory import memory_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +31,10 @@ _OBSERVED = frozenset(("min_val", "max_val", "scale", "zero_point"))
 
 def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter and buffer of `model`, also those outside its state dict, by name: not copied."""
-    return {name: value.detach() for name, value in (*names.parameters(model), *names.buffers(model))}
+    return {name: value.detach() for name, value in (*tensor_names.parameters(model), *tensor_names.buffers(model))}
 
 
-class Snapshot:
+class ModelSnapshot:
     """State of `model` that passes may change: its `values` (copies of all `tensors`), attributes, lists, dicts and sets of its
     modules, and the generators of Python, NumPy and torch. Not objects deeper in an attribute.
     """
@@ -58,7 +58,7 @@ class Snapshot:
         for part, content in self._held:
             part.clear()
             (part.extend if isinstance(part, list) else part.update)(content)
-        for name, value in (*names.parameters(self._model), *names.buffers(self._model)):
+        for name, value in (*tensor_names.parameters(self._model), *tensor_names.buffers(self._model)):
             before = self.values[name]
             if (value.shape, value.dtype) == (before.shape, before.dtype):
                 value.detach().copy_(before)
@@ -95,7 +95,7 @@ def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
     Buffers of norms are left out: they have the shape of the layer.
     """
     fixed = norm_statistics(model)
-    for name, buffer in names.buffers(model, aliases=True):
+    for name, buffer in tensor_names.buffers(model, aliases=True):
         if name in values and name not in fixed and values[name].shape != buffer.shape:
             buffer.data = buffer.new_empty(values[name].shape)
 
@@ -104,18 +104,18 @@ def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: 
     """Load values by plain name, like load_state_dict; buffers may have been resized since the model was built. Raises
     RuntimeError."""
     fit(model, values)
-    model.load_state_dict(names.to_load(values, model), strict=strict)
+    model.load_state_dict(tensor_names.to_load(values, model), strict=strict)
 
 
 def not_sized_yet(model: torch.nn.Module) -> set[str]:
     """Return the buffers in the state dict that are empty, or that torch's observers of quantisation size by their data."""
-    empty = {name for name, value in names.buffers(model, aliases=True) if not value.numel()}
+    empty = {name for name, value in tensor_names.buffers(model, aliases=True) if not value.numel()}
     return persistent_buffers(model) & (empty | observed(model).keys())
 
 
 def persistent_buffers(model: torch.nn.Module) -> set[str]:
     """Return the names of the buffers that are part of the state dict, aliases included."""
-    return set(names.state(model)) - {name for name, _ in names.parameters(model, aliases=True)}
+    return set(tensor_names.state(model)) - {name for name, _ in tensor_names.parameters(model, aliases=True)}
 
 
 def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
@@ -133,7 +133,7 @@ def observed(model: torch.nn.Module) -> dict[str, str]:
         return {}
     return {
         f"{prefix}.{name}".removeprefix("."): MEAN if value.is_floating_point() else MAXIMUM
-        for prefix, module in names.modules(model)
+        for prefix, module in tensor_names.modules(model)
         if isinstance(module, (observers.ObserverBase, fakes.FakeQuantizeBase))
         for name, value in module.named_buffers(recurse=False)
         if name in _OBSERVED and name not in module._non_persistent_buffers_set
@@ -146,7 +146,7 @@ def norm_statistics(model: torch.nn.Module) -> dict[str, str]:
 
     return {
         f"{prefix}.{name}".removeprefix("."): rule
-        for prefix, module in names.modules(model)
+        for prefix, module in tensor_names.modules(model)
         if isinstance(module, _NormBase)
         for name, rule in _RUNNING.items()
         if getattr(module, name) is not None
@@ -161,19 +161,19 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, st
     import torch
     from torch.nn.parameter import is_lazy
 
-    for name, value in (*names.parameters(model), *names.buffers(model)):
+    for name, value in (*tensor_names.parameters(model), *tensor_names.buffers(model)):
         if is_lazy(value):
             raise ConfigurationError(
                 f"{name} has no shape yet, as in torch's Lazy modules: call the model once, on an example, in Task.model() "
                 "or before the session"
             )
-    for name, parameter in names.parameters(model):
+    for name, parameter in tensor_names.parameters(model):
         if parameter.requires_grad and not (finite := parameter.detach().isfinite()).all():
             raise ConfigurationError(
                 f"parameter {name} holds {parameter.detach()[~finite][0].item()}, and trained parameters are sent, which needs "
                 "finite weights: give it values in Task.model(), or freeze it with requires_grad_(False)"
             )
-    state = names.state(model)
+    state = tensor_names.state(model)
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise ConfigurationError(
@@ -185,7 +185,7 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, st
             raise ConfigurationError(
                 f"the state dict's {name} is not a dense tensor: keep it dense, or register it with persistent=False"
             )
-    statistics, known = names.renamed(statistics, names.of_model(model)), persistent_buffers(model)
+    statistics, known = tensor_names.renamed(statistics, tensor_names.of_model(model)), persistent_buffers(model)
     for name, rule in statistics.items():
         if name not in known:
             raise ConfigurationError(f"Task.statistics names {name}, which is not a buffer in the state dict: leave it out")

@@ -21,7 +21,7 @@ _RESERVED = frozenset(
 )
 
 
-class Kind(NamedTuple):
+class ElementwiseOptimizer(NamedTuple):
     """An optimizer of torch's that works coordinate by coordinate: the vectors that it keeps, and numbers with their first
     values."""
 
@@ -30,16 +30,16 @@ class Kind(NamedTuple):
     counts: Mapping[str, float] = MappingProxyType({"step": 0.0})
 
 
-COORDINATEWISE: Mapping[str, Kind] = MappingProxyType(
+COORDINATEWISE: Mapping[str, ElementwiseOptimizer] = MappingProxyType(
     {
-        "adam": Kind(torch.optim.Adam),
-        "adamw": Kind(torch.optim.AdamW),
-        "nadam": Kind(torch.optim.NAdam, counts={"step": 0.0, "mu_product": 1.0}),
-        "radam": Kind(torch.optim.RAdam),
-        "adamax": Kind(torch.optim.Adamax, ("exp_avg", "exp_inf")),
-        "rmsprop": Kind(torch.optim.RMSprop, ("square_avg",)),
-        "adagrad": Kind(torch.optim.Adagrad, ("sum",)),
-        "adadelta": Kind(torch.optim.Adadelta, ("square_avg", "acc_delta")),
+        "adam": ElementwiseOptimizer(torch.optim.Adam),
+        "adamw": ElementwiseOptimizer(torch.optim.AdamW),
+        "nadam": ElementwiseOptimizer(torch.optim.NAdam, counts={"step": 0.0, "mu_product": 1.0}),
+        "radam": ElementwiseOptimizer(torch.optim.RAdam),
+        "adamax": ElementwiseOptimizer(torch.optim.Adamax, ("exp_avg", "exp_inf")),
+        "rmsprop": ElementwiseOptimizer(torch.optim.RMSprop, ("square_avg",)),
+        "adagrad": ElementwiseOptimizer(torch.optim.Adagrad, ("sum",)),
+        "adadelta": ElementwiseOptimizer(torch.optim.Adadelta, ("square_avg", "acc_delta")),
     }
 )
 # those that need whole tensors, or whose state begins with values of their first step

@@ -20,7 +20,7 @@ from psnode.config.declaration import nearest
 from psnode.config.resolve import resolve
 from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError
-from psnode.tasks.names import of_model, parameters
+from psnode.tasks.tensor_names import of_model, parameters
 
 _SETTINGS = ("momentum", "nesterov", "weight_decay", "beta2", "eps")
 _RATES = ("lr", "lr_factor")

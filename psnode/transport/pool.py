@@ -14,7 +14,7 @@ ALIGNMENT = 64
 _SMALLEST = 4096
 
 
-class Block(NamedTuple):
+class PooledBuffer(NamedTuple):
     """`data` has exactly the requested length; `release()` gives the memory back and may be called more than once."""
 
     data: Bytes
@@ -39,10 +39,10 @@ class Pool:
         """Return the released bytes that wait for their next use."""
         return self._kept
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> PooledBuffer:
         """Return a block of `nbytes` whose contents are arbitrary. Blocks below one page are not worth keeping."""
         if nbytes < _SMALLEST:
-            return Block(np.empty(nbytes, np.uint8), _nothing)
+            return PooledBuffer(np.empty(nbytes, np.uint8), _nothing)
         size = size_class(nbytes)
         with self._lock:
             free = self._free.get(size)
@@ -51,7 +51,7 @@ class Pool:
                 self._kept -= size
         if memory is None:
             memory = _aligned(size)
-        return Block(memory[:nbytes], _Return(self, memory))
+        return PooledBuffer(memory[:nbytes], _Return(self, memory))
 
     def give(self, memory: Bytes) -> None:
         """Keep a whole block for its next use, or drop it when enough is kept."""

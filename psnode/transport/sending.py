@@ -9,7 +9,7 @@ import numpy as np
 
 from psnode.errors import DeadlineExceededError, TransportError
 from psnode.transport.base import MAX_TAG, Buffer, Bytes, Pending
-from psnode.transport.pool import Block, Pool
+from psnode.transport.pool import Pool, PooledBuffer
 
 
 class Send(Pending):
@@ -43,11 +43,11 @@ def check_address(rank: int, tag: int, size: int) -> None:
         raise TransportError(f"tag is {tag}: tags are 0..{MAX_TAG}")
 
 
-def lay_out(buffers: Sequence[Buffer], pool: Pool, *, copy: bool) -> Block:
+def lay_out(buffers: Sequence[Buffer], pool: Pool, *, copy: bool) -> PooledBuffer:
     """Return `buffers` end to end in a block of `pool`; unless `copy`, a single contiguous buffer is left in place."""
     parts = [_as_bytes(buffer) for buffer in buffers]
     if len(parts) == 1 and not copy:
-        return Block(parts[0], _nothing)
+        return PooledBuffer(parts[0], _nothing)
     block = pool.take(sum(part.size for part in parts))
     start = 0
     for part in parts:

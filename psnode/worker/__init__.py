@@ -15,7 +15,7 @@ from psnode.task import Task
 from psnode.tasks.device import device_errors
 from psnode.transport.barrier import send_hello
 from psnode.transport.base import Transport
-from psnode.worker.startup import join
+from psnode.worker.handshake import join
 
 
 def work(

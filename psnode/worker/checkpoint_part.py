@@ -15,9 +15,9 @@ from psnode.exchange.sender import GradientSender
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
 from psnode.records import checkpoint, staging, tensorfile
-from psnode.records.layout import FEEDBACK
 from psnode.records.snapshot import Snapshot, size_of
 from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.state_names import FEEDBACK
 from psnode.records.timeline import Tracer
 
 Tensors = dict[str, torch.Tensor]

@@ -17,7 +17,7 @@ from torch import nn
 from psnode.errors import ConfigurationError, NonFiniteLossError
 from psnode.protocol.messages import unreportable
 from psnode.task import Batch, Task
-from psnode.tasks import names
+from psnode.tasks import tensor_names
 from psnode.tasks.device import autocast, to_device
 from psnode.worker.backward_hooks import BackwardWatch
 from psnode.worker.reached import Reach
@@ -94,7 +94,7 @@ class Computation:
         self._unit = weight_unit
         self._reach = Reach(model.parameters(), _UNTRAINED)
         self._trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-        self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in names.parameters(model)]
+        self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in tensor_names.parameters(model)]
 
     def loss(self, batch: Batch, watch: AbstractContextManager[Any] | None) -> float:
         """The loss of the forward pass over `batch` that `run` would take in step 0, inside `watch`."""

@@ -22,7 +22,7 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.flat_model import trainable
 from psnode.exchange.trained_model import written
 from psnode.task import Batch
-from psnode.tasks import inventory, names
+from psnode.tasks import inventory, tensor_names
 from psnode.worker.backward_hooks import Finish, finish_times
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
@@ -43,18 +43,18 @@ class Findings:
 def inspect(
     computation: Computation, model: nn.Module, batch: Callable[[int], Batch], *, agreed: Collection[str], early: bool
 ) -> Findings:
-    """Look at passes over `batch(1)` that leave no trace in the model (psnode.tasks.inventory.Snapshot).
+    """Look at passes over `batch(1)` that leave no trace in the model (psnode.tasks.inventory.ModelSnapshot).
 
     `agreed`: buffers of which all workers must have the same. `early`: whether forward passes are to begin before their weights
     are there. ConfigurationError for a model that would not learn as in plain PyTorch.
     """
     parameters = trainable(model)
     refuse_shared_memory(model)
-    snapshot = inventory.Snapshot(model)
+    snapshot = inventory.ModelSnapshot(model)
     before = snapshot.values
     try:
         first = _backward(computation, model, batch(1), before)
-        for name, parameter in names.parameters(model):
+        for name, parameter in tensor_names.parameters(model):
             if name in before and not inventory.same(parameter, before[name]):
                 raise written(name, trained=name in parameters)
         snapshot.restore()
@@ -82,7 +82,7 @@ class _Seen(NamedTuple):
 
 def _backward(computation: Computation, model: nn.Module, batch: Batch, before: Mapping[str, torch.Tensor]) -> _Seen:
     finish = finish_times(trainable(model), lambda watch: computation.run(0, [batch], watch))
-    buffers = {name: value for name, value in names.buffers(model) if name in before}
+    buffers = {name: value for name, value in tensor_names.buffers(model) if name in before}
     return _Seen(finish, {name: _bytes(value) for name, value in buffers.items()})
 
 
@@ -121,7 +121,7 @@ def scripted_functions() -> set[str]:
 def refuse_shared_memory(model: nn.Module) -> None:
     """ConfigurationError if two parameters lie in the same memory, which one flat vector cannot hold."""
     places = []
-    for name, parameter in names.parameters(model):
+    for name, parameter in tensor_names.parameters(model):
         if parameter.numel() and parameter.layout is torch.strided:
             last = sum((n - 1) * stride for n, stride in zip(parameter.shape, parameter.stride(), strict=True))
             start = parameter.data_ptr()
@@ -143,7 +143,7 @@ class _Passes:
         model: nn.Module,
         batch: Batch,
         parameters: Mapping[str, nn.Parameter],
-        before: inventory.Snapshot,
+        before: inventory.ModelSnapshot,
     ) -> None:
         self._computation, self._model, self._batch = computation, model, batch
         self._parameters, self._before, self._values = parameters, before, before.values

@@ -22,9 +22,9 @@ from psnode.tasks.device import to_device
 from psnode.worker.computation import Outcome, number, seed_torch, whole
 from psnode.worker.departed import DepartedGradients, another_gradient
 from psnode.worker.idle_optimizers import IdleOptimizers
-from psnode.worker.loop import Passes, Worker
 from psnode.worker.reached import Reach
 from psnode.worker.roots import Roots
+from psnode.worker.training_loop import Passes, Worker
 
 _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 _UNTRAINED = (

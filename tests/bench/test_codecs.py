@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from torch.nn import functional
 
 from psnode.bench import inputs, operators
+from psnode.bench.codec_tables import show
 from psnode.bench.codecs import KEY, Memory, _row, run, settings
 from psnode.bench.record import record
-from psnode.bench.tables import show
 from psnode.bench.yardsticks.rate_distortion import curve
 from psnode.bench.yardsticks.rotation import Rotation
 from psnode.cli import app

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from psnode.bench.contest.contenders import Ground
+from psnode.bench.contest.contenders import SharedSettings
 from psnode.bench.hooks import run
 from psnode.errors import ConfigurationError, TransportError
 from psnode.tasks.classification import Classification
 from psnode.tasks.data.sampler import Sampler
 
-GROUND = Ground(network="LeNet", dataset="digits", workers=2, batch=16, lr=0.05, seed=3, steps=12)
+GROUND = SharedSettings(network="LeNet", dataset="digits", workers=2, batch=16, lr=0.05, seed=3, steps=12)
 
 
-def expected(ground: Ground) -> float:
+def expected(ground: SharedSettings) -> float:
     """Accuracy of one process that takes the batches of all, from PyTorch alone, with lr (1 + cos(pi t / T)) / 2."""
     task = Classification(ground.network, ground.dataset, seed=ground.seed)
     torch.manual_seed(ground.seed)
@@ -56,4 +56,9 @@ def test_a_hook_that_does_not_exist_is_refused_before_anything_is_trained() -> N
 @pytest.mark.serial
 def test_a_process_that_fails_ends_the_measurement(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="ended with"):
-        run(Ground(network="LeNet", dataset="MNIST", data_dir=str(tmp_path), workers=1, steps=1), ["none"], [1], seconds=100)
+        run(
+            SharedSettings(network="LeNet", dataset="MNIST", data_dir=str(tmp_path), workers=1, steps=1),
+            ["none"],
+            [1],
+            seconds=100,
+        )

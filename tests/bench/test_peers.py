@@ -15,20 +15,20 @@ from torch.nn import functional
 
 from psnode.bench.contest import comparison
 from psnode.bench.contest.combine import combine, load, tables
-from psnode.bench.contest.contenders import Ddp, Ground, Psnode
+from psnode.bench.contest.contender_run import ContenderRun, Point, step_durations
+from psnode.bench.contest.contenders import Ddp, Psnode, SharedSettings
 from psnode.bench.contest.ddp_process import Communication
-from psnode.bench.contest.marks import Exchange, Mark, Metered, Traffic, read_marks
+from psnode.bench.contest.marks import Exchange, HostTraffic, Mark, Metered, read_marks
 from psnode.bench.contest.standings import plot, row, show, with_ratios
-from psnode.bench.contest.trial import Point, Trial, step_durations
 from psnode.errors import ConfigurationError
 from psnode.tasks.classification import Classification
 from psnode.tasks.data.sampler import Sampler
 
 PARAMETERS = 431_080  # of LeNet
-TINY = Ground(network="LeNet", dataset="digits", workers=2, batch=8, lr=0.02, steps=8, evaluate_every=8)
+TINY = SharedSettings(network="LeNet", dataset="digits", workers=2, batch=8, lr=0.02, steps=8, evaluate_every=8)
 
 
-def measured(ground: Ground, **options: Any) -> dict[str, Any]:
+def measured(ground: SharedSettings, **options: Any) -> dict[str, Any]:
     """`comparison.run` without rate; skipped, with the reason, where hosts cannot be emulated."""
     pytest.importorskip("mpi4py")
     try:
@@ -37,7 +37,7 @@ def measured(ground: Ground, **options: Any) -> dict[str, Any]:
         pytest.skip(str(error))
 
 
-def sgd(ground: Ground) -> dict[str, torch.Tensor]:
+def sgd(ground: SharedSettings) -> dict[str, torch.Tensor]:
     """The weights after `ground.steps` steps of one process on the batches of all workers together, from PyTorch alone."""
     task = Classification(ground.network, ground.dataset, seed=ground.seed)
     torch.manual_seed(ground.seed)
@@ -137,14 +137,14 @@ def test_marks_come_by_the_number_of_the_host(tmp_path: Path) -> None:
 
 def test_traffic_and_durations_are_differences() -> None:
     first, last = Mark(1.0, 1000, 10, 500, 5), Mark(2.5, 11000, 20, 700, 7)
-    assert Traffic.between(first, last) == Traffic(200, 10000, 200 - 2 * 66, 10000 - 10 * 66)
+    assert HostTraffic.between(first, last) == HostTraffic(200, 10000, 200 - 2 * 66, 10000 - 10 * 66)
     assert step_durations([[first, last], [first, first._replace(seconds=1.5)]]) == [pytest.approx((1.5 + 0.5) / 2)]
 
 
-def trial(*milliseconds: float) -> Trial:
+def trial(*milliseconds: float) -> ContenderRun:
     steps = tuple(each / 1e3 for each in milliseconds)
     curve = (Point(1, 1.0, 10, 0.5), Point(2, 2.0, 20, 0.9))
-    return Trial(steps, sent=1.0, received=2.0, sent_by_all=3.0, booked=None, goodput=(90.0,), curve=curve)
+    return ContenderRun(steps, sent=1.0, received=2.0, sent_by_all=3.0, booked=None, goodput=(90.0,), curve=curve)
 
 
 def test_ratios_are_medians_over_rounds_that_both_finished() -> None:
@@ -191,7 +191,7 @@ def test_an_exchange_has_fixed_gradients_of_the_models_size_and_marks_every_pass
     assert len(file.read_text().splitlines()) == 2
 
 
-def result(steps: int, seed: int, network: str = "LeNet", **trials: list[Trial | None]) -> dict[str, Any]:
+def result(steps: int, seed: int, network: str = "LeNet", **trials: list[ContenderRun | None]) -> dict[str, Any]:
     """A result as `run` makes it, of these trials at 100mbit."""
     labels = {"floor": Ddp("none").label, "fp32": Ddp("fp32").label, "dense": Psnode("dense").label}
     found = tables({"100mbit": {labels[name]: rounds for name, rounds in trials.items()}}, {"100mbit": {}}, None)
@@ -319,6 +319,6 @@ def test_without_a_checkout_it_says_so_before_anything_is_loaded(monkeypatch: py
     from psnode.bench.contest import labs
 
     monkeypatch.setattr(labs, "SCRIPT", tmp_path / "netlab.sh")
-    ground = Ground(network="LeNet", dataset="mnist", data_dir=tmp_path / "none", workers=2, batch=8, lr=0.02, steps=8)
+    ground = SharedSettings(network="LeNet", dataset="mnist", data_dir=tmp_path / "none", workers=2, batch=8, lr=0.02, steps=8)
     with pytest.raises(ConfigurationError, match="from a checkout of psnode"):
         comparison.run(ground)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from psnode.bench.yardsticks.rate_distortion import Curve, curve, histogram, least_bits, shrunk
+from psnode.bench.yardsticks.rate_distortion import RateDistortion, curve, histogram, least_bits, shrunk
 
 SIZE = 1 << 18
 
 
 @pytest.fixture(scope="module")
-def gaussian() -> Curve:
+def gaussian() -> RateDistortion:
     return curve(np.random.default_rng(0).standard_normal(SIZE).astype(np.float32))
 
 
 @pytest.mark.parametrize("error", [0.9, 0.5, 0.25, 1 / 16, 1 / 64, 1 / 256, 1e-3])
-def test_a_gaussian_source_needs_half_the_logarithm_of_one_over_its_error(gaussian: Curve, error: float) -> None:
+def test_a_gaussian_source_needs_half_the_logarithm_of_one_over_its_error(gaussian: RateDistortion, error: float) -> None:
     assert gaussian.bits_at(error) == pytest.approx(-0.5 * np.log2(error), abs=0.02)
 
 
@@ -34,13 +34,13 @@ def test_two_equal_points_need_one_bit_at_no_error_and_none_at_all_error() -> No
     assert found.bits_at(1.0) == 0
 
 
-def test_the_curve_falls_and_is_convex(gaussian: Curve) -> None:
+def test_the_curve_falls_and_is_convex(gaussian: RateDistortion) -> None:
     slopes = np.diff(gaussian.errors) / np.diff(gaussian.bits)
     assert (slopes < 0).all()
     assert (np.diff(slopes[np.diff(gaussian.bits) > 0.01]) >= -1e-3).all()
 
 
-def test_scale_and_order_do_not_matter(gaussian: Curve) -> None:
+def test_scale_and_order_do_not_matter(gaussian: RateDistortion) -> None:
     x = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
     other = curve(np.float32(1e-12) * np.sort(x))
     np.testing.assert_allclose([other.bits_at(e) for e in (0.5, 0.1)], [gaussian.bits_at(e) for e in (0.5, 0.1)], atol=1e-3)

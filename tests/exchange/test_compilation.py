@@ -15,7 +15,7 @@ import pytest
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.compilation import _jobs
-from psnode.exchange.pieces import Piece, pieces_of, run_piece
+from psnode.exchange.kernel_warmup import Piece, pieces_of, run_piece
 from psnode.master.recorder import StepRecorder
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Tensor
@@ -33,7 +33,7 @@ from psnode.exchange.flat_model import describe
 from psnode.jobs.job import run
 from psnode.plan.coding import Coding
 from psnode.plan.rule import plan_of
-from psnode.tasks.load import make_task
+from psnode.tasks.loading import make_task
 
 def there():
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("psnode")]

@@ -122,7 +122,7 @@ def test_the_master_counts_on_its_own_host(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_job_that_does_not_fit_ends_before_its_first_step_unless_told_not_to_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psnode.worker.startup.free_memory", lambda: 1000)
+    monkeypatch.setattr("psnode.worker.handshake.free_memory", lambda: 1000)
     config = Config(local=1, max_steps=1, batch_size=2, train_dir=tmp_path, threads=1, quiet=True, tensorboard=False)
     with pytest.raises(ConfigurationError, match="psnode train --dry-run"):
         run(config)

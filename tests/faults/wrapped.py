@@ -10,7 +10,7 @@ import psnode
 from psnode.config import Config
 from psnode.master import lead
 from psnode.protocol.messages import Hello
-from psnode.tasks.load import make_task
+from psnode.tasks.loading import make_task
 from psnode.transport.base import Buffer, Pending, Transport
 from psnode.worker import work
 

@@ -15,7 +15,7 @@ from torch import nn
 import psnode
 from psnode.errors import ConfigurationError
 from psnode.jobs.session_settings import configured
-from psnode.transport.mpi.environment import Place
+from psnode.transport.mpi.environment import WorldRank
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(tmp_path: Path, **given: Any) -> psnode.Config:
-    return configured(nn.Linear(2, 2), {"train_dir": tmp_path, **given}, Place(1, 4))
+    return configured(nn.Linear(2, 2), {"train_dir": tmp_path, **given}, WorldRank(1, 4))
 
 
 def test_settings_come_by_name_or_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_all_workers_are_needed_unless_the_program_says_how_many(tmp_path: Path,
 def test_a_resumed_session_needs_the_workers_that_it_has_now(tmp_path: Path) -> None:
     before = config(tmp_path, lr=0.3)
     (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict(), "plan": {}, "workers": 3}))
-    found = configured(nn.Linear(2, 2), {"train_dir": tmp_path, "resume": True}, Place(1, 3))
+    found = configured(nn.Linear(2, 2), {"train_dir": tmp_path, "resume": True}, WorldRank(1, 3))
     assert (found.lr, found.min_workers) == (0.3, 2)
 
 
@@ -98,7 +98,7 @@ def test_a_constraint_that_cannot_be_called_is_refused(tmp_path: Path, monkeypat
 
 def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"a session trains a torch\.nn\.Module, not a list"):
-        configured([nn.Linear(2, 2)], {"train_dir": tmp_path}, Place(1, 4))  # type: ignore[arg-type]  # the mistake
+        configured([nn.Linear(2, 2)], {"train_dir": tmp_path}, WorldRank(1, 4))  # type: ignore[arg-type]  # the mistake
 
 
 def test_a_program_that_no_launcher_started_is_told_how(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psnode.transport.mpi.pieces import Fragment
+from psnode.transport.mpi.fragments import Fragment
 from tests.transport.contract import CHECKS
 
 PROGRAM = Path(__file__).with_name("transport_program.py")

@@ -6,7 +6,7 @@ from torch import nn
 
 from psnode.records.tensorfile import dump
 from psnode.records.weights import initialise
-from psnode.tasks.names import matched, plain
+from psnode.tasks.tensor_names import matched, plain
 
 
 class Around(nn.Module):

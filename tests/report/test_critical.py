@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psnode.report.critical import Span, bounds, means, paths, spans_of, typical
+from psnode.report.critical import WorkSpan, bounds, means, paths, spans_of, typical
 from psnode.report.run import read
 
 
-def master(name: str, start: float, stop: float, **facts: int) -> Span:
-    return Span(0, 0, name, start, stop, facts)
+def master(name: str, start: float, stop: float, **facts: int) -> WorkSpan:
+    return WorkSpan(0, 0, name, start, stop, facts)
 
 
-def worker(rank: int, name: str, start: float, stop: float, **facts: int) -> Span:
-    return Span(rank, rank, name, start, stop, facts)
+def worker(rank: int, name: str, start: float, stop: float, **facts: int) -> WorkSpan:
+    return WorkSpan(rank, rank, name, start, stop, facts)
 
 
-def step(late: int) -> list[Span]:
+def step(late: int) -> list[WorkSpan]:
     """Step 1 from second 0 to 10; the gradient of worker `late` comes last, and that of the other is decoded before."""
     early = 3 - late
     return [
@@ -70,13 +70,13 @@ def test_a_master_without_a_pause_bounds_the_step_itself() -> None:
 
 NAMES = ("forward_backward", "wait", "apply", "drain", "decode", "update", "downlink", "finish", "checkpoint", "anything")
 SPANS = st.builds(
-    Span, st.integers(0, 3), st.integers(0, 2), st.sampled_from(NAMES), st.floats(0, 50), st.floats(0, 50),
+    WorkSpan, st.integers(0, 3), st.integers(0, 2), st.sampled_from(NAMES), st.floats(0, 50), st.floats(0, 50),
     st.fixed_dictionaries({}, optional={name: st.integers(0, 5) for name in ("version", "step", "sender", "group")}),
 )  # fmt: skip
 
 
 @given(st.lists(SPANS, max_size=60))
-def test_the_parts_of_any_path_follow_one_another_from_beginning_to_end(spans: list[Span]) -> None:
+def test_the_parts_of_any_path_follow_one_another_from_beginning_to_end(spans: list[WorkSpan]) -> None:
     fair = sorted((span for span in spans if span.start <= span.stop), key=lambda span: span.start)
     for path in paths(fair):
         assert path.parts[0].start == path.start

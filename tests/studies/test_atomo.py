@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from psnode.config import Config
-from psnode.tasks.load import make_task
+from psnode.tasks.loading import make_task
 from studies import atomo
 from studies.harness import main
 

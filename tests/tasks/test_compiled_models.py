@@ -21,11 +21,11 @@ import psnode
 from psnode import ddp
 from psnode.evaluator import follow
 from psnode.plan.groups import Plan
-from psnode.records import checkpoint, layout
+from psnode.records import checkpoint, state_names
 from psnode.records.tensorfile import parse
 from psnode.records.weights import export
 from psnode.task import Task
-from psnode.tasks import names
+from psnode.tasks import tensor_names
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch.compile loads what is deprecated
@@ -178,7 +178,7 @@ def as_earlier_versions_wrote_it(path: Path) -> None:
     names = dict(zip(Net().state_dict(), own.state_dict(), strict=True))
 
     def renamed(key: str) -> str:
-        return "".join(names.get(part, part) for part in re.split(r"(/|:|\.\.)", key))
+        return "".join(tensor_names.get(part, part) for part in re.split(r"(/|:|\.\.)", key))
 
     saved = json.loads((path / "config.json").read_text())
     for tensor in saved["plan"]["tensors"]:
@@ -188,7 +188,7 @@ def as_earlier_versions_wrote_it(path: Path) -> None:
     (path / "config.json").write_text(json.dumps(saved))
     for root in (path / checkpoint.CHECKPOINTS).glob("step-*"):
         manifest = json.loads((root / checkpoint.MANIFEST).read_text())
-        manifest["plan"] = layout.digest(Plan.from_dict(saved["plan"]))
+        manifest["plan"] = state_names.digest(Plan.from_dict(saved["plan"]))
         for name in manifest["files"]:
             with safe_open(root / name, "pt") as file:
                 values = {renamed(key): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -219,8 +219,8 @@ def test_names_that_clash_stay_as_they_are() -> None:
     model = Net()
     model.body._orig_mod = nn.Linear(6, 6)
     model.body.weight = nn.Parameter(torch.zeros(6, 6))
-    assert [name for name, _ in names.parameters(model)] == [name for name, _ in model.named_parameters()]
-    assert names.to_load(names.state(model), model).keys() == model.state_dict().keys()
+    assert [name for name, _ in tensor_names.parameters(model)] == [name for name, _ in model.named_parameters()]
+    assert tensor_names.to_load(tensor_names.state(model), model).keys() == model.state_dict().keys()
 
 
 def test_the_state_of_a_hook_has_plain_names_and_takes_others() -> None:

@@ -16,11 +16,11 @@ from psnode.errors import MissingRanksError
 from psnode.transport.barrier import gather_hello, send_hello
 from psnode.transport.base import Arrival, Inbox
 from psnode.transport.loopback import loopback_group
-from psnode.transport.mpi.environment import Place, job_name, on_one_host, place
+from psnode.transport.mpi.environment import WorldRank, job_name, on_one_host, place
 from psnode.transport.mpi.farewell import Farewell
+from psnode.transport.mpi.fragments import Fragment, cut, join_tag, read_total, split_tag
 from psnode.transport.mpi.listening import Listener, Woken, can_listen
 from psnode.transport.mpi.pace import BUSY_LAST, IDLE_LAST, LISTEN, Nap, Pace
-from psnode.transport.mpi.pieces import Fragment, cut, join_tag, read_total, split_tag
 
 MPI_TAG_UB_AT_LEAST = 32767
 
@@ -166,21 +166,21 @@ def test_a_rank_alone_leaves_at_once() -> None:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}, Place(2, 5)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, Place(0, 3)),
-        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, Place(1, 2)),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, Place(3, 4)),
-        ({"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, Place(1, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}, WorldRank(2, 5)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, WorldRank(0, 3)),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, WorldRank(1, 2)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, WorldRank(3, 4)),
+        ({"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, WorldRank(1, 4)),
         # a batch script of Slurm is no rank
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
         # mpirun inside of a Slurm job
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "9"}, Place(1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "9"}, WorldRank(1, 2)),
         ({}, None),
         ({"PMI_RANK": "zero", "PMI_SIZE": "3"}, None),
         ({"PMI_RANK": "3", "PMI_SIZE": "3"}, None),
     ],
 )
-def test_launchers_say_who_a_process_is(environ: dict[str, str], expected: Place | None) -> None:
+def test_launchers_say_who_a_process_is(environ: dict[str, str], expected: WorldRank | None) -> None:
     assert place(environ) == expected
 
 

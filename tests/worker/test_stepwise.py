@@ -27,7 +27,7 @@ from psnode.tasks.data.loader import Streamed
 from psnode.tasks.own_loop import OwnLoop
 from psnode.transport.barrier import send_hello
 from psnode.transport.loopback import loopback_group
-from psnode.worker.startup import join
+from psnode.worker.handshake import join
 from psnode.worker.stepwise import StepwiseWorker
 
 WIDTH, CLASSES = 6, 3

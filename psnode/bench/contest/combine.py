@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contest.contenders import Ground, Label
+from psnode.bench.contest.contender_run import ContenderRun, Point
+from psnode.bench.contest.contenders import Label, SharedSettings
 from psnode.bench.contest.standings import row, with_ratios
-from psnode.bench.contest.trial import Point, Trial
 from psnode.errors import ConfigurationError
 
-Trials = Mapping[str, Mapping[Label, Sequence[Trial | None]]]  # by rate and contender, a round each; None: it failed
+Trials = Mapping[str, Mapping[Label, Sequence[ContenderRun | None]]]  # by rate and contender, a round each; None: it failed
 _APART = frozenset({"seed", "steps"})  # of a ground, fields that may differ between its pieces
 
 
@@ -48,7 +48,7 @@ def combine(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _together(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    trials: dict[str, dict[Label, list[Trial | None]]] = {}
+    trials: dict[str, dict[Label, list[ContenderRun | None]]] = {}
     failed: dict[str, dict[str, str]] = {}
     for piece in pieces:
         for rate, found in piece["rates"].items():
@@ -67,15 +67,15 @@ def _together(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**pieces[0], "rounds": most, "rates": tables(sorted_, failed, pieces[0]["target"])}
 
 
-def _measured(piece: Mapping[str, Any], rate: str) -> dict[Label, list[Trial | None]]:
+def _measured(piece: Mapping[str, Any], rate: str) -> dict[Label, list[ContenderRun | None]]:
     """The rounds of every contender of a piece; nothing at a rate that is not in it."""
     trials = piece["rates"].get(rate, {"trials": ()})["trials"]
     return {Label(each["name"], each["kind"]): [trial and _trial(trial) for trial in each["rounds"]] for each in trials}
 
 
-def _trial(fields: Mapping[str, Any]) -> Trial:
+def _trial(fields: Mapping[str, Any]) -> ContenderRun:
     curve = tuple(Point(**point) if isinstance(point, Mapping) else Point(*point) for point in fields["curve"])
-    return Trial(**{**fields, "steps": tuple(fields["steps"]), "goodput": tuple(fields["goodput"]), "curve": curve})
+    return ContenderRun(**{**fields, "steps": tuple(fields["steps"]), "goodput": tuple(fields["goodput"]), "curve": curve})
 
 
 def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
     for path in paths:
         try:
             result = json.loads(path.read_bytes())
-            Ground(**result["ground"])
+            SharedSettings(**result["ground"])
             found.append(result)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ConfigurationError(f"--from {path} holds no result of bench peers ({error}): name a file of --json") from error

@@ -21,9 +21,9 @@ from typing import Any
 
 import psnode
 from psnode.bench.contest.combine import combine, load, tables
-from psnode.bench.contest.contenders import Contender, Ddp, Ground, Label, Psnode
+from psnode.bench.contest.contender_run import ContenderRun, run_trial
+from psnode.bench.contest.contenders import Contender, Ddp, Label, Psnode, SharedSettings
 from psnode.bench.contest.standings import markdown, plot, show
-from psnode.bench.contest.trial import Trial, run_trial
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.errors import ConfigurationError, TransportError
@@ -36,7 +36,7 @@ BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 
 
 def run(
-    ground: Ground,
+    ground: SharedSettings,
     *,
     schemes: Sequence[str] = SCHEMES,
     ddp: Sequence[str] = PEERS,
@@ -62,7 +62,7 @@ def run(
     _check(ground, warmup, target)
     contenders: list[Contender] = [*map(Ddp, dict.fromkeys(ddp)), *map(Psnode, dict.fromkeys(schemes))]
     contenders += [Psnode(each, alone=True) for each in dict.fromkeys(schemes)] if alone else []
-    trials: dict[str, dict[Label, list[Trial | None]]] = {rate: {each.label: [] for each in contenders} for rate in rates}
+    trials: dict[str, dict[Label, list[ContenderRun | None]]] = {rate: {each.label: [] for each in contenders} for rate in rates}
     failed: dict[str, dict[str, str]] = {rate: {} for rate in rates}
     with _directory(keep) as root:
         for number, rate, contender in ((n, r, c) for n in range(rounds) for r in rates for c in contenders):
@@ -118,7 +118,7 @@ def main(
     directory = None if data_dir is None else str(data_dir.expanduser().absolute())
     if "none" not in rest["ddp"]:
         rest["ddp"] = ("none", *rest["ddp"])
-    ground = Ground(
+    ground = SharedSettings(
         network=network, dataset=dataset, data_dir=directory, workers=workers, batch=batch_size, lr=lr, seed=seed,
         steps=warmup + steps + 1, evaluate_every=evaluate_every,
     )  # fmt: skip
@@ -145,7 +145,7 @@ def insert(text: str, file: Path) -> None:
     file.write_text(f"{before}{BEGIN}{text}{END}{after}" if begin and end else text)
 
 
-def _check(ground: Ground, warmup: int, target: float | None) -> None:
+def _check(ground: SharedSettings, warmup: int, target: float | None) -> None:
     from psnode.bench.contest.labs import require_checkout
     from psnode.tasks.classification import Classification
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from psnode.bench.contest.ddp_process import Communication, Program
+from psnode.bench.contest.ddp_process import Communication, ProcessSettings
 from psnode.config import settings
 from psnode.config.declaration import Setting, nearest
 from psnode.config.load import load
@@ -27,7 +27,7 @@ _FIXED = frozenset(
 
 
 @dataclass(frozen=True)
-class Ground:
+class SharedSettings:
     """Settings that all contenders share. `batch`: examples a worker and step; `evaluate_every`: steps between checkpoints, 0:
     none.
 
@@ -72,7 +72,7 @@ class Contender(Protocol):
     def hosts(self, workers: int) -> int:
         """Number of hosts needed."""
 
-    def command(self, ground: Ground, folder: Path) -> list[str]:
+    def command(self, ground: SharedSettings, folder: Path) -> list[str]:
         """The command line; marks go to folder/marks, checkpoints below `folder`."""
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
@@ -121,12 +121,12 @@ class Psnode:
     def hosts(self, workers: int) -> int:
         return workers + 1
 
-    def command(self, ground: Ground, folder: Path) -> list[str]:
+    def command(self, ground: SharedSettings, folder: Path) -> list[str]:
         return [
             find_mpirun(), "-n", str(ground.workers + 1), sys.executable, "-m", "psnode", *self.arguments(ground, folder)
         ]  # fmt: skip
 
-    def arguments(self, ground: Ground, folder: Path) -> list[str]:
+    def arguments(self, ground: SharedSettings, folder: Path) -> list[str]:
         """The arguments of `psnode` on every rank."""
         options = ground.task_options(folder / "marks")
         # no line of progress: its figures cost a pass over the gradients now and then
@@ -185,8 +185,8 @@ class Ddp:
     def hosts(self, workers: int) -> int:
         return max(2, workers)  # a lab has no fewer
 
-    def command(self, ground: Ground, folder: Path) -> list[str]:
-        program = Program(
+    def command(self, ground: SharedSettings, folder: Path) -> list[str]:
+        program = ProcessSettings(
             communication=self.communication, options=ground.task_options(folder / "marks"), directory=str(folder),
             batch=ground.batch, steps=ground.steps, lr=ground.lr, seed=ground.seed, evaluate_every=ground.evaluate_every,
             workers=ground.workers,

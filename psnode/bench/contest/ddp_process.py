@@ -4,7 +4,7 @@ One process a host, placed by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
 
     python -m psnode.bench.contest.ddp_process PROGRAM.json
 
-where the file holds the fields of `Program`. Kinds of communication:
+where the file holds the fields of `ProcessSettings`. Kinds of communication:
 
     none                          no DDP: each process trains on its own share; the floor of any step time
     fp32:bucket=25                gradients as they are, in buckets of so many MB
@@ -80,7 +80,7 @@ class Communication(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class ProcessSettings:
     """Settings of every process. `options`: of `Metered`; `batch`: examples a worker; `evaluate_every`: steps, 0: never.
 
     `cosine`: `lr` falls along half a cosine to 0. `workers`: how many of the processes take part, the first ones; 0: all.
@@ -102,7 +102,7 @@ class Program:
     deadline: float = 120.0
 
 
-def train(program: Program) -> None:
+def train(program: ProcessSettings) -> None:
     """This process's part."""
     import torch
     from torch import distributed as dist
@@ -190,7 +190,7 @@ def main(path: str) -> None:
     # gloo's threads outlive a failed collective: leave without waiting for them
     code = 1
     try:
-        train(Program(**json.loads(Path(path).read_text())))
+        train(ProcessSettings(**json.loads(Path(path).read_text())))
         code = 0
     except Exception as error:
         print(f"psnode.bench.contest.ddp_process: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)

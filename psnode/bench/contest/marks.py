@@ -52,7 +52,7 @@ class Mark(NamedTuple):
         return cls(time.monotonic(), 0, 0, 0, 0)
 
 
-class Traffic(NamedTuple):
+class HostTraffic(NamedTuple):
     """Bytes of one host between two marks, headers included; the payloads are without the headers of packets."""
 
     sent: int
@@ -61,7 +61,7 @@ class Traffic(NamedTuple):
     received_payload: int
 
     @classmethod
-    def between(cls, first: Mark, last: Mark) -> Traffic:
+    def between(cls, first: Mark, last: Mark) -> HostTraffic:
         sent, received = last.tx_bytes - first.tx_bytes, last.rx_bytes - first.rx_bytes
         out, back = last.tx_packets - first.tx_packets, last.rx_packets - first.rx_packets
         return cls(sent, received, sent - HEADER_BYTES * out, received - HEADER_BYTES * back)

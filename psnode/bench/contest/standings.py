@@ -8,8 +8,8 @@ from operator import sub, truediv
 from pathlib import Path
 from typing import Any
 
+from psnode.bench.contest.contender_run import ContenderRun
 from psnode.bench.contest.contenders import Label, alone_name
-from psnode.bench.contest.trial import Trial
 
 _WIDTH = 170  # of a table that goes to a file
 _HEADS = (
@@ -22,11 +22,11 @@ _LEGEND = (
 )
 
 
-def row(label: Label, rounds: Sequence[Trial | None], target: float | None) -> dict[str, Any]:
+def row(label: Label, rounds: Sequence[ContenderRun | None], target: float | None) -> dict[str, Any]:
     """A contender at one rate; None stands for a round that failed, but not for all.
 
     `step_ms`: the median over rounds of each round's median, and quartiles over all steps. `curves`: per round, points as
-    of `Trial`; `to_target`: the first of them at `target` or above.
+    of `ContenderRun`; `to_target`: the first of them at `target` or above.
     """
     trials = [trial for trial in rounds if trial is not None]
     medians = [None if trial is None else 1e3 * statistics.median(trial.steps) for trial in rounds]
@@ -46,7 +46,7 @@ def row(label: Label, rounds: Sequence[Trial | None], target: float | None) -> d
     }
 
 
-def _reached(trial: Trial, target: float) -> dict[str, Any] | None:
+def _reached(trial: ContenderRun, target: float) -> dict[str, Any] | None:
     return next((point._asdict() for point in trial.curve if point.top1 >= target), None)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from psnode.bench.yardsticks.rate_distortion import Curve, least_bits, shrunk
+from psnode.bench.yardsticks.rate_distortion import RateDistortion, least_bits, shrunk
 from psnode.codecs import Codec
 from psnode.codecs.arrays import Floats
 from psnode.codecs.base import RandomSource
 
 
-def quality(codec: Codec, parts: list[Floats], key: RandomSource, theory: Curve) -> dict[str, Any]:
+def quality(codec: Codec, parts: list[Floats], key: RandomSource, theory: RateDistortion) -> dict[str, Any]:
     """Of `parts`, each encoded by itself.
 
     `shrunk`: the error after the best constant factor, which makes unbiased codecs comparable. `over_bound`: bits above those

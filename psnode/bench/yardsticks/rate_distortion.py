@@ -36,7 +36,7 @@ def shrunk(error: float, unbiased: bool) -> float:
     return error / (1 + error) if unbiased else error
 
 
-class Curve(NamedTuple):
+class RateDistortion(NamedTuple):
     """R(D) of a source: `bits` a coordinate, ascending, and the squared error relative to the source's energy."""
 
     bits: Float64s
@@ -66,7 +66,7 @@ def histogram(x: Floats, cells: int = _CELLS) -> tuple[Float64s, Float64s]:
     return sums[filled] / counts[filled], counts[filled] / values.size
 
 
-def curve(x: Floats) -> Curve:
+def curve(x: Floats) -> RateDistortion:
     """R(D) of independent values distributed as those of `x`, down to D = 4^-6 of the energy."""
     points, shares = histogram(x)
     energy = float(shares @ points**2)
@@ -83,7 +83,7 @@ def curve(x: Floats) -> Curve:
         if rate > bits[-1] and error / energy < errors[-1]:
             bits.append(rate)
             errors.append(error / energy)
-    return Curve(np.array(bits), np.array(errors))
+    return RateDistortion(np.array(bits), np.array(errors))
 
 
 def _converged(kernel: Float64s, shares: Float64s, output: Float64s) -> Float64s:

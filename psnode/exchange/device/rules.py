@@ -22,7 +22,7 @@ Memories: TypeAlias = dict[str, torch.Tensor]
 _Gather: TypeAlias = Callable[[Any, torch.Tensor, Memories, Pieces, Context], None]
 
 
-class Rule(NamedTuple):
+class DeviceRule(NamedTuple):
     """A rule's part in a push: `gather` makes of a gradient the values to code, in memory `coded`, or in a room of no memory.
 
     `keeps`: that memory keeps the loss of coding.
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     gather: _Gather
 
 
-def rule_of(rule: Feedback) -> Rule | None:
+def rule_of(rule: Feedback) -> DeviceRule | None:
     """The rule on a device; None if it is the host's: one of the user's own."""
     return _RULES.get(type(rule))
 
@@ -100,10 +100,10 @@ def _clipped(rule: MomentumCorrection | LocalMomentum, values: torch.Tensor, pie
     return gradient.mul_(scale.float())
 
 
-_RULES: dict[type[Feedback], Rule] = {
-    NoFeedback: Rule(None, False, _none),
-    ErrorFeedback: Rule("residual", True, _error),
-    MomentumAverage: Rule("average", False, _average),
-    LocalMomentum: Rule("sent", False, _momentum),
-    MomentumCorrection: Rule("velocity", True, _correction),
+_RULES: dict[type[Feedback], DeviceRule] = {
+    NoFeedback: DeviceRule(None, False, _none),
+    ErrorFeedback: DeviceRule("residual", True, _error),
+    MomentumAverage: DeviceRule("average", False, _average),
+    LocalMomentum: DeviceRule("sent", False, _momentum),
+    MomentumCorrection: DeviceRule("velocity", True, _correction),
 }

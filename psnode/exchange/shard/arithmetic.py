@@ -12,7 +12,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.base import RandomSource
 from psnode.codecs.kernels.finite import all_finite
 from psnode.exchange.shard.aggregator import Aggregator
-from psnode.exchange.shard.pushes import Part
+from psnode.exchange.shard.pushes import MeasuredPayload
 from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Group, Plan, Segment
 
@@ -20,7 +20,7 @@ from psnode.plan.groups import Group, Plan, Segment
 class Arithmetic(Protocol):
     """The sums of all groups, zeros at first, and the optimizer. Called in lanes: for a group by one thread at a time."""
 
-    def add(self, part: Part, weight: float) -> None:
+    def add(self, part: MeasuredPayload, weight: float) -> None:
         """Add what a part of a push decodes to, times `weight`."""
 
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
@@ -52,7 +52,7 @@ class HostArithmetic:
         self._codecs, self._aggregator, self._parameters = codecs, aggregator, parameters
         self._sum = np.zeros(plan.size, np.float32)
 
-    def add(self, part: Part, weight: float) -> None:
+    def add(self, part: MeasuredPayload, weight: float) -> None:
         segment, payload, measured = part
         self._aggregator.add_measured(self._codecs[segment.index], payload, measured, self._of(segment), weight)
 

@@ -14,7 +14,7 @@ from psnode.codecs.base import RandomSource
 from psnode.codecs.device.protocols import Change
 from psnode.errors import PayloadError
 from psnode.exchange.shard.aggregator import Mean
-from psnode.exchange.shard.pushes import Part
+from psnode.exchange.shard.pushes import MeasuredPayload
 from psnode.exchange.update.device_copies import told
 from psnode.exchange.update.parameters import Parameters
 from psnode.plan.groups import Group, Plan, Segment
@@ -42,7 +42,7 @@ class DeviceArithmetic:
         self._total, self._changes = total, changes
 
     @told
-    def add(self, part: Part, weight: float) -> None:
+    def add(self, part: MeasuredPayload, weight: float) -> None:
         self.add_payload(part.segment, part.payload, weight)
 
     @told

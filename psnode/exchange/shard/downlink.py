@@ -20,7 +20,7 @@ from psnode.plan.part import PlanPart
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
-from psnode.records import layout
+from psnode.records import state_names
 
 _IDENTITY = get_codec("identity")
 _PURPOSE = "downlink"
@@ -87,7 +87,7 @@ class Downlink:
         self.recipients = {group: tuple(ranks) for group, ranks in heirs.items()}
         self._seed = seed
         self._frames = OutgoingFrames(link)
-        self._places = layout.places(part.own)
+        self._places = state_names.places(part.own)
         self._aim = np.empty_like(weights) if self.lead else weights  # between hold and send: x before the update
         self.mover: Mover = HostMover(self._aim, self.replica, max((segment.size for segment in part.own.segments), default=0))
 
@@ -102,7 +102,7 @@ class Downlink:
         return self.replica is not self._x
 
     def state(self) -> dict[str, torch.Tensor]:
-        """y by tensor, for a checkpoint: views, named as psnode.records.layout says; empty where y is x."""
+        """y by tensor, for a checkpoint: views, named as psnode.records.state_names says; empty where y is x."""
         if not self.differs:
             return {}
         return {f"replica/{name}": torch.from_numpy(self.replica[where]) for name, where in self._places.items()}

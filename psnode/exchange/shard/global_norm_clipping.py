@@ -19,7 +19,7 @@ from typing import NamedTuple
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.dots import inner_products
 from psnode.errors import CheckpointError
-from psnode.records.history import Added
+from psnode.records.history import AddedGradient
 
 _EPSILON = 1e-6
 _FACT = "gradient_norm"  # of a checkpoint's manifest
@@ -28,7 +28,7 @@ _FACT = "gradient_norm"  # of a checkpoint's manifest
 class Summed(NamedTuple):
     """The sum of a closed round: the pushes in it, the factor that makes it the gradient, and its ranges without a gradient."""
 
-    added: tuple[Added, ...]
+    added: tuple[AddedGradient, ...]
     factor: float
     idle: list[slice]
 

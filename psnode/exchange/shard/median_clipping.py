@@ -19,7 +19,7 @@ import numpy as np
 
 from psnode.codecs import Codec
 from psnode.codecs.kernels.dots import inner_products
-from psnode.exchange.shard.pushes import Part, Push
+from psnode.exchange.shard.pushes import MeasuredPayload, Push
 from psnode.protocol.wire import Frame
 
 
@@ -52,7 +52,7 @@ class Clipping:
         norm = abs(weight) * math.sqrt(sum(map(self._energy, push.parts)))
         self._held[frame.group].append(Held(frame, push, weight, norm))
 
-    def _energy(self, part: Part) -> float:
+    def _energy(self, part: MeasuredPayload) -> float:
         """Sum of the squares of the decoded values; a measured norm may be larger."""
         decoded = self._codecs[part.segment.index].decode(part.payload).reshape(-1)
         return float(inner_products(decoded, decoded)[1])

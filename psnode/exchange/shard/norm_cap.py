@@ -21,14 +21,14 @@ import torch
 
 from psnode.errors import CheckpointError
 from psnode.plan.part import PlanPart
-from psnode.records import layout
+from psnode.records import state_names
 from psnode.records.checkpoint import NORMS, Checkpoint
 
 RECENT = 25
 WINDOW = 100
 SHARE = 0.5
-WHOLE = layout.WHOLE
-LARGEST = layout.LARGEST
+WHOLE = state_names.WHOLE
+LARGEST = state_names.LARGEST
 
 
 class Norms:
@@ -80,8 +80,8 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPart) -> dict[str, torch.Tensor]:
-    """Norms for a checkpoint: of each group of `part`, named RANK/RANGE (psnode.records.layout); of whole gradients, RANK/whole;
-    and the largest that was ever accepted.
+    """Norms for a checkpoint: of each group of `part`, named RANK/RANGE (psnode.records.state_names); of whole gradients,
+    RANK/whole; and the largest that was ever accepted.
     """
     named = [*((where, groups[group]) for group, where in _ranges(part).items() if group in groups), (WHOLE, whole)]
     found = {
@@ -97,7 +97,7 @@ def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int
     """
     groups: dict[str, dict[int, list[float]]] = {}
     largest = 0.0
-    for name, values in layout.state_of(found, NORMS).items() if found is not None and found.has(NORMS) else ():
+    for name, values in state_names.state_of(found, NORMS).items() if found is not None and found.has(NORMS) else ():
         rank, _, where = name.partition("/")
         numbers = values.double().tolist() if (rank.isdecimal() or name == LARGEST) and values.dim() == 1 else []
         if not numbers or not all(0 < number < math.inf for number in numbers):
@@ -113,7 +113,9 @@ def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int
 
 def _ranges(part: PlanPart) -> dict[int, str]:
     """By group the name by which another plan knows it."""
-    return dict(zip(part.groups, layout.ranges(part.whole, [part.whole.groups[index] for index in part.groups]), strict=True))
+    return dict(
+        zip(part.groups, state_names.ranges(part.whole, [part.whole.groups[index] for index in part.groups]), strict=True)
+    )
 
 
 def _added_up(groups: Iterable[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:

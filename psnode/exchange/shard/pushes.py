@@ -19,7 +19,7 @@ from psnode.protocol import wire
 from psnode.protocol.wire import Flag, Frame
 
 
-class Part(NamedTuple):
+class MeasuredPayload(NamedTuple):
     """A segment's payload, and the result of `Codec.measure`: its norm, and how to add it."""
 
     segment: Segment
@@ -32,7 +32,7 @@ class Push(NamedTuple):
     `counts_as`: how many gradients of the usual weight it stands for in the mean."""
 
     norm: float
-    parts: tuple[Part, ...]
+    parts: tuple[MeasuredPayload, ...]
     absent: frozenset[int]
     counts_as: float = 1.0
 
@@ -67,7 +67,7 @@ class Reader:
         for segment, body in zip(group.segments, bodies, strict=True):
             payload = self._payload(segment, body, group, frame)
             there = room[segment.start - group.start : segment.stop - group.start]
-            parts.append(Part(segment, payload, self._codecs[segment.index].measure(payload, there)))
+            parts.append(MeasuredPayload(segment, payload, self._codecs[segment.index].measure(payload, there)))
         return Push(math.sqrt(sum(part.measured.norm**2 for part in parts)), tuple(parts), absent, count)
 
     def _payload(self, segment: Segment, body: wire.Bytes, group: Group, frame: Frame) -> Payload:

@@ -17,11 +17,11 @@ from psnode.errors import CodecError, NormError, WireError
 from psnode.exchange.shard.aggregator import Aggregator
 from psnode.exchange.shard.arithmetic import Arithmetic
 from psnode.exchange.shard.downlink import Downlink
-from psnode.exchange.shard.events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.executor import GroupExecutor
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm, Summed
 from psnode.exchange.shard.median_clipping import Clipped, Clipping
-from psnode.exchange.shard.pushes import Part, Push, Reader
+from psnode.exchange.shard.pushes import MeasuredPayload, Push, Reader
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.verdicts import Beyond, Closing, Judge
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.moving_average import MovingAverage
@@ -31,7 +31,7 @@ from psnode.plan.groups import Group
 from psnode.plan.part import PlanPart
 from psnode.protocol.wire import Frame
 from psnode.records.checkpoint import Checkpoint
-from psnode.records.history import Added
+from psnode.records.history import AddedGradient
 from psnode.records.timeline import Tracer
 
 _PURPOSE = "vote"
@@ -82,14 +82,14 @@ class Reduction:
         self._average = average
         self.before_change: Callable[[int], None] = lambda group: None  # told in a lane: x, y and memories of a group change next
         self._closing = threading.Lock()
-        self._updated: dict[int, tuple[Added, ...]] = {}  # groups that wait for the others, with the pushes added to them
+        self._updated: dict[int, tuple[AddedGradient, ...]] = {}  # groups that wait for the others, with the pushes added to them
         self._merges = [aggregator.merges and segment.merges for segment in coding.segments]
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
         self._clipping = Clipping(codecs, groups) if aggregator.clips else None
         self._clipped: dict[int, tuple[Clipped, ...]] = dict.fromkeys(groups, ())  # of the rounds that are being closed
         self._scaled: dict[int, list[Clipped]] = {group: [] for group in groups}
         self.rescales = feedback.rescales
-        self._added: dict[int, list[Added]] = {group: [] for group in groups}
+        self._added: dict[int, list[AddedGradient]] = {group: [] for group in groups}
         self._counts: dict[int, list[float]] = {group: [] for group in groups}  # beside them: for how many gradients each stands
         self._absent: dict[int, list[frozenset[int]]] = {group: [] for group in groups}  # beside them: tensors without a gradient
         self._reader = Reader(part.own, codecs, coding.limits, self._merges, seed, weight_unit)
@@ -151,7 +151,7 @@ class Reduction:
                 self._add_part(part, frame.step, weight)
             frame.release()
         self._most[group.index] += abs(weight) * push.norm * factor
-        self._added[group.index].append(Added(frame.sender, frame.step, frame.version))
+        self._added[group.index].append(AddedGradient(frame.sender, frame.step, frame.version))
         self._counts[group.index].append(push.counts_as)
         self._absent[group.index].append(push.absent)
 
@@ -187,7 +187,7 @@ class Reduction:
             return 0.0
         return float(np.float32(beyond.usual / beyond.norm))
 
-    def _add_part(self, part: Part, step: int, weight: float) -> None:
+    def _add_part(self, part: MeasuredPayload, step: int, weight: float) -> None:
         """Add it decoded, or, if it can be merged, to the merged payload of its step, decoded once when the group closes."""
         segment, payload, _ = part
         if self._merges[segment.index]:
@@ -269,7 +269,7 @@ class Reduction:
             self._weights.constrain(self._constraint)
         return [self._publish(group, version, everything[group.index]) for group in reversed(self._groups.values())]
 
-    def _publish(self, group: Group, version: int, added: tuple[Added, ...]) -> GroupClosed:
+    def _publish(self, group: Group, version: int, added: tuple[AddedGradient, ...]) -> GroupClosed:
         if self._average is not None:
             with self._watch.timing("update"), self._tracer.span("average", group=group.index, version=version):
                 self._average.move(group.index)
@@ -291,7 +291,7 @@ class Reduction:
                 found.append(where)
         return found
 
-    def _take(self, group: Group) -> tuple[tuple[Added, ...], float, frozenset[int], bool]:
+    def _take(self, group: Group) -> tuple[tuple[AddedGradient, ...], float, frozenset[int], bool]:
         """The gradients that the group's sum holds, for how many they stand, the tensors that all of them lack, and whether
         the sum is finite.
         """

@@ -41,7 +41,7 @@ from psnode.plan.coding import Coding
 from psnode.plan.part import PlanPart, part_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame
-from psnode.records import checkpoint, layout
+from psnode.records import checkpoint, state_names
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.timeline import Tracer
 from psnode.tasks.parameter_groups import ParameterGroup
@@ -273,11 +273,11 @@ class Shard:
             return
         part = self._part
         self._weights.load(own_tensors(part, found.tensors(checkpoint.MODEL), memories=False))
-        self._parameters.load(own_tensors(part, layout.state_of(found, checkpoint.OPTIMIZER), memories=True))
+        self._parameters.load(own_tensors(part, state_names.state_of(found, checkpoint.OPTIMIZER), memories=True))
         if self._average is not None and found.step:
             self._average.load(own_tensors(part, found.tensors(checkpoint.EMA), memories=False))
         if self._downlink.differs:
-            self._downlink.load(own_tensors(part, layout.state_of(found, checkpoint.REPLICA), memories=True))
+            self._downlink.load(own_tensors(part, state_names.state_of(found, checkpoint.REPLICA), memories=True))
         if self._device_copies is not None:
             self._device_copies.renew()
         if self._norm is not None:

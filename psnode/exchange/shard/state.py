@@ -17,7 +17,7 @@ class ShardState(NamedTuple):
     its moving average (empty where there is none).
 
     Those of x, y and momenta are the shard's own memory, which later versions change, or copies of what is on a device. Names
-    are as psnode.records.layout says.
+    are as psnode.records.state_names says.
     """
 
     model: Tensors

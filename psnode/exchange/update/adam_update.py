@@ -9,7 +9,7 @@ import torch
 
 from psnode.exchange.update.adam import Moments
 from psnode.exchange.update.torch_updates import TorchUpdate
-from psnode.exchange.update.updates import Pace, Stretch, moving
+from psnode.exchange.update.updates import ParamGroup, Stretch, moving
 from psnode.plan.groups import Plan
 
 _EPS = 1e-8  # torch's default
@@ -20,7 +20,9 @@ class AdamUpdate(TorchUpdate):
 
     in_one_pass = True
 
-    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Mapping[int, Sequence[Stretch]]) -> None:
+    def __init__(
+        self, weights: torch.Tensor, plan: Plan, paces: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
+    ) -> None:
         super().__init__(weights, plan, paces, parts)
         self._moments = [_moments(pace) for pace in paces]
 
@@ -39,7 +41,7 @@ class AdamUpdate(TorchUpdate):
             total[part] = 0
 
 
-def _moments(pace: Pace) -> Moments:
+def _moments(pace: ParamGroup) -> Moments:
     config = pace.config
     eps = _EPS if config.eps is None else config.eps
     return Moments(pace.momentum, config.beta2, eps, config.weight_decay, config.optimizer == "adamw")

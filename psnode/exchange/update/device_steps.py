@@ -14,7 +14,7 @@ from psnode.codecs.device.row_coder import stream_of
 from psnode.codecs.kernels.llvm.runtime_values import rounds_once
 from psnode.errors import in_one_line
 from psnode.exchange.update.adam import Moments, coefficients_of
-from psnode.exchange.update.steps import HostSteps, Steps
+from psnode.exchange.update.optimizer_steps import HostSteps, OptimizerSteps
 
 if TYPE_CHECKING:
     from psnode.codecs.device.cupy.step_kernels import StepKernels
@@ -23,7 +23,7 @@ _SIZE = 10007
 
 
 class DeviceSteps:
-    """Steps on flat float32 tensors on a CUDA device, by its `kernels`: Steps."""
+    """Steps on flat float32 tensors on a CUDA device, by its `kernels`: OptimizerSteps."""
 
     def __init__(self, kernels: StepKernels, device: torch.device) -> None:
         self._kernels, self._device, self._once = kernels, device, rounds_once()
@@ -129,7 +129,7 @@ def _sources() -> Iterator[str]:
     return (Path(str(file)).read_text() for file in (step_kernels.__file__, adam.__file__, sgd.__file__, __file__))
 
 
-def differences(steps: Steps, device: torch.device) -> Iterator[str]:
+def differences(steps: OptimizerSteps, device: torch.device) -> Iterator[str]:
     """Name what `steps` make otherwise than the host on the same vectors, bit for bit."""
     for name, vectors in _inputs():
         for what, step, count in _cases():
@@ -141,15 +141,15 @@ def differences(steps: Steps, device: torch.device) -> Iterator[str]:
                 yield f"the device takes another step of {what} on {name}"
 
 
-def _cases() -> Iterator[tuple[str, Callable[[Steps, list[Any]], None], int]]:
+def _cases() -> Iterator[tuple[str, Callable[[OptimizerSteps, list[Any]], None], int]]:
     """Steps by name, with the number of vectors that each is of, the gradient's sum last."""
     for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
         settings: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "factor": 1 / 3, "lr": 0.1}
 
-        def descend(steps: Steps, v: list[Any], settings: dict[str, Any] = settings) -> None:
+        def descend(steps: OptimizerSteps, v: list[Any], settings: dict[str, Any] = settings) -> None:
             steps.descend(*v, weight_decay=5e-4, **settings)
 
-        def beside(steps: Steps, v: list[Any], settings: dict[str, Any] = settings) -> None:
+        def beside(steps: OptimizerSteps, v: list[Any], settings: dict[str, Any] = settings) -> None:
             steps.descend_beside(*v, decay=5e-4, **settings)
 
         yield f"sgd with momentum {momentum}{', nesterov' * nesterov}", descend, 3
@@ -157,7 +157,7 @@ def _cases() -> Iterator[tuple[str, Callable[[Steps, list[Any]], None], int]]:
             yield f"sgd beside a momentum of {momentum}{', nesterov' * nesterov}", beside, 3
     for decoupled in (False, True):
 
-        def adam(steps: Steps, v: list[Any], decoupled: bool = decoupled) -> None:
+        def adam(steps: OptimizerSteps, v: list[Any], decoupled: bool = decoupled) -> None:
             x, mean, square, total = v
             steps.adam(x, mean, square, total, Moments(0.9, 0.999, 1e-8, 0.01, decoupled), factor=1 / 3, lr=0.01, count=3)
 

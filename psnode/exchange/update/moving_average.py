@@ -6,7 +6,7 @@ import torch
 
 from psnode.errors import CheckpointError
 from psnode.plan.groups import Plan
-from psnode.records import layout
+from psnode.records import state_names
 
 Tensors = dict[str, torch.Tensor]
 
@@ -44,7 +44,7 @@ class MovingAverage:
 
     def load(self, tensors: Tensors) -> None:
         """Go on from averages by the names of tensors. CheckpointError if they do not fit."""
-        for name, where in layout.places(self._plan).items():
+        for name, where in state_names.places(self._plan).items():
             if name not in tensors or tensors[name].numel() != where.stop - where.start:
                 raise CheckpointError(f"the checkpoint's moving average does not fit this network: {name}")
             self._average[where] = tensors[name].reshape(-1)

@@ -11,9 +11,9 @@ from psnode.config import Config
 from psnode.exchange.update.adam import in_one_pass
 from psnode.exchange.update.adam_update import AdamUpdate
 from psnode.exchange.update.device_copies import DeviceCopies
-from psnode.exchange.update.steps import Steps
+from psnode.exchange.update.optimizer_steps import OptimizerSteps
 from psnode.exchange.update.torch_updates import TorchUpdate
-from psnode.exchange.update.updates import Descent, Pace, Update, stretches
+from psnode.exchange.update.updates import Descent, ParamGroup, Update, stretches
 from psnode.exchange.update.whole_updates import MakeOptimizer, WholeUpdate
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
@@ -40,11 +40,11 @@ class Parameters:
     ) -> None:
         self.weights = weights
         self.plan = plan
-        paces = [Pace(config, momentum)]
+        paces = [ParamGroup(config, momentum)]
         of_tensors: dict[str, int] = {}
         for group in parameter_groups:
             of_tensors |= dict.fromkeys(group.names, len(paces))
-            paces.append(Pace(group.config(config), group.settings.get("momentum", momentum), group.lr_factor))
+            paces.append(ParamGroup(group.config(config), group.settings.get("momentum", momentum), group.lr_factor))
         self._update: Update
         if config.whole_tensors:
             self._update = WholeUpdate(self.weights, plan, paces, of_tensors, own_optimizer)
@@ -64,7 +64,7 @@ class Parameters:
         """Weights and the optimizer's memories of coordinates, each flat in the order of the plan."""
         return (self.weights, *self._update.memories.values())
 
-    def move_to(self, steps: Steps, device_copies: DeviceCopies) -> None:
+    def move_to(self, steps: OptimizerSteps, device_copies: DeviceCopies) -> None:
         """Have `device_copies` of `vectors` moved by `steps` from now on, if it can be done `in_one_pass`."""
         self._update.move_to(steps, device_copies)
 
@@ -78,7 +78,7 @@ class Parameters:
         self._update.step(group, total, factor, lr, idle)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's memories, named by memory and tensor (psnode.records.layout): views but for the counts of steps."""
+        """The optimizer's memories, named by memory and tensor (psnode.records.state_names): views, except the step counts."""
         return self._update.state()
 
     def memory(self, group: int) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import xxhash
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.flat_model import FlatModel
 from psnode.exchange.update.weight_vector import Constraint, Newest, Tensors, unchanged
-from psnode.tasks import names
+from psnode.tasks import tensor_names
 from psnode.tasks.inventory import bits, fit
 
 
@@ -39,12 +39,12 @@ class ServedModel(FlatModel):
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
         """The model's state dict; with another `vector` its views stand in the place of the trained parameters, ties included."""
-        found: Tensors = names.state(self.model)
+        found: Tensors = tensor_names.state(self.model)
         if vector is None:
             return found
-        own = {id(parameter): name for name, parameter in names.parameters(self.model)}
+        own = {id(parameter): name for name, parameter in tensor_names.parameters(self.model)}
         places = self.plan.slices()
-        for alias, parameter in names.parameters(self.model, aliases=True):
+        for alias, parameter in tensor_names.parameters(self.model, aliases=True):
             name = own[id(parameter)]
             if name in places and alias in found:
                 found[alias] = vector[places[name]].view(found[alias].shape)
@@ -53,7 +53,7 @@ class ServedModel(FlatModel):
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the contents of model.safetensors. CheckpointError if they do not fit."""
         fit(self.model, tensors)
-        expected = names.state(self.model)
+        expected = tensor_names.state(self.model)
         for name, value in expected.items():
             if name not in tensors or tensors[name].shape != value.shape:
                 raise CheckpointError(f"the checkpoint's model does not fit this network: {name} is missing or of another shape")

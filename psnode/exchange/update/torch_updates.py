@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from psnode.codecs.arrays import Floats
-from psnode.exchange.update.updates import Pace, Stretch, Tensors, Update
+from psnode.exchange.update.updates import ParamGroup, Stretch, Tensors, Update
 from psnode.plan.groups import Plan
-from psnode.records import layout
-from psnode.records.layout import Run
+from psnode.records import state_names
+from psnode.records.state_names import ConstantRange
 from psnode.tasks.optimizers import COORDINATEWISE, arguments, memories_of
 
 
-class _Range(NamedTuple):
+class _ParameterRange(NamedTuple):
     """Coordinates [start, stop) of one pace, as a parameter of an optimizer; `counts` of what was done to them."""
 
     start: int
@@ -30,16 +30,18 @@ class _Range(NamedTuple):
 class TorchUpdate(Update):
     """An optimizer of COORDINATEWISE. A range has one count of steps, and one pace."""
 
-    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Mapping[int, Sequence[Stretch]]) -> None:
+    def __init__(
+        self, weights: torch.Tensor, plan: Plan, paces: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
+    ) -> None:
         super().__init__(weights, plan, paces, parts)
         self._kind = COORDINATEWISE[paces[0].config.optimizer]
         begin = {name: value for pace in paces for name, value in memories_of(pace.config).items()}
         self.memories = {name: torch.full((plan.size,), value) for name, value in begin.items()}
-        self.ranges: dict[int, list[_Range]] = {}  # by group
+        self.ranges: dict[int, list[_ParameterRange]] = {}  # by group
         self.optimizers: dict[int, torch.optim.Optimizer | None] = {}
-        self._begin({name: [Run(0, plan.size, value)] for name, value in self._kind.counts.items()})
+        self._begin({name: [ConstantRange(0, plan.size, value)] for name, value in self._kind.counts.items()})
 
-    def _begin(self, counts: Mapping[str, Sequence[Run]]) -> None:
+    def _begin(self, counts: Mapping[str, Sequence[ConstantRange]]) -> None:
         """Make the optimizers anew, with the `counts` of each coordinate."""
         self.ranges = {group: [each for part in parts for each in self._cut(part, counts)] for group, parts in self.parts.items()}
         self.optimizers = {group: self._over(ranges) if ranges else None for group, ranges in self.ranges.items()}
@@ -49,15 +51,15 @@ class TorchUpdate(Update):
                 vectors = {name: vector[each.start : each.stop] for name, vector in self.memories.items()}
                 optimizer.state[each.parameter] = {**numbers, **vectors}  # type: ignore[union-attr]
 
-    def _cut(self, part: Stretch, counts: Mapping[str, Sequence[Run]]) -> Iterator[_Range]:
+    def _cut(self, part: Stretch, counts: Mapping[str, Sequence[ConstantRange]]) -> Iterator[_ParameterRange]:
         """The pieces of `part` that have the same counts."""
-        pieces: list[tuple[Run, dict[str, float]]] = [(Run(part.start, part.stop, 0), {})]
+        pieces: list[tuple[ConstantRange, dict[str, float]]] = [(ConstantRange(part.start, part.stop, 0), {})]
         for name, runs in counts.items():
-            pieces = [(run, {**had, name: run.value}) for piece, had in pieces for run in layout.within(runs, piece)]
+            pieces = [(run, {**had, name: run.value}) for piece, had in pieces for run in state_names.within(runs, piece)]
         for run, had in pieces:
-            yield _Range(run.start, run.stop, part.pace, had, nn.Parameter(self.weights[run.start : run.stop]))
+            yield _ParameterRange(run.start, run.stop, part.pace, had, nn.Parameter(self.weights[run.start : run.stop]))
 
-    def _over(self, ranges: Sequence[_Range]) -> torch.optim.Optimizer:
+    def _over(self, ranges: Sequence[_ParameterRange]) -> torch.optim.Optimizer:
         groups = []
         for index in sorted({each.pace for each in ranges}):
             config, momentum, factor = self.paces[index]
@@ -96,18 +98,18 @@ class TorchUpdate(Update):
         found = super().state()
         for name in self._kind.counts:
             runs = [
-                Run(each.start, each.stop, optimizer.state[each.parameter][name].item())
+                ConstantRange(each.start, each.stop, optimizer.state[each.parameter][name].item())
                 for group, optimizer in self.optimizers.items()
                 if optimizer is not None
                 for each in self.ranges[group]
             ]
-            found |= {f"{name}/{key}": value for key, value in layout.spread(self.plan, runs, torch.float32).items()}
+            found |= {f"{name}/{key}": value for key, value in state_names.spread(self.plan, runs, torch.float32).items()}
         return found
 
     def load(self, optimizer: Tensors) -> None:
         super().load(optimizer)
         if optimizer:
-            self._begin({name: layout.collected(self.plan, optimizer, f"{name}/") for name in self._kind.counts})
+            self._begin({name: state_names.collected(self.plan, optimizer, f"{name}/") for name in self._kind.counts})
 
     def _counts(self, name: str) -> bool:
         return name in self._kind.counts

@@ -11,16 +11,16 @@ import torch
 from psnode.config import Config
 from psnode.errors import CheckpointError
 from psnode.exchange.update.device_copies import DeviceCopies
-from psnode.exchange.update.steps import HostSteps, Steps
+from psnode.exchange.update.optimizer_steps import HostSteps, OptimizerSteps
 from psnode.feedback import Gathering
 from psnode.plan.groups import Plan
-from psnode.records import layout
+from psnode.records import state_names
 
 Tensors = dict[str, torch.Tensor]
 _VELOCITY = "momentum_buffer"  # as torch calls it
 
 
-class Pace(NamedTuple):
+class ParamGroup(NamedTuple):
     """Settings of the parameters of one parameter group; their learning rate is `factor` times that of the run."""
 
     config: Config
@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
 def stretches(plan: Plan, paces: Mapping[str, int]) -> dict[int, list[Stretch]]:
     """By group its coordinates, in order, by the pace of the tensor that they belong to; 0 where `paces` name none."""
     found = {}
-    for group, inside in zip(plan.groups, layout.overlaps(plan, plan.groups), strict=True):
+    for group, inside in zip(plan.groups, state_names.overlaps(plan, plan.groups), strict=True):
         parts: list[Stretch] = []
         for name, where in inside.items():
             pace = paces.get(name, 0)
@@ -59,14 +59,16 @@ class Update(ABC):
 
     in_one_pass: ClassVar[bool] = False
 
-    def __init__(self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], parts: Mapping[int, Sequence[Stretch]]) -> None:
+    def __init__(
+        self, weights: torch.Tensor, plan: Plan, paces: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
+    ) -> None:
         self.weights = weights
         self.plan = plan
         self.groups = {group.index: group for group in plan.groups}
         self.paces = paces
         self.parts = parts
         self.memories: Tensors = {}
-        self.steps: Steps = HostSteps()
+        self.steps: OptimizerSteps = HostSteps()
         self._device_copies: DeviceCopies | None = None
 
     @abstractmethod
@@ -76,7 +78,7 @@ class Update(ABC):
         Nothing moves in the `idle` ranges.
         """
 
-    def move_to(self, steps: Steps, device_copies: DeviceCopies) -> None:
+    def move_to(self, steps: OptimizerSteps, device_copies: DeviceCopies) -> None:
         """Have `device_copies` moved by `steps`, in the place of weights and memories, if it does so `in_one_pass`."""
         self.steps, self._device_copies = steps, device_copies
 
@@ -86,8 +88,8 @@ class Update(ABC):
         return [home.numpy() if self._device_copies is None else self._device_copies.of(home) for home in homes]
 
     def state(self) -> Tensors:
-        """The memories, named by memory and tensor (psnode.records.layout): views."""
-        places = layout.places(self.plan)
+        """The memories, named by memory and tensor (psnode.records.state_names): views."""
+        places = state_names.places(self.plan)
         return {f"{name}/{key}": vector[where] for name, vector in self.memories.items() for key, where in places.items()}
 
     def memory(self, group: int) -> list[torch.Tensor]:
@@ -100,7 +102,7 @@ class Update(ABC):
 
         A memory that is lacking altogether, of a run that was never updated, stays as it is.
         """
-        places = layout.places(self.plan)
+        places = state_names.places(self.plan)
         for key, value in optimizer.items():
             name, _, tensor = key.partition("/")
             where = places.get(tensor, slice(0, 0))
@@ -129,7 +131,7 @@ class Descent(Update):
         self,
         weights: torch.Tensor,
         plan: Plan,
-        paces: Sequence[Pace],
+        paces: Sequence[ParamGroup],
         parts: Mapping[int, Sequence[Stretch]],
         gathering: Gathering | None,
     ) -> None:
@@ -147,7 +149,7 @@ class Descent(Update):
         for part in idle:
             total[part] = 0
 
-    def _step(self, pace: Pace, x: Any, velocity: Any, total: Any, factor: float, lr: float) -> None:
+    def _step(self, pace: ParamGroup, x: Any, velocity: Any, total: Any, factor: float, lr: float) -> None:
         config, momentum, gathering = pace.config, pace.momentum, self._gathering
         if gathering is not None and config.weight_decay != 0:
             decay, nesterov = gathering.gain * config.weight_decay, gathering.nesterov

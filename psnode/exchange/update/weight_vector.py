@@ -11,7 +11,7 @@ from torch import nn
 
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.plan.groups import Plan
-from psnode.records import layout
+from psnode.records import state_names
 from psnode.tasks.inventory import bits
 
 Tensors = dict[str, torch.Tensor]
@@ -48,7 +48,7 @@ class LooseWeights:
 
     def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
         self.vector = vector
-        self._places = layout.places(plan)
+        self._places = state_names.places(plan)
 
     def constrain(self, constraint: Constraint) -> None:
         """ConfigurationError: there is no model."""

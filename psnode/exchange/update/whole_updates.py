@@ -10,9 +10,9 @@ from torch import nn
 
 from psnode.codecs.arrays import Floats
 from psnode.errors import CheckpointError, ConfigurationError, in_one_line
-from psnode.exchange.update.updates import Pace, Tensors, Update
+from psnode.exchange.update.updates import ParamGroup, Tensors, Update
 from psnode.plan.groups import Plan
-from psnode.records import layout
+from psnode.records import state_names
 from psnode.tasks.optimizers import made
 
 MakeOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer]  # Task.optimizer
@@ -39,13 +39,18 @@ class WholeUpdate(Update):
     """
 
     def __init__(
-        self, weights: torch.Tensor, plan: Plan, paces: Sequence[Pace], pace_of: Mapping[str, int], own: MakeOptimizer | None
+        self,
+        weights: torch.Tensor,
+        plan: Plan,
+        paces: Sequence[ParamGroup],
+        pace_of: Mapping[str, int],
+        own: MakeOptimizer | None,
     ) -> None:
         super().__init__(weights, plan, paces, {})
         shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
-        whole = layout.places(plan)
+        whole = state_names.places(plan)
         self._tensors: dict[int, list[_Own]] = {group.index: [] for group in plan.groups}
-        for group, inside in zip(plan.groups, layout.overlaps(plan, plan.groups), strict=True):
+        for group, inside in zip(plan.groups, state_names.overlaps(plan, plan.groups), strict=True):
             if cut := [name for name, where in inside.items() if where != whole[name]]:
                 raise ConfigurationError(f"--optimizer {paces[0].config.optimizer} needs whole tensors, and {cut[0]} is cut")
             for name, where in inside.items():
@@ -109,11 +114,11 @@ class WholeUpdate(Update):
                 own.optimizer.state[own.parameter][key] = content
 
 
-def _made(name: str, parameter: nn.Parameter, pace: Pace) -> tuple[torch.optim.Optimizer, list[float]]:
+def _made(name: str, parameter: nn.Parameter, pace: ParamGroup) -> tuple[torch.optim.Optimizer, list[float]]:
     return made(pace.config, pace.momentum, parameter, (pace.config.lr or 0.0) * pace.factor), [pace.factor]
 
 
-def _taken(name: str, parameter: nn.Parameter, pace: Pace, own: MakeOptimizer) -> tuple[torch.optim.Optimizer, list[float]]:
+def _taken(name: str, parameter: nn.Parameter, pace: ParamGroup, own: MakeOptimizer) -> tuple[torch.optim.Optimizer, list[float]]:
     """The task's optimizer; its rates are those before the schedule."""
     optimizer = own(name, parameter)
     held = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []

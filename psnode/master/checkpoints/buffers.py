@@ -8,7 +8,7 @@ import torch
 
 from psnode.master.events import Events
 from psnode.records import tensorfile
-from psnode.tasks import inventory, names
+from psnode.tasks import inventory, tensor_names
 
 Tensors = dict[str, torch.Tensor]
 _PREFIX = "buffer/"
@@ -79,7 +79,7 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
 
 def unknown_buffer(buffers: Tensors, model: torch.nn.Module) -> str | None:
     """A buffer of a worker's part that `model` does not have, or has with another dtype, or a norm's of another shape."""
-    own, fixed = names.state(model), inventory.norm_statistics(model)
+    own, fixed = tensor_names.state(model), inventory.norm_statistics(model)
     known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in inventory.persistent_buffers(model)}
     for key, value in buffers.items():
         sized = key in known and key.removeprefix(_PREFIX) not in fixed  # by the model itself

@@ -8,7 +8,7 @@ import torch
 
 from psnode.exchange.shard.handle import StateHandle
 from psnode.plan.groups import Plan
-from psnode.records import checkpoint, layout, retention
+from psnode.records import checkpoint, retention, state_names
 from psnode.records.checkpoint import FULL, RESIDUALS
 from psnode.records.directory import RunDirectory
 from psnode.records.snapshot import Snapshot
@@ -41,7 +41,7 @@ class Draft:
         )
         self._optimizer, self._replica = content_of(state.optimizer), content_of(state.replica)
         self._norms = shard.norms()
-        self._plan = layout.digest(plan)
+        self._plan = state_names.digest(plan)
         self._wrecked: dict[str, str] = {}
         contents = (self._model, self._average, self._optimizer, self._replica)
         self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), memory)

@@ -25,7 +25,7 @@ from psnode.records.directory import RunDirectory
 from psnode.records.snapshot import Snapshot, size_of
 from psnode.records.snapshot_memory import SnapshotMemory
 from psnode.records.timeline import Tracer
-from psnode.tasks import names
+from psnode.tasks import tensor_names
 from psnode.tasks.inventory import batch_statistics, observed, persistent_buffers
 from psnode.transport.clock import Clock
 
@@ -96,7 +96,7 @@ class PendingCheckpoints:
         self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait after it
         self.doubt: Callable[[], str] = lambda: ""  # the evidence of the losses by now against the newest version
         self._verdicts = Verdicts(run, self._thread, events, workers)
-        own, trained = names.state(model), plan.slices()
+        own, trained = tensor_names.state(model), plan.slices()
         meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
         self._meant = frozenset(meant - (self._rules.keys() - observed(model).keys()))  # observers begin with infinity
         self._draft = partial(Draft, shard, model, plan, self._meant)

@@ -15,7 +15,7 @@ from psnode.protocol.messages import Hello, Ready
 from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
 from psnode.tasks import inventory
-from psnode.tasks.names import parameters
+from psnode.tasks.tensor_names import parameters
 
 _LOG = logging.getLogger(__name__)
 

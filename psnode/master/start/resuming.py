@@ -11,7 +11,7 @@ from psnode.errors import ConfigurationError
 from psnode.master.events import Events
 from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan
-from psnode.records import layout
+from psnode.records import state_names
 from psnode.records.checkpoint import (
     CHECKPOINTS,
     FULL,
@@ -104,7 +104,7 @@ def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Seque
         raise ConfigurationError(
             f"the run had another model: {problem}; go on with the model that it was begun with, or begin another run"
         )
-    if found is not None and found.has(WAITING) and not layout.fits(found, plan):
+    if found is not None and found.has(WAITING) and not state_names.fits(found, plan):
         raise ConfigurationError(
             f"checkpoint {found.path} holds gradients that wait to be applied, coded by another plan{_why(resumed)}: leave that "
             f"setting as it was, or write the name of an older checkpoint into {CHECKPOINTS}/{LATEST} to resume from that"
@@ -114,9 +114,9 @@ def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Seque
 def tell_of_another_plan(events: Events, resumed: ResumePoint, plan: Plan) -> None:
     """One event if the checkpoint was written by another plan, with the state that is left out."""
     found = resumed.checkpoint
-    if found is None or layout.fits(found, plan):
+    if found is None or state_names.fits(found, plan):
         return
-    books, norms = layout.homeless(found, plan)
+    books, norms = state_names.homeless(found, plan)
     lost = [f"codebooks of segments ({books})"] * bool(books) + [f"norms of groups ({norms})"] * bool(norms)
     left_out = f"; {' and '.join(lost)} are left out, since those are gone" if lost else ""
     events.tell(

@@ -17,9 +17,9 @@ from psnode.config.train_settings import OWN
 from psnode.errors import WireError
 from psnode.exchange.routes import Layout, routes_of
 from psnode.exchange.shard.consistency import Synchronous
-from psnode.exchange.shard.events import GroupClosed, Refused
 from psnode.exchange.shard.handle import RoundsHandle
 from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.shard_events import GroupClosed, Refused
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan

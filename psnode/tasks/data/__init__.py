@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config.names import choose, settle
-from psnode.tasks.data.base import Description, ImageData, Request
+from psnode.tasks.data.data_set import Description, ImageData, Request
 
 __all__ = ["Description", "ImageData", "check", "datasets", "describe", "load", "resolve"]
 
 _MODULES: Mapping[str, str] = {
     "digits": "digits",
     "mnist": "mnist",
-    "cifar10": "from_torchvision",
-    "cifar100": "from_torchvision",
-    "svhn": "from_torchvision",
+    "cifar10": "torchvision_data",
+    "cifar100": "torchvision_data",
+    "svhn": "torchvision_data",
     "imagefolder": "imagefolder",
     "synthetic": "synthetic",
 }

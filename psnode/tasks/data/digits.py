@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from psnode.tasks.data.base import Description, Request, Statistics
+from psnode.tasks.data.data_set import Description, Request, Statistics
 from psnode.tasks.data.images import Images, Pixels
 
 OPTIONS: tuple[str, ...] = ()

@@ -25,8 +25,8 @@ import numpy as np
 
 from psnode.config.names import choose
 from psnode.errors import ConfigurationError
-from psnode.tasks.data.base import STATISTICS, Description, Request
-from psnode.tasks.data.files import Files, Listing, check_readable, file_size
+from psnode.tasks.data.data_set import STATISTICS, Description, Request
+from psnode.tasks.data.image_files import Files, Listing, check_readable, file_size
 
 OPTIONS: tuple[str, ...] = ("size", "augment", "mean_std", "cache")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from psnode.tasks.data.base import ImageShape, Statistics
+from psnode.tasks.data.data_set import ImageShape, Statistics
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from psnode.errors import ConfigurationError
-from psnode.tasks.data.base import STATISTICS, Description, Request
+from psnode.tasks.data.data_set import STATISTICS, Description, Request
 from psnode.tasks.data.download import one_at_a_time
 from psnode.tasks.data.images import Images, Pixels
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from psnode.config.names import positive
 from psnode.errors import ConfigurationError
-from psnode.tasks.data.base import Description, ImageShape, Request
+from psnode.tasks.data.data_set import Description, ImageShape, Request
 
 if TYPE_CHECKING:
     import torch

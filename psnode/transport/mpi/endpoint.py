@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from psnode.errors import ConfigurationError, DeadlineExceededError, MissingRanksError, TransportError, installing
 from psnode.transport.base import Arrival, Buffer, Inboxes, Pending, Transport
-from psnode.transport.mpi.pieces import DEFAULT_PIECE_BYTES
+from psnode.transport.mpi.fragments import DEFAULT_PIECE_BYTES
 from psnode.transport.mpi.thread import Call, MpiThread
 from psnode.transport.mpi.traffic import Message
 from psnode.transport.pool import Pool

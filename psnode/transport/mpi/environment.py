@@ -22,20 +22,20 @@ _PAIRS = (
 UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun pass on bytes as they come; otherwise it waits for whole lines
 
 
-class Place(NamedTuple):
+class WorldRank(NamedTuple):
     """This process is `rank` of `size`."""
 
     rank: int
     size: int
 
 
-def place(environ: Mapping[str, str] = os.environ) -> Place | None:
+def place(environ: Mapping[str, str] = os.environ) -> WorldRank | None:
     """Return this process's place in its job; None if no launcher started it."""
     pairs = _PAIRS + ((("SLURM_PROCID", "SLURM_NTASKS"),) if "SLURM_STEP_ID" in environ else ())
     for rank_name, size_name in pairs:
         rank, size = environ.get(rank_name, ""), environ.get(size_name, "")
         if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
-            return Place(int(rank), int(size))
+            return WorldRank(int(rank), int(size))
     return None
 
 

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from psnode.transport.base import Bytes
-from psnode.transport.mpi.pieces import TOTAL_BYTES, Fragment, read_total, split_tag
+from psnode.transport.mpi.fragments import TOTAL_BYTES, Fragment, read_total, split_tag
 from psnode.transport.mpi.requests import Then
-from psnode.transport.pool import Block, Pool
+from psnode.transport.pool import Pool, PooledBuffer
 
 # Two: the next one is in transit while one ends. More would only spread the link over more memory, and the first sent messages
 # would not arrive first.
 WINDOW = 2
 
 Start = Callable[[Any, Bytes, Then], None]
-Deliver = Callable[[int, Fragment, Block], None]
+Deliver = Callable[[int, Fragment, PooledBuffer], None]
 Refuse = Callable[[str], None]
 
 
@@ -29,10 +29,10 @@ class _Matched(NamedTuple):
     nbytes: int
 
 
-class _Message:
+class _IncomingMessage:
     """One message, of which `begun` bytes have arrived or are about to, in `flying` receives."""
 
-    def __init__(self, tag: int, part: Fragment, block: Block) -> None:
+    def __init__(self, tag: int, part: Fragment, block: PooledBuffer) -> None:
         self.tag, self.part, self.block = tag, part, block
         self.begun = self.flying = 0
 
@@ -50,7 +50,7 @@ class Incoming:
     def __init__(self, pool: Pool, start: Start, deliver: Deliver, refuse: Refuse) -> None:
         self._pool, self._start, self._deliver, self._refuse = pool, start, deliver, refuse
         self._matched: deque[_Matched] = deque()
-        self._messages: deque[_Message] = deque()
+        self._messages: deque[_IncomingMessage] = deque()
         self._flying = 0
         self._announced = False  # a total is in transit: the pieces have to wait for it
         self._broken = False
@@ -88,13 +88,13 @@ class Incoming:
 
     def _expect(self, tag: int, part: Fragment, nbytes: int) -> bool:
         try:
-            self._messages.append(_Message(tag, part, self._pool.take(nbytes)))
+            self._messages.append(_IncomingMessage(tag, part, self._pool.take(nbytes)))
         except (MemoryError, ValueError):
             self._break(f"it sent a message of {nbytes} bytes, for which there is no memory")
             return False
         return True
 
-    def _begin(self, handle: Any, message: _Message, nbytes: int) -> None:
+    def _begin(self, handle: Any, message: _IncomingMessage, nbytes: int) -> None:
         view = message.block.data[message.begun : message.begun + nbytes]
         message.begun += nbytes
         message.flying += 1
@@ -110,7 +110,7 @@ class Incoming:
             self._expect(tag, Fragment.PIECE, read_total(total))
         self._advance()
 
-    def _came(self, message: _Message, error: int) -> None:
+    def _came(self, message: _IncomingMessage, error: int) -> None:
         self._flying -= 1
         message.flying -= 1
         if error:

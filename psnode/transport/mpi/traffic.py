@@ -13,11 +13,11 @@ from psnode.errors import TransportError
 from psnode.transport.base import Arrival, Bytes, Inboxes, PeerLost
 from psnode.transport.mpi.deaths import Deaths
 from psnode.transport.mpi.farewell import Farewell
+from psnode.transport.mpi.fragments import Fragment, cut, join_tag
 from psnode.transport.mpi.incoming import Incoming
-from psnode.transport.mpi.outgoing import Outgoing
-from psnode.transport.mpi.pieces import Fragment, cut, join_tag
 from psnode.transport.mpi.requests import Requests, Then
-from psnode.transport.pool import Block, Pool
+from psnode.transport.mpi.send_queue import Outgoing
+from psnode.transport.pool import Pool, PooledBuffer
 from psnode.transport.sending import Send
 
 # Seconds that a lost rank's last messages may take to complete or fail before its loss is announced without them.
@@ -32,7 +32,7 @@ class Message(NamedTuple):
 
     rank: int
     tag: int
-    block: Block
+    block: PooledBuffer
     send: Send
 
 
@@ -146,7 +146,7 @@ class Traffic:
         else:
             self._requests.add(request, then)
 
-    def _deliver(self, source: int, tag: int, part: Fragment, block: Block) -> None:
+    def _deliver(self, source: int, tag: int, part: Fragment, block: PooledBuffer) -> None:
         if part is Fragment.FAREWELL:
             self._farewell.hear(source)
         else:

@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
-    monkeypatch.setattr("psnode.worker.startup.choose_device", lambda enable_gpu, rank=0: CPU)
+    monkeypatch.setattr("psnode.worker.handshake.choose_device", lambda enable_gpu, rank=0: CPU)
     (tmp_path / "cache").mkdir()
     return install(monkeypatch, tmp_path / "cache")
 
@@ -147,7 +147,7 @@ def test_atomo_is_coded_there_without_cupy_and_every_worker_keeps_the_weights_of
             coded.append(self._shape)
             return super().take(out)
 
-    monkeypatch.setattr("psnode.worker.startup.choose_device", lambda enable_gpu, rank=0: CPU)
+    monkeypatch.setattr("psnode.worker.handshake.choose_device", lambda enable_gpu, rank=0: CPU)
     install(monkeypatch, tmp_path)
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr("psnode.codecs.device.contractive_forms.SpectralEncoder", Counted)

@@ -213,7 +213,7 @@ def saved(tmp_path: Path, tensors: dict[str, object]) -> checkpoint.Checkpoint:
 
 @pytest.mark.parametrize("cap", [AUTO, 10.0])
 def test_a_judge_that_is_taken_up_judges_as_before(cap: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("psnode.records.layout.state_of", lambda found, name: found.state)
+    monkeypatch.setattr("psnode.records.state_names.state_of", lambda found, name: found.state)
     judge, again = bounded(cap, 2), bounded(cap, 2)
     play(judge, [dict.fromkeys((1, 2, 3), (1.0 + number % 5, 2e20)) for number in range(130)], groups=2)
     again.take_up(saved(tmp_path, dict(judge.state())))
@@ -225,7 +225,7 @@ def test_a_judge_that_is_taken_up_judges_as_before(cap: float, monkeypatch: pyte
 
 
 def test_norms_of_an_older_checkpoint_are_added_up_over_the_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("psnode.records.layout.state_of", lambda found, name: found.state)
+    monkeypatch.setattr("psnode.records.state_names.state_of", lambda found, name: found.state)
     part, groups = all_of(plan_of(2)), {0: Norms({1: [3.0, 6.0], 2: [1.0]}), 1: Norms({1: [8.0]})}
     found = saved(tmp_path, dict(pack(groups, Norms(), 0.0, part)))
     assert unpack(found, part) == ({0: {1: [3.0, 6.0], 2: [1.0]}, 1: {1: [8.0]}}, {1: [3.0, 10.0], 2: [1.0]}, 10.0)

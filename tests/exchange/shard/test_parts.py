@@ -17,8 +17,8 @@ from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes import Layout, Route, routes_of
 from psnode.exchange.shard.consistency import rule_of
-from psnode.exchange.shard.events import GroupClosed
 from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.exchange.update.served_model import ServedModel
 from psnode.exchange.update.weight_vector import LooseWeights, Weights
 from psnode.plan.coding import Coding, gradient_key

@@ -17,8 +17,8 @@ from psnode.codecs.rng import Key
 from psnode.config import Config
 from psnode.errors import CheckpointError
 from psnode.exchange.shard.consistency import Bounded, Rule, Synchronous
-from psnode.exchange.shard.events import GroupClosed
 from psnode.exchange.shard.shard import Shard, ShardState
+from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Frame, Kind

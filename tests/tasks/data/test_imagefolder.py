@@ -6,8 +6,8 @@ from PIL import Image
 
 from psnode.errors import ConfigurationError
 from psnode.tasks.data import check, describe, load
-from psnode.tasks.data.base import STATISTICS
-from psnode.tasks.data.files import central_box, random_box
+from psnode.tasks.data.data_set import STATISTICS
+from psnode.tasks.data.image_files import central_box, random_box
 
 
 def picture(seed: int, height: int, width: int) -> np.ndarray:

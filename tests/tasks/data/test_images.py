@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from psnode.tasks.data.base import STATISTICS, Statistics
+from psnode.tasks.data.data_set import STATISTICS, Statistics
 from psnode.tasks.data.images import Images, crop_and_mirror
 
 COLOURS = STATISTICS["cifar10"]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.errors import ConfigurationError
-from psnode.tasks.data.base import ImageShape, Statistics
+from psnode.tasks.data.data_set import ImageShape, Statistics
 from psnode.tasks.data.images import Normalise, Pixels, crop_and_mirror
 from psnode.tasks.data.pixels import require_readable, rgb
 

@@ -8,7 +8,7 @@ from psnode.exchange.update.adam import Moments, adam
 from psnode.exchange.update.sgd import descend, descend_beside
 
 
-class Steps(Protocol):
+class OptimizerSteps(Protocol):
     """The functions of psnode.exchange.update.sgd and psnode.exchange.update.adam, for vectors of one kind."""
 
     def descend(

@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from psnode.bench.contest.contenders import Contender, Ground
+from psnode.bench.contest.contenders import Contender, SharedSettings
 from psnode.bench.contest.labs import on_hosts
-from psnode.bench.contest.marks import Mark, Traffic, read_marks
+from psnode.bench.contest.marks import HostTraffic, Mark, read_marks
 from psnode.errors import TransportError
 from psnode.records.metrics import METRICS, read_records
 
@@ -26,7 +26,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trial:
+class ContenderRun:
     """Figures of one run. Bytes are those a step, from the interfaces' counters, headers of packets included.
 
     steps             seconds of each measured step, the mean over the workers
@@ -45,7 +45,9 @@ class Trial:
     curve: tuple[Point, ...]
 
 
-def run_trial(contender: Contender, ground: Ground, *, rate: str, warmup: int, folder: Path, seconds: float) -> Trial:
+def run_trial(
+    contender: Contender, ground: SharedSettings, *, rate: str, warmup: int, folder: Path, seconds: float
+) -> ContenderRun:
     """Run `contender` in `folder`, which is empty; the first `warmup` steps are not measured.
 
     Raises as `on_hosts`, and TransportError if a worker did not take all steps.
@@ -61,9 +63,9 @@ def run_trial(contender: Contender, ground: Ground, *, rate: str, warmup: int, f
     durations = step_durations(marks)
     star = contender.label.star
     accurate = ground.evaluate_every and contender.label.kind in ("psnode", "ddp", "hook")
-    traffic = [Traffic.between(each[warmup], each[-1]) for each in marks]
+    traffic = [HostTraffic.between(each[warmup], each[-1]) for each in marks]
     n_steps = ground.steps - 1 - warmup
-    return Trial(
+    return ContenderRun(
         steps=tuple(durations[warmup:]),
         sent=statistics.fmean(each.sent for each in traffic) / n_steps,
         received=statistics.fmean(each.received for each in traffic) / n_steps,
@@ -80,12 +82,12 @@ def step_durations(marks: Sequence[Sequence[Mark]]) -> list[float]:
     return [statistics.fmean(step) for step in zip(*each, strict=True)]
 
 
-def sent_by_all(traffic: Sequence[Traffic], star: bool) -> int:
+def sent_by_all(traffic: Sequence[HostTraffic], star: bool) -> int:
     """Bytes of all hosts: in a star the workers receive all that the master sent, else they send all there is."""
     return sum(each.sent + (each.received if star else 0) for each in traffic)
 
 
-def booked(metrics: Path, traffic: Sequence[Traffic], steps: range) -> float:
+def booked(metrics: Path, traffic: Sequence[HostTraffic], steps: range) -> float:
     """psnode's bytes of `steps` over the payload bytes that its workers' interfaces counted in that time."""
     names = [f"{way}link_{kind}" for way in ("up", "down") for kind in ("bytes", "control_bytes")]
     own = sum(record[name] for record in read_records(metrics) if record["step"] in steps for name in names)
@@ -93,7 +95,7 @@ def booked(metrics: Path, traffic: Sequence[Traffic], steps: range) -> float:
 
 
 def curve(
-    contender: Contender, ground: Ground, folder: Path, marks: Sequence[Sequence[Mark]], durations: Sequence[float]
+    contender: Contender, ground: SharedSettings, folder: Path, marks: Sequence[Sequence[Mark]], durations: Sequence[float]
 ) -> tuple[Point, ...]:
     """Test accuracy of every checkpoint. A step that wrote one counts as the median step, and so does the last one."""
     typical = statistics.median(durations)
@@ -104,12 +106,12 @@ def curve(
     points = []
     for step, top1 in accuracies(ground, contender.checkpoints(folder)).items():
         last = min(step, ground.steps - 1)
-        traffic = [Traffic.between(each[0], each[last]) for each in marks]
+        traffic = [HostTraffic.between(each[0], each[last]) for each in marks]
         points.append(Point(step, clock[step], sent_by_all(traffic, contender.label.star), top1))
     return tuple(points)
 
 
-def accuracies(ground: Ground, checkpoints: dict[int, Path]) -> dict[int, float]:
+def accuracies(ground: SharedSettings, checkpoints: dict[int, Path]) -> dict[int, float]:
     """The share of test examples that each of the weights gets right, by step."""
     import torch
 

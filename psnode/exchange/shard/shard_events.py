@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from psnode.errors import PsnodeError
 from psnode.exchange.shard.median_clipping import Clipped
-from psnode.records.history import Added
+from psnode.records.history import AddedGradient
 
 
 class GroupClosed(NamedTuple):
@@ -18,7 +18,7 @@ class GroupClosed(NamedTuple):
     group: int
     version: int
     nbytes: int
-    added: tuple[Added, ...]
+    added: tuple[AddedGradient, ...]
     clipped: tuple[Clipped, ...] = ()
     recipients: tuple[int, ...] = ()
 

@@ -7,7 +7,7 @@ from itertools import chain
 from xml.etree.ElementTree import Element
 
 from psnode.records.timeline import TIMELINE
-from psnode.report.critical import MASTER, PARTS, CriticalPath, Span, bounds, means, paths, spans_of, typical
+from psnode.report.critical import MASTER, PARTS, CriticalPath, WorkSpan, bounds, means, paths, spans_of, typical
 from psnode.report.elements import e, table
 from psnode.report.run import Run
 from psnode.report.tables import named
@@ -20,7 +20,7 @@ _TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "ap
 
 def section(runs: Sequence[Run]) -> list[Element]:
     """Return the section about the runs' timelines; empty without any."""
-    found: list[tuple[int, Run, list[Span], list[CriticalPath]]] = []
+    found: list[tuple[int, Run, list[WorkSpan], list[CriticalPath]]] = []
     for number, run in enumerate(runs):
         spans = spans_of(run.timeline())
         if whole := paths(spans):
@@ -35,7 +35,7 @@ def section(runs: Sequence[Run]) -> list[Element]:
     return [e("p", told), _shares(found), *(_figure(*each) for each in found)]
 
 
-def _figure(number: int, run: Run, spans: Sequence[Span], found: Sequence[CriticalPath]) -> Element:
+def _figure(number: int, run: Run, spans: Sequence[WorkSpan], found: Sequence[CriticalPath]) -> Element:
     path = typical(found)
     length = f"{1e3 * (path.stop - path.start):.1f} ms, the median"
     caption = f"step {path.step} ({length}): its critical path, and below it the work of all ranks"
@@ -46,7 +46,7 @@ def _rank(rank: int) -> str:
     return "the master" if rank == MASTER else f"worker {rank}"
 
 
-def _shares(found: Sequence[tuple[int, Run, list[Span], list[CriticalPath]]]) -> Element:
+def _shares(found: Sequence[tuple[int, Run, list[WorkSpan], list[CriticalPath]]]) -> Element:
     parts = [means(whole) for _, _, _, whole in found]
     rows = [[PARTS.get(name, name), *(_share(each, name) for each in parts)] for name in dict.fromkeys([*PARTS, *chain(*parts)])]
     rows = [row for row in rows if any(cell is not None for cell in row[1:])]
@@ -66,7 +66,7 @@ def _share(parts: Mapping[str, float], name: str) -> Element | None:
     return e("span", f"{1e3 * parts[name]:.2f} ", e("small", f"{share:.1f} %"), bar)
 
 
-def _picture(path: CriticalPath, spans: Sequence[Span]) -> Element:
+def _picture(path: CriticalPath, spans: Sequence[WorkSpan]) -> Element:
     near = [span for span in spans if span.stop > path.start and span.start < path.stop][:_MOST_SPANS]
     lanes = sorted({(span.rank, span.track) for span in near})[:_MOST_LANES]
     height = _LANE * (len(lanes) + 1) + 44
@@ -93,7 +93,7 @@ def _picture(path: CriticalPath, spans: Sequence[Span]) -> Element:
     return drawing
 
 
-def _legend(path: CriticalPath, near: Sequence[Span], y: float) -> list[Element]:
+def _legend(path: CriticalPath, near: Sequence[WorkSpan], y: float) -> list[Element]:
     there = {span.name for span in near} | {part.name for part in path.parts}
     made, x = list[Element](), float(_LEFT)
     for name in _TRACKS:

@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.jobs.job import run
 from psnode.protocol.messages import Start
 from psnode.task import Batch
-from psnode.worker.startup import WorkerContext
+from psnode.worker.handshake import WorkerContext
 from tests.kinds import models
 from tests.kinds.task import Trains
 

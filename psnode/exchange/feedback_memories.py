@@ -12,13 +12,13 @@ from psnode.codecs.pages import untouched
 from psnode.errors import CheckpointError
 from psnode.exchange.segment_coder import CODEBOOK_BYTES, SegmentCoder
 from psnode.plan.groups import Plan
-from psnode.records import layout
-from psnode.records.layout import BOOKS, CODEBOOK, FEEDBACK, RATE, Run
+from psnode.records import state_names
+from psnode.records.state_names import BOOKS, CODEBOOK, FEEDBACK, RATE, ConstantRange
 
 Tensors = dict[str, torch.Tensor]
 
 
-class Memories:
+class FeedbackMemories:
     """One float32 vector a memory, in the order of the plan: a segment's part is a slice of it, and so is a tensor's.
 
     Pages of a vector that belong to no segment with that memory are never written to, and so take no room.
@@ -26,7 +26,7 @@ class Memories:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._places = layout.places(plan)
+        self._places = state_names.places(plan)
         self._vectors: dict[str, Floats] = {}
 
     def vector(self, name: str) -> Floats:
@@ -38,11 +38,13 @@ class Memories:
     def state(self, coders: Sequence[SegmentCoder]) -> Tensors:
         """All that a checkpoint holds of `coders`, those of all segments in order: views of memories and codebooks."""
         found = {f"{FEEDBACK}{key}": torch.from_numpy(part) for key, part in self._held(coders).items()}
-        for coder, name in zip(coders, layout.ranges(self._plan, self._plan.segments), strict=True):
+        for coder, name in zip(coders, state_names.ranges(self._plan, self._plan.segments), strict=True):
             if coder.codebook.size:
                 found[f"{BOOKS}{name}"] = torch.from_numpy(coder.codebook)
-        rates = [Run(coder.segment.start, coder.segment.stop, coder.rate) for coder in coders if coder.feedback.rescales]
-        by_tensor = layout.spread(self._plan, rates, torch.float64)
+        rates = [
+            ConstantRange(coder.segment.start, coder.segment.stop, coder.rate) for coder in coders if coder.feedback.rescales
+        ]
+        by_tensor = state_names.spread(self._plan, rates, torch.float64)
         return found | {f"{FEEDBACK}{RATE}/{name}": value for name, value in by_tensor.items()}
 
     def load(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -53,14 +55,14 @@ class Memories:
         """
         own = {key: value for key, value in tensors.items() if key.startswith(FEEDBACK)}
         self._check(coders, own)
-        for coder, inside in zip(coders, layout.overlaps(self._plan, self._plan.segments), strict=True):
+        for coder, inside in zip(coders, state_names.overlaps(self._plan, self._plan.segments), strict=True):
             if any(self._owes(own, coder.forgone, name, part) for name, part in inside.items()):
                 coder.remember()
         for key, part in self._held(coders).items():
             if (value := own.get(f"{FEEDBACK}{key}")) is not None:
                 torch.from_numpy(part).copy_(value)
         self._load_rates(coders, own)
-        for coder, name in zip(coders, layout.ranges(self._plan, self._plan.segments), strict=True):
+        for coder, name in zip(coders, state_names.ranges(self._plan, self._plan.segments), strict=True):
             if coder.codebook.size and (book := own.get(f"{BOOKS}{name}")) is not None:
                 coder.codebook[:] = book.numpy()
                 coder.restore()
@@ -84,7 +86,7 @@ class Memories:
         """Memories by name and tensor, as MEMORY/TENSOR, of tensors of which a segment has that memory."""
         return {
             f"{memory}/{name}": self._vectors[memory][self._places[name]]
-            for coder, inside in zip(coders, layout.overlaps(self._plan, self._plan.segments), strict=True)
+            for coder, inside in zip(coders, state_names.overlaps(self._plan, self._plan.segments), strict=True)
             for memory in coder.state
             if memory not in coder.feedback.scratch
             for name in inside
@@ -97,11 +99,11 @@ class Memories:
 
     def _load_rates(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the rates that rescaled memories are in units of: in a segment of several the largest, for all of its memory."""
-        runs = layout.collected(self._plan, tensors, f"{FEEDBACK}{RATE}/")
+        runs = state_names.collected(self._plan, tensors, f"{FEEDBACK}{RATE}/")
         for coder in coders if any(run.value for run in runs) else ():
             if not coder.feedback.rescales or coder.feedback.memory is None:
                 continue
-            pieces = layout.within(runs, coder.segment)
+            pieces = state_names.within(runs, coder.segment)
             coder.rate = max((run.value for run in pieces), default=0.0)
             for run in pieces:
                 if run.value not in (0.0, coder.rate):

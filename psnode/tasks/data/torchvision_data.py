@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from psnode.config.names import boolean
-from psnode.tasks.data.base import STATISTICS, Description, Request
+from psnode.tasks.data.data_set import STATISTICS, Description, Request
 from psnode.tasks.data.download import one_at_a_time
 from psnode.tasks.data.images import Images
 

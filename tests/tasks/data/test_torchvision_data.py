@@ -9,7 +9,7 @@ from scipy.io import savemat
 
 from psnode.errors import ConfigurationError
 from psnode.tasks.data import check, load
-from psnode.tasks.data.base import STATISTICS
+from psnode.tasks.data.data_set import STATISTICS
 from psnode.tasks.torchvision_ops import import_torchvision
 
 

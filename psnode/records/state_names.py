@@ -46,7 +46,7 @@ LARGEST = "largest"
 _SCRATCH = "sent"  # an array that layout 1 saved needlessly
 
 
-class Part(Protocol):
+class CoordinateRange(Protocol):
     """A group, a segment, or a run: coordinates [start, stop) of the flat vector."""
 
     @property
@@ -58,7 +58,7 @@ class Part(Protocol):
         """One past the last coordinate."""
 
 
-class Run(NamedTuple):
+class ConstantRange(NamedTuple):
     """One number for the coordinates [start, stop) of the flat vector."""
 
     start: int
@@ -76,7 +76,7 @@ def places(plan: Plan) -> dict[str, slice]:
     return {name: where for name, where in plan.slices().items() if where.start < where.stop}
 
 
-def overlaps(plan: Plan, parts: Iterable[Part]) -> list[dict[str, slice]]:
+def overlaps(plan: Plan, parts: Iterable[CoordinateRange]) -> list[dict[str, slice]]:
     """Return for each part the tensors with coordinates in it, in order, and these coordinates as slices of the flat vector."""
     tensors = list(places(plan).items())
     starts = [where.start for _, where in tensors]
@@ -90,7 +90,7 @@ def overlaps(plan: Plan, parts: Iterable[Part]) -> list[dict[str, slice]]:
     return found
 
 
-def ranges(plan: Plan, parts: Sequence[Part]) -> list[str]:
+def ranges(plan: Plan, parts: Sequence[CoordinateRange]) -> list[str]:
     """Return names of groups or segments by which another plan knows them; empty ones are called ""."""
     where, found = places(plan), []
     for inside in overlaps(plan, parts):
@@ -100,16 +100,18 @@ def ranges(plan: Plan, parts: Sequence[Part]) -> list[str]:
     return found
 
 
-def spread(plan: Plan, runs: Sequence[Run], dtype: torch.dtype) -> Tensors:
+def spread(plan: Plan, runs: Sequence[ConstantRange], dtype: torch.dtype) -> Tensors:
     """Return numbers by tensor: one, or one per coordinate for tensors with several in `runs` (in order); 0 for tensors without
     one."""
     import torch
 
     where = places(plan)
-    told: dict[str, list[Run]] = {}
+    told: dict[str, list[ConstantRange]] = {}
     for run, inside in zip(runs, overlaps(plan, runs), strict=True):
         for name, part in inside.items():
-            told.setdefault(name, []).append(Run(part.start - where[name].start, part.stop - where[name].start, run.value))
+            told.setdefault(name, []).append(
+                ConstantRange(part.start - where[name].start, part.stop - where[name].start, run.value)
+            )
     found = {}
     for name, pieces in told.items():
         size = where[name].stop - where[name].start
@@ -122,14 +124,14 @@ def spread(plan: Plan, runs: Sequence[Run], dtype: torch.dtype) -> Tensors:
     return found
 
 
-def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> list[Run]:
+def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> list[ConstantRange]:
     """Inverse of `spread`, for tensors named `prefix` and their own name; 0 for a missing one.
 
     Raises CheckpointError for a tensor with another number of values.
     """
     import torch
 
-    found: list[Run] = []
+    found: list[ConstantRange] = []
     for name, where in places(plan).items():
         values = tensors.get(f"{prefix}{name}", torch.zeros(1))
         size = where.stop - where.start
@@ -142,14 +144,14 @@ def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> l
             if found and found[-1].value == value:
                 found[-1] = found[-1]._replace(stop=stop)
             else:
-                found.append(Run(start, stop, value))
+                found.append(ConstantRange(start, stop, value))
             start = stop
     return found
 
 
-def within(runs: Iterable[Run], part: Part) -> list[Run]:
+def within(runs: Iterable[ConstantRange], part: CoordinateRange) -> list[ConstantRange]:
     """Return the pieces of `runs` inside `part`, in order."""
-    cut = [Run(max(run.start, part.start), min(run.stop, part.stop), run.value) for run in runs]
+    cut = [ConstantRange(max(run.start, part.start), min(run.stop, part.stop), run.value) for run in runs]
     return [run for run in cut if run.start < run.stop]
 
 
@@ -224,11 +226,11 @@ def _indexed(file: str, tensors: Tensors, count: int) -> Iterator[tuple[int, str
         yield int(index), name, value
 
 
-def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[Part], prefix: str) -> Tensors:
+def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[CoordinateRange], prefix: str) -> Tensors:
     """Return memories of groups or segments, named INDEX/MEMORY, under the names of layout 2."""
     found: Tensors = {}
     names = ranges(plan, parts)
-    memories: dict[str, list[tuple[Part, torch.Tensor]]] = {}
+    memories: dict[str, list[tuple[CoordinateRange, torch.Tensor]]] = {}
     for index, memory, value in _indexed(file, tensors, len(parts)):
         if memory == CODEBOOK:
             found[f"{BOOKS}{names[index]}"] = value
@@ -245,12 +247,12 @@ def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[Part], p
     return found
 
 
-def _joined(memory: str, pieces: Sequence[tuple[Part, torch.Tensor]], plan: Plan) -> Tensors:
+def _joined(memory: str, pieces: Sequence[tuple[CoordinateRange, torch.Tensor]], plan: Plan) -> Tensors:
     """Return one memory by tensor, assembled from `pieces`; zeros for coordinates outside them."""
     import torch
 
     if memory in (STEP, RATE):
-        return spread(plan, [Run(part.start, part.stop, value.item()) for part, value in pieces], pieces[0][1].dtype)
+        return spread(plan, [ConstantRange(part.start, part.stop, value.item()) for part, value in pieces], pieces[0][1].dtype)
     whole = torch.zeros(plan.size)
     for part, value in pieces:
         whole[part.start : part.stop] = value.reshape(-1)

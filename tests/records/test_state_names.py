@@ -12,10 +12,10 @@ import torch
 
 from psnode.errors import CheckpointError
 from psnode.plan.groups import Group, Plan, Segment, Tensor
-from psnode.records import checkpoint, layout
+from psnode.records import checkpoint, state_names
 from psnode.records.checkpoint import Checkpoint
-from psnode.records.layout import Run
 from psnode.records.staging import StagedCheckpoint
+from psnode.records.state_names import ConstantRange
 
 SIZES = {"a": 7, "empty": 0, "b/c": 1, "d": 12, "e": 5}
 
@@ -38,7 +38,7 @@ def test_the_tensors_of_a_segment_are_those_of_its_coordinates() -> None:
     rng = np.random.default_rng(1)
     for _ in range(50):
         plan = plan_of(*sorted(rng.choice(np.arange(1, 25), rng.integers(0, 8), replace=False).tolist()))
-        for segment, inside in zip(plan.segments, layout.overlaps(plan, plan.segments), strict=True):
+        for segment, inside in zip(plan.segments, state_names.overlaps(plan, plan.segments), strict=True):
             expected = owners()[segment.start : segment.stop]
             found = [owners()[place] for where in inside.values() for place in range(where.start, where.stop)]
             assert found == expected
@@ -52,7 +52,7 @@ def test_ranges_of_two_plans_have_one_name_if_and_only_if_they_have_the_same_coo
             cuts = [cut for cut in (low, high) if 0 < cut < 25]
             plan = plan_of(*cuts)
             index = next(i for i, segment in enumerate(plan.segments) if segment.start == low)
-            name = layout.ranges(plan, plan.segments)[index]
+            name = state_names.ranges(plan, plan.segments)[index]
             assert named.setdefault(name, (low, plan.segments[index].stop)) == (low, plan.segments[index].stop)
     assert len(named) == len(set(named.values()))
 
@@ -62,15 +62,15 @@ def test_numbers_of_groups_are_told_by_tensor_and_collected_by_any_other_plan() 
     for _ in range(50):
         plan = plan_of(*sorted(rng.choice(np.arange(1, 25), 4, replace=False).tolist()))
         values = rng.integers(0, 3, 5).astype(float)
-        runs = [Run(s.start, s.stop, value) for s, value in zip(plan.segments, values, strict=True)]
-        told = layout.spread(plan, runs, torch.float32)
+        runs = [ConstantRange(s.start, s.stop, value) for s, value in zip(plan.segments, values, strict=True)]
+        told = state_names.spread(plan, runs, torch.float32)
         assert list(told) == [name for name, size in SIZES.items() if size]
         by_coordinate = np.repeat(values, [segment.size for segment in plan.segments])
         assert all(value.numel() in (1, SIZES[name]) for name, value in told.items())
         assert np.concatenate([np.broadcast_to(told[name], size) for name, size in SIZES.items() if size]).tolist() == list(
             by_coordinate
         )
-        collected = layout.collected(plan_of(), {f"x/{name}": value for name, value in told.items()}, "x/")
+        collected = state_names.collected(plan_of(), {f"x/{name}": value for name, value in told.items()}, "x/")
         assert np.concatenate([np.full(run.stop - run.start, run.value) for run in collected]).tolist() == list(by_coordinate)
         assert all(one.value != other.value for one, other in pairwise(collected))
 
@@ -129,17 +129,17 @@ def old(folder: Path, plan: Plan | None, content: dict[str, dict[str, torch.Tens
 
 def test_layout_1_is_read_by_the_plan_that_it_was_written_by(tmp_path: Path) -> None:
     found = old(tmp_path, plan_of(4, 20, groups=2), OLD)
-    optimizer = layout.state_of(found, checkpoint.OPTIMIZER)
+    optimizer = state_names.state_of(found, checkpoint.OPTIMIZER)
     starts = {"a": 0, "b/c": 7, "d": 8, "e": 20}
     assert {name: value.tolist() for name, value in optimizer.items() if name.startswith("exp_avg/")} == {
         f"exp_avg/{name}": [float(place) for place in range(start, start + SIZES[name])] for name, start in starts.items()
     }
     steps = {name: value.tolist() for name, value in optimizer.items() if name.startswith("step/")}
     assert steps == {"step/a": [2.0] * 4 + [3.0] * 3, "step/b/c": [3.0], "step/d": [3.0], "step/e": [3.0]}
-    replica = layout.state_of(found, checkpoint.REPLICA)
+    replica = state_names.state_of(found, checkpoint.REPLICA)
     assert {name: value[0].item() for name, value in replica.items()} == {f"replica/{name}": at for name, at in starts.items()}
-    assert list(layout.state_of(found, checkpoint.NORMS)) == ["2/a:4..e:5"]
-    worker = {name: value.tolist() for name, value in layout.state_of(found, checkpoint.worker_file(1)).items()}
+    assert list(state_names.state_of(found, checkpoint.NORMS)) == ["2/a:4..e:5"]
+    worker = {name: value.tolist() for name, value in state_names.state_of(found, checkpoint.worker_file(1)).items()}
     assert worker == {
         "feedback/residual/a": [0, 1, 2, 3, 0, 0, 0],
         "feedback/rate/a": [0.5] * 4 + [0.0] * 3,
@@ -163,19 +163,19 @@ def test_layout_1_is_read_by_the_plan_that_it_was_written_by(tmp_path: Path) -> 
 def test_layout_1_of_another_plan_is_refused(tmp_path: Path, file: str, tensors: dict[str, torch.Tensor]) -> None:
     found = old(tmp_path, plan_of(4, 20, groups=2), {file: tensors})
     with pytest.raises(CheckpointError, match="does not fit the run's plan"):
-        layout.state_of(found, file)
+        state_names.state_of(found, file)
 
 
 def test_layout_1_without_a_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="the plan that wrote it is unknown"):
-        layout.state_of(old(tmp_path, None, OLD), checkpoint.OPTIMIZER)
+        state_names.state_of(old(tmp_path, None, OLD), checkpoint.OPTIMIZER)
 
 
 def test_what_has_no_place_in_another_plan_is_counted(tmp_path: Path) -> None:
     plan = plan_of(4, 20, groups=2)
     found = old(tmp_path, plan, OLD)
-    assert layout.homeless(found, plan) == (0, 0)
-    assert layout.homeless(found, plan_of(4)) == (0, 1)
-    assert layout.homeless(found, plan_of(7, groups=2)) == (1, 1)
-    assert layout.fits(found, plan)
-    assert not layout.fits(found, plan_of(4))
+    assert state_names.homeless(found, plan) == (0, 0)
+    assert state_names.homeless(found, plan_of(4)) == (0, 1)
+    assert state_names.homeless(found, plan_of(7, groups=2)) == (1, 1)
+    assert state_names.fits(found, plan)
+    assert not state_names.fits(found, plan_of(4))

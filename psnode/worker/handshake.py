@@ -50,7 +50,7 @@ from psnode.worker.computation import Computation
 from psnode.worker.data_share import DataShare, resumed
 from psnode.worker.first_use import FirstUse
 from psnode.worker.inspection import Findings, inspect, refuse_shared_memory
-from psnode.worker.loop import Worker
+from psnode.worker.training_loop import Worker
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class WorkerContext:
 
     def rehearse(self, start: Start) -> None:
         """Take the steps that the master asks for, and leave the model as it was."""
-        before = inventory.Snapshot(self.model)
+        before = inventory.ModelSnapshot(self.model)
         quiet = replace(self.config, hash_every=0, log_interval=start.last_step + 1, timeline=False)
         worker = replace(self, config=quiet).worker(start)
         try:

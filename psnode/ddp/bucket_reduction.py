@@ -11,7 +11,7 @@ from psnode.codecs import Payload
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.finite import all_finite
 from psnode.ddp.buckets import Bucket, Job, put_back, rearranged
-from psnode.ddp.memories import Memories
+from psnode.ddp.memories import TensorMemories
 from psnode.ddp.undo import Undo
 from psnode.ddp.used import by_any, packed
 from psnode.errors import PsnodeError
@@ -24,10 +24,10 @@ _NOT_FINITE = -1  # sent as the size of a payload: the gradient of this rank hol
 _FAILED = -2
 
 
-class Reduction:
+class BucketReduction:
     """Buckets of one rank reduced with those of the others, with memories whose earlier values are kept in `undo`."""
 
-    def __init__(self, memories: Memories, undo: Undo, seed: int) -> None:
+    def __init__(self, memories: TensorMemories, undo: Undo, seed: int) -> None:
         self._memories, self._undo, self._seed = memories, undo, seed
         self.sent_bytes = 0
 

@@ -24,7 +24,7 @@ Rename = Callable[[str], str]
 
 
 def plain(name: str) -> str:
-    """Return a tensor's name in the model without compiled parts. Also for keys that hold names (records.layout)."""
+    """Return a tensor's name in the model without compiled parts. Also for keys that hold names (records.state_names)."""
     return _PART.sub("", name).removesuffix(".") if _COMPILED in name else name
 
 
