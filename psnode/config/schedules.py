@@ -72,17 +72,17 @@ def _annealed(first: float, last: float, part: float) -> float:
     return last + (first - last) / 2 * (1 + math.cos(math.pi * part))
 
 
-def warmup(schedule: Schedule, steps: int, shift: int = 0) -> Schedule:
-    """Return `schedule` times (t+1+shift)/steps while that is below 1 (Goyal et al., arXiv:1706.02677, 2.2).
+def warmup(schedule: Schedule, steps: int, epoch_offset: int = 0) -> Schedule:
+    """Return `schedule` times (t+1+epoch_offset)/steps while that is below 1 (Goyal et al., arXiv:1706.02677, 2.2).
 
     The warm-up does not move milestones: epochs keep their meaning.
     """
-    return lambda step: schedule(step) * min(1.0, (step + shift + 1) / steps) if steps else schedule(step)
+    return lambda step: schedule(step) * min(1.0, (step + epoch_offset + 1) / steps) if steps else schedule(step)
 
 
-def moved(schedule: Schedule, shift: int) -> Schedule:
-    """Return `schedule` moved earlier by `shift` steps."""
-    return lambda step: schedule(step + shift)
+def moved(schedule: Schedule, steps: int) -> Schedule:
+    """Return `schedule` moved earlier by `steps`."""
+    return lambda step: schedule(step + steps)
 
 
 def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
@@ -96,51 +96,51 @@ def _lr(config: Config) -> float:
     return config.lr
 
 
-def _constant(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+def _constant(config: Config, steps_per_epoch: int, epoch_offset: int) -> Schedule:
     return constant(_lr(config))
 
 
-def _shrink(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+def _shrink(config: Config, steps_per_epoch: int, epoch_offset: int) -> Schedule:
     if config.lr_shrink_steps is not None:
         return shrink(_lr(config), config.lr_shrinkage, config.lr_shrink_steps)
-    return moved(shrink(_lr(config), config.lr_shrinkage, steps_per_epoch), shift)
+    return moved(shrink(_lr(config), config.lr_shrinkage, steps_per_epoch), epoch_offset)
 
 
-def _multistep(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
+def _multistep(config: Config, steps_per_epoch: int, epoch_offset: int) -> Schedule:
     if config.lr_milestone_steps:
         return multistep(_lr(config), config.lr_gamma, config.lr_milestone_steps)
     milestones = [epoch * steps_per_epoch for epoch in config.lr_milestones]
-    return moved(multistep(_lr(config), config.lr_gamma, milestones), shift)
+    return moved(multistep(_lr(config), config.lr_gamma, milestones), epoch_offset)
 
 
-def _cosine(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
-    total, shift = _end(config, steps_per_epoch, shift)
-    return moved(cosine(_lr(config), total, config.lr_end_factor), shift)
+def _cosine(config: Config, steps_per_epoch: int, epoch_offset: int) -> Schedule:
+    total, epoch_offset = _end(config, steps_per_epoch, epoch_offset)
+    return moved(cosine(_lr(config), total, config.lr_end_factor), epoch_offset)
 
 
-def _poly(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
-    total, shift = _end(config, steps_per_epoch, shift)
-    return moved(poly(_lr(config), config.lr_power, total, config.lr_end_factor), shift)
+def _poly(config: Config, steps_per_epoch: int, epoch_offset: int) -> Schedule:
+    total, epoch_offset = _end(config, steps_per_epoch, epoch_offset)
+    return moved(poly(_lr(config), config.lr_power, total, config.lr_end_factor), epoch_offset)
 
 
-def _wsd(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
-    total, shift = _end(config, steps_per_epoch, shift)
+def _wsd(config: Config, steps_per_epoch: int, epoch_offset: int) -> Schedule:
+    total, epoch_offset = _end(config, steps_per_epoch, epoch_offset)
     decay = config.lr_decay_steps
     if decay is None:
         decay = round(0.1 * total if config.lr_decay_epochs is None else config.lr_decay_epochs * steps_per_epoch)
-    return moved(wsd(_lr(config), decay, total, config.lr_end_factor), shift)
+    return moved(wsd(_lr(config), decay, total, config.lr_end_factor), epoch_offset)
 
 
-def _onecycle(config: Config, steps_per_epoch: int, shift: int) -> Schedule:
-    total, shift = _end(config, steps_per_epoch, shift)
-    return moved(onecycle(_lr(config), total, config.lr_peak, config.lr_start_factor, config.lr_end_factor), shift)
+def _onecycle(config: Config, steps_per_epoch: int, epoch_offset: int) -> Schedule:
+    total, epoch_offset = _end(config, steps_per_epoch, epoch_offset)
+    return moved(onecycle(_lr(config), total, config.lr_peak, config.lr_start_factor, config.lr_end_factor), epoch_offset)
 
 
-def _end(config: Config, steps_per_epoch: int, shift: int) -> tuple[int, int]:
-    """Return the end of a schedule that ends with the run, and its shift. A run limited by a number of steps counts steps, not
+def _end(config: Config, steps_per_epoch: int, epoch_offset: int) -> tuple[int, int]:
+    """Return the end of a schedule that ends with the run, and its offset. A run limited by a number of steps counts steps, not
     epochs."""
-    total = config.total_steps(steps_per_epoch, shift)
-    return (total, 0) if total == config.max_steps else (total + shift, shift)
+    total = config.total_steps(steps_per_epoch, epoch_offset)
+    return (total, 0) if total == config.max_steps else (total + epoch_offset, epoch_offset)
 
 
 SCHEDULES: Mapping[str, Callable[[Config, int, int], Schedule]] = MappingProxyType(
@@ -165,26 +165,26 @@ class OwnRate(Protocol):
         """Return the learning rate at a step."""
 
 
-def learning_rate(config: Config, steps_per_epoch: int, shift: int = 0, own: OwnRate | None = None) -> Schedule:
+def learning_rate(config: Config, steps_per_epoch: int, epoch_offset: int = 0, own: OwnRate | None = None) -> Schedule:
     """Return the learning rate that `config` asks for, warm-up included, at each step of epochs of `steps_per_epoch` steps.
 
-    After t steps (t + shift) / steps_per_epoch epochs are over (psnode.records.generations). `own`: the schedule of the task.
+    After t steps (t + epoch_offset) / steps_per_epoch epochs are over (psnode.records.generations). `own`: the task's schedule.
     """
     if config.lr_schedule == OWN:
         if own is None:
             raise ConfigurationError(
                 "--lr-schedule task needs a schedule of the task's own: write Task.learning_rate, or pass learning_rate to it"
             )
-        schedule = _own(config, steps_per_epoch, shift, own)
+        schedule = _own(config, steps_per_epoch, epoch_offset, own)
     else:
-        schedule = SCHEDULES[config.lr_schedule](config, steps_per_epoch, shift)
+        schedule = SCHEDULES[config.lr_schedule](config, steps_per_epoch, epoch_offset)
     if config.warmup_steps:
         return warmup(schedule, config.warmup_steps)
-    return warmup(schedule, round(config.warmup_epochs * steps_per_epoch), shift)
+    return warmup(schedule, round(config.warmup_epochs * steps_per_epoch), epoch_offset)
 
 
-def _own(config: Config, steps_per_epoch: int, shift: int, own: OwnRate) -> Schedule:
-    total, shift = _end(config, steps_per_epoch, shift)
+def _own(config: Config, steps_per_epoch: int, epoch_offset: int, own: OwnRate) -> Schedule:
+    total, epoch_offset = _end(config, steps_per_epoch, epoch_offset)
 
     def rate(step: int) -> float:
         found = own(step, lr=_lr(config), steps_per_epoch=steps_per_epoch, total_steps=total)
@@ -196,4 +196,4 @@ def _own(config: Config, steps_per_epoch: int, shift: int, own: OwnRate) -> Sche
             raise ConfigurationError(f"the task's learning rate of step {step} is {found!r}: it must be a number from 0 on")
         return value
 
-    return moved(rate, shift)
+    return moved(rate, epoch_offset)

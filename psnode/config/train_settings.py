@@ -493,15 +493,15 @@ class Config:
         what = f"{self.network}-{self.dataset}" if self.task is None else Path(self.task).stem
         return Path("runs") / re.sub(r"[^\w.+=-]+", "-", f"{what}-{self.scheme}").lower()
 
-    def last_step(self, steps_per_epoch: int, shift: int = 0) -> int:
+    def last_step(self, steps_per_epoch: int, epoch_offset: int = 0) -> int:
         """Return the step after which this start ends: --stop-after, or the step after which the run is complete."""
-        total = self.total_steps(steps_per_epoch, shift)
+        total = self.total_steps(steps_per_epoch, epoch_offset)
         return total if self.stop_after is None else min(total, self.stop_after)
 
-    def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
-        """Return the step after which the run is complete; after step t, (t + shift) / steps_per_epoch epochs are complete."""
+    def total_steps(self, steps_per_epoch: int, epoch_offset: int = 0) -> int:
+        """Return the last step of the run. After step t, (t + epoch_offset) / steps_per_epoch epochs are complete."""
         epochs = DEFAULT_EPOCHS if self.epochs is None and self.max_steps is None else self.epochs
-        ends = [self.max_steps, epochs and epochs * steps_per_epoch - shift]
+        ends = [self.max_steps, epochs and epochs * steps_per_epoch - epoch_offset]
         return min(end for end in ends if end is not None)
 
     def to_dict(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class GradientSender:
         seed: int,
         lr: Schedule,
         steps_per_epoch: int,
-        shift: int = 0,
+        epoch_offset: int = 0,
         workers: int | None = None,
     ) -> None:
         self._coding = coding
@@ -61,7 +61,7 @@ class GradientSender:
         self._targets = targets
         self._gradients = gradients
         self._seed = seed
-        self.reschedule(lr, steps_per_epoch, shift, workers or Layout.of(link.transport.size, 0).workers)
+        self.reschedule(lr, steps_per_epoch, epoch_offset, workers or Layout.of(link.transport.size, 0).workers)
         self._phase = 0
         self._rate = self._rate_before = 0.0
         self._memories = FeedbackMemories(plan)
@@ -110,14 +110,14 @@ class GradientSender:
         self._nbytes = 0
         self._sent = {}
         self._lost = (0.0, 0.0) if measure else None
-        self._phase = self._coding.phase(step - 1 + self._shift, self._steps_per_epoch)
+        self._phase = self._coding.phase(step - 1 + self._epoch_offset, self._steps_per_epoch)
         self._rate = self._lr(step - 1)
         self._rate_before = self._lr(step - 2) if step > 1 else self._rate
 
-    def reschedule(self, lr: Schedule, steps_per_epoch: int, shift: int, workers: int) -> None:
+    def reschedule(self, lr: Schedule, steps_per_epoch: int, epoch_offset: int, workers: int) -> None:
         """From the next step on the learning rate is `lr`'s, and epochs are counted for so many workers."""
         self._lr = lr
-        self._shift = shift
+        self._epoch_offset = epoch_offset
         self._steps_per_epoch = steps_per_epoch
         self._workers = workers
 

@@ -180,7 +180,7 @@ def _run(
         behind = _start(link, run, plan, ready, model, sharding, len(workers), recorded(groups))
         clock = Clock()
         recorder = StepRecorder(
-            len(workers), sharding.epochs.steps, step, sharding.epochs.shift, weighted=config.weighted_mean,
+            len(workers), sharding.epochs.steps, step, sharding.epochs.epoch_offset, weighted=config.weighted_mean,
             control=lambda: link.control,
         )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]

@@ -43,7 +43,7 @@ class StepRecorder:
         workers: int,
         steps_per_epoch: int,
         step: int,
-        shift: int = 0,
+        epoch_offset: int = 0,
         *,
         weighted: bool = False,
         control: Callable[[], ControlBytes] = lambda: ControlBytes(0, 0),
@@ -53,7 +53,7 @@ class StepRecorder:
         self._booked = ControlBytes(0, 0)
         self._weighted = weighted
         self._steps_per_epoch = steps_per_epoch
-        self._shift = shift
+        self._epoch_offset = epoch_offset
         self._rounds: dict[int, _Round] = defaultdict(_Round)
         self._elsewhere = _Round()
         self._first = step
@@ -69,13 +69,13 @@ class StepRecorder:
         """The first round is about to be opened: its time is counted from here."""
         self._last_close = time.perf_counter()
 
-    def count_epochs(self, steps: int, shift: int) -> None:
-        """An epoch now has `steps` steps, counted from `shift`."""
-        self._steps_per_epoch, self._shift = steps, shift
+    def count_epochs(self, steps: int, epoch_offset: int) -> None:
+        """An epoch now has `steps` steps, counted from `epoch_offset`."""
+        self._steps_per_epoch, self._epoch_offset = steps, epoch_offset
 
     def epoch(self, step: int) -> float:
         """Number of finished epochs after `step`."""
-        return (step + self._shift) / self._steps_per_epoch
+        return (step + self._epoch_offset) / self._steps_per_epoch
 
     def up(self, nbytes: int, step: int | None = None) -> None:
         """Count the frames of gradients that their sender has reported."""

@@ -54,7 +54,7 @@ class RoundBoundary:
         self.sharding.count(self.job_state.version, contributors)
         if self.sharding.applied is None:
             return False
-        self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.shift)
+        self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.epoch_offset)
         return True
 
     def begin_checkpoint(self, until: float) -> bool:
@@ -172,7 +172,7 @@ class RoundBoundary:
                 "resharded", self.job_state.version, None, f"the examples of the epoch that begins are those of ranks {names}"
             )
             self._recorded = False
-            self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.shift)
+            self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.epoch_offset)
         if not self._recorded:  # where the disk is full, again with the next version: until then it takes no checkpoint either
             with contextlib.suppress(OSError):
                 self.run.record(self.sharding.parts)

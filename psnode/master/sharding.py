@@ -10,18 +10,18 @@ from psnode.config.schedules import OwnRate, Schedule, learning_rate
 from psnode.exchange.shard.consistency import Rule, gradients_a_round
 from psnode.protocol.messages import Reshard
 from psnode.records.checkpoint import Checkpoint
-from psnode.records.generations import Generation, shift
+from psnode.records.generations import Generation, epoch_offset
 
 _REMEMBERED = 1 << 14  # versions; no gradient is older, but after hours of silence
 _NEVER = 1 << 53
 
 
 class Epochs(NamedTuple):
-    """Number of steps of an epoch, and the shifts of psnode.records.generations: for schedules, and for the data of a worker."""
+    """Number of steps of an epoch, and the offsets of psnode.records.generations: for schedules, and for the data of a worker."""
 
     steps: int
-    shift: int
-    sample_shift: int
+    epoch_offset: int
+    sample_offset: int
 
 
 def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epochs:
@@ -33,7 +33,9 @@ def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epo
     def sampled(workers: int) -> int:
         return workers * config.batch_size * config.batches_per_step
 
-    return Epochs(examples // taken(parts[-1].workers), shift(parts, examples, taken), shift(parts, examples, sampled))
+    return Epochs(
+        examples // taken(parts[-1].workers), epoch_offset(parts, examples, taken), epoch_offset(parts, examples, sampled)
+    )
 
 
 class Applied:
@@ -77,7 +79,7 @@ class Sharding:
     its `epochs` stand by them, and the learning rate's `schedule`.
 
     Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
-    on: all epochs are then counted in gradients, and the shift is the number that versions lack.
+    on: all epochs are then counted in gradients, and the offset is the number that versions lack.
 
     Shares are resharded only where an epoch ends: a worker that goes within one takes the rest of its share along, and
     one that comes has none before the next.
@@ -114,15 +116,15 @@ class Sharding:
         self.parts = tuple(parts)
         self.epochs = epochs_of(self._config, self.parts, self._examples)
         if self.applied is None and self._steps is not None:
-            self.epochs = Epochs(self._steps, 0, self.epochs.sample_shift)
+            self.epochs = Epochs(self._steps, 0, self.epochs.sample_offset)
         if self.applied is not None:
             gradients = self._examples // (self._config.batch_size * self._config.batches_per_step)
-            self.epochs = Epochs(gradients, self.applied.gradients - self._version, self.epochs.sample_shift)
+            self.epochs = Epochs(gradients, self.applied.gradients - self._version, self.epochs.sample_offset)
         self.schedule = self.schedule_of(self._config)
 
     def schedule_of(self, config: Config) -> Schedule:
         """The learning rate by the settings of `config`, in epochs as they are here."""
-        return learning_rate(config, self.epochs.steps, self.epochs.shift, self._own_rate)
+        return learning_rate(config, self.epochs.steps, self.epochs.epoch_offset, self._own_rate)
 
     def count(self, version: int, contributors: Iterable[tuple[int, int]]) -> None:
         """`version` is complete, by the gradients of `contributors`, each a rank and a step of its own."""
@@ -134,29 +136,29 @@ class Sharding:
     @property
     def _over(self) -> int:
         """Number of finished epochs."""
-        return (self._version + self.epochs.shift) // self.epochs.steps
+        return (self._version + self.epochs.epoch_offset) // self.epochs.steps
 
     def ends(self, version: int) -> bool:
         """True if an epoch ends with `version`, which is complete."""
         if self.applied is not None:
             return self._over > self._epoch
-        return (version + self.epochs.shift) % self.epochs.steps == 0
+        return (version + self.epochs.epoch_offset) % self.epochs.steps == 0
 
     @property
     def last_step(self) -> int:
         """The step after which this start of the run ends."""
-        return self._config.last_step(self.epochs.steps, self.epochs.shift)
+        return self._config.last_step(self.epochs.steps, self.epochs.epoch_offset)
 
     @property
     def is_whole(self) -> bool:
         """True if the run is complete after the last step."""
-        return self.last_step == self._config.total_steps(self.epochs.steps, self.epochs.shift)
+        return self.last_step == self._config.total_steps(self.epochs.steps, self.epochs.epoch_offset)
 
     @property
     def deal(self) -> Reshard:
         """The message to the workers."""
-        steps, shift, sample_shift = self.epochs
-        return Reshard(list(self.ranks), steps, shift, sample_shift, self.last_of_workers)
+        steps, epoch_offset, sample_offset = self.epochs
+        return Reshard(list(self.ranks), steps, epoch_offset, sample_offset, self.last_of_workers)
 
     @property
     def last_of_workers(self) -> int:

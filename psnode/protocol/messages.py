@@ -229,8 +229,8 @@ class Start(_Message):
     It is followed by `tensors` STATE frames with tensors that rank 0 has and the worker lacks, buffers included, one with the
     worker's own state if `state_follows`, and WEIGHTS of all groups if `weights_follow`: otherwise the worker has them.
 
-    `rehearsal`: take some steps by this plan, discard their results, and wait for another PLAN. `shift` and `sample_shift` place
-    a step in the epochs of the schedules and of the data (psnode.records.generations). `late`: see Ready; `waits`: forward passes
+    `rehearsal`: take some steps by this plan, discard their results, and wait for another PLAN. `shift` and `sample_shift` are
+    the epoch offsets of the schedules and of the data (psnode.records.generations). `late`: see Ready; `waits`: forward passes
     wait for all weights.
     """
 

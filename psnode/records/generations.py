@@ -1,7 +1,7 @@
 """A run whose parts had different numbers of workers, and the position of its epochs.
 
 A part begins after `first` finished steps of the run. Steps count updates from any number of workers; an epoch counts examples.
-With P workers it has fewer steps than with P - 1, so a step's place in its epoch is found by adding a shift. The shift is 0 for a
+With P workers it has fewer steps than with P - 1, so a step's place in its epoch is found by adding an offset, which is 0 for a
 run of one part. After a change of P it continues the epoch: no example of it is taken twice, and the number of examples left out
 is smaller than the number that the workers now take in a step.
 """
@@ -29,7 +29,7 @@ def continued(parts: Sequence[Generation], step: int, workers: int) -> tuple[Gen
     return tuple(kept)
 
 
-def shift(parts: Sequence[Generation], examples: int, taken: Callable[[int], int]) -> int:
+def epoch_offset(parts: Sequence[Generation], examples: int, taken: Callable[[int], int]) -> int:
     """Return the offset to the number of steps that makes it count epochs as if the workers of the last part had taken all of
     them.
 

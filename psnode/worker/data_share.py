@@ -37,7 +37,7 @@ class Feeding(Protocol):
 
 @dataclass
 class DataShare:
-    """The batches to come, made by `sampler`. `place`: the steps of it that are taken, with the sampler's shift.
+    """The batches to come, made by `sampler`. `place`: the steps of it that are taken, plus the sampler's offset.
 
     A worker that computes on fewer versions than there are takes fewer steps, so that a version's number does not tell.
     """
@@ -50,7 +50,7 @@ class DataShare:
     def behind(cls, data: Data, sampler: Sampler, finished: int, steps: int) -> DataShare:
         """The share of `sampler` behind step `finished`, for at most `steps` steps."""
         make = data.feed if isinstance(data, Feeding) else partial(Prefetch, data)
-        return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.shift)
+        return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.epoch_offset)
 
     def state(self) -> dict[str, torch.Tensor]:
         """For a checkpoint: the place, and among how many workers the examples are dealt."""

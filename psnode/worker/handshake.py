@@ -104,7 +104,7 @@ class WorkerContext:
         replica = Replica(model.vector)
         gradients = Gradients(model.parameters, plan, self.device)
         coding = Coding(plan, self.scheme)
-        sampler = replace(self.sampler, shift=start.sample_shift)
+        sampler = replace(self.sampler, epoch_offset=start.sample_shift)
         sender = GradientSender(
             coding,
             link,
@@ -113,7 +113,7 @@ class WorkerContext:
             seed=config.seed,
             lr=learning_rate(config, start.steps_per_epoch, start.shift, self.own_rate),
             steps_per_epoch=start.steps_per_epoch,
-            shift=start.shift,
+            epoch_offset=start.shift,
             workers=self.sampler.workers,
         )
         on_host = self._code_on_device(coding, sender, replica) if config.enable_gpu else []

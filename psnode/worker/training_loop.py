@@ -198,10 +198,10 @@ class Worker:
         self._count_epochs(deal.shift)
         self._last_step = deal.last_step
 
-    def _count_epochs(self, shift: int) -> None:
-        """From here on steps count epochs from `shift`."""
-        lr = learning_rate(self.config, self._steps_per_epoch, shift, self.own_rate)
-        self.sender.reschedule(lr, self._steps_per_epoch, shift, self._workers)
+    def _count_epochs(self, epoch_offset: int) -> None:
+        """From here on steps count epochs from `epoch_offset`."""
+        lr = learning_rate(self.config, self._steps_per_epoch, epoch_offset, self.own_rate)
+        self.sender.reschedule(lr, self._steps_per_epoch, epoch_offset, self._workers)
 
     def _stand_by(self, flags: Flag) -> Flag:
         """While this rank is a spare: take one version after the other."""

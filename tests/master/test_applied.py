@@ -40,18 +40,18 @@ def test_a_run_that_did_not_count_does_not_begin_to(tmp_path: Path) -> None:
 
 @given(st.integers(0, 200), st.integers(1, 6), st.integers(1, 6), st.integers(20, 90), st.integers(-5, 5))
 def test_a_place_among_others_leaves_out_less_than_a_step_and_repeats_nothing(
-    place: int, before: int, now: int, length: int, shift: int
+    place: int, before: int, now: int, length: int, epoch_offset: int
 ) -> None:
     """Counted in examples: those that all have taken of the epoch by then, and the place of the first behind it."""
     batch = 3
-    finished = Sampler(length, 0, now, batch, shift=shift).finished(place, before)
+    finished = Sampler(length, 0, now, batch, epoch_offset=epoch_offset).finished(place, before)
     epoch, within = divmod(place, length // (before * batch))
     taken = within * before * batch
     an_epoch = length // (now * batch)
-    next_epoch, next_within = divmod(finished + shift, an_epoch)
+    next_epoch, next_within = divmod(finished + epoch_offset, an_epoch)
     if (next_epoch, next_within) == (epoch + 1, 0):
         assert length - taken < (now + before) * batch + now * batch
     else:
         assert next_epoch == epoch
         assert taken <= next_within * now * batch < taken + now * batch
-    assert before != now or finished + shift == place
+    assert before != now or finished + epoch_offset == place

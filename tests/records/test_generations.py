@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psnode.config import Config
 from psnode.config.schedules import learning_rate
-from psnode.records.generations import Generation, continued, shift
+from psnode.records.generations import Generation, continued, epoch_offset
 from psnode.tasks.data.sampler import Sampler
 
 BATCH = 3
@@ -23,8 +23,8 @@ def examples_of(length: int, lengths: Sequence[tuple[int, int]]) -> list[tuple[i
     taken, history, done = list[tuple[int, int]](), tuple[Generation, ...](), 0
     for steps, workers in lengths:
         history = continued(history, done, workers)
-        moved = shift(history, length, lambda workers: workers * BATCH)
-        samplers = [Sampler(length, rank, workers, BATCH, seed=5, shift=moved) for rank in range(workers)]
+        moved = epoch_offset(history, length, lambda workers: workers * BATCH)
+        samplers = [Sampler(length, rank, workers, BATCH, seed=5, epoch_offset=moved) for rank in range(workers)]
         for step in range(done + 1, done + steps + 1):
             for sampler in samplers:
                 taken += [(sampler.locate(step)[0], int(index)) for index in sampler.indices(step)[0]]
@@ -45,13 +45,13 @@ def test_no_example_is_taken_twice_in_an_epoch_and_few_are_left_out(lengths: lis
 
 
 def test_without_a_change_nothing_moves() -> None:
-    assert shift([Generation(0, 4)], 100, lambda workers: workers) == 0
-    assert shift([Generation(0, 4), Generation(7, 4)], 100, lambda workers: workers) == 0
+    assert epoch_offset([Generation(0, 4)], 100, lambda workers: workers) == 0
+    assert epoch_offset([Generation(0, 4), Generation(7, 4)], 100, lambda workers: workers) == 0
 
 
 def test_half_the_workers_take_twice_the_steps() -> None:
     """An epoch of 96 examples: 6 steps of 16, or 12 of 8. After 9 steps, half of the second epoch is over."""
-    assert shift([Generation(0, 4), Generation(9, 2)], 96, lambda workers: 4 * workers) + 9 == 12 + 6
+    assert epoch_offset([Generation(0, 4), Generation(9, 2)], 96, lambda workers: 4 * workers) + 9 == 12 + 6
 
 
 def test_parts_that_were_undone_are_forgotten() -> None:
@@ -76,7 +76,7 @@ def test_parts_that_were_undone_are_forgotten() -> None:
 def test_learning_rates_depend_on_the_epochs_that_are_over(settings: dict[str, object]) -> None:
     """Epochs of 6 steps, then of 12: the rate after e epochs is that of a run that had 12 from the start."""
     config = Config(epochs=6, lr=0.01, **settings)  # type: ignore[arg-type]
-    moved = shift([Generation(0, 4), Generation(9, 2)], 96, lambda workers: 4 * workers)
+    moved = epoch_offset([Generation(0, 4), Generation(9, 2)], 96, lambda workers: 4 * workers)
     resumed, always = learning_rate(config, 12, moved), learning_rate(config, 12)
     assert [resumed(step) for step in range(9, 9 + 54)] == [always(step) for step in range(18, 72)]
     assert config.total_steps(12, moved) == 9 + 54

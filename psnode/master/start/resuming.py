@@ -63,7 +63,7 @@ def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -
     if earlier is None or not step or run.config.lr_schedule not in SHAPED:
         return
     epochs = sharding.epochs
-    before, now = (config.total_steps(epochs.steps, epochs.shift) for config in (earlier, run.config))
+    before, now = (config.total_steps(epochs.steps, epochs.epoch_offset) for config in (earlier, run.config))
     if before == now or step >= now:
         return
     then = sharding.schedule_of(replace(earlier, lr=run.config.lr))

@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 class Sampler:
     """The share of `worker` (0..workers-1) in `length` examples, `batches_per_step` micro-batches of `batch` per step.
 
-    `shift` is added to a step before its place in an epoch is looked up (psnode.records.generations).
+    `epoch_offset` is added to a step before its place in an epoch is looked up (psnode.records.generations).
 
     Raises ConfigurationError if the examples are fewer than all workers take in one step.
     """
@@ -60,7 +60,7 @@ class Sampler:
     batch: int
     batches_per_step: int = 1
     seed: int = 0
-    shift: int = 0
+    epoch_offset: int = 0
 
     def __post_init__(self) -> None:
         taken = self.workers * self.batch * self.batches_per_step
@@ -75,28 +75,28 @@ class Sampler:
         """Whole steps in an epoch, at least 1."""
         return self.length // (self.workers * self.batch * self.batches_per_step)
 
-    def dealt(self, rank: int, ranks: Sequence[int], shift: int) -> Sampler:
+    def dealt(self, rank: int, ranks: Sequence[int], epoch_offset: int) -> Sampler:
         """Return the share of `rank` if the examples are dealt among `ranks`, in this order.
 
         A rank outside `ranks` draws from permutations of its own, which do not affect the others' examples.
         """
         if rank in ranks:
-            return replace(self, worker=ranks.index(rank), workers=len(ranks), shift=shift)
+            return replace(self, worker=ranks.index(rank), workers=len(ranks), epoch_offset=epoch_offset)
         seed = int(np.random.SeedSequence((self.seed, _OUTSIDE, rank)).generate_state(1)[0])
-        return replace(self, worker=0, workers=len(ranks), shift=shift, seed=seed)
+        return replace(self, worker=0, workers=len(ranks), epoch_offset=epoch_offset, seed=seed)
 
     def finished(self, place: int, workers: int) -> int:
-        """Return the step after which this share continues if one among `workers` had reached `place`, a step with its shift.
+        """Return the step after which this share continues if one among `workers` had reached `place`, a step plus its offset.
 
         It continues the same epoch, with the next whole step.
         """
         epoch, within = divmod(place, self.length // (workers * self.batch * self.batches_per_step))
         here = min(-(-within * workers // self.workers), self.steps_per_epoch)
-        return epoch * self.steps_per_epoch + here - self.shift
+        return epoch * self.steps_per_epoch + here - self.epoch_offset
 
     def locate(self, step: int) -> tuple[int, int]:
         """Return (epoch, step within it), both from 0, of step `step`, which counts from 1 over all epochs."""
-        return divmod(step - 1 + self.shift, self.steps_per_epoch)
+        return divmod(step - 1 + self.epoch_offset, self.steps_per_epoch)
 
     def indices(self, step: int) -> list[Indices]:
         """Return the `batches_per_step` index arrays, each (batch,), of step `step`. Permutes again at each call."""
