@@ -8,24 +8,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Indices, Shape
-from psnode.codecs.payload import Payload
+from psnode.codecs.payload import Payload, RandomSource, body_of
 from psnode.errors import CodecError
 
 if TYPE_CHECKING:
     from psnode.codecs.selection.largest import Entries
-
-
-class RandomSource(Protocol):
-    """Source of the key of encode: a numpy Generator, or psnode.codecs.rng.Key."""
-
-    def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Any:
-        """`size` words uniform in 0..low-1."""
-        ...
 
 
 class Defaults(ABC):
@@ -33,14 +25,14 @@ class Defaults(ABC):
 
     def support(self, payload: Payload) -> Indices:
         """The flat indices that the payload carries, ascending: all of them unless the codec is sparse."""
-        body = self._body(payload)
+        body = body_of(self, payload)
         return self._support(body, payload.shape) if payload.size else np.empty(0, np.int64)
 
     def entries(self, payload: Payload) -> Entries | None:
         """Ascending indices (uint32) and values of a sparse payload: all others decode to 0. None if the codec is not sparse,
         and for an empty array. Raises PayloadError.
         """
-        body = self._body(payload)
+        body = body_of(self, payload)
         return self._entries(body, payload.shape) if payload.size else None
 
     def fit(self, x: Floats, rng: RandomSource) -> Self:
@@ -60,9 +52,14 @@ class Defaults(ABC):
     def linear(self) -> bool:
         """True if payloads that were encoded under one key can be merged."""
 
+    @property
     @abstractmethod
-    def _body(self, payload: Payload) -> Bytes:
-        """The body of a payload that this codec can decode."""
+    def stages(self) -> tuple[str, ...]:
+        """The ids that this codec's payloads carry."""
+
+    @abstractmethod
+    def max_nbytes(self, shape: Shape) -> int:
+        """The most bytes a payload of an array of `shape` has, header included."""
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         """The flat indices sent, ascending."""

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from psnode.codecs import table
-from psnode.codecs.abilities import Defaults, RandomSource
+from psnode.codecs.abilities import Defaults
 from psnode.codecs.arrays import (
     Bytes,
     Codes,
@@ -24,17 +24,16 @@ from psnode.codecs.arrays import (
     Shape,
     Words,
     check_error,
-    checked_buffer,
     checked_target,
     in_c_order,
     readonly,
 )
-from psnode.codecs.payload import Payload, check_shape, header_nbytes, write_header
+from psnode.codecs.payload import Payload, RandomSource, assemble, body_of, header_nbytes
 from psnode.codecs.sinks import NOTHING, InnerProducts, Moved, Sink, Subtracted
 from psnode.codecs.sources import Accumulated, Copied, Source, Values
 from psnode.codecs.spec import Spec, Stage
 from psnode.codecs.traits import Traits
-from psnode.errors import CodecTypeError, CodecValueError, PayloadError
+from psnode.errors import CodecTypeError, CodecValueError
 
 __all__ = [
     "NOTHING",
@@ -77,7 +76,7 @@ class Codec(Defaults, ABC):
 
     @property
     def traits(self) -> Traits:
-        """Traits of this codec for its callers; the properties below are shorthands for them."""
+        """Traits as the codec declares them. Callers ask the five properties below by their own names: `codec.unbiased`."""
         return Traits()
 
     @property
@@ -143,34 +142,14 @@ class Codec(Defaults, ABC):
         source = x if isinstance(x, Source) else Values(x)
         if isinstance(sink, Moved) and sink.target.shape != source.shape:
             raise CodecValueError(f"the sink has shape {sink.target.shape}, the source has {source.shape}: they must be equal")
-        return self._payload(source.shape, rng, out, lambda key, body: self._coded(source, key, body, sink))
-
-    def assembled(
-        self, shape: Shape, rng: RandomSource, write: Callable[[Words, Bytes], int], out: Bytes | None = None
-    ) -> Payload:
-        """The payload of an array of `shape` whose body `write` makes, from two words drawn from `rng`.
-
-        `write(key, body)` returns the length; `body` has room for the longest. It is not called for an empty array. `out`: see
-        encode.
-        """
-        return self._payload(shape, rng, out, write)
-
-    def disassembled(self, payload: Payload, size: int) -> Bytes:
-        """The body of a payload of `size` values, for a caller that decodes it; nothing in the body is checked.
-
-        PayloadError if it is not this codec's, or of another size.
-        """
-        body = self._body(payload)
-        if payload.size != size:
-            raise PayloadError(f"a payload of {payload.size} values, shape {payload.shape}, where {size} are expected")
-        return body
+        return assemble(self, source.shape, rng, lambda key, body: self._coded(source, key, body, sink), out)
 
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
         """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
 
         Any instance of the class decodes payloads of another one. Raises PayloadError.
         """
-        body = self._body(payload)
+        body = body_of(self, payload)
         if out is None:
             out = np.empty(payload.shape, np.float32)
         target = checked_target(out, payload.shape)
@@ -183,7 +162,7 @@ class Codec(Defaults, ABC):
 
         `out`: float32, contiguous, payload.shape or flat. Raises PayloadError and has then not touched `out`.
         """
-        body = self._body(payload)
+        body = body_of(self, payload)
         target = checked_target(out, payload.shape)
         if target.size:
             self._decode_add(body, target, np.float32(weight))
@@ -194,7 +173,7 @@ class Codec(Defaults, ABC):
         `room` (float32, flat, as long as the array or longer) saves an allocation where that takes decoding. It is in use until
         the last `add`, and so is the payload's memory.
         """
-        body, shape = self._body(payload), payload.shape
+        body, shape = body_of(self, payload), payload.shape
         if not payload.size:
             return Measured(0.0, lambda out, weight: None)
         found = self._measure(body, shape, room)
@@ -257,19 +236,6 @@ class Codec(Defaults, ABC):
         self._decode(body, decoded.reshape(shape))
         return Measured(norm_of(decoded, self.id), lambda out, weight: add_scaled(decoded, out.reshape(-1), weight))
 
-    def _payload(self, shape: Shape, rng: RandomSource, out: Bytes | None, write: Callable[[Words, Bytes], int]) -> Payload:
-        """Header and the body that `write` fills from a key, in `out` or in a buffer of its own."""
-        check_shape(shape)
-        key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
-        limit = self.max_nbytes(shape)
-        buffer = np.empty(limit, np.uint8) if out is None else checked_buffer(out, limit)
-        used = write_header(buffer, self.stages, shape)
-        if math.prod(shape):
-            used += write(key, buffer[used:limit])
-        if out is None and used < 0.75 * limit:
-            buffer = buffer[:used].copy()
-        return Payload(buffer[:used])
-
     def _coded(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         """Call _encode. If the codec does not fuse the pair, make the source first and serve the sink afterwards, by decoding."""
         if self._fuses(source, sink):
@@ -303,14 +269,3 @@ class Codec(Defaults, ABC):
         if target is not error:
             np.copyto(error, target)
         return payload
-
-    def _body(self, payload: Payload) -> Bytes:
-        """The body of a payload that this codec can decode."""
-        if not isinstance(payload, Payload):
-            raise CodecTypeError(f"decode takes a Payload, not {type(payload).__name__}: use Payload.from_bytes")
-        if payload.stages != self.stages:
-            raise PayloadError(f"a payload of {'+'.join(payload.stages)} was handed to {'+'.join(self.stages)}")
-        body = payload.body
-        if not payload.size and body.size:
-            raise PayloadError(f"a payload of an empty array has {body.size} bytes after its header")
-        return body

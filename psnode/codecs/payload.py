@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
-from psnode.codecs.arrays import Bytes, Shape
+from psnode.codecs.arrays import Bytes, Shape, Words, checked_buffer
 from psnode.codecs.table import NAMES, OUTSIDE, number_of
 from psnode.errors import CodecTypeError, CodecValueError, PayloadError
 
@@ -48,6 +50,27 @@ def check_shape(shape: Shape) -> None:
         raise CodecValueError(f"an array of {len(shape)} dimensions cannot be coded: at most {MAX_DIMENSIONS}, reshape it")
     if math.prod(max(n, 1) for n in shape) > MAX_COORDINATES:
         raise CodecValueError(f"an array of shape {shape} cannot be coded: at most {MAX_COORDINATES} values, cut it")
+
+
+class RandomSource(Protocol):
+    """Source of the key of encode: a numpy Generator, or psnode.codecs.rng.Key."""
+
+    def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Any:
+        """`size` words uniform in 0..low-1."""
+        ...
+
+
+class Format(Protocol):
+    """The properties of a codec that the layout of its payloads depends on."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The ids in the header."""
+        ...
+
+    def max_nbytes(self, shape: Shape) -> int:
+        """The most bytes a payload of an array of `shape` has, header included."""
+        ...
 
 
 class Payload:
@@ -111,6 +134,44 @@ class Payload:
 
     def __repr__(self) -> str:
         return f"<Payload {'+'.join(self.stages)} of shape {self.shape}, {self.nbytes} bytes>"
+
+
+def assemble(
+    codec: Format, shape: Shape, rng: RandomSource, write: Callable[[Words, Bytes], int], out: Bytes | None = None
+) -> Payload:
+    """The payload of an array of `shape` whose body `write` fills, from a key of two words drawn from `rng`.
+
+    `write(key, body)` returns the length; `body` has room for the longest. It is not called for an empty array. `out` (uint8,
+    starting at a multiple of 4 bytes, max_nbytes(shape) long or longer) is where the payload is written, else a new buffer.
+    Raises CodecTypeError, CodecValueError.
+    """
+    check_shape(shape)
+    key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
+    limit = codec.max_nbytes(shape)
+    buffer = np.empty(limit, np.uint8) if out is None else checked_buffer(out, limit)
+    used = write_header(buffer, codec.stages, shape)
+    if math.prod(shape):
+        used += write(key, buffer[used:limit])
+    if out is None and used < 0.75 * limit:
+        buffer = buffer[:used].copy()
+    return Payload(buffer[:used])
+
+
+def body_of(codec: Format, payload: Payload, size: int | None = None) -> Bytes:
+    """The body of a payload that `codec` can decode, of `size` values if that is given; nothing in the body is checked.
+
+    Raises CodecTypeError for anything but a payload, and PayloadError for one of other stages or of another size.
+    """
+    if not isinstance(payload, Payload):
+        raise CodecTypeError(f"decode takes a Payload, not {type(payload).__name__}: use Payload.from_bytes")
+    if payload.stages != codec.stages:
+        raise PayloadError(f"a payload of {'+'.join(payload.stages)} was handed to {'+'.join(codec.stages)}")
+    body = payload.body
+    if not payload.size and body.size:
+        raise PayloadError(f"a payload of an empty array has {body.size} bytes after its header")
+    if size is not None and payload.size != size:
+        raise PayloadError(f"a payload of {payload.size} values, shape {payload.shape}, where {size} are expected")
+    return body
 
 
 def _read_header(data: Bytes) -> tuple[tuple[str, ...], Shape]:

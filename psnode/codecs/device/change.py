@@ -12,6 +12,7 @@ from psnode.codecs.contractive import Contractive
 from psnode.codecs.device.row_coder import DeviceCoder
 from psnode.codecs.device.row_functions import RowFunctions
 from psnode.codecs.dithered import Dithered
+from psnode.codecs.payload import body_of
 from psnode.errors import PayloadError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ChangeOfRows:
 
     def add(self, payload: Payload) -> None:
         """Weights += decoded. PayloadError, with the weights as they were."""
-        body = self._codec.disassembled(payload, self._weights.numel())
+        body = body_of(self._codec, payload, self._weights.numel())
         scale = np.float32(1)
         if isinstance(self._codec, Contractive):
             scale, body = self._codec.split(body)
@@ -76,7 +77,7 @@ class ChangeOfEntries:
 
     def add(self, payload: Payload) -> None:
         """Weights += decoded. PayloadError, with the weights as they were."""
-        self._codec.disassembled(payload, self._weights.numel())
+        body_of(self._codec, payload, self._weights.numel())
         entries = self._codec.entries(payload)
         assert entries is not None, self._codec
         device = self._weights.device

@@ -26,6 +26,7 @@ from psnode.codecs.contractive import Contractive
 from psnode.codecs.device.spectra import DeviceSpectrum, sketch, spectrum, trim
 from psnode.codecs.lowrank.factors import fold, unfold
 from psnode.codecs.lowrank.rank_one import may_overflow, write_saturated
+from psnode.codecs.payload import body_of
 from psnode.codecs.svd import SIDE, Svd, sizes
 
 Spectral: TypeAlias = Svd | Chain  # a chain that begins with svd
@@ -117,7 +118,7 @@ class SpectralChange:
 
     def add(self, payload: Payload) -> None:
         """Weights += decoded. PayloadError, with the weights as they were."""
-        body = self._codec.disassembled(payload, self._weights.numel())
+        body = body_of(self._codec, payload, self._weights.numel())
         if not payload.size:
             return
         scale = np.float32(1)

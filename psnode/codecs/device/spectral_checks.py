@@ -21,6 +21,7 @@ from psnode.codecs.device.change import decoder
 from psnode.codecs.device.contractive_forms import spectral_encoder
 from psnode.codecs.device.spectral import SpectralChange, svd_of
 from psnode.codecs.kernels.dots import tree_products
+from psnode.codecs.payload import assemble
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.errors import PayloadError, in_one_line
@@ -55,7 +56,7 @@ def coded(codec: Codec, x: Floats, key: Key, device: torch.device) -> tuple[Payl
             raise PayloadError("the device takes values for not finite")
         return encoder.take(body)
 
-    return codec.assembled(x.shape, key, write), there.cpu().numpy().reshape(x.shape)
+    return assemble(codec, x.shape, key, write), there.cpu().numpy().reshape(x.shape)
 
 
 def _differences(codec: Codec, svd: Svd, device: torch.device) -> Iterator[str]:

@@ -29,7 +29,7 @@ from psnode.codecs.kernels import hashed
 from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.norms import NOT_FINITE, max_norm, norm_of
-from psnode.codecs.payload import MAX_COORDINATES, header_nbytes
+from psnode.codecs.payload import MAX_COORDINATES, body_of, header_nbytes
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
@@ -95,7 +95,7 @@ class LinearSketch(Linear, Codec):
         if first.size:
             total = np.zeros((merged.size - start) // 4, np.float64)
             for payload in payloads:
-                total += self._read(self._body(payload)).cells
+                total += self._read(body_of(self, payload)).cells
             merged[start:].view(np.float32)[:] = np.clip(total, -_LARGEST, _LARGEST)
         return Payload(merged)
 
@@ -103,7 +103,7 @@ class LinearSketch(Linear, Codec):
         """True if key, rows and columns of `payload` are this codec's own."""
         key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
         own = [*key.view(np.uint32).tolist(), self.rows, self._columns(payload.shape)]
-        return not payload.size or self._body(payload)[:_HEAD].view(np.uint32).tolist() == own
+        return not payload.size or body_of(self, payload)[:_HEAD].view(np.uint32).tolist() == own
 
     def _columns(self, shape: Shape) -> int:
         return max(1, round(self.ratio * math.prod(shape) / self.rows))

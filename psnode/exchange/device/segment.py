@@ -12,6 +12,7 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Words
 from psnode.codecs.device.protocols import DeviceCodec, DeviceEncoder
 from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.payload import assemble
 from psnode.codecs.rng import Key
 from psnode.errors import NonFinitePartError
 from psnode.exchange.device.rules import Pieces, rule_of
@@ -60,7 +61,7 @@ class DeviceSegment:
         NonFiniteGradientError if the sum with the residual is not finite.
         """
         encoder = self._encoder(codec)
-        payload = codec.assembled(self._shape, key, lambda words, body: self._code(encoder, pieces, words, body, context), out)
+        payload = assemble(codec, self._shape, key, lambda words, body: self._code(encoder, pieces, words, body, context), out)
         if self._feedback.masks and not codec.lossless:
             self._forget(codec, payload)
         self._pushed.record()  # the masking is not waited for, and settling uses another stream

@@ -10,6 +10,7 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.device.protocols import Change, DeviceEncoder
 from psnode.codecs.kernels.finite import raise_nonfinite
+from psnode.codecs.payload import assemble
 from psnode.codecs.rng import Key
 from psnode.exchange.update.device_copies import told
 from psnode.plan.groups import Group, Segment
@@ -36,7 +37,7 @@ class DeviceMover:
         x, y = (vector[segment.start : segment.stop] for vector in (self._x, self._y))
         encoder, change = self._encoders.get(segment.index), self._changes.get(segment.index)
         if encoder is not None:
-            payload = codec.assembled(segment.shape, key, lambda words, body: _code(encoder, x, y, words, body), out)
+            payload = assemble(codec, segment.shape, key, lambda words, body: _code(encoder, x, y, words, body), out)
         else:
             difference = (x - y).cpu().numpy().reshape(segment.shape)
             payload = codec.encode(difference, key, out=out)

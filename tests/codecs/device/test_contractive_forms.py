@@ -14,6 +14,7 @@ from psnode.codecs.contractive import Contractive
 from psnode.codecs.device.checks import check, summary
 from psnode.codecs.device.device_codecs import on_device
 from psnode.codecs.device.protocols import DeviceEncoder
+from psnode.codecs.payload import assemble
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.config.extensions import load_codec
@@ -129,7 +130,7 @@ def test_of_spectral_atomo_the_factor_is_that_of_what_is_sent(spec: str, scale: 
     codec, x = get_codec(spec).contractive(), decays() * np.float32(scale)
     assert isinstance(codec, Contractive) and isinstance(codec.codec, Chain) and isinstance(codec.codec.reducer, Svd)
     encoder, there = encoder_of(codec, x.shape), torch.from_numpy(x.reshape(-1).copy())
-    payload = codec.assembled(x.shape, KEY, lambda words, body: (encoder.encode(there, words, there), encoder.take(body))[1])
+    payload = assemble(codec, x.shape, KEY, lambda words, body: (encoder.encode(there, words, there), encoder.take(body))[1])
     assert there.numpy().tobytes() == (x - codec.decode(payload)).reshape(-1).tobytes()
     c, body = codec.split(payload.body)
     y = np.empty(x.shape, np.float32)

@@ -17,6 +17,7 @@ from psnode.codecs import Codec, Payload, get_codec
 from psnode.codecs.arrays import Bytes, Floats, Words
 from psnode.codecs.device.spectral import SpectralEncoder, svd_of
 from psnode.codecs.lowrank import randomised
+from psnode.codecs.payload import assemble
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 
@@ -54,7 +55,7 @@ def on_device(codec: Codec, x: Floats, key: Key = KEY) -> tuple[Payload, Floats]
         assert encoder.is_finite
         return encoder.take(body)
 
-    payload = codec.assembled(x.shape, key, write)
+    payload = assemble(codec, x.shape, key, write)
     return Payload.from_bytes(payload.to_bytes()), values.numpy().reshape(x.shape)
 
 
