@@ -73,7 +73,7 @@ def _ours(root: Path, size: int, batch_size: int, processes: int) -> Iterator[An
 
     options = {"size": str(size), "augment": "area", "cache": "0"}
     given = data_of(data.load("imagefolder", root, options=options), Config(batch_size=batch_size, data_workers=processes))
-    share = DataShare.behind(given, Sampler(len(given), 0, 1, batch_size), 0, 1 << 30)
+    share = DataShare.after(given, Sampler(len(given), 0, 1, batch_size), 0, 1 << 30)
     try:
         while True:
             yield next(share.batches)

@@ -69,5 +69,5 @@ class Collectives:
 
 
 def _padded(nbytes: Any) -> Any:
-    """Bytes of payloads with the zeros behind them."""
+    """Bytes of payloads with their padding of zeros."""
     return -(-nbytes // _ALIGNED) * _ALIGNED

@@ -1,7 +1,7 @@
 """Kernels of a step, compiled before the first one, once on a machine: in processes side by side, and cached on disk.
 
 A step is made of pieces, each with kernels of its own: gradients are coded and added, weights are updated, coded and read. A
-piece is run on a few values of the kind that it will meet. Numba loads what is cached; what is not is compiled by processes
+piece is run on a few values of the kind that it will meet. Numba loads cached kernels; all others are compiled by processes
 that import neither torch nor MPI. One rank of a host does so, and the others wait for it.
 """
 
@@ -73,7 +73,7 @@ class _Watch(numba_events.Listener):
 
 @contextlib.contextmanager
 def watched(*, refuses: bool = False) -> Iterator[_Watch]:
-    """Watch what is compiled while inside."""
+    """Record the kernels that are compiled inside the context."""
     watch = _Watch(refuses=refuses)
     numba_events.register(_COMPILES, watch)  # type: ignore[no-untyped-call]
     try:
@@ -83,7 +83,7 @@ def watched(*, refuses: bool = False) -> Iterator[_Watch]:
 
 
 def prepare(coding: Coding, config: Config) -> None:
-    """Have all kernels that a step needs, and tell what is compiled for it."""
+    """Load or compile all kernels that a step needs, and log those that are compiled."""
     pieces = pieces_of(coding, config)
     if missing := [piece for piece in pieces if not _is_cached(piece)]:
         with _alone():

@@ -18,8 +18,8 @@ class EarlyFrames:
     `sources[g]` is the rank that group g comes from. The frames of one rank come in the order in which it sent them; between
     ranks there is no order. Kept frames have at most `limit` bytes in all, STATE not counted, of which there is one a promotion.
 
-    Raises WireError, with the sender, for a frame that is none of its sender's or goes back to an earlier version, and for one
-    that passes the limit: then with the sender of most bytes.
+    Raises WireError, with the sender, for a frame that its sender must not send or that goes back to an earlier version, and
+    for one that passes the limit: then with the sender of most bytes.
     """
 
     def __init__(self, sources: Sequence[int], limit: int) -> None:
@@ -34,7 +34,7 @@ class EarlyFrames:
         self._whole = -1  # the newest version that is in place as a whole; later ones before `_due` were skipped
 
     def expect(self, version: int, *, skipping: bool = False) -> None:
-        """From here on `version` is due. Unless `skipping`, the one before is in place. Earlier parts are dropped."""
+        """Expect frames of `version`. Unless `skipping`, the one before is in place. Earlier parts are dropped."""
         self._due = version
         if not skipping:
             self._whole = version - 1

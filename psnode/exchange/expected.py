@@ -19,7 +19,7 @@ _MOST = 1 << 20  # coordinates that are coded to learn a codec's size
 def step_bytes(coding: Coding) -> tuple[float, float]:
     """Expected bytes of a worker's gradients up, and of the weights down to one worker, with the headers of their frames.
 
-    Exact for codecs whose payloads have one size; for the others as with normal values, behind the warm-up of a ratio.
+    Exact for codecs whose payloads have one size; for the others an estimate from normal values, after the warm-up of a ratio.
     """
     plan, down = coding.plan, coding.down
     headers = HEADER_BYTES * len(plan.groups)

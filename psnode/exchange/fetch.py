@@ -40,7 +40,7 @@ class SideStream:
 
 
 class OnDemand:
-    """A tensor that stays on its device, to be copied to `target` on the host at the first use there."""
+    """A tensor that stays on its device, to be copied to `target` on the host at its first use on the host."""
 
     def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
         self._source, self._target = source, target
@@ -48,7 +48,7 @@ class OnDemand:
         self._computed.record()
 
     def ready(self) -> torch.Tensor:
-        """The tensor, for work that is given to the calling thread's current stream: it waits for what computes it."""
+        """The tensor, for work that is given to the calling thread's current stream: it waits for the work that computes it."""
         stream = torch.cuda.current_stream()
         stream.wait_event(self._computed)
         self._source.record_stream(stream)  # its memory is not used again before that work is over

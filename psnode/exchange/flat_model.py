@@ -38,7 +38,7 @@ class MovedParameter(NamedTuple):
 class FlatModel:
     """`model` with its trained `parameters` as views of `vector`: float32, `plan.size` long, given with any values.
 
-    The values are the model's, which are copied there.
+    The values are copied from the model.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, vector: torch.Tensor) -> None:

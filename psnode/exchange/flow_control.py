@@ -1,6 +1,6 @@
 """Flow control: a bound on the bytes in flight to each rank.
 
-Rounds that do not wait for everybody leave a slow worker behind, and nothing waits for a spare. Untaken weights fill
+Rounds that do not wait for everybody outpace a slow worker, and nothing waits for a spare. Untaken weights fill
 memory: the master's while the rank's host takes nothing, the rank's own while its main thread is busy. A rank with half of
 the limit outstanding is asked to answer as soon as it has caught up. A rank above the limit is held: no version is sent to it
 until it has answered, and then all weights of the newest one.

@@ -1,7 +1,7 @@
 """Memory that the exchange takes on a master and on a worker: vectors of the model's size by purpose, before there is a job.
 
 A vector is float32, one value a trained parameter. Activations of the forward pass, libraries, and buffers that every
-program has are not counted: the figures are what a scheme, an optimizer and a number of workers decide.
+program has are not counted: the figures depend on the scheme, the optimizer and the number of workers alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
-    """Uses of memory in a job of so many `workers`. Codes some values to learn the size of payloads."""
+    """Uses of memory in a job of `workers` workers. Codes some values to learn the size of payloads."""
     vector = 4 * coding.plan.size
     up, down = step_bytes(coding)
     return Footprint(vector, tuple(_master(vector, up, down, coding, config, workers)), tuple(_worker(vector, up, down, coding)))

@@ -1,4 +1,4 @@
-"""The gradients of one backward pass: left where torch put them, unless somebody needs them side by side."""
+"""The gradients of one backward pass: left where torch put them, unless a caller needs them contiguous."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Gradients:
             self._taken[name] = self._flat[place]
 
     def keep(self, names: Collection[str]) -> None:
-        """Leave the gradients of these parameters on the device, until somebody reads them on the host."""
+        """Leave the gradients of these parameters on the device, until they are read on the host."""
         self._stays = frozenset(names)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """`parts` of gradients that are kept on the device: there, for work given to the calling thread's current stream."""
+        """`parts` of gradients kept on the device, as tensors on it, for work given to the calling thread's current stream."""
         found = []
         for name in self._names(start, stop):
             if self._taken[name] is not None:
@@ -77,7 +77,7 @@ class Gradients:
         return found
 
     def parts(self, start: int, stop: int) -> Parts:
-        """Coordinates [start, stop) of the vector in pieces, each with its place behind `start`; the others are zeros."""
+        """Coordinates [start, stop) of the vector in pieces, each with its offset from `start`; the others are zeros."""
         found = []
         for name in self._names(start, stop):
             if (coming := self._coming.pop(name, None)) is not None:

@@ -33,7 +33,7 @@ UPDATED, ADAM = "weights updated", "weights updated by Adam"
 
 
 class Piece(NamedTuple):
-    """One of the things above, done to segments of `shapes` with `codec`; `rule`: what else decides how.
+    """One of the things above, done to segments of `shapes` with `codec`; `rule`: further parameters.
 
     That is the feedback rule of gradients that are coded, and the aggregator too of those that are added; of an update by SGD
     momentum, weight decay, Nesterov's form, and True if the decay is gathered beside a momentum of the senders.

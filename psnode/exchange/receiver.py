@@ -68,16 +68,16 @@ class Receiver:
         self._closing: Frame | None = None  # the master's word that the version is complete, while parts are missing
         self._flags: Flag | None = None
         self._skipped = False  # versions before this one were never whole here: a change of weights has no base
-        self._spare = False  # this rank was none of those who take part
+        self._spare = False  # this rank did not take part
         self.missing: set[int] = set()  # groups whose weights are of an older version
         self.waited = 0.0
-        self.deal: Reshard | None = None  # the newest that has come, until somebody takes it
-        self.statistics: dict[str, torch.Tensor] = {}  # with it, for a rank that has none of its own
+        self.deal: Reshard | None = None  # the newest that has come, until it is taken
+        self.statistics: dict[str, torch.Tensor] = {}  # with it, for a rank without its own
         self.applied: int | None = None  # gradients, by this version; None: its number tells
-        self.checkpoints: list[int] = []  # of versions that were passed over, until somebody contributes to them
+        self.checkpoints: list[int] = []  # of versions that were passed over, until this rank contributes to them
 
     def expect(self, version: int) -> None:
-        """From here on `version` is to come: no weight may be used before it is required."""
+        """Expect `version`: no weight may be used before it is required."""
         self.waited = 0.0
         self._expect(version, skipping=False)
 
@@ -171,7 +171,7 @@ class Receiver:
             self._skip(word)
             return
         if self._spare and word.version == self.version - 1 and len(self.missing) == len(self._plan.groups):
-            self.hold(word.version)  # nobody is left in its round, which this rank may take part in, or which is the last
+            self.hold(word.version)  # no worker is left in its round: this rank may join it, or it is the last
         if word.version != self.version:
             raise self._untimely(word)
         match word.kind:

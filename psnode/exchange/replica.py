@@ -23,7 +23,7 @@ class Replica:
     """y, flat in the order of the plan, in the memory of `theta`, the vector that the model computes with.
 
     On a device y is also on the host, and `publish` copies it to theta. `weights` is y on the host, float32. Of segments that
-    are changed on the device it only holds what came whole.
+    are changed on the device it only holds weights that came whole.
     """
 
     def __init__(self, theta: torch.Tensor) -> None:
@@ -34,7 +34,7 @@ class Replica:
         self._changed_there: dict[int, Change] = {}
 
     def change_on_device(self, plan: Plan, codecs: Sequence[Codec]) -> list[Verdict]:
-        """Have changes decoded where the model looks, from now on, as far as that gives the host's weights; what was found.
+        """Have changes decoded where the model looks, from now on, as far as that gives the host's weights; the verdicts.
 
         `codecs`: of the segments' changes. ConfigurationError if CuPy is absent.
         """
@@ -47,7 +47,7 @@ class Replica:
         return segment.index in self._changed_there
 
     def change(self, segment: Segment, codec: Codec, payload: Payload) -> None:
-        """Add what `payload` decodes to to the segment's weights. PayloadError."""
+        """Add the decoded `payload` to the segment's weights. Raises PayloadError."""
         if (change := self._changed_there.get(segment.index)) is not None:
             change.add(payload)
             self._order()

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from psnode.codecs.device.protocols import DeviceCodec
     from psnode.exchange.device.segment import DeviceSegment
 
-CODEBOOK_BYTES = 4096  # with zeros behind the text
+CODEBOOK_BYTES = 4096  # padded with zeros
 
 
 class Laid(Protocol):
-    """A gradient laid out by the plan, as of psnode.exchange.gradients."""
+    """A gradient laid out by the plan, see psnode.exchange.gradients."""
 
     def parts(self, start: int, stop: int) -> Parts:
-        """Coordinates [start, stop) in pieces, each with its place behind `start`; the others are zeros."""
+        """Coordinates [start, stop) in pieces, each with its offset from `start`; the others are zeros."""
 
     def flat(self, start: int, stop: int) -> Floats:
         """The same as one array."""
@@ -35,8 +35,8 @@ class Laid(Protocol):
 class SegmentCoder:
     """One segment's codec, feedback rule and memory.
 
-    With refit=k a codec codes the first of every k steps as it is, and is then fitted to that for the k - 1 steps behind; not in
-    the warm-up. `memory`: the vector, laid out by the plan, of which the memory of a name is a part; None: an array of its own.
+    With refit=k a codec codes the first of every k steps as it is, and is then fitted to it for the next k - 1 steps; not in the
+    warm-up. `memory`: the vector, laid out by the plan, of which the memory of a name is a part; None: an array of its own.
     """
 
     def __init__(self, coding: SegmentCoding, *, memory: Callable[[str], Floats] | None = None) -> None:
@@ -53,7 +53,7 @@ class SegmentCoder:
 
     @property
     def state(self) -> State:
-        """The memories on the host, for whoever reads or changes them; the newest, also where a device has them."""
+        """The memories on the host, for callers that read or change them; the newest values, even if a device holds them."""
         if self.on_device is not None:
             self.on_device.settle()
         return self._state
@@ -116,7 +116,7 @@ class SegmentCoder:
         return gradient, feedback.push(gradient, self.state, codec, key, out, context)
 
     def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, step: int) -> None:
-        """Keep the codebook for the values behind `payload`, the last push of `gradient`; if `step` is one that has to."""
+        """Fit the codebook to the values coded in `payload`, the last push of `gradient`, if it is due at `step`."""
         if self._refit == 1 or not self._due(step) or phase < len(self._coding.ups) - 1:
             return
         codec = self._coding.up

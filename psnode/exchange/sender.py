@@ -88,7 +88,7 @@ class GradientSender:
         self._thread.start()
 
     def code_on(self, device: torch.device) -> list[Verdict]:
-        """Code on `device` from now on what can be coded there: before the first group. What was found about the codecs."""
+        """Code on `device` from now on where it can, before the first group. Returns the verdicts on the codecs."""
         placed = place_on(self._plan, [coder for coders in self._coders for coder in coders], device)
         self._gradients.keep(placed.names)
         if placed.stream is not None:
@@ -115,7 +115,7 @@ class GradientSender:
         self._rate_before = self._lr(step - 2) if step > 1 else self._rate
 
     def reschedule(self, lr: Schedule, steps_per_epoch: int, epoch_offset: int, workers: int) -> None:
-        """From the next step on the learning rate is `lr`'s, and epochs are counted for so many workers."""
+        """From the next step on, take the learning rate from `lr` and count epochs for `workers` workers."""
         self._lr = lr
         self._epoch_offset = epoch_offset
         self._steps_per_epoch = steps_per_epoch
@@ -181,7 +181,7 @@ class GradientSender:
         return self._memories.state([coder for coders in self._coders for coder in coders])
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """By group what a push, or what is given back, changes of `state`."""
+        """The arrays of `state` that a push or a returned gradient changes, by group."""
         arrays = ([array for coder in coders for array in (*coder.state.values(), coder.codebook)] for coders in self._coders)
         return [[torch.from_numpy(array) for array in found] for found in arrays]
 

@@ -1,4 +1,4 @@
-"""The model that a worker trains, theta: nobody else writes its parameters, and its buffers keep their types."""
+"""The model that a worker trains, theta: no other code writes its parameters, and its buffers keep their types."""
 
 from __future__ import annotations
 

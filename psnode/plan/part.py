@@ -11,7 +11,7 @@ from psnode.plan.groups import Group, Plan, Tensor
 @dataclass(frozen=True)
 class PlanPart:
     """`own`: the groups of the part, laid one after another. They and their segments keep their numbers in the `whole` plan, so
-    that `own.groups[i].index` may be any; a tensor of which the part has some coordinates is flat there.
+    that `own.groups[i].index` may be any; a tensor that lies only partly in the part is flat in it.
 
     `pieces`: by such a tensor, ranges of its coordinates that belong to the part, in order.
     """

@@ -20,7 +20,7 @@ _TALL = 4  # a tensor that is coded by its shape is cut into blocks with at leas
 DEFAULT_GROUP_BYTES = 16 << 20
 SMALL_MODEL_BYTES = 4 << 20  # a model up to this size is one group, if `group_bytes` allows it
 _LAST_GROUP_BYTES = 1 << 20  # so is the rest of a larger one up to this size
-_SCRAP_BYTES = 1 << 16  # a smaller rest is no group of its own
+_SCRAP_BYTES = 1 << 16  # a smaller rest joins the previous group
 MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
 
 
@@ -41,7 +41,7 @@ def make_plan(
     ones: each codec then sees one long run; one that needs shapes sees large embeddings in blocks of rows. No segment and no
     group of several has more than MAX_SEGMENT coordinates; ConfigurationError for a larger tensor that the codec cannot take in
     pieces. With `whole_tensors` groups end where tensors do. With `code_small` small tensors are coded as well: by a codec that
-    joins tensors whatever their size, as far as what is joined becomes smaller.
+    joins tensors whatever their size, as far as the joined payload becomes smaller.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
@@ -105,7 +105,7 @@ def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> lis
     """Runs of neighbouring tensors, one run a group (before partition).
 
     Groups of `group_bytes` cost few frames. But the last group is coded, sent, added and sent back after the backward
-    pass, with nothing to hide behind: a group ends where it has two thirds of the rest.
+    pass, when nothing overlaps with it: a group ends where it has two thirds of the rest.
     """
     if group_by == "model":
         return [list(tensors)]

@@ -18,7 +18,7 @@ from psnode.plan.groups import Plan
 class GroupHooks:
     """Calls `finished(index)` once a backward pass for every group, as soon as its last gradient is accumulated.
 
-    Before that `collect(name)` is called for every parameter in the group, when its own gradient is there. Between `arm` and
+    Before that `collect(name)` is called for every parameter in the group, when its own gradient is ready. Between `arm` and
     `flush` only: backward passes of a step before its last are not looked at. Parameters that the loss does not depend on
     are collected, and their groups reported, by `flush`; so are those in `late`, whose gradients one pass adds to more than once.
     """
@@ -43,7 +43,7 @@ class GroupHooks:
         self._missing: list[int] = []
         self._armed = False
         self._uncollected: set[str] = set()
-        self.stand_ins: Mapping[str, torch.Tensor] = {}  # what is left as the gradient of a parameter whose own is taken
+        self.stand_ins: Mapping[str, torch.Tensor] = {}  # left as the gradient of a parameter whose own is taken
         self._replaced: dict[str, torch.Tensor] = {}
         self._handles = [_on_accumulated(parameters[name], self._hook(name)) for name in self._members]
 

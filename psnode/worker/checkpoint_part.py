@@ -27,7 +27,7 @@ class CheckpointParts:
     """Hands in the memories of `sender` and whatever else is given, one checkpoint at a time, in a thread.
 
     `directory`: the run's, where parts are written if this rank sees it; else they are sent. `memory`: the most bytes that copies
-    of memories take, 0: a quarter of what is free. `residuals`: full, bf16 or none, as of --checkpoint-residuals.
+    of memories take, 0: a quarter of the free memory. `residuals`: full, bf16 or none, see --checkpoint-residuals.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CheckpointParts:
         try:
             with self._tracer.span("checkpoint", step=step):
                 self._hand_in(step, memories, others, snapshot)
-        except Exception as error:  # raised by whoever trains
+        except Exception as error:  # raised in the training thread
             self._link.inbox.post(error)
         finally:
             snapshot.close()
@@ -90,7 +90,7 @@ class CheckpointParts:
                 self._send(step, {**buffers, **staging.tell(found)}, Flag.WRITTEN)
                 return
         except OSError as error:
-            # its place is gone: nobody waits for it any more, or it was removed; only the master knows
+            # its directory is gone: no rank waits for it any more, or it was removed; only the master knows
             # and without that, it may be too late for another way: some of it has changed
             if isinstance(error, FileNotFoundError) or not snapshot.rewind():
                 self._send(step, {**buffers, **staging.tell(error)}, Flag.WRITTEN)

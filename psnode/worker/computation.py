@@ -48,7 +48,7 @@ def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 
 def whole(size: Any) -> int:
-    """The value that Task.size returned, as int: a whole number of any type. ConfigurationError if it is none."""
+    """The value that Task.size returned, as int: a whole number of any type. ConfigurationError for any other value."""
     try:
         if (found := int(size)) == size:
             return found
@@ -159,7 +159,7 @@ class Computation:
         return None if self._unit is None else sum(map(self.size, batches))
 
     def share_of(self, loss: torch.Tensor, size: int, batches: int) -> torch.Tensor:
-        """The part of a batch's mean `loss` over `size` examples in that of a step of so many `batches`."""
+        """The contribution of a batch's mean `loss` over `size` examples to the loss of a step of `batches` batches."""
         if self._unit is not None:
             return loss * (size / self._unit)
         return loss / batches if batches > 1 else loss

@@ -47,8 +47,8 @@ class DataShare:
     place: int
 
     @classmethod
-    def behind(cls, data: Data, sampler: Sampler, finished: int, steps: int) -> DataShare:
-        """The share of `sampler` behind step `finished`, for at most `steps` steps."""
+    def after(cls, data: Data, sampler: Sampler, finished: int, steps: int) -> DataShare:
+        """The share of `sampler` after step `finished`, for at most `steps` steps."""
         make = data.feed if isinstance(data, Feeding) else partial(Prefetch, data)
         return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.epoch_offset)
 
@@ -58,7 +58,7 @@ class DataShare:
 
 
 def resumed(tensors: Mapping[str, torch.Tensor], sampler: Sampler, version: int, *, moves: bool) -> int:
-    """The step of `sampler` behind which a run goes on from a checkpoint of `version`, of which a worker's part is `tensors`.
+    """The step of `sampler` after which a run continues from a checkpoint of `version`, of which a worker's part is `tensors`.
 
     That of the version where the part says nothing. `moves`: a place among another number of workers counts too.
     """

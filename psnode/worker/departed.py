@@ -54,7 +54,7 @@ class Departed(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Run what asks for no values; refuse the rest."""
+        """Run functions that read no values; refuse all others."""
         sets = getattr(func, "__name__", "") == _SETTER and func != _HARMLESS_SETTER
         if func in GIVES_MEMORY or (sets and not isinstance(args[-1], Departed)):
             raise _used(args, kwargs)
@@ -67,7 +67,7 @@ class Departed(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:  # type: ignore[override]
-        """Every operator over values, whoever calls it."""
+        """Refuse operators over the values; clearing the gradient after a step is allowed."""
         name = func.name()
         found = _departed(args, kwargs)
         if name in _ZEROES and found._own.over:  # zero_grad(set_to_none=False) after a step

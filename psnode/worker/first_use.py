@@ -4,12 +4,12 @@ Three nets, each of which catches uses that slip through the others:
 
 * every operator of torch's dispatcher, however it is called: from Python, from TorchScript, below torch.vmap;
 * every method of a tensor that gives its memory away: data_ptr(), numpy(), DLPack, __cuda_array_interface__;
-* the call of a module that owns parameters: kernels of one's own that are handed a weight there.
+* the call of a module that owns parameters: custom kernels may be handed a weight inside it.
 
 Code that runs outside all three (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
 
-The first two are modes of torch that slow every operator down: they are not entered when all weights are there, and left at the
-call of a module once the last has come.
+The first two are modes of torch that slow every operator down: they are not entered when all weights have arrived, and
+left at the first call of a module after the last one has.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Arriving(Protocol):
         """Names that are not there yet; empty when all are."""
 
     def require(self, start: int, stop: int) -> None:
-        """Return when coordinates [start, stop) of the flat vector are there."""
+        """Return when coordinates [start, stop) of the flat vector have arrived."""
 
 
 class FirstUse:
@@ -90,8 +90,8 @@ class FirstUse:
         return not self._arriving.missing or self._waiting == threading.get_ident()
 
     def wait(self, values: Iterable[object]) -> None:
-        """Return when all weights are there that the tensors among `values`, or in lists among them, are or look at."""
-        with torch._C.DisableTorchFunction():  # asking for an address is no use of it
+        """Return when all weights have arrived that the tensors among `values`, or in lists among them, are or look at."""
+        with torch._C.DisableTorchFunction():  # asking for an address does not use the values
             for tensor in _tensors(values):
                 try:
                     start = tensor.data_ptr() - self._base
@@ -121,7 +121,7 @@ class FirstUse:
 
     @property
     def _modes_are_superfluous(self) -> bool:
-        """True if they can be left before the exit: all is there, and nothing that was entered after them is still entered."""
+        """True if they can be left before the exit: all weights have arrived, and no mode entered after them is still active."""
         if self._modes is None or self._arriving.missing or self._thread != threading.get_ident():
             return False
         on_top = _get_current_function_mode(), _get_current_dispatch_mode()  # type: ignore[no-untyped-call]
@@ -179,7 +179,7 @@ def _called_plainly() -> bool:
     """True if no function of torch that keeps modes aside, or puts them back when it returns, is being called in this thread.
 
     Those are handlers of modes, backward passes, torch.func, and inference_mode, which cannot be asked for when it was entered
-    with False. Only calls of modules are known to be none of them, and code of others that does not name inference_mode.
+    with False. Only calls of modules, and code of others that does not name inference_mode, are known to be harmless.
     """
     if torch.is_inference_mode_enabled():
         return False

@@ -75,7 +75,7 @@ class WorkerContext:
     own_rate: OwnRate | None = None  # Task.learning_rate
 
     def next_start(self) -> Start:
-        """The next PLAN; frames carry its job from here on."""
+        """The next PLAN; later frames carry its job."""
         start = Start.from_bytes(self.link.expect(Kind.PLAN, self.patience).body, MASTER)
         self.link.job = start.job
         return start
@@ -146,7 +146,7 @@ class WorkerContext:
             ),
             hooks=GroupHooks(model.parameters, plan, gradients.collect, sender.push, start.late),
             computation=self.computation,
-            share=DataShare.behind(self.data, sampler, finished, start.last_step - start.step),
+            share=DataShare.after(self.data, sampler, finished, start.last_step - start.step),
             deal=self.deal,
             tracer=tracer,
             own_rate=self.own_rate,
@@ -166,14 +166,14 @@ class WorkerContext:
             return [Verdict("every codec", None, str(error)).line]
 
     def deal(self, deal: Reshard, version: int, before: DataShare | None) -> DataShare:
-        """This rank's part of a deal, behind `version`, or behind its place in the share that it had `before`."""
+        """This rank's part of a deal, after `version`, or after its place in the share that it had `before`."""
         sampler = self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift)
         finished = version if before is None or not before.place else sampler.finished(before.place, before.sampler.workers)
-        return DataShare.behind(self.data, sampler, finished, deal.last_step - version)
+        return DataShare.after(self.data, sampler, finished, deal.last_step - version)
 
 
 def may_begin_early(config: Config, rule: Rule) -> bool:
-    """True if forward passes may begin before their weights are there.
+    """True if forward passes may begin before their weights have arrived.
 
     Workers that take turns must not keep one while they wait for another's gradient.
     """
@@ -234,7 +234,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience,
         task.own_rate,
     )  # fmt: skip
-    malloc.keep_freed_memory()  # from step to step: what the start itself needs goes back at once
+    malloc.keep_freed_memory()  # from step to step: memory of the start itself is returned at once
     while (start := context.next_start()).rehearsal:
         context.rehearse(start)
     worker = context.worker(start)
@@ -243,7 +243,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
 
 
 def _shared(train_dir: Path, mark: str) -> Path | None:
-    """`train_dir` if this rank sees the master's file system there, else None."""
+    """`train_dir` if it lies on a file system that this rank shares with the master, else None."""
     try:
         found = (train_dir / checkpoint.MARK).read_text()
     except OSError:

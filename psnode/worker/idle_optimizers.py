@@ -1,7 +1,7 @@
 """Optimizers of the program's own over parameters that a session trains: each of their effects is refused.
 
-Their step is seen by torch's own hook. A schedule, or a line that sets a learning rate, changes nothing but the optimizer: what
-it holds is compared from step to step.
+Their step is seen by torch's own hook. A schedule, or a line that sets a learning rate, changes nothing but the optimizer:
+its settings are compared from step to step.
 """
 
 from __future__ import annotations

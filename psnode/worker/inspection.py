@@ -1,7 +1,7 @@
 """Inspection of a model's use of its weights, in throw-away passes before the first step.
 
 Some models cannot be trained as views of one vector that the master fills, and would learn something else than in plain
-PyTorch without a word: they are refused here, by the name of the parameter. Others use weights behind the back of
+PyTorch without a word: they are refused here, by the name of the parameter. Others use weights unnoticed by
 psnode.worker.first_use: their forward passes have to wait for all weights.
 """
 
@@ -46,7 +46,7 @@ def inspect(
     """Look at passes over `batch(1)` that leave no trace in the model (psnode.tasks.inventory.ModelSnapshot).
 
     `agreed`: buffers of which all workers must have the same. `early`: whether forward passes are to begin before their weights
-    are there. ConfigurationError for a model that would not learn as in plain PyTorch.
+    have arrived. ConfigurationError for a model that would not learn as in plain PyTorch.
     """
     parameters = trainable(model)
     refuse_shared_memory(model)
@@ -213,7 +213,7 @@ class _Passes:
 
 
 class _Late:
-    """Weights that come when somebody waits for them, and never before: into `vector`, where `values` lie in order."""
+    """Weights that come when a thread waits for them, and never before: into `vector`, where `values` lie in order."""
 
     missing = frozenset([0])
 

@@ -1,4 +1,4 @@
-"""Parameters that a loss reaches and nobody trains: those of a criterion, say, that are not in the model."""
+"""Parameters that a loss reaches but no optimizer trains, such as those of a criterion outside the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARTS = 100  # entries of a list or dictionary that are looked through for a na
 
 
 class Reach:
-    """Notices leaves of a loss's graph that are parameters, and none of `known`; `remedy`: what to do about one.
+    """Notices leaves of a loss's graph that are parameters and not in `known`; `remedy`: advice for the error message.
 
     At the first eight backward passes, the 16th, the 32nd, and so on: a loss may change during a run, and a walk takes its time.
     """
@@ -42,7 +42,7 @@ class Reach:
 
 
 def parameters_of(losses: Sequence[torch.Tensor]) -> Iterator[nn.Parameter]:
-    """The parameters that a backward pass from `losses` would give gradients, each once. Inputs with a gradient are none."""
+    """The parameters that a backward pass from `losses` would give gradients, each once; no inputs that require a gradient."""
     nodes = [torch.autograd.graph.get_gradient_edge(loss).node for loss in losses if loss.requires_grad]
     seen = set(nodes)
     while nodes:

@@ -99,7 +99,7 @@ def _fits(factor: float, batches: int) -> bool:
 
 
 def _factor(root: Root, told: torch.Tensor | float | None, value: float | None, batches: int) -> float | None:
-    """The factor between the loss that is told and the root; None if the root is no multiple of it."""
+    """The factor between the loss that is told and the root; None if the root is not a multiple of it."""
     if value is None or (len(root.nodes) < 2 and _fits(root.nodes[0][1] if root.nodes else 1.0, batches)):
         return None
     if isinstance(told, torch.Tensor) and (own := told.grad_fn) is not None:
@@ -116,7 +116,7 @@ def _within(root: Root, told: torch.Tensor | float | None) -> str:
 
 
 def _reaches(node: Any, wanted: Any) -> bool:
-    """True if `wanted` is in the graph of `node`. Edges stay when a pass has freed what they need."""
+    """True if `wanted` is in the graph of `node`. Edges remain after a pass has freed its saved tensors."""
     nodes, seen = [node], {node}
     while nodes:
         for following, _ in nodes.pop().next_functions:

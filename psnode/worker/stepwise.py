@@ -89,7 +89,7 @@ class StepwiseWorker:
     def backward(self, loss: torch.Tensor, weight: int | None) -> None:
         """The backward pass of a batch's mean `loss`, with the part that it has in the step's.
 
-        `weight`: what the loss is a mean over, by default the batch's examples.
+        `weight`: the count that the loss is a mean over, by default the batch's examples.
         """
         if not self._pending or self._passes is None:
             raise ConfigurationError("s.backward() without a batch: call it once for each batch of s.batches")
@@ -110,7 +110,7 @@ class StepwiseWorker:
             self._roots.forgiven = False
 
     def step(self, loss: torch.Tensor | float | None, metrics: Mapping[str, Any]) -> bool:
-        """The backward pass over the batch is done: after the last of a step send what is left, and wait for the next weights.
+        """Note the end of a batch's backward pass; after the last one of a step, send the remaining gradients and await weights.
 
         Returns False while batches of this step are to come. ConfigurationError for a gradient that cannot be that of one step.
         """
@@ -139,7 +139,7 @@ class StepwiseWorker:
         return True
 
     def stop(self) -> None:
-        """Ask the master to end the run behind the open round."""
+        """Ask the master to end the run after the open round."""
         self._worker.link.send(MASTER, Kind.STOP_REQUEST, ENOUGH.encode())
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class StepwiseWorker:
         self._worker.replica.release()
 
     def _go_on(self, passes: Passes | None) -> None:
-        """Take the first passes that are to be run. All weights are there, so that nothing has to be run in vain."""
+        """Take the first passes that are to be run. All weights have arrived, so no pass is run in vain."""
         while passes is not None and not passes.settled():
             passes = self._sent(None)
         self._passes = passes

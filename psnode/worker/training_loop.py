@@ -61,10 +61,10 @@ class Worker:
     hooks: GroupHooks
     computation: Computation
     share: DataShare
-    deal: Callable[[Reshard, int, DataShare | None], DataShare]  # this rank's part of a deal, behind a version and another share
+    deal: Callable[[Reshard, int, DataShare | None], DataShare]  # this rank's part of a deal, after a version and another share
     tracer: Tracer
     own_rate: OwnRate | None = None  # Task.learning_rate
-    on_host: Sequence[str] = ()  # with a device: what is coded on the host all the same, and why, in lines
+    on_host: Sequence[str] = ()  # with a device: lines that tell which parts are still coded on the host, and why
     _void: list[Batch] | None = None  # of a step that was begun and not taken
 
     def train(self) -> None:
@@ -72,7 +72,7 @@ class Worker:
         self._compute(self.run())
 
     def take_steps(self) -> None:
-        """Take steps from the weights that are there, up to the round that the master declares the last."""
+        """Take steps from the present weights, up to the round that the master declares the last."""
         self._compute(self.steps())
 
     def _compute(self, steps: Steps) -> None:
@@ -103,7 +103,7 @@ class Worker:
         self._leave()
 
     def steps(self) -> Steps:
-        """Yield the passes of each step from the weights that are there, up to the round that the master declares the last."""
+        """Yield the passes of each step from the present weights, up to the round that the master declares the last."""
         version, going, self._last_step = self.receiver.version, True, self.start.last_step
         self._steps_per_epoch, self._workers = self.start.steps_per_epoch, self.share.sampler.workers
         while going and version < self._end:
@@ -186,7 +186,7 @@ class Worker:
         return self._last_step if self.receiver.deal is None else self.receiver.deal.last_step
 
     def _take_deal(self, version: int) -> None:
-        """Go on behind `version` with the share that the master has dealt since, if it has."""
+        """Continue after `version` with the share that the master has dealt since, if any."""
         if (deal := self.receiver.deal) is None:
             return
         self.receiver.deal, self._void = None, None
@@ -199,7 +199,7 @@ class Worker:
         self._last_step = deal.last_step
 
     def _count_epochs(self, epoch_offset: int) -> None:
-        """From here on steps count epochs from `epoch_offset`."""
+        """Count epochs of the coming steps from `epoch_offset`."""
         lr = learning_rate(self.config, self._steps_per_epoch, epoch_offset, self.own_rate)
         self.sender.reschedule(lr, self._steps_per_epoch, epoch_offset, self._workers)
 

@@ -6,6 +6,6 @@ Of psnode it imports psnode.config.declaration and psnode.config.plain_json alon
     | shutdown | export
 
 The resources of a cluster are those that carry its tags: every command reads the tags, so a launch that was cut off is resumed
-by another one, and removed by shutdown. What else is remembered, in state_dir, nothing depends on but its own command: the host
-keys, the nodes that have ended, for `cost`, and a job that is kept alive.
+by another one, and removed by shutdown. All else that is remembered, in state_dir, serves one command
+each: the host keys, the nodes that have ended, for `cost`, and a job that is kept alive.
 """

@@ -36,7 +36,7 @@ def cli() -> None:
 
 @command(cli, "launch")
 def _launch(session: CommandContext) -> None:
-    """Start the cluster, or complete the one that is there, and wait until it runs."""
+    """Start the cluster, or complete the existing one, and wait until it runs."""
     from psnode_ec2.launching import launch
 
     nodes = launch(session.cluster, session.settings, session.confirm)
@@ -159,7 +159,7 @@ def _extend(session: CommandContext) -> None:
 
 @command(cli, "list", click.option("--json", "as_json", is_flag=True, help="As JSON."), needs_name=False)
 def _list(session: CommandContext, as_json: bool) -> None:
-    """Show all clusters of the account, whoever owns them, in all regions."""
+    """Show all clusters of the account, of all owners, in all regions."""
     from psnode_ec2.listing import clusters
 
     found, failed = clusters(session.cloud)
@@ -177,7 +177,7 @@ node_commands.add_to(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and leave with its exit code. What it makes is worth more than its lines: a closed output ends nothing."""
+    """Run a command and leave with its exit code. Its work matters more than its output: a closed pipe does not end it."""
     streams.outlast()
     try:
         cli.main(arguments, prog_name="psnode-ec2", standalone_mode=False)

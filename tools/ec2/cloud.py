@@ -84,13 +84,13 @@ _UNPLACED = {"InvalidParameterCombination", "InvalidParameterValue", "Unsupporte
 
 
 class Cloud:
-    """One region of AWS with somebody's credentials.
+    """One region of AWS with the user's credentials.
 
     Args:
         say: takes the lines that --dry-run prints.
         dry_run: `change` prints the call instead of making it.
         clients: ready clients by service, in the place of new ones.
-        sleep: waits for so many seconds.
+        sleep: waits for a number of seconds.
         clock: seconds since some moment.
     """
 
@@ -250,5 +250,5 @@ def _shown(service: str, operation: str, parameters: Mapping[str, Any]) -> str:
 
 
 def progress(text: str) -> None:
-    """A line for whoever waits, whole: threads may speak side by side. Control characters, which a node may send, become ?."""
+    """Print a whole line for the user: several threads may print. Control characters, which a node may send, become ?."""
     click.echo("".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text), err=True)

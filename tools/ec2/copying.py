@@ -176,5 +176,5 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _from_home(remote: str) -> str:
-    """A shell of the node begins there."""
+    """The path relative to the home directory, where a shell of the node begins."""
     return "" if remote == "~" else remote.removeprefix("~/")

@@ -91,7 +91,7 @@ def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime
 
 
 def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
-    """USD for an hour of type `name` in the region. Raises SettingsError if nobody can tell."""
+    """USD for an hour of type `name` in the region. Raises SettingsError if the price is unknown."""
     terms = {
         "instanceType": name,
         "operatingSystem": "Linux",
@@ -104,7 +104,7 @@ def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
 
 
 def volume_price(cloud: Cloud, settings: Settings, kind: str) -> float:
-    """USD for an hour of a GiB of this kind of volume, such as gp3. Raises SettingsError if nobody can tell."""
+    """USD for an hour of a GiB of this kind of volume, such as gp3. Raises SettingsError if the price is unknown."""
     return _listed(cloud, settings, kind, {"productFamily": "Storage", "volumeApiName": kind}, "GB-Mo") / _HOURS
 
 

@@ -4,7 +4,7 @@
     ├── SettingsError            2   a setting is unknown, out of bounds, or EC2 has no such thing
     │   ├── AccessError          2   no credentials, or not the right to do this
     │   ├── NotOfferedError      2   the zone or the region has no such instance type
-    │   ├── QuotaError           2   the account may not have so many
+    │   ├── QuotaError           2   the account's quota is exceeded
     │   ├── CapError             2   over max_instances or max_hourly_price
     │   ├── NoClusterError       2   the command needs nodes and there are none
     │   ├── NoKeyPairError       2   EC2 has no key pair of that name

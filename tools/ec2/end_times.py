@@ -13,7 +13,7 @@ from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.remote import Access
 
 _NOTICE = datetime.timedelta(hours=1)
-_LEAST_MINUTES = 5  # until a new end: time to get what was trained
+_LEAST_MINUTES = 5  # until a new end: time to fetch the trained weights
 
 
 def first_end(nodes: Sequence[Node]) -> datetime.datetime | None:

@@ -22,7 +22,7 @@ _TWO_MINUTES = 120  # for the job's last checkpoint
 def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
     """Stop the job, fetch the newest checkpoint of the master's home directory, and return a line that says where it is.
 
-    Nothing is fetched, and nothing returned, where nobody can have trained: without a master, on one that starts, or on one that
+    Nothing is fetched, and nothing returned, where no training can have run: without a master, on one that starts, or on one that
     has shown no host key so soon after its start. Raises KeepError if the checkpoint cannot be fetched, or not be looked for.
     """
     masters = [node for node in nodes if node.role == "master" and node.state != "pending"]
@@ -43,7 +43,7 @@ def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The newest checkpoint of a master: its name, the folder of its run there, and the folder here; None: there was none."""
+    """The newest checkpoint of a master: its name, the run's folder on the master, and the local folder; None: no checkpoint."""
 
     name: str = ""
     folder: str = ""
@@ -54,7 +54,7 @@ class Fetched:
 
 
 def fetched(cluster: Cluster, settings: Settings, master: Node) -> Fetched | None:
-    """Stop the job of `master`, and fetch its newest checkpoint. None where nobody can have trained yet. Raises Ec2Error."""
+    """Stop the job of `master`, and fetch its newest checkpoint. None if no training can have run yet. Raises Ec2Error."""
     if master.state != "running":
         raise Ec2Error(f"{master.id} is {master.state}, with what it holds: start it in the console")
     if not master.address(settings.connect):

@@ -38,7 +38,7 @@ class CommandContext:
         return cluster_of(self.cloud, self.settings)
 
     def note(self, nodes: Sequence[Node]) -> list[LedgerEntry]:
-        """Keep in mind what EC2 shows of the cluster; returns the nodes that have ended."""
+        """Record the nodes that EC2 shows; returns those that have ended."""
         cluster = self.cluster
         if self.cloud.dry_run:
             return []

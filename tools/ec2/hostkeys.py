@@ -1,6 +1,6 @@
 """The host keys of the nodes, as they printed them on their consoles when they started, pinned by instance id.
 
-The console is read through EC2's API, so nobody between this machine and the node can put a key of his own there.
+The console is read through EC2's API, so no one between this machine and the node can put another key in it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def keys_in(console: str) -> list[str]:
 
 
 def _is_whole(kind: str, text: str) -> bool:
-    """That `text` is a public key of this kind in base64: strings, each behind its length (RFC 4253, 6.6), and no more."""
+    """True if `text` is a public key of this kind in base64: strings with a length prefix (RFC 4253, 6.6), and no more."""
     try:
         rest, strings = base64.b64decode(text, validate=True), []
     except ValueError:

@@ -17,7 +17,7 @@ from psnode_ec2.places import Place
 from psnode_ec2.settings import Settings
 
 _UNSHOWN = 4  # looks for instances of another launch; one that is not shown then has ended more than an hour ago
-_LIVES = 100  # so many times all nodes of a role may end and be started anew within the day that EC2 remembers a token
+_LIVES = 100  # times that all nodes of a role may end and be started anew within the day that EC2 remembers a token
 _PUBLISHERS = {
     "ubuntu": ("099720109477", "ubuntu/images/hvm-ssd*/ubuntu-*-server-*"),
     "deep-learning": ("amazon", "Deep Learning OSS Nvidia Driver AMI GPU PyTorch * (Ubuntu *)*"),
@@ -39,7 +39,7 @@ class Common:
 def start(
     cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
 ) -> set[str]:
-    """Start `count` nodes of `role`, all or none of them; returns their ids.
+    """Start exactly `count` nodes of `role`, or raise; returns their ids.
 
     A call that is made again, because the result of the first one is unknown, finds its instances. So does another
     launch with the same `moment`, which then raises OthersError. If those have ended since, more are started.
@@ -62,7 +62,7 @@ def start(
 def request(
     cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
 ) -> dict[str, Any]:
-    """RunInstances for `count` nodes of `role`, all or none of them.
+    """RunInstances for exactly `count` nodes of `role`.
 
     The client token is made of the cluster, the role, the place and `moment`: of launches that see the same cluster EC2 then
     listens to one, even while it does not show that one's instances yet.
@@ -78,7 +78,7 @@ def request(
         "Placement": {"GroupName": common.placement} if common.placement else {},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "UserData": user_data(settings, role),
-        # version 2 of the metadata service alone, and not for containers behind another hop
+        # version 2 of the metadata service alone, and not for containers one hop further
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "BlockDeviceMappings": [_root_volume(common.image, settings)],
         "TagSpecifications": [

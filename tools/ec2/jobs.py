@@ -31,7 +31,7 @@ def over_all(command: Sequence[str]) -> bool:
 def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str = ".") -> str:
     """Start `psnode COMMAND...` and return the folder of the job, relative to remote_dir.
 
-    `train`, and a program, run on all nodes, with so many ranks on each as `counts` says; everything else on the master alone.
+    `train`, and a program, run on all nodes, with the ranks of `counts` on each; everything else on the master alone.
     `where`: the folder in remote_dir in which it runs.
     Raises SettingsError, RemoteError (code 2: a job runs already).
     """
@@ -116,7 +116,7 @@ def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: 
 
 
 def _ended(process: subprocess.Popen[str], way: Access) -> int:
-    """The code of `process`; an hour before the nodes end themselves whoever waits for it is told."""
+    """Wait for `process` and return its code; an hour before the nodes end themselves the user is told."""
     seconds = seconds_to_notice(way.nodes, datetime.datetime.now(datetime.UTC))
     if seconds:
         with contextlib.suppress(subprocess.TimeoutExpired):

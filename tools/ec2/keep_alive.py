@@ -2,7 +2,7 @@
 
 The loop cannot run wild: a launch obeys max_instances and max_hourly_price as every launch does, restarts are counted in a file
 that outlives this process, nodes that are started later live no longer than max_hours after the beginning, three restarts without
-a newer checkpoint end it, and nothing is started again once somebody has stopped the job or ended nodes of it.
+a newer checkpoint end it, and nothing is started again once a user has stopped the job or ended nodes of it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _FRUITLESS = 3  # restarts without a newer checkpoint
 
 
 class Work(Protocol):
-    """What is done with the cluster for the loop."""
+    """The actions of the loop on the cluster."""
 
     def follow(self, job: str) -> int | None:
         """The code of the job, when it has ended; None if it is lost with its master."""
 
     def was_stopped(self) -> str:
-        """Who has ended the job or its nodes on purpose, if anybody."""
+        """The reason if the job or its nodes were ended on purpose, else empty."""
 
     def newest(self) -> str:
         """The newest checkpoint that can be gone on from, "" if none is known."""
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """End the nodes that EC2 wants back, or all, when what only they hold was fetched."""
+        """Fetch everything that only these nodes hold, then end them: those that EC2 wants back, or all."""
 
     def complete(self, charge: Charge, max_hours: int) -> None:
-        """Launch what is missing, and set it up."""
+        """Launch the missing nodes, and set them up."""
 
     def start(self, charge: Charge) -> str:
         """Start the job, from its newest checkpoint if there is one; returns its folder."""

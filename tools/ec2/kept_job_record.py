@@ -26,7 +26,7 @@ _FILE, _CODE, _LOCK = "keep-alive.json", "keep-alive.tar", "keep-alive.lock"
 class Charge:
     """`words` is the command, `restarts` the most that may be used, `began` the start in UTC, `job` the one that runs, if any.
 
-    `steps` are the newest checkpoints before each restart; `brought` is a checkpoint's folder here that belongs to `run` there.
+    `steps` are the newest checkpoints before each restart; `brought` is the local folder of a checkpoint of `run`.
     """
 
     words: list[str]
@@ -45,7 +45,7 @@ class Charge:
 
 
 def code_of(settings: Settings) -> Path:
-    """Where the user's code is kept as it was when the job began."""
+    """The archive of the user's code as it was when the job began."""
     return settings.state / _CODE
 
 
@@ -80,7 +80,7 @@ def forget(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def held(settings: Settings) -> Iterator[None]:
-    """Nobody else keeps a job of this cluster alive meanwhile. Raises SettingsError."""
+    """Hold a lock: no other process keeps a job of this cluster alive meanwhile. Raises SettingsError."""
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.state / _LOCK).open("w") as lock:
         try:

@@ -90,5 +90,5 @@ def _key_pairs(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _same(pair: dict[str, Any], public: str) -> bool:
-    """True if a key pair of EC2's is that of `public`, whatever is written behind it."""
+    """True if a key pair of EC2's is that of `public`, its comment ignored."""
     return "PublicKey" not in pair or pair["PublicKey"].split()[:2] == public.split()[:2]

@@ -1,4 +1,4 @@
-"""Launch: complete the cluster that is there, or start it where there is room; all reading comes before any change."""
+"""Launch: complete an existing cluster, or start one where there is room; all reading comes before any change."""
 
 from __future__ import annotations
 

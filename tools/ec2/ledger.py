@@ -1,6 +1,6 @@
 """The nodes that commands on this machine have seen, so that their cost can be told when EC2 has forgotten them, after an hour.
 
-A file of JSON in state_dir, for `cost` alone: what there is and whose it is say the tags. Losing it loses nothing else.
+A file of JSON in state_dir, for `cost` alone: the tags tell which resources exist and who owns them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clusters of this tool in an account, in all regions that answer; what a shutdown leaves: others' nodes, lasting volumes."""
+"""Clusters of this tool in an account, in all regions that answer; the rest after a shutdown: others' nodes, lasting volumes."""
 
 from __future__ import annotations
 

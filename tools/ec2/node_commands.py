@@ -125,7 +125,7 @@ def _logs(session: CommandContext, follow: bool, lines: int) -> None:
 
 
 def _ssh(session: CommandContext, node: str, words: tuple[str, ...]) -> None:
-    """Log in to a node, or run a command there: `ssh -- uptime`; on several one after the other."""
+    """Log in to a node, or run a command on it: `ssh -- uptime`; on several nodes one after the other."""
     way = session.way()
     chosen = way.choose(node)
     if len(chosen) > 1 and not words:

@@ -16,7 +16,7 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Place:
-    """A zone and its subnet, and the types to start there. `maps`: whether the subnet gives public addresses by itself."""
+    """A zone, its subnet, and the instance types to start in it. `maps`: the subnet gives public addresses by itself."""
 
     zone: str
     subnet: str
@@ -95,10 +95,10 @@ def _offers(cloud: Cloud, types: set[str]) -> set[tuple[str, str]]:
 
 
 def by_market(cloud: Cloud, settings: Settings, places: Sequence[Place]) -> list[Place]:
-    """`places` in the order that place_order says; what EC2 tells nothing of comes last, in the order that was given.
+    """`places` in the order of place_order; those of which EC2 tells nothing come last, in the given order.
 
-    The price is that of an hour of the whole cluster at each type's highest price of the last 24 hours, so that a short dip draws
-    nobody in. A score is 1 to 10, of how likely so many nodes find room in the zone, if EC2 gives one.
+    The price is that of an hour of the whole cluster at each type's highest price of the last 24 hours, so that a short dip does
+    not count. A score from 1 to 10 tells how likely the nodes find room in the zone, if EC2 gives one.
     """
     if settings.place_order == "given" or len(places) < 2:
         return list(places)

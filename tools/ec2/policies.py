@@ -91,7 +91,7 @@ def _user(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _arn(settings: Settings) -> str:
-    """The partition of the region, as resources are named there."""
+    """The ARN prefix of the region's partition."""
     return "arn:aws" + next(
         (part for start, part in (("cn-", "-cn"), ("us-gov-", "-us-gov")) if settings.region.startswith(start)), ""
     )

@@ -168,7 +168,7 @@ def is_path(package: str) -> bool:
 
 
 def _build(checkout: Path, folder: Path) -> Path:
-    """A wheel of `checkout`, made from a copy so that nothing is written there."""
+    """A wheel of `checkout`, made from a copy so that the checkout is not written to."""
     if not (checkout / "setup.cfg").is_file():
         raise SettingsError(f"{checkout} is no checkout of psnode: set package to one, or to a wheel or a requirement")
     for name in SOURCES:

@@ -24,7 +24,7 @@ from psnode_ec2.resources import ensure_firewall, ensure_placement
 from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes, remove_resources
 
-_LATE = 4  # looks for nodes of a call whose answer nobody heard
+_LATE = 4  # looks for nodes of a call whose answer was lost
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _summary(refused: dict[str, Ec2Error]) -> Ec2Error:
 def _start_in(
     cluster: Cluster, settings: Settings, plan: LaunchPlan, common: Common, place: Place, attempt: int, started: set[str]
 ) -> None:
-    """Start all that is missing in one place; if a part has no room there, end the other part again."""
+    """Start all missing nodes in one place; if it lacks room for a part of them, end the other part again."""
     for role, count in plan.missing.items():
         if not count:
             continue

@@ -17,7 +17,7 @@ ALIAS = "deeplearning-worker"  # and the number of the line: the master is the f
 
 
 def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
-    """Ranks for each of `nodes`, rank 0 among the master's. Raises SettingsError if nobody computes."""
+    """Ranks for each of `nodes`, rank 0 among the master's. Raises SettingsError if no rank would compute."""
     asked = {node.type for node in nodes if _wanted(settings, node) == AUTO}
     gpus = gpus_of(cloud, sorted(asked)) if asked else {}
     found = []

@@ -39,7 +39,7 @@ def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: st
 
 
 def let_in(cluster: Cluster, settings: Settings, ssh_from: str) -> None:
-    """Open the cluster's security group, if there is one, to `ssh_from` and to nobody else: its owner may have moved."""
+    """Open the cluster's security group, if there is one, to `ssh_from` alone: its owner may have moved."""
     for group in cluster.cloud.ask("describe_security_groups", Filters=cluster.filters())["SecurityGroups"]:
         if cluster.owns(group):
             _settle_rules(cluster, settings, group["GroupId"], ssh_from)
@@ -97,7 +97,7 @@ def ensure_placement(cluster: Cluster, launch: str) -> str:
 
 
 def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: Callable[[], None]) -> str:
-    """Result of `found`, after `make` if need be; a name already taken by somebody else is an error."""
+    """Result of `found`, after `make` if need be; a name taken by another user is an error."""
     if (there := found()) is not None:
         return there
     taken = False

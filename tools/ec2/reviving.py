@@ -22,7 +22,7 @@ from psnode_ec2.shutdown import end_nodes
 from psnode_ec2.worktree import CODE, put_code
 
 _LOOKS = 30  # some 20 minutes: for a master, or for EC2 itself, that does not answer
-_BY_OWNER = "Client.UserInitiatedShutdown"  # EC2's reason for what somebody ended, and neither itself nor the node
+_BY_OWNER = "Client.UserInitiatedShutdown"  # EC2's reason for nodes that a user ended, rather than EC2 or the node itself
 _INTERRUPTION, _REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 
 
@@ -50,7 +50,7 @@ class Revival:
         return None
 
     def was_stopped(self) -> str:
-        """By `stop`, an interrupt or `shutdown`, which leave a mark beside the job; by whoever ends nodes."""
+        """The reason if the job was ended by `stop`, an interrupt or `shutdown`, which leave a mark, or by a user; else empty."""
         gone = [node for node in self._cluster.nodes(ENDED) if node.id in self._seen]
         if on_purpose := [node for node in gone if node.reason == _BY_OWNER]:
             return f"somebody has ended {on_purpose[0].id} ({_BY_OWNER})"
@@ -98,7 +98,7 @@ class Revival:
             store.bring_back(way, self._words, self._where)
 
     def start(self, charge: Charge) -> str:
-        """In the code that is there; with --resume if there is a checkpoint."""
+        """Run the code already on the nodes; with --resume if there is a checkpoint."""
         way = access(self._cluster, self._settings, complete=True)
         self._seen |= {node.id for node in way.nodes}
         if charge.synced and not charge.used:

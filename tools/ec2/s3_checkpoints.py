@@ -1,10 +1,11 @@
 """Runs on the master, as a file of its own: keeps the checkpoints of the runs below DIR in a bucket, and brings them back.
 
-In the bucket a run looks as on disk. Of a checkpoint the manifest is written last, then the run's records, then `latest`: whoever
-reads `latest` finds all that it names, also when a node is taken away in the middle. What the run has deleted goes there too,
-when a newer one is complete. The credentials are those of the node's instance profile; boto3 finds them.
+In the bucket a run looks as on disk. Of a checkpoint the manifest is written last, then the run's records, then `latest`: a
+reader of `latest` finds all that it names, even if a node is taken away in the middle. Checkpoints that the run has
+deleted are deleted in the bucket as well, when a newer one is complete. The credentials are those of the node's instance profile;
+boto3 finds them.
 
-    python s3_checkpoints.py keep DIR s3://BUCKET/PREFIX [SECONDS]    until no job runs and all is there; looks every 5 s
+    python s3_checkpoints.py keep DIR s3://BUCKET/PREFIX [SECONDS]    until no job runs and all is uploaded; looks every 5 s
     python s3_checkpoints.py restore DIR s3://BUCKET/PREFIX RUN       prints the checkpoint's name if one was fetched
 """
 
@@ -62,7 +63,7 @@ class ClusterPrefix:
 
 
 def keep(root: Path, url: str, seconds: float) -> None:
-    """Bring every checkpoint up as it is published, until no job runs and everything is there. One process at a time."""
+    """Bring every checkpoint up as it is published, until no job runs and everything is uploaded. One process at a time."""
     kept: dict[str, tuple[str, bytes]] = {}
     pause = seconds
     while True:
@@ -137,7 +138,7 @@ def step_of(name: str, run: str) -> str:
 
 
 def restore(root: Path, url: str, run: str) -> str:
-    """Fetch the newest checkpoint of a run and its records, unless what is here is as new; returns its name, or nothing.
+    """Fetch the newest checkpoint of a run and its records, unless the local copy is as new; returns its name, or nothing.
 
     It is verified by its manifest before it gets its name. Raises ValueError if it is damaged.
     """

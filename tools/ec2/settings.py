@@ -176,7 +176,7 @@ class Settings:
 
     @property
     def lasts(self) -> bool:
-        """That what is trained is kept elsewhere than on a node."""
+        """True if trained weights are kept elsewhere than on a node."""
         return bool(self.nfs_ip_address or self.checkpoints)
 
     @property

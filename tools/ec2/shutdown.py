@@ -47,7 +47,7 @@ def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
 
 
 def close_all(session: CommandContext, *, discard: bool) -> None:
-    """Show what will end and what goes on, ask, and end it. Raises DeclinedError, KeepError, OthersError, NoClusterError."""
+    """Show what ends and what remains, ask, and end it. Raises DeclinedError, KeepError, OthersError, NoClusterError."""
     cluster = session.cluster
     nodes, others = cluster.nodes(), other_nodes(cluster)
     for told in (*map(str, nodes), *lasting_volumes(cluster, nodes), *others):
@@ -75,7 +75,7 @@ def added_since(cluster: Cluster, nodes: Sequence[Node]) -> int:
 
 
 def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
-    """Terminate exactly these instances and wait until none of them is left; spot requests are one-time and end with them."""
+    """Terminate exactly these instances and wait until all are gone; spot requests are one-time and end with them."""
     if not ids:
         return
     cluster.cloud.change_shown("terminate_instances", InstanceIds=sorted(ids))

@@ -36,7 +36,7 @@ def keep(way: Access) -> None:
 
 
 def wait(way: Access) -> None:
-    """Wait until everything is kept, and say what became of it."""
+    """Wait until everything is kept, and report the result."""
     said = way.script(way.master, "kept.sh", way.settings.remote_dir, str(_LAST_SECONDS)).strip()
     if said:
         progress(f"{way.settings.store}: {said.partition(' ')[2]}")

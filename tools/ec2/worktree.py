@@ -1,4 +1,4 @@
-"""The user's own code on the nodes: a work tree packed once, by git's rules where git is there, and unpacked on every node."""
+"""The user's own code on the nodes: a work tree packed once, by git's rules if git is installed, unpacked on every node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HEAD = 256  # bytes of a file in which a key would say that it is one
 
 
 def pack(tree: Path, archive: Path, keyfile: Path) -> None:
-    """Write a tar of what of `tree` the nodes are to have. What is left out since it looks like a secret is named.
+    """Write a tar of the files of `tree` for the nodes. Files left out since they look like secrets are named.
 
     Raises SettingsError.
     """
@@ -61,7 +61,7 @@ def pack(tree: Path, archive: Path, keyfile: Path) -> None:
 def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
     """The files and links to copy, sorted, and those that look like secrets.
 
-    In git's work tree what it tracks, and what it does not ignore; elsewhere everything but environments and caches.
+    In a git work tree the files that git tracks or does not ignore; elsewhere everything except environments and caches.
     """
     taken, secret = list[str](), list[str]()
     for name in sorted(set(_from_git(tree) if _is_tracked(tree) else _all(tree))):
@@ -78,9 +78,9 @@ def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
 
 
 def put_code(way: Access, archive: Path) -> None:
-    """Unpack the archive on all nodes: what came from an earlier one and is not in it goes, all else stays.
+    """Unpack the archive on all nodes: files of an earlier archive that are not in it are deleted, all else stays.
 
-    Raises RemoteError, with code 2 if a job runs there.
+    Raises RemoteError, with code 2 if a job runs on them.
     """
     if way.dry_run:
         for node in way.nodes:

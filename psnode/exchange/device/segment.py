@@ -22,8 +22,8 @@ from psnode.feedback import Context, Feedback, State
 class DeviceSegment:
     """The values of a segment of `shape` on a device, and its memories under `rule`. `codecs` code it, by their specs.
 
-    `homes` are the memories' places on the host. A reader or writer of those calls `settle` first: the newest memories are
-    brought there, and taken from there by the next push.
+    `homes` are the memories' places on the host. A reader or writer of those calls `settle` first, which
+    writes the newest memories to the homes; the next push reads them again.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class DeviceCopies:
 
     @told
     def copy(self, home: torch.Tensor) -> torch.Tensor:
-        """The newest values of `home`, in memory of their own on the host. Waits for what was given to the device."""
+        """The newest values of `home`, in memory of their own on the host. Waits for queued work of the device."""
         return torch.empty_like(home).copy_(self.of(home))
 
     def copies(self, homes: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -37,7 +37,7 @@ class DeviceSteps:
 
     @property
     def text(self) -> str:
-        """All that is compiled, with what decides how it is called."""
+        """The compiled source, with the conditions of its calls."""
         return f"{self._kernels.text}\n// rounds once: {self._once}"
 
     def descend(
@@ -100,7 +100,7 @@ class DeviceSteps:
 def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
     """Kernels whose results on `device` are the host's; or none, and the reason in a line. ConfigurationError without CuPy.
 
-    What was found good is remembered by the text of kernels and of what uses them, device, driver and versions.
+    Good verdicts are remembered by the text of kernels and of their callers, device, driver and versions.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
@@ -122,7 +122,7 @@ def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
 
 
 def _sources() -> Iterator[str]:
-    """The text of what uses kernels, and of what they are compared with."""
+    """The source of the kernels' callers, and of the host code they are compared with."""
     from psnode.codecs.device.cupy import step_kernels
     from psnode.exchange.update import adam, sgd
 
@@ -130,7 +130,7 @@ def _sources() -> Iterator[str]:
 
 
 def differences(steps: OptimizerSteps, device: torch.device) -> Iterator[str]:
-    """Name what `steps` make otherwise than the host on the same vectors, bit for bit."""
+    """Name the results of `steps` that differ by a bit from the host's on the same vectors."""
     for name, vectors in _inputs():
         for what, step, count in _cases():
             here = [vector.copy() for vector in vectors[:count]]

@@ -18,7 +18,7 @@ from psnode.tasks.optimizers import COORDINATEWISE, arguments, memories_of
 
 
 class _ParameterRange(NamedTuple):
-    """Coordinates [start, stop) of one pace, as a parameter of an optimizer; `counts` of what was done to them."""
+    """Coordinates [start, stop) of one pace, as a parameter of an optimizer; `counts`: numbers of its steps."""
 
     start: int
     stop: int

@@ -37,7 +37,7 @@ class Weights(Protocol):
         """xxh3_128 of the bytes of all weights, frozen ones too."""
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """Tensors for a checkpoint, by name: views of `vector`, by default x, and what is not trained."""
+        """Tensors for a checkpoint, by name: views of `vector`, by default x, and untrained tensors."""
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the contents of `state`. CheckpointError if they do not fit."""

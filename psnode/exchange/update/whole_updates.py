@@ -29,7 +29,7 @@ class _Own(NamedTuple):
     parameter: nn.Parameter
     optimizer: torch.optim.Optimizer
     factors: list[float]
-    begun: list[dict[str, Any]]  # what its parameter groups held at first
+    begun: list[dict[str, Any]]  # the initial values of its parameter groups
 
 
 class WholeUpdate(Update):
