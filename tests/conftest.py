@@ -114,7 +114,7 @@ def sampled(request: pytest.FixtureRequest) -> Callable[[Sequence[T]], list[T]]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _free_memory() -> Iterator[None]:
-    """Give back what a module's tests have freed: a run in this process tells glibc to keep it (psnode.worker.malloc)."""
+    """Return memory that a module's tests have freed: a run in this process tells glibc to keep it (psnode.worker.malloc)."""
     yield
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -1,4 +1,4 @@
-"""LeNet on digits, of which no worker draws batch number `halt` and later ones before the file `gate` is there.
+"""LeNet on digits, of which no worker draws batch number `halt` and later ones before the file `gate` exists.
 
 A job that a test kills or stops comes so far and no further, however fast it is:
 `--task tests/halting.py --task-option halt=18 --task-option gate=FILE`. Each start of a job counts anew. A batch that is drawn

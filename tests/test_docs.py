@@ -31,7 +31,7 @@ PROGRAM = re.compile(r"(psnode|psnode-ec2|mpirun|python|pytest|scripts/\S+)(\s|$
 
 
 def commands(text: str) -> list[str]:
-    """The lines that begin with a program of ours, in fences or indented, continued ones joined, remarks behind them left out."""
+    """The lines that begin with a program of ours, in fences or indented, continued ones joined, trailing remarks left out."""
     blocks = [textwrap.dedent(block) for _, kind, block in FENCE.findall(text) if kind in ("", "bash")]
     plain = FENCE.sub("", text)
     blocks += [textwrap.dedent(found) for found in re.findall(r"(?:^    .*\n)+", plain, re.M)]
@@ -103,7 +103,7 @@ def check_study(words: list[str]) -> None:
 
 
 def check_script(words: list[str]) -> None:
-    """The script is there and knows the flags; the words behind -- are another command, or flags of train."""
+    """The script is there and knows the flags; the words after -- are another command, or flags of train."""
     script = ROOT / words[0]
     split = words.index("--") if "--" in words else len(words)
     text, rest = script.read_text(), words[split + 1 :]
@@ -196,7 +196,7 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
 
 
 def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:
-    """The name may be somebody else's one day: remedies and pages name the clone."""
+    """The name may belong to another project one day: remedies and pages name the clone."""
     sources = [*PAGES, *(path for folder in ("psnode", "tools", "examples", "scripts") for path in (ROOT / folder).rglob("*.*"))]
     told = re.compile(r"pip install\s+(?:-\S+\s+)*[\"']?psnode")
     texts = {path: path.read_text() for path in sources if path.suffix in (".md", ".py", ".sh", ".toml") and path.is_file()}

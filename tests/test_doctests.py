@@ -1,4 +1,4 @@
-"""Examples in docstrings: they print what they say."""
+"""Examples in docstrings: they print the output that they show."""
 
 from __future__ import annotations
 

@@ -134,14 +134,14 @@ def test_a_run_that_stopped_to_be_continued_is_waited_for(train_dir: Path) -> No
 
 
 def resumed_from(train_dir: Path, step: int, **settings: Any) -> None:
-    """Go back to the checkpoint of `step` and take another way from there: with one worker."""
+    """Go back to the checkpoint of `step` and continue from it in another way: with one worker."""
     (train_dir / "checkpoints" / "latest").write_text(f"step-{step:08d}\n")
     same: dict[str, Any] = {"scheme": "dense", "threads": 1, "tensorboard": False, "lr": 0.05, "resume": True, "keep_last": 0}
     run(Config(train_dir=train_dir, local=1, **same, **settings))
 
 
 def test_a_branch_that_was_left_is_forgotten_and_the_new_one_measured(train_dir: Path) -> None:
-    """Steps 8 and 12 are written again, with other weights; 14 is left behind, and nothing in the directory's names says so."""
+    """Steps 8 and 12 are written again, with other weights; 14 remains, and nothing in the directory's names says so."""
     assert follow(train_dir, interval=0.01) == 0
     before = {record["step"]: record["loss"] for record in evaluations(train_dir)}
     resumed_from(train_dir, 4, max_steps=18, eval_freq=4)

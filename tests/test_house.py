@@ -1,4 +1,4 @@
-"""A ratchet on the layout: what is too full or stands twice today is the limit in house.toml, and what is new fails.
+"""A ratchet on the layout: packages too full and names that stand twice today are limits in house.toml; new ones fail.
 
 Lower a limit when the code allows it. scripts/structure.py prints the measures.
 """

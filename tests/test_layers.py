@@ -122,7 +122,7 @@ def test_every_module_has_its_place() -> None:
 
 
 def test_the_package_does_not_know_the_studies() -> None:
-    """They are no part of the wheel."""
+    """They are not part of the wheel."""
     assert [shown(found) for found in IMPORTS if found.module.split(".")[0] == "studies"] == []
 
 
@@ -160,7 +160,7 @@ def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
 
 
 def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
-    """Routes, the rule, the shard's handle, its events with the types in them, flow control, and what is known before there is a
+    """Routes, the rule, the shard's handle, its events with the types in them, flow control, and facts known before there is a
     shard: the machine with its memory, predictions, kernels. No part that a shard is made of.
     """
     shard = {"routes", "handle", "consistency", "shard_events", "flow_control", "machine", "expected", "footprint"}
@@ -184,7 +184,7 @@ def imported_by_the_master() -> dict[str, set[str]]:
 
 
 def test_llvm_text_stands_in_one_package() -> None:
-    """Whatever else wants instructions of its own asks the functions there, each of which has an equivalent in NumPy."""
+    """All other modules call the functions of that package, each of which has an equivalent in NumPy."""
     words = re.compile(r"\b(llvmlite|intrinsic|lower_builtin|type_callable)\b")
     users = {str(path.parent.relative_to(PACKAGE)) for path in SOURCES if any(words.search(line) for line in code_of(path))}
     assert users == {"codecs/kernels/llvm"}
@@ -273,7 +273,7 @@ def test_devices_are_above_codecs_alone() -> None:
 
 
 def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
-    """psnode.codecs.rows knows what codecs have in common, and none of them (docs/decisions/rows.md)."""
+    """psnode.codecs.rows knows the parts that codecs share, but no codec (docs/decisions/rows.md)."""
     rows, shared = (
         PACKAGE / "codecs" / "rows",
         {"arrays", "base", "kernels", "rng", "rows", "sinks", "sources", "stages", "table"},
@@ -343,7 +343,7 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
 
 
 def test_the_library_logs_and_prints_nothing_on_standard_error() -> None:
-    """But for the command line, measurements, the handler that shows the log, and what keeps the streams."""
+    """But for the command line, measurements, the handler that shows the log, and the keeper of the streams."""
     may = {
         PACKAGE / "config" / "logs.py",
         PACKAGE / "config" / "streams.py",

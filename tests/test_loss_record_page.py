@@ -1,4 +1,4 @@
-"""Pages that are made from the record of losses say what it says."""
+"""Pages that are made from the record of losses agree with it."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def by_name(found: Parameters) -> dict[str, torch.Tensor]:
 
 
 def step(found: Parameters, number: int, rate: float = LR, without: str = "") -> dict[str, torch.Tensor]:
-    """Update all groups; returns the gradients by tensor. One is idle: nobody had a gradient of it."""
+    """Update all groups; returns the gradients by tensor. One is idle: no worker had a gradient of it."""
     total, given = np.zeros(found.plan.size, np.float32), {}
     for index, (name, where) in enumerate(sorted(found.plan.slices().items())):
         drawn = np.random.default_rng([number, index]).standard_normal(where.stop - where.start).astype(np.float32)

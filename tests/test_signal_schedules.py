@@ -1,4 +1,4 @@
-"""scripts/signals.py: schedules are the seed's, and only what the pages say passes."""
+"""scripts/signals.py: schedules are the seed's, and only outcomes that the pages describe pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site of README and docs: it builds strictly, leads nowhere that is not there, and needs no other host."""
+"""The site of README and docs: it builds strictly, has no dead link, and needs no other host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOADING = {("script", "src"), ("img", "src"), ("iframe", "src"), ("link", "href"
 
 
 class Page(HTMLParser):
-    """Places in a page, what it links to, and what a browser loads for it."""
+    """Anchors of a page, its links, and the files that a browser loads for it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

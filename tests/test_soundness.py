@@ -99,7 +99,7 @@ def events(folder: Path, name: str) -> list[tuple[int, str]]:
 
 
 def test_one_finite_gradient_of_3e38_deletes_no_sane_checkpoint(tmp_path: Path) -> None:
-    """Worker 1 sends it in step 9: version 9 and all behind it are of some 1e36. The last sane version is 8."""
+    """Worker 1 sends it in step 9: version 9 and all later ones are of some 1e36. The last sane version is 8."""
     rehearsals = passes_before_the_first_step(tmp_path / "plain")
     assert run(config(tmp_path / "run"), Line(lie=rehearsals + 9)) == 0
     assert abs(slope(tmp_path / "run")) < 2
@@ -200,7 +200,7 @@ def test_a_foreign_reason_reaches_no_terminal_as_it_is(tmp_path: Path) -> None:
 
 
 def test_of_unsound_checkpoints_only_those_newer_than_the_one_to_go_on_from_are_told(tmp_path: Path) -> None:
-    """The user has named step 5 in `latest`: 3 is nobody's business, 7 is, 9 is as sound as 5."""
+    """The user has named step 5 in `latest`: 3 is of no concern, 7 is, 9 is as sound as 5."""
     for step, reason in ((3, "a loss of 30"), (5, ""), (7, "a loss of 70"), (9, "")):
         published(tmp_path, step, **verdict(reason))
     found = checkpoint.Checkpoint.open(tmp_path / checkpoint.CHECKPOINTS / checkpoint.step_directory(5))

@@ -135,7 +135,7 @@ def test_weights_and_losses_are_those_of_torch_on_the_joined_batch(micro: int, r
 
 
 def by_hand(steps: int, spec: str) -> list[torch.Tensor]:
-    """Error feedback of summed losses: each worker sends what is largest in w g + e, and the sum is divided by all w.
+    """Error feedback of summed losses: each worker sends the largest entries of w g + e, and the sum is divided by all w.
 
     The matrices are coded as one vector, the bias travels as it is.
     """

@@ -1,4 +1,4 @@
-"""The model is a pipe that nobody writes into: opening it would wait for ever."""
+"""The model is a pipe without a writer: opening it would wait for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""evaluations.jsonl is a pipe that nobody writes into: reading it would wait for ever."""
+"""evaluations.jsonl is a pipe without a writer: reading it would wait for ever."""
 
 from __future__ import annotations
 

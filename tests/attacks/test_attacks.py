@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OLD_RUNS = HERE.parent / "old_runs"
 ATTACKS = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("attack", Path(__file__).stem))
-pytestmark = pytest.mark.timeout(60)  # nobody may wait for ever
+pytestmark = pytest.mark.timeout(60)  # no process may wait for ever
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def recorded_task(run: Path, value: Any) -> None:
 
 
 def test_code_that_only_a_record_names_is_not_executed(run: Path, tmp_path: Path) -> None:
-    """Whoever wrote the directory would choose the code."""
+    """The author of the directory would choose the code."""
     theirs = tmp_path / "theirs.py"
     theirs.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'executed')!r}).touch()\n")
     recorded_task(run, str(theirs))

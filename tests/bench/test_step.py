@@ -1,4 +1,4 @@
-"""`psnode bench step`: a worker stepped from outside sends what its scheme says, from where it is coded; copies are counted."""
+"""`psnode bench step`: a worker stepped from outside sends its scheme's bytes, from the device that codes; copies are counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.rows.hosted import GXX
 
 SMALL = Workload("FC", 4, (1, 8, 8), 10)
 MATRICES, OFFSETS = 64 * 800 + 800 * 500 + 500 * 10, 800 + 500 + 10  # values
-FRAME = 256  # bytes that a frame may have beside what it carries
+FRAME = 256  # bytes that a frame may have beside its payloads
 ONCE = {"rounds": 1, "steps": 1, "warmup": 1}
 
 

@@ -1,4 +1,4 @@
-"""Completion of values, through the real bash: what stands in the command line behind a tab."""
+"""Completion of values, through the real bash: the command line after a tab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.cli import app
 from psnode.codecs import get_codec
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = {  # typed -> what a tab makes of it; a space behind it if nothing can follow
+LINES = {  # typed -> the line after a tab; with a trailing space if nothing can follow
     "--dataset syn": "--dataset synthetic ",
     "--scheme efs": "--scheme efsignsgd ",
     "--scheme topk:": "--scheme topk:",  # both parameters: a list
@@ -39,7 +39,7 @@ def completed(typed: str, name: str = "scheme") -> list[str]:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_a_tab_in_bash_completes_schemes_their_parameters_and_stages(tmp_path: Path) -> None:
-    """Each line gets a tab; then Ctrl-A puts a command before it that prints what readline has made of it."""
+    """Each line gets a tab; then Ctrl-A puts a command before it that prints readline's result."""
     program = tmp_path / "psnode"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m psnode "$@"\n')
     program.chmod(0o755)

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, repr=False)
 class _Plain(Codec):
-    """Float32 as it is; `spoil` changes what is decoded."""
+    """Float32 as it is; `spoil` changes the decoded values."""
 
     id = "plain"
     number = 200

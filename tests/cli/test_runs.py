@@ -40,7 +40,7 @@ def test_every_run_has_a_line_of_eighty_columns(runs: Path, capsys: pytest.Captu
     [
         (["name"], ["deeper/third", "first", "second"]),
         (["accuracy"], ["second", "first", "deeper/third"]),
-        (["accuracy", "--reverse"], ["first", "second", "deeper/third"]),  # what is not told stays last
+        (["accuracy", "--reverse"], ["first", "second", "deeper/third"]),  # unknown figures stay last
         (["loss"], ["first", "second", "deeper/third"]),
         (["sent"], ["second", "first", "deeper/third"]),
         (["ratio"], ["second", "first", "deeper/third"]),

@@ -66,7 +66,7 @@ def quantised(stages: list[int], size: int, body: bytes) -> Array:
 
 
 def symbols(stage: int, side: bytes, data: bytes, size: int) -> bytes:
-    """Symbols of a lossless stage, low bytes before high ones; ans and rice behind qsgd alone, whose levels tell the alphabet."""
+    """Symbols of a lossless stage, low bytes before high ones; ans and rice after qsgd alone, whose levels tell the alphabet."""
     if stage == ZSTD:
         import zstandard
 

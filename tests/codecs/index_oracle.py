@@ -25,7 +25,7 @@ def sections(body: bytes, count: int) -> tuple[list[bytes], bytes]:
 
 
 def body_of(payload: bytes) -> bytes:
-    """Bytes of a payload behind its header."""
+    """Bytes of a payload after its header."""
     return payload[8 + 4 * payload[2] :]
 
 

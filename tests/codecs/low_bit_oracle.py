@@ -136,7 +136,7 @@ READERS = {
 
 
 def body_of(data: bytes) -> bytes:
-    """Bytes of a payload behind its header."""
+    """Bytes of a payload after its header."""
     return data[8 + 4 * data[2] :]
 
 

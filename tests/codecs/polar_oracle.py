@@ -189,7 +189,7 @@ def read_body(body: bytes, size: int) -> Array:
 
 
 def read_outliers(body: bytes, size: int) -> tuple[Array, Array, bytes]:
-    """Places, the numbers added there, and the rest."""
+    """Indices, the numbers added at them, and the rest."""
     side, rest = section(body)
     if not side:
         return np.zeros(0, np.int64), np.zeros(0), rest

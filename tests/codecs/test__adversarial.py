@@ -49,7 +49,7 @@ INPUTS = inputs()
 
 
 def stated() -> list[str]:
-    """All forms but those behind a lossless stage, which decode to the same values without it."""
+    """All forms except those with a lossless stage, which decode to the same values without it."""
     found = dict.fromkeys([*forms(), *MORE])
     return [spec for spec in found if ids_in(spec)[-1] not in table.LOSSLESS or spec in available()]
 

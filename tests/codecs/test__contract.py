@@ -113,7 +113,7 @@ def test_any_array_layout_gives_the_same_bytes(form: Codec) -> None:
 
 
 def test_parts_are_added_and_coded_as_if_they_had_been_one_array(form: Codec) -> None:
-    """As the sum; or as the same addition in one part by a codec that looks at what is new in the sum."""
+    """As the sum; or as the same addition in one part by a codec that looks at the new part of the sum."""
     x, residual = gaussian(1200), gaussian(1201)[1:].reshape(40, 30)
     parts = [(0, x[:100]), (100, x[100:613]), (700, x[700:])]
     total = residual.copy().reshape(-1)

@@ -1,4 +1,4 @@
-"""Bytes that nobody meant: re-sealed mutations of valid payloads end in PayloadError or in an array of the declared shape.
+"""Random bytes: re-sealed mutations of valid payloads end in PayloadError or in an array of the declared shape.
 
 Headers stay valid more often than not, lengths are right or nearly so: a checksum would not have noticed. Nothing but a
 typed error may come out, nothing may be allocated beyond the declared shape, and decode_add must not have begun.

@@ -1,4 +1,4 @@
-"""AdaComp against the algorithms of the paper in NumPy, written without psnode: what is sent, as what, and what stays."""
+"""AdaComp against the algorithms of the paper in NumPy, written without psnode: the values sent, their form, and the residual."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = np.ndarray
 
 
 def papers(residual: Array, g: Array, length: int) -> tuple[Array, Array, float]:
-    """A step of algorithm 2 in float32: what is sent, the new residual, and the scale over the mean magnitude sent."""
+    """A step of algorithm 2 in float32: the values sent, the new residual, and the scale over the mean magnitude sent."""
     total = residual + g
     lifted = total + g
     largest = [np.abs(total[at : at + length]).max() for at in range(0, total.size, length)]
@@ -96,7 +96,7 @@ def test_parts_in_any_division_are_the_gradient_of_the_paper(size: int, length: 
 
 @pytest.mark.parametrize("name", ["gaussian", "student", "recorded"])
 def test_an_array_alone_is_new_as_a_whole(name: str) -> None:
-    """H = 2 x: what reaches half of its bin's largest is sent."""
+    """H = 2 x: values of at least half of their bin's largest are sent."""
     x = {"gaussian": gaussian(40, 60), "student": student(40, 60), "recorded": recorded()}[name]
     expected, left, excess = papers(np.zeros(x.size, np.float32), x.reshape(-1), 50)
     assert excess < 1.75
@@ -107,7 +107,7 @@ def test_an_array_alone_is_new_as_a_whole(name: str) -> None:
 
 
 def test_a_few_large_bins_do_not_make_coding_add_energy() -> None:
-    """One bin of 1000 beside 19 whose 50 entries are all about 1: the mean of the maxima is 51, and 50 times what is sent."""
+    """One bin of 1000 beside 19 whose 50 entries are all about 1: the mean of the maxima is 51, 50 times the value sent."""
     x = np.concatenate([np.float32([1000] + [0] * 49), 1 + np.abs(gaussian(950)) / 100])
     expected, _, excess = papers(np.zeros(1000, np.float32), x, 50)
     assert excess > 20

@@ -1,4 +1,4 @@
-"""ans against the entropy, an independent reader, every kind of histogram and bytes that nobody meant."""
+"""ans against the entropy, an independent reader, every kind of histogram and random bytes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_weight_bytes_keep_four_digits(counts: list[int]) -> None:
     assert np.all((np.abs(weights / shares - 1) <= 1 / 30) | (np.abs(weights - shares) <= 16))
 
 
-# Bytes that nobody meant
+# Random bytes
 
 
 def cases() -> list[tuple[np.ndarray, int]]:

@@ -1,4 +1,4 @@
-"""Blosc: lossless to the bit, one thread's bytes, and frames that nobody meant."""
+"""Blosc: lossless to the bit, one thread's bytes, and random frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inner products of what was coded with its decoded form: one order of summation, whichever kernel codes."""
+"""Inner products of arrays with their decoded form: one order of summation, whichever kernel codes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def cuts(size: int, block: int) -> list[slice]:
-    """The blocks of a vector, by the page on the payload format: what is left over in powers of two, the largest first."""
+    """The blocks of a vector, by the page on the payload format: the rest in powers of two, the largest first."""
     found, start = [], 0
     while start < size:
         length = min(block, 2 ** int(math.log2(size - start)))
@@ -209,7 +209,7 @@ def test_no_bias_on_hard_inputs_and_the_optimums_variance(name, budget):
         classes = [np.where(values < 0, -1, 1) * (ranks * 8 // values.size == part) for part in range(8)] + [values]
         deviations = (drawn - values) @ np.array(classes, float).T
         bound = 5 * deviations.std(axis=0, ddof=1) / math.sqrt(len(drawn))
-        seldom = 1e-4 * np.array([np.abs(each).sum() for each in classes]) * np.abs(values).max()  # what rounding makes of zeros
+        seldom = 1e-4 * np.array([np.abs(each).sum() for each in classes]) * np.abs(values).max()  # zeros after rounding
         assert np.all(np.abs(deviations.mean(axis=0)) <= bound + seldom)
     p = by_bisection(c.astype(np.float32), max(1.0, budget * x.size) if budget < 1 else budget)
     held = (p > 0) & (np.abs(c) > 1e-6 * np.abs(c).max())  # the rest is the rounding of x

@@ -205,7 +205,7 @@ CUTS = [[0, LONG], [0, 1, 63, 4096, 40_000, LONG], [500, 4596, 4600, 9000], [LON
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("keep", [1, 700, LONG // 2])
 def test_a_sum_of_parts_is_scanned_as_if_they_had_been_added_before(cuts, keep):
-    """Parts side by side, a gap before, one between (where cuts skips one) and one behind."""
+    """Parts side by side, a gap before, one between (where cuts skips one) and one after them."""
     x, residual = inputs(LONG)["normal"], inputs(LONG)["heavy tail"].copy()
     spans = [span for i, span in enumerate(itertools.pairwise(cuts)) if i != 2]
     parts = [(start, readonly(x[start:stop].copy())) for start, stop in spans]

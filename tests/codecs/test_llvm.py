@@ -319,7 +319,7 @@ def test_memory_is_asked_for_ahead_where_that_is_faster(processor: str, asked: b
     assert ("llvm.prefetch" in text) is asked
 
 
-# NumPy 2.5 made of NDArray what here is the second: an alias with a word among its arguments that is no tuple of words
+# NumPy 2.5 made of NDArray what here is the second: an alias with an argument that is a word instead of a tuple of words
 @pytest.mark.parametrize("array", [npt.NDArray[np.uint32], GenericAlias(np.ndarray, (np.uint32,)), Any])
 def test_an_array_is_one_in_whatever_way_it_is_annotated(array: Any) -> None:
     def put(x: Any, at: int, number: np.uint32) -> None:

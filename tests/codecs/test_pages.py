@@ -18,7 +18,7 @@ SMAPS = Path("/proc/self/smaps")
 
 
 def flags_of(address: int) -> set[str]:
-    """What the kernel tells of the mapping that an address of this process lies in."""
+    """The kernel's account of the mapping that holds an address of this process."""
     inside = False
     for line in SMAPS.read_text().splitlines():
         if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

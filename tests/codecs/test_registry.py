@@ -1,4 +1,4 @@
-"""The table of stages against the modules that are there, and the cost of importing it."""
+"""The table of stages against the existing modules, and the cost of importing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rice against its length formula, an independent reader, every kind of histogram and bytes that nobody meant."""
+"""rice against its length formula, an independent reader, every kind of histogram and random bytes."""
 
 from __future__ import annotations
 

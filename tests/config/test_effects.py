@@ -31,7 +31,7 @@ from psnode.plan.coding import Coding
 from psnode.plan.groups import Tensor
 from psnode.plan.rule import make_plan
 
-# setting -> a value with another result than the one beside it, which is that of a run with the settings behind
+# setting -> a value whose result differs from that of the second value, in a run with the settings that follow
 WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "network": ("LeNet", {}),
     "dataset": ("synthetic", {}),

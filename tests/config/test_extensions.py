@@ -171,7 +171,7 @@ def offer(folder: Path, *entries: str) -> None:
 
 
 def test_an_installed_package_offers_codecs(own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is imported before it is named, so a broken one harms nobody else."""
+    """None is imported before it is named, so a broken one harms no other."""
     own("offered_codec", id="offered", number=240)
     offer(tmp_path, "offered = offered_codec:Copy", "broken = no_such_module:Codec", "misnamed = offered_codec:Copy")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""JSON is JSON: what no other program's reader takes is in no file and no output."""
+"""JSON is JSON: files and outputs hold nothing that other programs' readers refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psnode.tasks.classification import Classification
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = ("psnode/config/plain_json.py",)
-# between processes of one job or machine, whose reader is Python's: losses and metrics keep the values that they have there;
+# between processes of one job or machine, whose reader is Python's: losses and metrics keep their values;
 # programs that are sent to hosts, or started, as they are, of the standard library alone
 OTHERS = {"psnode/protocol/messages.py": 1, "psnode/jobs/hosts/agent.py": 1}
 
@@ -58,7 +58,7 @@ def test_json_is_written_in_one_place() -> None:
 
 
 class Odd(Classification):
-    """Has metrics that are not finite, in training and evaluating, and a loss that is none when it is evaluated."""
+    """Has metrics that are not finite, in training and evaluating, and a loss of NaN when it is evaluated."""
 
     def __init__(self) -> None:
         super().__init__("FC", "digits", seed=1)

@@ -14,7 +14,7 @@ LENET = ["train", "--local", "1", "--network", "LeNet", "--dataset", "synthetic"
 
 
 def closed_pipe() -> int:
-    """The end for writing of a pipe that nobody reads."""
+    """The write end of a pipe without a reader."""
     read, write = os.pipe()
     os.close(read)
     return write

@@ -1,4 +1,4 @@
-"""One of two ranks under torch.distributed: python edges.py RANK FOLDER. Writes what came of it to FOLDER/RANK.json."""
+"""One of two ranks under torch.distributed: python edges.py RANK FOLDER. Writes the results to FOLDER/RANK.json."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def left_out(rank: int, rule: str, why: str) -> float:
 
 
 def scaled(rank: int, way: str) -> float:
-    """The error of what is kept after a scale of the loss that grows, beside the same without a scale."""
+    """The error of the memory after a scale of the loss that grows, beside the same without a scale."""
     network, model = wrapped()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     other = torch.amp.GradScaler("cpu")

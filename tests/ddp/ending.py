@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-# What is registered first is called last: behind all that psnode registers.
+# The function registered first is called last: after all that psnode registers.
 atexit.register(lambda: print("running:", *(each.name for each in threading.enumerate())))
 
 import torch  # noqa: E402

@@ -1,6 +1,6 @@
 """One of two ranks of a training by Lightning or Accelerate: python frameworks.py FRAMEWORK PART RANK FOLDER.
 
-PART: whole, which writes a checkpoint into FOLDER when half of the steps are done; resumed, which goes on from there. Writes
+PART: whole, which writes a checkpoint into FOLDER when half of the steps are done; resumed, which continues from it. Writes
 weights, memories and payload bytes to FOLDER/PART-RANK.safetensors.
 """
 
@@ -111,7 +111,7 @@ def by_accelerate(part: str, rank: int, folder: Path) -> Trained:
 
 
 def main(framework: str, part: str, rank: int, folder: Path) -> None:
-    """Train, and write down what came of it."""
+    """Train, and write down the results."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "GROUP_RANK": 0}
     os.environ |= {name: str(value) for name, value in places.items()}
     os.environ |= {"TORCHELASTIC_RUN_ID": "psnode", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # who meets in a file

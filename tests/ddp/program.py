@@ -19,7 +19,7 @@ RESUMED: list[tuple[str, str, dict[str, Any]]] = [
     ("topk", "topk:ratio=0.05", {}),
     ("qsgd", "qsgd", {}),
     ("dgc", "topk:ratio=0.05", {"feedback": "dgc:momentum=0.5"}),
-    ("lss", "lss:refit=4", {}),  # its codebook is of step 1 when the state is saved behind step 3, and fitted again at step 5
+    ("lss", "lss:refit=4", {}),  # its codebook is of step 1 when the state is saved after step 3, and fitted again at step 5
 ]
 SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 

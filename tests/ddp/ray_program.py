@@ -43,7 +43,7 @@ def watched(failed: Path | None) -> Reports:
 
 
 def train(folder: Path, name: str, settings: dict[str, Any], reports: Reports) -> None:
-    """Train as the example does, and write down what came of it."""
+    """Train as the example does, and write down the results."""
     made, states = ray_train.psnode.ddp.comm_hook, []
 
     def kept(*arguments: Any, **named: Any) -> Any:

@@ -65,7 +65,7 @@ def moto_port() -> Iterator[int]:
 
 @pytest.fixture
 def front(moto_port: int) -> Iterator[Any]:
-    """An account in which nobody was: moto looks through every tag there is for each node that it shows."""
+    """An unused account: moto looks through every tag there is for each node that it shows."""
     emptied = http.client.HTTPConnection("127.0.0.1", moto_port, timeout=60)
     emptied.request("POST", "/moto-api/reset")
     assert emptied.getresponse().status == 200

@@ -1,4 +1,4 @@
-"""All clusters of an account, and what the nodes cost that have ended."""
+"""All clusters of an account, and the cost of nodes that have ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_all_clusters_are_listed_whoever_owns_them_wherever_they_are(ec2: Callab
     assert "never ends itself" in lines[1]
     assert re.search(r"ends itself \d{4}-\d\d-\d\d \d\d:\d\d UTC$", lines[2])
     assert [each["nodes"] for each in json.loads(ec2("list", "--json").out)] == [3, 2, 3]
-    # a region that the account may not use keeps nobody from seeing the others
+    # a region that the account may not use does not hide the others
     aws.refuse("DescribeInstances", "OptInRequired", "You are not subscribed to this service")
     partial = ec2("list")
     assert partial.code == 0

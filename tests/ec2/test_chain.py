@@ -136,7 +136,7 @@ def test_a_node_with_another_host_key_is_refused(cluster: Cluster) -> None:
     known = cluster.desk / "state" / "known_hosts"
     before = known.read_text()
     identity = before.split()[0]
-    # somebody in between can show any key but the pinned one
+    # a man in the middle can show any key but the pinned one
     other = cluster.desk / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     pinned = " ".join(other.with_suffix(".pub").read_text().split()[:2])

@@ -1,4 +1,4 @@
-"""docs/ec2.md agrees with the code: settings and permissions are compared, commands are there."""
+"""docs/ec2.md agrees with the code: settings and permissions are compared, commands exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that is kept alive: what counts, what ends it, and what survives the death of the tool. The cluster is a stand-in."""
+"""A job that is kept alive: its limits, its ends, the state that survives the tool's death. The cluster is a stand-in."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Cluster:
 
 
 class Desk:
-    """Settings with a state of their own, and a clock; pauses take their time there."""
+    """Settings with a state of their own, and a clock; pauses take their time on it."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.settings = Settings(name="alive", state_dir=folder, **more)
@@ -270,7 +270,7 @@ def test_who_stops_the_job_or_ends_nodes_ends_the_intention_and_ec2_does_not(
             module, "node_of", lambda each, workers, reason=reason: real({**each, "StateReason": {"Code": reason}}, workers)
         )
         assert work.was_stopped() == ""
-    # what it leaves itself it has not lost
+    # a file that it leaves itself is not lost
     monkeypatch.setattr(module, "node_of", real)
     work = Revival(cluster, settings, ["train", "--train-dir", "r"], synced=False, adopts=False)
     charge = Charge(["train", "--train-dir", "r"], False, 5, NOON.isoformat())

@@ -29,7 +29,7 @@ CALLS = [
     "DescribePlacementGroups", "CreatePlacementGroup", "DescribePlacementGroups",
     "DescribeInstances", "RunInstances", "DescribeInstances", "RunInstances", "DescribeInstances",
 ]  # fmt: skip
-# a call that changes something may be cut off before EC2 has done it, or after, when nobody hears the answer
+# a call that changes something may be cut off before EC2 has done it, or after, when the answer is lost
 MOMENTS = [
     pytest.param(number, done, id=f"{number:02}-{action}-{'done' if done else 'not-done'}")
     for number, action in enumerate(CALLS)

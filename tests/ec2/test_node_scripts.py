@@ -118,7 +118,7 @@ def test_a_job_whose_supervisor_was_killed_still_holds_its_lock(node: Path) -> N
 
 
 def alive(process: int) -> bool:
-    """True until the process has ended; one that nobody has waited for yet has."""
+    """True until the process has ended; a zombie has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

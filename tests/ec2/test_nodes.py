@@ -19,7 +19,7 @@ from psnode_ec2.preparing import package_of
 
 
 def public(kind: str, *parts: bytes) -> str:
-    """A key as RFC 4253 writes it: strings, each behind its length."""
+    """A key as RFC 4253 writes it: strings, each preceded by its length."""
     blob = b"".join(len(part).to_bytes(4) + part for part in (kind.encode(), *parts))
     return f"{kind} {base64.b64encode(blob).decode()}"
 

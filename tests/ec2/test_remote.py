@@ -106,7 +106,7 @@ def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes
 
 
 def test_the_private_key_does_not_leave_through_a_link(nodes: Any, keyfile: Path) -> None:
-    """In a folder that somebody else has made, for example."""
+    """For example in a folder that another user has made."""
     folder = Path("theirs")
     folder.mkdir()
     (folder / "weights").write_text("x")
@@ -217,7 +217,7 @@ def test_the_workers_are_the_workers_when_the_master_is_gone(nodes: Any, api: An
 
 
 def access(folder: Path) -> Access:
-    """The way to one node that nobody has started."""
+    """The way to one node that was never started."""
     node = Node(
         "master", "master", "i-1", "m5.large", "us-west-2b", "running", False, "10.0.0.1", "", datetime.datetime.now(), ""
     )
@@ -348,7 +348,7 @@ def test_a_master_without_checkpoints_keeps_nobody_from_shutting_down(nodes: Any
     assert done.code == 0, done.err
 
 
-# a node whose answers are somebody else's: the place of the newest checkpoint, and its content
+# a node whose answers an attacker chooses: the place of the newest checkpoint, and its content
 LYING = """#!/bin/bash
 if [[ ${!#} == "bash -s" ]]; then
     printf '%s\\n' "$PLACE" config.json checkpoints/latest checkpoints/step-00000001
@@ -400,14 +400,14 @@ def test_a_master_that_cannot_be_reached_does_not_end_with_what_it_holds(nodes: 
     with pytest.raises(KeepError, match="has no public address"):
         keep(cluster, settings, hidden)
     aws.consoles.clear()  # moto's own text has no keys
-    assert keep(cluster, settings, found) == ""  # nobody can have worked there yet
+    assert keep(cluster, settings, found) == ""  # no one can have worked on it yet
     old = [dataclasses.replace(node, launched=node.launched - datetime.timedelta(hours=1)) for node in found]
     with pytest.raises(KeepError, match="host key"):
         keep(cluster, settings, old)
 
 
 def test_shutdown_ends_what_it_has_shown(nodes: Any, aws: Any, api: Any, config: Path) -> None:
-    """Somebody else completes the cluster while the user is asked."""
+    """Another user completes the cluster while the user is asked."""
     (first,) = re.findall(r"^worker-0 +(\S+)", nodes.ec2("status").out, re.M)
     api.terminate_instances(InstanceIds=[first])
     added: list[str] = []

@@ -1,4 +1,4 @@
-"""Launches that fail at any call, and two at once in any order: no node without somebody who was told, none of others touched."""
+"""Launches that fail at any call, and two at once in any order: all started nodes are reported, and none of others touched."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class Taken:
 def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
     world_module: Any, keys: list[Path], first: int, tmp_path: Path
 ) -> None:
-    """100 schedules: EC2 takes nodes, calls fail, somebody else launches the same, and shuts down at the end."""
+    """100 schedules: EC2 takes nodes, calls fail, another user launches the same, and shuts down at the end."""
     for seed in range(first, first + 25):
         chance = random.Random(seed)
         world = new_world(world_module, seed)
@@ -299,7 +299,7 @@ def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
             assert not isinstance(result, Exception) or isinstance(result, ec2_errors.Ec2Error), (seed, result)
         assert work.attempts <= 3, seed
         assert charge.used <= 3, seed
-        # strangers live, and at no moment is there more than the cluster's size and what two launches settle
+        # strangers live, and there are never more nodes than the cluster's size and the surplus that two launches settle
         assert sum(not each["by"] for each in world.live()) == len(STRANGERS), seed
         assert roles(world)["master"] <= 1 or both, seed
         assert sum(roles(world).values()) <= 3 or both, seed

@@ -73,7 +73,7 @@ def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_delete
     assert order[-1] == "runs/a/checkpoints/latest"
     s3.bring_up(bucket, tmp_path, "runs/a", kept, over=False)
     assert len(order) == 6  # with two records; nothing again
-    # cut off in the middle of the second: the first is what a new master finds
+    # cut off in the middle of the second: a new master finds the first
     published(run, 20)
 
     def cut(name: str, content: bytes) -> None:
@@ -93,7 +93,7 @@ def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_delete
     s3.bring_up(s3.ClusterPrefix(URL), tmp_path, "runs/a", {}, over=False)
     assert {name.split("/")[3] for name in names(store) if "/step-" in name} == {"step-00000020"}
     assert s3.restore(elsewhere, URL, "runs/a") == "step-00000020"
-    assert s3.restore(elsewhere, URL, "runs/a") == ""  # it is there
+    assert s3.restore(elsewhere, URL, "runs/a") == ""  # it exists
     assert (elsewhere / "runs/a/checkpoints/latest").read_text() == "step-00000020\n"
     assert s3.restore(elsewhere, URL, "runs/b") == ""
 

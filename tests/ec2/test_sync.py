@@ -1,4 +1,4 @@
-"""The user's code on the nodes: what goes there and what does not, and that the job runs in it."""
+"""The user's code on the nodes: the files that are copied and those that are not; the job runs in it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_with_git_what_it_ignores_stays_here_and_secrets_that_it_tracks_too(tmp_
     (tree / "gone.py").unlink()
     taken, secret = chosen(tree, keyfile)
     wanted = {*SOURCES, ".gitignore", ".gitmodules", "new.py", "inner/lib.py", "inner/.gitignore", "inner/ignored.bin"}
-    # git's own rule: what was added in spite of .gitignore is tracked; data.csv was not
+    # git's own rule: a file added in spite of .gitignore is tracked; data.csv was not
     assert set(taken) == wanted - {"data.csv", "inner/ignored.bin"}
     assert secret == sorted(SECRETS)
     assert chosen(tree / "models", keyfile) == (["net.py"], [])
@@ -97,7 +97,7 @@ def test_the_job_runs_in_the_code_that_all_nodes_have_got(nodes: Any, tmp_path: 
     assert words[:5] == ["launch", "-n", "2", "--hostfile", "../hosts_address"]
     assert words[-3:] == ["own.py", "--lr", "1"]
     assert (nodes.home("master") / "where").read_text() == f"{code['master']}\n"
-    # what the job wrote stays, what is gone here goes there, a file may become a folder and the other way
+    # files of the job stay, files deleted here are deleted on the nodes, a file may become a folder and the other way
     grown(code["master"], {"runs/first/metrics.jsonl": "1"})
     for name in ("old/x.py", "was a file"):
         (tree / name).unlink()

@@ -38,7 +38,7 @@ def test_without_a_limit_there_is_no_end() -> None:
     ("role", "settings", "ends"),
     [
         ("worker", {}, True),
-        ("master", {}, False),  # it holds what was trained
+        ("master", {}, False),  # it holds the trained weights
         ("master", {"nfs_ip_address": "10.0.0.9", "nfs_mount_point": "/mnt/s"}, True),
     ],
 )
@@ -104,7 +104,7 @@ done
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
 def test_a_node_ends_when_nothing_of_the_users_has_run_for_so_long(tmp_path: Path) -> None:
-    """Not while somebody is logged in, and not because of what this tool left running."""
+    """Not while a user is logged in, and not because of processes that this tool left running."""
     (tmp_path / "bin").mkdir()
     for name, text in (
         ("systemctl", ""),

@@ -74,7 +74,7 @@ def wait_for(look: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def started(tmp_path: Path, metadata: Metadata) -> Iterator[Callable[[int], Path]]:
-    """Starts the watcher (0), or a rank; returns the file of what that heard."""
+    """Starts the watcher (0), or a rank; returns the file of its messages."""
     # other ranks of this user may run on this machine: those here have a name of their own
     name = f"psnode_of_{tmp_path.name}".encode()
     text = SOURCE.read_bytes().replace(rb"-m\0psnode\0train", rb"-m\0" + name + rb"\0train")

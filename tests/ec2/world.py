@@ -74,7 +74,7 @@ class Turns:
         for _ in range(self.limit):
             if not self.waiting:
                 break
-            # a process may be held up at any moment: whoever sleeps longer is sometimes first
+            # a process may be held up at any moment: the one that sleeps longer is sometimes first
             ready = sorted(self.waiting, key=self.waiting.__getitem__)
             after = [each for each in ready if self.waiting[each] <= self.now] or ready[:1]
             chosen = self.random.choice(after)

@@ -1,4 +1,4 @@
-"""examples/lora.py: only adapters are trained and exchanged, and what is saved is a peft adapter that peft itself loads."""
+"""examples/lora.py: only adapters are trained and exchanged, and the saved file is a peft adapter that peft itself loads."""
 
 import importlib.util
 import json

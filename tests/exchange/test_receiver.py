@@ -310,7 +310,7 @@ def test_a_worker_is_behind_if_it_has_to_answer_before_a_version_comes() -> None
 
 
 def test_frames_behind_the_last_version_are_left_to_others() -> None:
-    """If rounds do not wait, the receiver looks ahead: the PLAN behind a rehearsal, or END, is not for it."""
+    """If rounds do not wait, the receiver looks ahead: the PLAN after a rehearsal, or END, is not for it."""
     rng = np.random.default_rng(5)
     reader = Reader()
     parts = [part(1, group, rng) for group in range(len(SIZES))]

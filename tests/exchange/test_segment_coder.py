@@ -1,4 +1,4 @@
-"""Codebooks are fitted at the first of every k steps, to the values coded there, and serve the k - 1 behind."""
+"""Codebooks are fitted at the first of every k steps, to the values coded in it, and serve the next k - 1."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_codebooks_serve_as_many_steps_as_were_asked_for(feedback: str) -> None:
         assert (expected.to_bytes() != get_codec(SPEC).encode(x, key).to_bytes()) == (step not in (1, 4, 7))
         if feedback == "ef":
             residual = x - codec.decode(expected)
-            x = residual + codec.decode(expected)  # as far as it is known behind the push
+            x = residual + codec.decode(expected)  # as far as it is known after the push
         if codec is not fitted:
             fitted = get_codec(SPEC).fit(x, key)
 

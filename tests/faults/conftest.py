@@ -68,7 +68,7 @@ class Job:
 
     def wait_for_step(self, step: int) -> None:
         """Block until the record of `step` is written."""
-        end = time.monotonic() + 300  # kernels that nobody has compiled yet, on a busy machine
+        end = time.monotonic() + 300  # kernels that are not compiled yet, on a busy machine
         while len(self.records()) < step:
             if self.process.poll() is not None or time.monotonic() > end:
                 self.kill()
@@ -76,7 +76,7 @@ class Job:
             time.sleep(0.02)
 
     def wait_for_record(self, after: int, **values: Any) -> None:
-        """Block until a record behind step `after` has these values."""
+        """Block until a record after step `after` has these values."""
         end = time.monotonic() + 300
         while not any(values.items() <= record.items() for record in self.records()[after:]):
             if self.process.poll() is not None or time.monotonic() > end:

@@ -76,7 +76,7 @@ def test_stale_gradients_are_within_the_bound_and_none_is_lost(
     assert violations(tmp_path, staleness) == []
     records = list(read_records(tmp_path / "metrics.jsonl"))
     assert [record["step"] for record in records] == list(range(1, 41))
-    assert sum(record["dropped"] for record in records[:-1]) == 0  # behind the last version nothing is waited for
+    assert sum(record["dropped"] for record in records[:-1]) == 0  # after the last version nothing is waited for
     assert all(np.isfinite(record["loss"]) for record in records)
     assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == list(range(5, 41, 5))
 

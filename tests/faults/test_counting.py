@@ -55,7 +55,7 @@ def newest(train_dir: Path) -> Checkpoint:
 
 
 def check_counted(train_dir: Path) -> None:
-    """Epochs and learning rates of all records are those of the gradients that were applied, also behind a resume."""
+    """Epochs and learning rates of all records are those of the gradients that were applied, also after a resume."""
     counts = applied(train_dir)
     for record in read_records(train_dir / "metrics.jsonl"):
         step = record["step"]

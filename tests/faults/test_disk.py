@@ -60,7 +60,7 @@ def publish(train_dir: Path, step: int) -> None:
 
 
 class Training:
-    """Another thread that goes on changing all of `tensors`: a first time amid the writing, again and again behind it."""
+    """Another thread that goes on changing all of `tensors`: a first time amid the writing, again and again after it."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = list(tensors)
@@ -117,7 +117,7 @@ def check_whole(train_dir: Path) -> int:
 
 
 def check_goes_on(train_dir: Path) -> None:
-    """The next start of the job writes this checkpoint and leaves nothing else there."""
+    """The next start of the job writes this checkpoint and leaves no other files."""
     staging.sweep(train_dir)
     publish(train_dir, NEW)
     assert check_whole(train_dir) == NEW

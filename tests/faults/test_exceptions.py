@@ -1,4 +1,4 @@
-"""Python exceptions of one worker: the others go on without it, or the job ends behind a checkpoint; its traceback is shown."""
+"""Python exceptions of one worker: the others go on without it, or the job ends after a checkpoint; its traceback is shown."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class _Torn(Torn):
 def test_a_round_that_nobody_is_left_for_makes_no_version_and_no_batch_is_skipped(
     tmp_path: Path, first: int, eval_freq: int
 ) -> None:
-    """A run resumed behind it ends with the weights of a run that nothing happened to."""
+    """A run resumed after it ends with the weights of a run that nothing happened to."""
     settings = {"local": 1, "scheme": "dense", "feedback": "none", "max_steps": 8, "eval_freq": eval_freq}
     assert run(config(tmp_path / "unbroken", **settings), Deserted(100)) == 0
     with pytest.raises(PsnodeError, match=r"the disk of this host is broken.* the checkpoint of step \d is written.*--resume"):

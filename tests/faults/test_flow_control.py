@@ -50,7 +50,7 @@ def resident(pid: int) -> int:
 
 
 def wait_for_gradient(job: Any, rank: int, behind: int) -> None:
-    """Block until a gradient of `rank` is in a version behind that one, computed on such a version too."""
+    """Block until a gradient of `rank` is in a version after that one, computed on such a version too."""
     end = time.monotonic() + 120
     while time.monotonic() < end and job.process.poll() is None:
         lines = (job.train_dir / "history.jsonl").read_text().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Bytes that nobody meant, 20 000 of them (100 000 with --long), and the words of scripts/fuzz.py if a decoder does not hold."""
+"""Random bytes, 20 000 of them (100 000 with --long), and the words of scripts/fuzz.py if a decoder does not hold."""
 
 from __future__ import annotations
 

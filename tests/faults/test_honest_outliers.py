@@ -148,7 +148,7 @@ class Outlier(Task):
 
 
 def test_what_a_bound_takes_returns_to_the_memory_and_the_worker_stays(tmp_path: Path) -> None:
-    """Applied and remembered are what was given: 3 workers, STEPS steps, 99 more of one."""
+    """The gradients given are applied and remembered: 3 workers, STEPS steps, 99 more of one."""
     changed = {"scheme": "topk:ratio=0.25", "feedback": "ef", "norm_cap": 10.0, "momentum": 0.0, "min_compress_bytes": 0}
     task = Outlier()
     assert run(config(tmp_path, 3, downlink="dense", **changed), task) == 0

@@ -90,7 +90,7 @@ def reporting(**fields: Any) -> Lie:
 
 
 def too_long(body: bytes) -> bytes:
-    """The first payload with a megabyte of zeros behind it."""
+    """The first payload followed by a megabyte of zeros."""
     count, first = struct.unpack_from("<II", body)
     head = 4 * (1 + count)
     table = struct.pack("<II", count, first + (1 << 20)) + body[8:head]
@@ -167,7 +167,7 @@ def test_the_first_sketch_of_a_round_is_not_the_reference(tmp_path: Path) -> Non
 
 
 def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:
-    """A rank that lies from the first step on might as well not be there: the sums of the others end in the same weights."""
+    """A rank that lies from the first step on might as well be absent: the sums of the others end in the same weights."""
     hashes = []
     for name, lie in (("garbage", garbage), ("altered", altered)):
         assert train(Config(**settings(tmp_path / name)), 3, liar=3, lie=lie, step=1) == 0

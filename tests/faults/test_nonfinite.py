@@ -89,7 +89,7 @@ def test_three_in_a_row_end_the_job_with_4(tmp_path: Path) -> None:
 
 
 def test_a_lonely_worker_that_skips_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
-    """Nobody else closes the round; an optimizer that is not called does not move the weights by its momentum either."""
+    """No other worker closes the round; an optimizer that is not called does not move the weights by its momentum either."""
 
     class Lonely(Poisoned):
         def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:

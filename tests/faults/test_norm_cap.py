@@ -72,7 +72,7 @@ def test_one_finite_gradient_of_3e38_is_refused_and_told_with_its_rank(
 
 
 def test_nothing_of_a_refused_gradient_is_in_the_weights(tmp_path: Path) -> None:
-    """A worker that always lies might as well not be there."""
+    """A worker that always lies might as well be absent."""
     hashes = []
     for name, lie in (("large", decoded(one_large)), ("scaled", decoded(lambda values: 1000 * values))):
         config = dense(tmp_path / name, norm_cap=10.0 if name == "scaled" else 1e6)
@@ -94,7 +94,7 @@ def test_without_a_cap_a_sum_that_is_not_finite_is_not_applied(tmp_path: Path) -
 
 
 def test_without_a_cap_who_is_told_is_who_sent_it_and_not_who_met_it_first(tmp_path: Path) -> None:
-    """The weights of all are ruined: every loss is, and none of those who say so is to blame for that."""
+    """The weights of all are ruined: every loss is, and the workers that report it are not to blame."""
 
     def all_large(values: np.ndarray) -> np.ndarray:
         return np.float32(3e38) * np.sign(values)

@@ -49,7 +49,7 @@ def test_the_others_take_a_killed_workers_examples_in_the_next_epoch(
 ) -> None:
     """1437 digits: 19 steps of 3 x 24, then 29 of 2 x 24, in which 1392 are drawn once.
 
-    All three make a step, so that nobody is late and takes examples of the first epoch along.
+    All three make a step, so that no worker is late and takes examples of the first epoch along.
     """
     (tmp_path / "task.py").write_text(TASK)
     flags = ["--task", str(tmp_path / "task.py"), "--batch-size", "24", "--epochs", "2", "--record-history", *rule]

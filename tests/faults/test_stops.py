@@ -1,4 +1,4 @@
-"""Requests to stop that come at a bad moment, and stalls that are nobody's fault."""
+"""Requests to stop that come at a bad moment, and stalls without a fault."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Slow(Classification):
 
 
 def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(launched: Launched) -> None:
-    """Nobody waits for it round by round, and a job that was told to stop has no time to."""
+    """No worker waits for it round by round, and a job that was told to stop has no time to."""
     job = launched(3, *ASP, "--max-steps", "1000000")
     job.wait_for_step(10)
     os.kill(job.pid(2), signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Momentum is applied once, by whoever owns it, and gathers weight decay wherever it is applied."""
+"""Momentum is applied once, by its owner, and gathers weight decay wherever it is applied."""
 
 from __future__ import annotations
 

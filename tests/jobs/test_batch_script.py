@@ -1,4 +1,4 @@
-"""The script that `psnode launch --export slurm` prints: what it asks Slurm for, where its ranks go, and what is refused."""
+"""The script that `psnode launch --export slurm` prints: its requests to Slurm, the places of its ranks, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's weights as a Hugging Face folder: transformers itself loads it, and computes what the run's model computes."""
+"""A run's weights as a Hugging Face folder: transformers itself loads it, and computes as the run's model does."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("Language", ""), ("Wrapped", "network."), ("Compiled", "")])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile loads what is deprecated
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile loads deprecated modules
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_transformers_loads_the_folder_and_computes_the_same(
     name: str, prefix: str, here: Path, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,4 @@
-"""Settings of a session: those of a run, and a refusal of what the program itself decides."""
+"""Settings of a session: those of a run, and a refusal of those that the program itself decides."""
 
 from __future__ import annotations
 

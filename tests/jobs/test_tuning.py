@@ -145,7 +145,7 @@ def test_halving_resumes_the_best_and_says_where_the_others_ended(
     assert f"--lr {last} " in found["best"]
 
     calls.clear()
-    assert tune(capsys, *map(str, words)) == found  # what failed does not begin again either
+    assert tune(capsys, *map(str, words)) == found  # failed trials do not begin again either
     assert calls == []
 
     assert cli.main([*shlex.split(found["best"])[1:], "--print-config"]) == 0

@@ -49,7 +49,7 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def torch_steps(
     model: nn.Module, optimizer: torch.optim.Optimizer, examples: int, steps: int, then: Callable[[], object]
 ) -> dict[str, torch.Tensor]:
-    """Parameters after `steps` of plain PyTorch on all of Points; `then` is called behind each."""
+    """Parameters after `steps` of plain PyTorch on all of Points; `then` is called after each."""
     batch = Points(examples).batch(np.arange(examples), None)
     for _ in range(steps):
         optimizer.zero_grad()

@@ -55,7 +55,7 @@ def test_a_fixed_deadline_does_not_adapt_and_declared_pauses_are_longer() -> Non
 
 
 def of_a_run(seconds: float, **settings: Any) -> float:
-    """The deadline behind 50 rounds that took `seconds` each."""
+    """The deadline after 50 rounds that took `seconds` each."""
     config = Config(pause_deadline=90.0, **settings)
     patience = patience_of(config, rule_of(config, 4))
     for _ in range(50):

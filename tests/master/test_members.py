@@ -45,7 +45,7 @@ def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
 
 
 def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
-    """Under rules that take stale gradients nobody knows its step before it is heard."""
+    """Under rules that take stale gradients its step is unknown before it is heard."""
     members = Members([1, 2], Clock())
     members.remove(2)
     members.suspend(2, {0: 7, 1: 3}, 0)

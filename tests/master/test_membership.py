@@ -63,7 +63,7 @@ def test_whose_part_of_a_checkpoint_is_missing_is_put_aside_if_that_holds_up_the
 
 @pytest.mark.parametrize("seconds_taken", [6.5, 110.0])
 def test_behind_the_last_round_only_who_owes_something_is_put_aside(tmp_path: Path, seconds_taken: float) -> None:
-    """Nobody sends a gradient of a round that will not be: a trace is owed, or a part of the last checkpoint."""
+    """No worker sends a gradient of a round that will not be: a trace is owed, or a part of the last checkpoint."""
     seconds = [0.0]
     found = membership(tmp_path, seconds)
     found.job_state.stopping = True

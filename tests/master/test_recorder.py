@@ -80,7 +80,7 @@ def test_a_record_waits_for_the_report_of_a_worker_that_left_its_gradient_out() 
     recorder.report(1, 2, report(loss=9.0))
     [record] = recorder.due()
     assert (record.uplink_bytes, record.loss, record.contributing) == (14, 1.0, 1)
-    recorder.skipped(1, 2)  # told again, behind the record
+    recorder.skipped(1, 2)  # told again, after the record
     recorder.skipped(2, 2)
     recorder.report(2, 1, report())
     recorder.close(2, 0.1, {(1, 2)}, {})

@@ -143,7 +143,7 @@ class Mpirun:
         command += [*options, sys.executable, *map(str, args)]
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
-        defaults["PSNODE_DEADLINE"] = "60"  # a machine that is busy for five seconds puts nobody aside
+        defaults["PSNODE_DEADLINE"] = "60"  # a machine that is busy for five seconds puts no worker aside
         defaults["OMPI_MCA_btl_tcp_if_include"] = "lo"  # other tests make and remove interfaces: connections over them would hang
         folder = self._folder / f"job-{len(self._jobs)}"
         folder.mkdir()

@@ -1,6 +1,6 @@
 """A plain PyTorch loop with psnode.session in it, run by tests/mpi/test_session.py on every rank.
 
-session_program.py DIRECTORY JSON: `settings` of the session, and what is special about the loop:
+session_program.py DIRECTORY JSON: `settings` of the session, and the peculiarity of the loop:
 
     fail      [rank, step]: raise an exception there
     fail_behind  the same, once the step is taken

@@ -173,7 +173,7 @@ def test_a_loop_that_does_wrong_after_steps_ends_the_job_in_one_line_after_a_che
     assert line.startswith("psnode: error: rank 1: ")
     assert told in line
     step = json.loads((tmp_path / "run" / "summary.json").read_bytes())["steps"]
-    assert step in (3, 4, 5)  # what the second pass follows has been sent
+    assert step in (3, 4, 5)  # the gradients before the second pass have been sent
     assert f"the checkpoint of step {step} is written" in line
     assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").is_dir()
     assert saved(tmp_path / "run")
@@ -200,7 +200,7 @@ def test_a_signal_leaves_a_checkpoint_and_ends_every_rank_with_75(mpirun: Any, t
     ended = json.loads((tmp_path / "run" / "summary.json").read_bytes())
     assert (ended["stop_reason"], ended["exit_code"]) == ("signal", 75)
     assert (tmp_path / "run" / "checkpoints" / f"step-{ended['steps']:08d}").is_dir()
-    assert not list(tmp_path.glob("rank-*.json"))  # what stands behind the block does not run
+    assert not list(tmp_path.glob("rank-*.json"))  # code after the block does not run
 
 
 def test_a_signal_after_a_death_ends_the_ranks_that_are_left_with_75(mpirun: Any, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_the_start_deadline_bounds_mpis_own_start(mpirun: Any, tmp_path: Path) -
     program.write_text(
         "import os, sys\n"
         "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
-        f"    open({str(tmp_path / 'held')!r}).read()\n"  # nobody writes it
+        f"    open({str(tmp_path / 'held')!r}).read()\n"  # it is never written
         "from psnode.cli import main\nsys.exit(main(sys.argv[1:]))\n"
     )
     flags = ["--start-deadline", "1", "--train-dir", tmp_path / "run", "--max-steps", "2", "--dataset", "digits"]

@@ -1,4 +1,4 @@
-"""A job that is watched on a real terminal moves while it runs: bars, lines, and what a program of one's own draws."""
+"""A job that is watched on a real terminal moves while it runs: bars, lines, and drawings of a user's program."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ with psnode.session(model, train_dir=sys.argv[1], scheme="dense", lr=1e-3, max_s
 
 
 class Terminal:
-    """A process on a terminal of its own, 100 columns wide, and the bytes that came there."""
+    """A process on a terminal of its own, 100 columns wide, and the bytes that it received."""
 
     def __init__(self, command: Sequence[str | Path], folder: Path) -> None:
         self._end, end = pty.openpty()
@@ -60,7 +60,7 @@ class Terminal:
         self.seen = b""
 
     def read(self) -> bool:
-        """Take what has come, waiting a little for it; False once nothing can come any more."""
+        """Take the bytes that have come, waiting a little for it; False once nothing can come any more."""
         if not select.select([self._end], [], [], 0.2)[0]:
             return True
         try:
@@ -90,7 +90,7 @@ class Terminal:
         return self.process.wait(120)
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill processes that still run."""
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if os.getsid(int(entry.name)) == self.process.pid or self._started(entry):

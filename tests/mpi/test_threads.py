@@ -13,7 +13,7 @@ from psnode.config.cores import usable_cores
 
 pytestmark = pytest.mark.serial
 
-# as on hosts that one machine emulates: each is told that it is alone there
+# as on hosts that one machine emulates: each is told that it is alone on its host
 PROGRAM = """
 import os, socket, sys
 rank = os.environ["OMPI_COMM_WORLD_RANK"]

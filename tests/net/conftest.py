@@ -45,7 +45,7 @@ class Netlab:
             "PSNODE_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
-            "PSNODE_DEADLINE": "60",  # a machine that is busy for five seconds puts nobody aside
+            "PSNODE_DEADLINE": "60",  # a machine that is busy for five seconds puts no worker aside
         }
         return subprocess.Popen(
             [SCRIPT, *map(str, args)],

@@ -35,7 +35,7 @@ else:
     print(got, time.perf_counter() - began)
 """
 
-# host 1 asks host 0, which answers with the round trip of that connection and what is said of the packets on its own card
+# host 1 asks host 0, which answers with the round trip of that connection and the counters of its own network interface
 SECRET = "a gradient that nobody else may read"
 FAR = """
 import os, socket, sys, threading, time
@@ -148,7 +148,7 @@ def far(done: Any) -> tuple[float, list[str]]:
 
 
 def test_a_packet_and_its_answer_are_under_way_for_the_round_trip(netlab: Any) -> None:
-    """TCP is connected when the answer to its first packet is there."""
+    """TCP is connected when the answer to its first packet has come."""
     done = netlab("--hosts", 2, "--rate", "100mbit,60ms", "--each", "--", sys.executable, "-c", FAR, SECRET)
     seconds, told = far(done)
     assert seconds >= 0.060

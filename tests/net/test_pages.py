@@ -1,4 +1,4 @@
-"""docs/far-sites.md as it stands: its WireGuard configurations bring hosts together, and nobody else."""
+"""docs/far-sites.md as it stands: its WireGuard configurations connect the hosts, and no others."""
 
 from __future__ import annotations
 

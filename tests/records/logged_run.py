@@ -1,4 +1,4 @@
-"""A run with every logger, resumed and evaluated in one process; then what the packages' own readers find, as JSON.
+"""A run with every logger, resumed and evaluated in one process; then the findings of the packages' own readers, as JSON.
 
 logged_run.py DIRECTORY
 """

@@ -1,4 +1,4 @@
-"""Loggers: what a run hands them is what its own files hold, and none of them can hold it up."""
+"""Loggers receive the contents of the run's own files, and cannot delay it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Exits(Own):
     def begin(self, run):
         raise SystemExit(3)
 """
-# what sockets may reach: this machine
+# sockets may reach this machine alone
 GUARD = """
 import os, socket
 

@@ -138,7 +138,7 @@ def test_the_peak_of_memory_is_this_process_s_own_and_stays_when_the_memory_is_g
     command = [sys.executable, "-c", parent, "-c", code]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     before, after = map(int, told)
-    assert before < 400e6  # half of what its parent has
+    assert before < 400e6  # half of its parent's
     assert 195e6 <= after - before < 220e6  # the peak before may be of something gone by then
 
 

@@ -35,7 +35,7 @@ def parallel() -> nn.Module:
     return nn.DataParallel(compiled())
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile loads what is deprecated
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile loads deprecated modules
 FORMS = [plainly, compiled, inside, both, parallel]
 
 

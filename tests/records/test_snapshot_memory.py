@@ -84,7 +84,7 @@ def test_without_a_snapshot_there_is_no_room() -> None:
 
 
 def test_a_closed_room_goes_when_the_last_copy_is_given_back() -> None:
-    """Its pages are let go of once nobody has a part of them."""
+    """Its pages are released once no array uses them."""
     room = begun(100)
     with room.changed:
         part = room.take(40)

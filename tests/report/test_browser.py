@@ -41,7 +41,7 @@ document.body.dataset.seen = seen.join(" ");
 
 
 class Seen(NamedTuple):
-    """A page as a browser saw it: the document behind its scripts, lines of its console, hosts that it asked for."""
+    """A page as a browser saw it: the document after its scripts ran, lines of its console, hosts that it asked for."""
 
     dom: str
     console: list[str]
@@ -70,7 +70,7 @@ class Request(socketserver.StreamRequestHandler):
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Callable[..., Seen]:
-    """Load a page from a file, with `place` behind the address. Requests to anywhere go to a proxy that takes note of them."""
+    """Load a page from a file, with `place` appended to the address. All requests go to a proxy that records them."""
 
     def load(content: bytes, *flags: str, place: str = "") -> Seen:
         file = tmp_path / "page.html"

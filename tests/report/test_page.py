@@ -1,4 +1,4 @@
-"""The page: what it shows of which runs, and that a word of a run stays a word."""
+"""The page: its contents for all kinds of runs, and text of a run stays text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A device that is none: a stand-in for the few calls of CuPy that psnode makes. Its NVRTC is g++, so that the very text runs.
+"""A fake device: a stand-in for the few calls of CuPy that psnode makes. Its NVRTC is g++, so that the very text runs.
 
-Device memory is the host's: torch's device is its CPU. This cannot show what a GPU would: speed, and what its compiler does.
+Device memory is the host's: torch's device is its CPU. Speed and the effects of a GPU's compiler it cannot show.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Device:
 
 
 class FakeCupy(ModuleType):
-    """`compiled`: what was compiled, with its options; `launched`: names of kernels; `edit`: what becomes of a text before."""
+    """`compiled`: compiled texts with their options; `launched`: names of kernels; `edit`: changes a text before."""
 
     __version__ = "14.0.0"
 

@@ -1,4 +1,4 @@
-"""Subjects of the tests of formulas: codecs of psnode's at settings that have one, and what runs a program."""
+"""Subjects of the tests of formulas: codecs of psnode's at settings that have one, and the functions that run a program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ GOLDEN = {
 
 
 def with_formula() -> set[str]:
-    """Ids of all codecs that have a formula of what their rows become by default."""
+    """Ids of all codecs that have a formula at their default settings."""
     return {name for name in table.CODECS if table.is_known(name) and formula_of(get_codec(name)) is not None}
 
 

@@ -49,7 +49,7 @@ class Hosted:
         self.library, self.varies, self.fits = library, hasattr(library, "place_blocks"), hasattr(library, "measure")
 
     def survey(self, x: np.ndarray, tops: np.ndarray) -> bool:
-        padded = np.resize(x, -(-x.size // 512) * 512)  # repeats what there is, which changes no extreme
+        padded = np.resize(x, -(-x.size // 512) * 512)  # repeats values, which changes no extreme
         self.library.survey(address(padded), address(tops), ctypes.c_uint32(padded.size // 512))
         return bool(tops[0] < 0x7F800000)
 

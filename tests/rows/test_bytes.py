@@ -55,7 +55,7 @@ def test_all_contract_inputs(spec: str, make) -> None:
     ],
 )
 def test_all_ties_are_ties(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the inputs above reach what settles them."""
+    """So the inputs above reach the code that settles them."""
     asked, chance = [], interpreter._chance
     monkeypatch.setattr(interpreter, "_chance", lambda *arguments: asked.append(arguments) or chance(*arguments))
     x = dict(all_ties(number_of(get_codec(spec).id)))[name]

@@ -1,6 +1,6 @@
 """CUDA text without a GPU: run as C++, a warp as a vector of 32 lanes, and compiled for GPUs by NVRTC.
 
-What is run so is the text itself: indices, layouts, rounding, ties. Rows share nothing, so there are no races to miss.
+The text itself is run: indices, layouts, rounding, ties. Rows share nothing, so there are no races to miss.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_a_codec_of_ones_own(tmp_path: Path) -> None:
         payload = codec.encode(x, KEY, error=expected)
         body = np.empty(coder.program.nbytes(x.size), np.uint8)
         assert coder.encode(x.reshape(-1), np.array(KEY.words, np.uint64), body, error) == x.size
-        assert body.tobytes() == payload.body[8:].tobytes(), name  # behind the parameter
+        assert body.tobytes() == payload.body[8:].tobytes(), name  # after the parameter
         np.testing.assert_array_equal(error.view(np.uint32), expected.reshape(-1).view(np.uint32), err_msg=name)
         decoded = np.empty(x.size, np.float32)
         coder.decode(body, decoded, np.float32(1), False)

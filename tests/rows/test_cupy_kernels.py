@@ -58,7 +58,7 @@ def test_what_is_compiled_includes_nothing_from_files_but_on_a_processor() -> No
 
 
 def test_denormals_are_not_flushed_by_an_option_of_cupys() -> None:
-    """RawModule adds -ftz=true behind a caller's options, so kernels come to it compiled."""
+    """RawModule adds -ftz=true after a caller's options, so kernels come to it compiled."""
     assert "--ftz=false" in OPTIONS and "--fmad=false" in OPTIONS
     assert {"--prec-div=true", "--prec-sqrt=true"} <= set(OPTIONS)
 

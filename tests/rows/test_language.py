@@ -1,4 +1,4 @@
-"""Formulas: what each word computes, by NumPy's arithmetic, and what is refused when a formula is written down."""
+"""Formulas: the value of each word, by NumPy's arithmetic, and refusals when a formula is written down."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Shown:
 
 
 def shown(make: Callable[[Value], Value], functions: Callable[[Program], Functions]) -> np.ndarray:
-    """The bits of what `make` makes of X."""
+    """The bits of `make(X)`."""
     found = np.zeros(X.size, np.uint32)
     for shift in (0, 16):
         coder = Coder(program_of(Shown(make, shift)), functions(program_of(Shown(make, shift))))
@@ -261,14 +261,14 @@ def test_a_value_that_is_not_finite_ends_the_sweep_before_the_rows_it_is_packed_
     assert coder.encode(over, np.zeros(2, np.uint64), body, over) == done
     kept = np.where(x > 1, 1, np.where(x < -1, -1, 0)).astype(np.float32)[:done]
     np.testing.assert_array_equal(coder.beginning(body, x.size, done), kept)
-    if make is not by_cuda_text:  # on a GPU the units behind are coded as well, each by a warp of its own
+    if make is not by_cuda_text:  # on a GPU the following units are coded as well, each by a warp of its own
         np.testing.assert_array_equal(over, np.concatenate([x[:done] - kept, x[done:]]))
 
 
 def test_bytes_that_are_no_trits_are_refused() -> None:
     program = program_of(Thirds())
     coder = Coder(program, Interpreted(program))
-    for data in (b"", b"\xf3", b"\x01\x01", b"\x03"):  # for one digit: one byte, and nothing behind the digit
+    for data in (b"", b"\xf3", b"\x01\x01", b"\x03"):  # for one digit: one byte, and nothing after the digit
         with pytest.raises(PayloadError, match="thirds"):
             coder.check(np.frombuffer(data, np.uint8), 1)
 

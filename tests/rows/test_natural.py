@@ -35,7 +35,7 @@ def spread(low: int, high: int, seed: int) -> np.ndarray:
 
 
 def undecided(top: int) -> np.ndarray:
-    """Fractions of the least of 255 powers of two that 16 random bits leave open, behind 2^top and 2^-149."""
+    """Fractions of the least of 255 powers of two that 16 random bits leave open, after 2^top and 2^-149."""
     x = np.ldexp(0xFFFF - SIXTEEN + 0.5, top - 254 - 16).astype(np.float32)
     x[:2] = min(2.0**top, float(LARGEST)), 2.0**-149
     return x

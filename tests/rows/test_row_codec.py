@@ -1,4 +1,4 @@
-"""examples/row_codec.py: two formulas are a codec like any other, and nothing is compiled for what a peer sends."""
+"""examples/row_codec.py: two formulas are a codec like any other, and payloads of peers cause no compilation."""
 
 from __future__ import annotations
 

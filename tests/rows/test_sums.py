@@ -68,7 +68,7 @@ CODERS = [
 
 
 class Summed:
-    """Sums of values and of rows' numbers, in two float32 each; counts of what is known and of what is drawn."""
+    """Sums of values and of rows' numbers, in two float32 each; counts of known and of drawn values."""
 
     id, number, may_overflow = "summed", NUMBER, False
 
@@ -233,7 +233,7 @@ def test_halves_are_summed_beside(coder_of: Callable[[Program], Coder], size: in
 
 @dataclass(frozen=True, repr=False)
 class Given(RowCodec):
-    """A codec of a user's own with a number that nobody has put in its place."""
+    """A user's own codec with an unresolved number."""
 
     id = "given"
     number = 196

@@ -54,7 +54,7 @@ def _free_port() -> int:
 
 
 class Slurm:
-    """A cluster of one node. `folder`: its files, and what its programs say; a short path, for sockets lie in it."""
+    """A cluster of one node. `folder`: its files, and the output of its programs; a short path, for sockets lie in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._daemons = folder, list[subprocess.Popen[bytes]]()
@@ -134,7 +134,7 @@ class Slurm:
 
 
 def missing(programs: Sequence[str] = PROGRAMS) -> list[str]:
-    """Programs that are not there."""
+    """Missing programs."""
     return [name for name in programs if shutil.which(name, path=SBIN) is None]
 
 

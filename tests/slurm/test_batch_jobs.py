@@ -14,7 +14,7 @@ from tests.conftest import ROOT, Finished
 from tests.slurm.conftest import Slurm
 
 STEPS = 30
-# In its first life the first worker waits in the midst of the run, until somebody has opened the pipe and closed it again.
+# In its first life the first worker waits in the midst of the run, until the test has opened the pipe and closed it again.
 TASK = """
 import os
 import sys

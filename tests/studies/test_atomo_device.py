@@ -1,4 +1,4 @@
-"""`python -m studies.atomo_device`: what it measures on torch's CPU, and what it refuses."""
+"""`python -m studies.atomo_device`: its measurements on torch's CPU, and its refusals."""
 
 from __future__ import annotations
 

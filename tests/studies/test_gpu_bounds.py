@@ -1,4 +1,4 @@
-"""`python -m studies.gpu_bounds`: what registers and instructions allow, and the reading of what NVRTC makes."""
+"""`python -m studies.gpu_bounds`: the bounds by registers and instructions, and the reading of NVRTC's output."""
 
 from __future__ import annotations
 

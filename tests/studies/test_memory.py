@@ -1,4 +1,4 @@
-"""Memory of the master and of the workers: no copy of the model for every worker, and about what was predicted."""
+"""Memory of the master and of the workers: no copy of the model for every worker, and about the predicted amount."""
 
 from __future__ import annotations
 

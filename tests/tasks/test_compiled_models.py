@@ -28,7 +28,7 @@ from psnode.task import Task
 from psnode.tasks import tensor_names
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch.compile loads what is deprecated
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch.compile loads deprecated modules
     pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),  # it looks at that of each part of the model
 ]
 
@@ -110,7 +110,7 @@ def train(path: Path, form: str, steps: int, kind: str = "topk", *, resume: bool
 
 
 def events(path: Path) -> str:
-    """Events that a run has told; a file without events is not there."""
+    """Events that a run has told; a file without events does not exist."""
     return (path / "events.jsonl").read_text() if (path / "events.jsonl").exists() else ""
 
 
@@ -173,7 +173,7 @@ def test_what_is_exported_and_evaluated_has_plain_names(tmp_path) -> None:
 
 
 def as_earlier_versions_wrote_it(path: Path) -> None:
-    """Give what a run of a model in the form `both` has written the names that its state dict has."""
+    """Rename the tensors written by a run of a model in the form `both` to those of its state dict."""
     own = FORMS["both"]()
     names = dict(zip(Net().state_dict(), own.state_dict(), strict=True))
 

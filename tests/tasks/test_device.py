@@ -132,7 +132,7 @@ def test_a_steps_copy_of_the_buffers_stays_where_the_model_is() -> None:
 
 
 class Copies:
-    """A device from which copies come only when somebody waits for them."""
+    """A device from which copies come only when they are waited for."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []  # sizes, in the order of the calls

@@ -1,4 +1,4 @@
-"""Buffers that the model sizes itself: its own storages stay as they were, checkpoints hold what grew, a resume puts it back."""
+"""Buffers that the model sizes itself: its own storages stay, checkpoints hold the grown buffers, a resume restores them."""
 
 import itertools
 import json

@@ -110,7 +110,7 @@ class TestListener:
         assert ears[1].wait(20) is Woken.SOUND
         assert ears[1].wait(0.001) is Woken.TIMEOUT
         assert ears[2].wait(0.001) is Woken.TIMEOUT
-        ears[0].knock(7)  # nobody there
+        ears[0].knock(7)  # no rank listens
         for each in ears:
             each.close()
 

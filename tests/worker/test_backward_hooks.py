@@ -1,4 +1,4 @@
-"""Hooks report each group once, when its last gradient is there."""
+"""Hooks report each group once, when its last gradient is ready."""
 
 from __future__ import annotations
 

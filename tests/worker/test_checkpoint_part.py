@@ -174,5 +174,5 @@ def test_an_error_that_is_none_of_the_disk_s_ends_the_training(tmp_path: Path, a
     worker.part.begin(STEP, PLACE)
     worker.part.finish()
     assert [type(event) for event in worker.posted] == [ZeroDivisionError] and worker.sent == []
-    worker.push()  # waits for nobody
+    worker.push()  # does not wait
     worker.part.close()

@@ -154,7 +154,7 @@ def test_cuda_kernels_of_others_ask_for_the_array_interface() -> None:
 
 
 def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
-    """Also for weights that only a kernel of somebody's own reads."""
+    """Also for weights that only a custom kernel reads."""
 
     class Opaque(nn.Module):
         def __init__(self) -> None:
@@ -394,7 +394,7 @@ SHELTERS: dict[str, Callable[[nn.Module, Callable[[], Any]], object]] = {
 
 @pytest.mark.parametrize("shelter", SHELTERS)
 def test_torch_is_as_before_wherever_the_last_weight_comes(shelter: str) -> None:
-    """Functions that put modes or keys back when they return find the modes that were there, and all are left at the end."""
+    """Functions that put modes or keys back when they return find the earlier modes, and all are left at the end."""
     keys = str(torch._C._dispatch_tls_local_include_set())
     flag = torch.utils._python_dispatch._is_in_torch_dispatch_mode
     model = nn.Linear(3, 3)

@@ -1,4 +1,4 @@
-"""Rows of the table in docs/own-loop.md: each line trains as in plain PyTorch, or is refused by what the row names instead."""
+"""Rows of the table in docs/own-loop.md: each line trains as in plain PyTorch, or is refused with the row's error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 class Row(NamedTuple):
-    """A row of the page: the code, its place in the loop, the verdict, and what the last column has in backticks."""
+    """A row of the page: the code, its place in the loop, the verdict, and the words in backticks of the last column."""
 
     code: str
     place: str

@@ -74,7 +74,7 @@ def test_any_shape_is_coded_as_on_the_host_and_the_error_is_what_the_payload_lac
     decoded, host = codec.decode(payload), codec.encode(x, KEY)
     assert payload.nbytes <= codec.max_nbytes(shape)
     assert error.tobytes() == (x - decoded).tobytes() if x.size else not payload.body.size
-    if "+" not in spec:  # behind svd a number near the middle of two levels may take either
+    if "+" not in spec:  # after svd a number near the middle of two levels may take either
         assert payload.nbytes == host.nbytes
         assert payload.body[:8].tobytes() == host.body[:8].tobytes()
         assert distance(decoded, codec.decode(host)) <= 1e-5
@@ -167,7 +167,7 @@ def test_only_svd_and_chains_behind_it_are_spectral() -> None:
     assert svd_of(get_codec("svd+qsgd").contractive()) is None
 
 
-# What comes to the host
+# Values that come to the host
 
 
 class Crossings:

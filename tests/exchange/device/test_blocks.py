@@ -1,4 +1,4 @@
-"""Codes whose length depends on what they hold, on a device: as many bytes come and go as a payload has."""
+"""Codes of variable length on a device: as many bytes come and go as a payload has."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_change_with_exponents_that_float32_has_not_leaves_weights_as_they_are
     ("at", "value", "what"), [(24 + 3, 0x80, "scale"), (24 + 4, 9, "bits"), (24 + 5, 1, "zeros"), (8, None, "")]
 )
 def test_a_change_with_scales_or_widths_that_encode_never_writes_is_refused(at: int, value: int | None, what: str) -> None:
-    """As the host refuses it. Another key is none of these: the dithers of a payload are those of the key in it."""
+    """As the host refuses it. Another key is no reason: a payload's dithers come from the key in it."""
     size, codec = 700, get_codec("dithered")
     plan = Plan.from_dict({"tensors": [["a", [size]]], "groups": [[["dithered", 0, [size]]]]})
     weights, expected = torch.ones(size), np.ones(size, np.float32)

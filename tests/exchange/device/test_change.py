@@ -138,7 +138,7 @@ def test_a_segment_without_values_is_left_alone() -> None:
 
 
 def test_the_host_has_no_part_in_a_change_of_a_replica_on_a_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the host holds is not a number: whatever came from there would show."""
+    """The host's copy is NaN, so that any value taken from it would show."""
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     model = nn.Linear(40, 75)  # 3000 weights and 75 offsets
     tensors = [["weight", [75, 40]], ["bias", [75]]]

@@ -1,4 +1,4 @@
-"""Waits between streams: a reader on one comes behind the writer on another, which no result on a processor shows."""
+"""Waits between streams: a reader on one comes after the writer on another, which no result on a processor shows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Streams:
 
 
 def test_memories_come_to_the_host_behind_the_masking_of_momenta(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The masking is given to the coding stream behind the wait for the payload, and nobody else waits for it."""
+    """The masking is given to the coding stream after the wait for the payload, and no other code waits for it."""
     whole, read = DeviceSegment._forget, torch.Tensor.cpu
 
     def forget(segment: DeviceSegment, *given: object) -> None:
@@ -74,7 +74,7 @@ def test_memories_that_are_home_are_waited_for_no_more(streams: Streams) -> None
 def test_a_change_on_a_stream_of_the_models_own_is_there_before_anybody_uses_it(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module may enter a stream, and what comes meanwhile is added on that one: layers behind it are on another."""
+    """A module may enter a stream, and gradients that come meanwhile are added on it: later layers are on another."""
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     plan = Plan.from_dict({"tensors": [["weight", [75, 40]]], "groups": [[["qsgd", 0, [3000]]]]})
     replica, codec = Replica(torch.zeros(3000)), get_codec("qsgd").contractive()

@@ -27,7 +27,7 @@ with_gxx = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++"
 
 @dataclass(frozen=True, repr=False)
 class Few(Fp16):
-    """fp16, said to carry what does not decode to zero."""
+    """fp16, declared to carry the values that do not decode to zero."""
 
     @property
     def traits(self) -> Traits:
@@ -77,7 +77,7 @@ def test_payloads_and_memories_are_those_of_the_host(
             segment.settle()
             for name, memory in on_host.items():
                 assert homes[name].tobytes() == memory.tobytes(), (step, name)
-        if step == 2 and feedback.memory is not None:  # what the master gives back
+        if step == 2 and feedback.memory is not None:  # the gradient that the master gives back
             for memories in (on_host, homes):
                 codec.decode_add(expected, memories[feedback.memory], 0.25)
     if feedback.masks:

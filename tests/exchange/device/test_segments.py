@@ -30,7 +30,7 @@ FORMS = [["contractive(qsgd)", 0, [5000]], ["contractive(minmax)", 5000, [3000]]
 
 
 class GivenThere(Given):
-    """Gradients that lie on a device too; `kept`: tensors whose gradients are to stay there."""
+    """Gradients that lie on a device too; `kept`: tensors whose gradients are to stay on it."""
 
     kept: frozenset[str] = frozenset()
     device = CPU

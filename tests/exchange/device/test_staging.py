@@ -1,4 +1,4 @@
-"""Rooms on the host that payloads pass through: the bytes, what is waited for, and memory that is pinned for CUDA alone."""
+"""Rooms on the host that payloads pass through: the bytes, the waits, and memory that is pinned for CUDA alone."""
 
 from __future__ import annotations
 

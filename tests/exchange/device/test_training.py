@@ -82,7 +82,7 @@ def test_training_on_a_device_gives_the_weights_and_residuals_of_the_host(
 def test_weights_that_are_changed_on_the_device_alone_are_those_of_the_host(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """The model looks at memory of its own, hashed at every step; of what is changed there the host keeps nothing."""
+    """The model looks at memory of its own, hashed at every step; the host keeps no values that are changed on the device."""
     assert run(Config(train_dir=tmp_path / "host", **SETTINGS, **settings)) == 0
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     assert run(Config(train_dir=tmp_path / "device", enable_gpu=True, hash_every=1, **SETTINGS, **settings)) == 0

@@ -1,4 +1,4 @@
-"""A shard of a small model, with nobody at the other end unless a link is given."""
+"""A shard of a small model, without a peer unless a link is given."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_run_begins_on_either_and_goes_on_on_the_other(cupy: FakeCupy, tmp_pat
 def test_a_checkpoint_that_is_still_being_written_keeps_its_values(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its writing begins when the host has the values of the second version behind it, which were brought for a hash."""
+    """Its writing begins when the host has the values of two versions later, which were brought for a hash."""
     settings = SETTINGS | {"scheme": "qsgd", "record_history": True}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0
     hashed, write, hash_all = threading.Semaphore(0), Draft.write_state, Shard.digest

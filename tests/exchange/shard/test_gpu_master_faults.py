@@ -67,7 +67,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 def test_a_late_part_of_a_checkpoint_holds_up_nobody_where_there_is_no_room_for_copies(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any], owner: type, method: str
 ) -> None:
-    """A model with buffers is written when all parts are there. Rank 2's first one waits until weights were looked at again."""
+    """A model with buffers is written when all parts have come. Rank 2's first one waits until weights were looked at again."""
     looked, again, waited = getattr(owner, method), Event(), list[bool]()
     hand_in, first = CheckpointParts._hand_in, min(3, rule.get("eval_freq", 3))
 

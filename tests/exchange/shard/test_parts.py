@@ -1,4 +1,4 @@
-"""A shard of some groups does to them what a shard of all does, bit for bit."""
+"""A shard of some groups treats them as a shard of all does, bit for bit."""
 
 from __future__ import annotations
 

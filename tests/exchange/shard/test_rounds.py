@@ -137,7 +137,7 @@ def test_whatever_happens_first(rule: Rule, workers: int, groups: int, length: i
     newest, oldest, late = 0, 0, 0
     for world in histories(workers, groups, rule, length):
         holds(world)
-        assert world.events()  # nobody waits for ever
+        assert world.events()  # no worker waits for ever
         for version in range(world.version):
             for group in range(groups):
                 count = sum((where, applied) == (group, version) for _, where, _, applied in world.added)

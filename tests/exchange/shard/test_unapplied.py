@@ -29,7 +29,7 @@ def stopped() -> Rounds:
     rounds.admit([1, 2, 3], 0)
     rounds.open(0)
     assert all(rounds.offer(gradient(1, group, 0)) for group in (0, 1))
-    assert rounds.offer(gradient(2, 0, 0))  # behind the end of its group
+    assert rounds.offer(gradient(2, 0, 0))  # after the end of its group
     return rounds
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in the making, with parts that come late, never, or from workers who were not there."""
+"""Checkpoints in the making, with parts that come late, never, or from absent workers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_part_of_everybody_who_was_there_makes_a_checkpoint(tmp_path: Path) ->
     found.pending.begin(5, [1, 2], 0.0)
     found.part(5, 1, 2.0)
     assert (found.published, found.pending.missing) == ([], {2})
-    found.part(5, 3, 100.0)  # it was not there
+    found.part(5, 3, 100.0)  # it was absent
     found.part(4, 2, 100.0)  # of a version that has none
     assert found.published == []
     found.part(5, 2, 4.0)

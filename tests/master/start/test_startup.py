@@ -38,7 +38,7 @@ def resumed(folder: Path, wrote: int) -> RunDirectory:
 
 
 def told(end: LoopbackTransport) -> dict[str, torch.Tensor] | None:
-    """The state that a rank was sent behind its PLAN."""
+    """The state that a rank was sent after its PLAN."""
     link = FrameChannel(end)
     start = Start.from_bytes(link.expect(Kind.PLAN, 5).body, 0)
     assert start.step == 5

@@ -98,7 +98,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 def without_process(steps: list[list[Any]], told: int = 1) -> Any:
-    """All but what tells of the process: its number, last, and before it what else is `told`."""
+    """All items except those about the process: its number, last, and before it the other `told` items."""
     return [[batch[:-told] for batch in step] for step in steps]
 
 

@@ -33,7 +33,7 @@ def test_shape_and_classes_are_stated(images):
 def test_training_and_evaluation_normalise_alike():
     flat = np.full((4, 1, 9, 9), 77, np.uint8)
     data = Images(flat, np.zeros(4), 1, Statistics((0.3,), (0.5,)), augment=True)
-    inner = np.s_[:, :, 4:5, 4:5]  # no shift by 4 moves black there
+    inner = np.s_[:, :, 4:5, 4:5]  # no shift by 4 moves black into it
     trained, _ = data.batch(np.arange(4), np.random.default_rng(1))
     evaluated, _ = data.batch(np.arange(4), None)
     assert torch.equal(trained[inner], evaluated[inner])

@@ -136,7 +136,7 @@ def test_what_means_no_colour_is_refused_by_name_before_training(tmp_path, mode,
     for name in ("a", "b"):
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.fromarray(BYTES).save(tmp_path / "train" / name / "0.png")
-    for ending in sorted(imagefolder._ENDINGS):  # what a file is stands in it, and not in its name
+    for ending in sorted(imagefolder._ENDINGS):  # the format of a file is read from its contents, not from its name
         path = tmp_path / "train" / "b" / f"1{ending}"
         Image.new(mode, (8, 8)).save(path, "TIFF")
         with pytest.raises(ConfigurationError, match=rf"b/1\{ending} holds .*{told}"):
