@@ -22,7 +22,6 @@ import prose  # noqa: E402
 # prints the rows: copy them when a package improves.
 PRESENT = {
     "psnode/bench": (1.9, 1.0, 0.6, 0.8, 1.2, 0.6, 0.4, 0.6, 0.4, 1.0),
-    "psnode/exchange": (1.8, 0.5, 0.4, 0.4, 0.9, 0.4, 0.4, 0.4, 0.4, 0),
     "scripts": (3.3, 0.6, 0.8, 0.4, 1.0, 0.4, 0.4, 0.4, 0.4, 1.0),
 }
 

@@ -65,7 +65,7 @@ class ClippedMean(Mean):
 
 
 class Majority(Aggregator):
-    """The sign that most workers sent: 1 or -1. Tied votes, and coordinates nobody voted on, fall as a coin does.
+    """The sign that most workers sent: 1 or -1. Tied votes, and coordinates without votes, are decided at random.
 
     A worker's vote is the sign of its values, so that tensors which travel as they are vote too; 0 abstains. The coin is that
     of the codec `sign`, drawn anew with every `rng`.

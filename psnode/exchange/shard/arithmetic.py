@@ -21,7 +21,7 @@ class Arithmetic(Protocol):
     """The sums of all groups, zeros at first, and the optimizer. Called in lanes: for a group by one thread at a time."""
 
     def add(self, part: MeasuredPayload, weight: float) -> None:
-        """Add what a part of a push decodes to, times `weight`."""
+        """Add the decoded part of a push, times `weight`."""
 
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
         """Add a payload that was not measured, times `weight`. CodecError."""
@@ -42,7 +42,7 @@ class Arithmetic(Protocol):
         """Have the group's sum be 0."""
 
     def update(self, group: Group, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """One optimizer step with the gradient factor * sum, which is 0 behind it: as of Parameters.update."""
+        """One optimizer step with the gradient factor * sum; resets the sum to 0. See Parameters.update."""
 
 
 class HostArithmetic:

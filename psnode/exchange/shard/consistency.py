@@ -123,7 +123,7 @@ class AdditionOrder(Generic[T]):
 
     def __init__(self, expected: Sequence[int], *, by_rank: bool) -> None:
         self._expected = expected if by_rank else ()
-        self._passed = 0  # so many of them have offered or are excused, without a gap
+        self._passed = 0  # the number of them that have offered or are excused, without a gap
         self._excused: set[int] = set()
         self._held: list[tuple[int, T]] = []  # a heap by rank, of which there is one item at most
         self.arrived: set[int] = set()
@@ -142,7 +142,7 @@ class AdditionOrder(Generic[T]):
         return self._ready()
 
     def rest(self) -> list[T]:
-        """All items that still wait, in ascending rank: nobody else is expected."""
+        """All items that still wait, in ascending rank: no other is expected."""
         self._passed = len(self._expected)
         return self._ready()
 

@@ -1,4 +1,4 @@
-"""The sums of a shard on a device: payloads go there and are added there, and the optimizer moves what lies there."""
+"""The sums of a shard on a device: payloads are sent to it and added on it, and the optimizer moves weights on it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _NOTHING = np.empty(0, np.float32)
 class DeviceArithmetic:
     """Sums beside the copies of weights and memories, which `parameters` move: Arithmetic, with the host's bits.
 
-    `changes`: of segments, by number, whose payloads are decoded there. Others are decoded on the host, and so is what is added
-    with a weight: their values go up. A push was checked and measured on the host before, by its scales where these bound it.
+    `changes`: of segments, by number, whose payloads are decoded on the device. Others are decoded on the host, and so are those
+    added with a weight: their values are copied to the device. A push was checked and measured on the host before, by its scales
+    where these bound it.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ from psnode.plan.groups import Group, Segment
 class DeviceMover:
     """x and y on a device, flat, the copies of others: Mover, with the host's bits.
 
-    `encoders` and `changes`: of the segments, by number, that are coded there, and of those whose payloads are decoded there. Of
-    others the difference comes to the host, or y, to be changed by what the host decodes.
+    `encoders` and `changes`: of the segments, by number, that are coded on the device, and of those whose payloads are decoded on
+    it. For others the difference comes to the host, or y does, and the host changes it.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class HostMover:
 
 
 class Downlink:
-    """Keeps y, what every worker holds of the weights of `part`, and moves it towards x.
+    """Keeps y, the weights of `part` that every worker holds, and moves it towards x.
 
     Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
     contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
@@ -63,7 +63,7 @@ class Downlink:
     is y as it began. `heirs`: by group the ranks to which this one sends it; the `recipients` are those of them that get new
     versions, at first all.
 
-    What a codec misses comes steps later, so that y lags behind x. With a `lead` y moves towards x + lead (x - x before the
+    The error of a codec is sent in later steps, so y lags x. With a `lead` y moves towards x + lead (x - x before the
     update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.
     """
 

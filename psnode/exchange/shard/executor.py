@@ -45,7 +45,7 @@ class GroupExecutor:
             thread.start()
 
     def submit(self, group: int, work: Work) -> None:
-        """Queue `work` behind all earlier work of `group` and of later groups."""
+        """Queue `work` after all earlier work of `group` and of later groups."""
         self._queues[self._lanes[group]].put((-group, next(self._numbers), work))
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class GlobalNorm:
         self._found: dict[int, tuple[Summed, float]] = {}
 
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
-        """Take the sum of a group; returns those that can be moved now, clipped: this one, or all once the last one is there."""
+        """Take the sum of a group; returns those that can be moved now, clipped: this one, or all once the last one has come."""
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:
             estimate = self._estimate
@@ -70,7 +70,7 @@ class GlobalNorm:
         return {} if self._estimate is None else {_FACT: self._estimate}
 
     def take_up(self, facts: Mapping[str, object]) -> None:
-        """Go on from the facts of a checkpoint. CheckpointError if the estimate is none."""
+        """Continue from the facts of a checkpoint. CheckpointError if the estimate is not valid."""
         found = facts.get(_FACT)
         if found is None or not self._estimated:
             return

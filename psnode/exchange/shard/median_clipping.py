@@ -4,7 +4,7 @@ The pushes of a group are kept, coded, until its round closes. Each is then adde
 
     factor = min(1, m / ||push||)        m: the lower median of the norms of the round's pushes
 
-so that of four pushes two, and of five three, are added whole. The lower median is a norm that somebody pushed: while liars
+so that of four pushes two, and of five three, are added whole. The lower median is the norm of some push: while liars
 are at most half of the round, m is at most the largest norm of an honest push. The part clipped away is the worker's again: it is
 told the factor and adds 1 - factor times its push to its residual, if it has one.
 """

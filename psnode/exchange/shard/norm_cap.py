@@ -7,8 +7,8 @@ loss, and one hard example has plenty (docs/decisions/norm-cap.md has the figure
     u / 2        u: the median over the workers of the largest of the last 100 norms of each
     w            the median over the other workers of their latest norms: a rise that all see is no worker's fault
 
-Medians are the lower ones, so that one of two workers, or of four, moves none of them by itself; so norms count whether the push
-was accepted or not, and what most workers have met once is usual. Norms of zero say nothing and are passed over.
+Medians are the lower ones, so that one of two workers, or of four, cannot move them by itself; so norms count whether the push
+was accepted or not, and a norm that most workers have met once is usual. Norms of zero say nothing and are passed over.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Norms:
                 known.pop(rank, None)
 
     def renew(self) -> None:
-        """Have `usual` follow what was noted: at the end of a round."""
+        """Compute `usual` from the norms noted: at the end of a round."""
         self.usual = self._reference()
 
     def _reference(self) -> float | None:
@@ -75,7 +75,7 @@ class Norms:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The lower median; None of nothing."""
+    """The lower median; None if there are no values."""
     return sorted(values)[(len(values) - 1) // 2] if values else None
 
 

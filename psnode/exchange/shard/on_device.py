@@ -22,7 +22,7 @@ from psnode.plan.groups import Plan
 
 
 class OnDevice(NamedTuple):
-    """The arithmetic of a shard on a device. `on_host`: lines about what is decoded or coded by the host all the same."""
+    """The arithmetic of a shard on a device. `on_host`: lines about codecs that still run on the host."""
 
     device_copies: DeviceCopies
     arithmetic: DeviceArithmetic
@@ -31,7 +31,7 @@ class OnDevice(NamedTuple):
 
 
 def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, downlink: Downlink, constrained: bool) -> str:
-    """The reason why all of the shard's arithmetic is the host's; empty if none of its settings is one."""
+    """The reason why all of the shard's arithmetic is the host's; empty if there is no reason."""
     if not parameters.in_one_pass:
         return f"the optimizer {config.optimizer} is torch's or the task's; sgd, adam and adamw have kernels"
     if not isinstance(aggregator, Mean):
@@ -64,8 +64,8 @@ def place(
 ) -> OnDevice | str:
     """Put the arithmetic of a shard on `device`, or say in a line why it stays on the host.
 
-    `codecs`: of the segments' pushes; `constrained`: the task constrains weights. What the device does otherwise than the host is
-    left to the host. DeviceError if its memory does not do.
+    `codecs`: of the segments' pushes; `constrained`: the task constrains weights. Work for which the device's result differs
+    from the host's is left to the host. DeviceError if its memory does not suffice.
     """
     if reason := _refusal(config, aggregator, parameters, downlink, constrained):
         return reason

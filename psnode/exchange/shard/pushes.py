@@ -28,7 +28,7 @@ class MeasuredPayload(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A worker's gradient of a group. `norm`: of all parts together, as of Measured; `absent`: tensors that had no gradient;
+    """A worker's gradient of a group. `norm`: of all parts together, see Measured; `absent`: tensors that had no gradient;
     `counts_as`: how many gradients of the usual weight it stands for in the mean."""
 
     norm: float
@@ -52,7 +52,7 @@ class Reader:
         self._rooms = threading.local()
 
     def read(self, group: Group, frame: Frame) -> Push:
-        """All of a frame, which must live as long as the push is used. PayloadError or WireError if a part of it is none."""
+        """All of a frame, which must live as long as the push is used. PayloadError or WireError if a part of it is not valid."""
         absent = frozenset[int]()
         marked = Flag.PARTIAL in frame.flags
         weighed = Flag.WEIGHED in frame.flags
@@ -88,7 +88,7 @@ class Reader:
         return payload
 
     def _room(self, size: int) -> Floats:
-        """Memory of this thread for `size` values. Untouched until a codec decodes there."""
+        """Memory of this thread for `size` values. Untouched until a codec decodes into it."""
         room: Floats | None = getattr(self._rooms, "values", None)
         if room is None or room.size < size:
             self._rooms.values = room = np.empty(size, np.float32)

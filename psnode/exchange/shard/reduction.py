@@ -44,7 +44,7 @@ class Reduction:
     A `constraint` is put on the weights when all groups are updated; none is sent before. Of a gradient whose norm is out of
     all proportion by `norm_cap` (psnode.exchange.shard.verdicts) the suspicious pushes are refused or, where the rest returns to
     a memory, scaled; they are held back until all groups of the round have come. A `global_norm`
-    clips the sums, and may hold them back until all are there. Frames state a weight if there is a `weight_unit`. The `average`
+    clips the sums, and may hold them back until all have come. Frames state a weight if there is a `weight_unit`. The `average`
     follows the weights.
     """
 
@@ -279,7 +279,7 @@ class Reduction:
         return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index], recipients)
 
     def _idle(self, group: Group, absent: frozenset[int]) -> list[slice]:
-        """The ranges of a group whose tensors nobody had a gradient of, for the optimizer to leave alone as torch does.
+        """The ranges of a group whose tensors have no gradient from any worker, for the optimizer to leave alone as torch does.
 
         Not where memories are kept and some of one has come: that is a gradient of earlier steps.
         """

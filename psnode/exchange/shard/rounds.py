@@ -69,7 +69,7 @@ class Rounds:
         return True
 
     def _is_due(self, frame: Frame) -> bool:
-        """True if it is the gradient of a group, of a worker that is awaited, and none of a step that has come."""
+        """True if it is the gradient of a group, of a worker that is awaited, and not of a step that has come."""
         if frame.group not in self._next:
             return False
         bases = self._next[frame.group]
@@ -77,7 +77,7 @@ class Rounds:
         return known and frame.version >= bases[frame.sender]
 
     def keep(self, frame: Frame) -> bool:
-        """Take a gradient that comes behind the last round, for a round that may follow; False if the rule drops late ones."""
+        """Take a gradient that comes after the last round, for a round that may follow; False if the rule drops late ones."""
         if not self._rule.patient or not self._is_due(frame):
             return False
         self._raise_base(frame.group, frame.sender, frame.step)
@@ -122,7 +122,7 @@ class Rounds:
         return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders.values())
 
     def force(self) -> None:
-        """Close open groups with the gradients that are there, be it none."""
+        """Close all open groups with the gradients received so far, even if there are none."""
         for group in sorted(self._open):
             self._finish(group)
 

@@ -98,7 +98,7 @@ class Shard:
         self._own_code = self._constrained or own_optimizer is not None or own_codec
         arithmetic: Arithmetic = HostArithmetic(part.own, codecs, aggregator, self._parameters)
         self._device_copies: DeviceCopies | None = None
-        self.on_host: list[str] = []  # lines about what the host does although there is a device
+        self.on_host: list[str] = []  # lines about work that the host does although there is a device
         if device is not None:
             placed = place(
                 part.own, config, codecs, aggregator, self._parameters, self._downlink, device, constrained=self._constrained
@@ -150,7 +150,7 @@ class Shard:
         return self._rounds.offer(frame)
 
     def keep(self, frame: Frame) -> bool:
-        """Take a gradient that comes behind the last round, for a run that goes on later; False if the rule drops it."""
+        """Take a gradient that comes after the last round, for a run that continues later; False if the rule drops it."""
         return self._rounds.keep(frame)
 
     def excuse(self, rank: int, step: int) -> None:
@@ -162,7 +162,7 @@ class Shard:
         return self._rounds.withdraw(rank)
 
     def force(self) -> None:
-        """Close the open groups with the gradients that are there, even none."""
+        """Close all open groups with the gradients received so far, even if there are none."""
         self._rounds.force()
 
     @property
@@ -201,7 +201,7 @@ class Shard:
 
     @property
     def replica(self) -> Floats:
-        """y, what every recipient holds of these weights: flat, in the order of the plan."""
+        """y, these weights as every recipient holds them: flat, in the order of the plan."""
         if self._device_copies is None:
             return self._downlink.replica
         found: Floats = self._device_copies.copy(self._downlink.home).numpy()
@@ -234,8 +234,8 @@ class Shard:
         return ShardState(*({name: newest(value) for name, value in tensors.items()} for tensors in found))
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """By group of the plan what a later version changes of `state`; but for a constraint of the task, no tensor beside it
-        changes.
+        """The tensors of `state` that a later version changes, by group of the plan; without a constraint of the task, no others
+        change.
 
         Nothing of groups that are not the shard's, or where a device has the newest values, and `state` is copies.
         """
@@ -252,7 +252,7 @@ class Shard:
         ]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """From here on `tell` is called with every group that is about to change, in a lane, which it may hold up."""
+        """Call `tell` with every group that is about to change, in a lane, which it may delay."""
         self._reduction.before_change = tell
 
     def norms(self) -> Tensors:

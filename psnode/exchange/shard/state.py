@@ -16,7 +16,7 @@ class ShardState(NamedTuple):
     """Tensors of a checkpoint: the model with x, the optimizer's memories, y (empty where y is x), and the model with
     its moving average (empty where there is none).
 
-    Those of x, y and momenta are the shard's own memory, which later versions change, or copies of what is on a device. Names
+    Those of x, y and momenta are the shard's own memory, which later versions change, or copies of tensors on a device. Names
     are as psnode.records.state_names says.
     """
 
@@ -27,7 +27,7 @@ class ShardState(NamedTuple):
 
 
 def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
-    """`state` with copies of what is no view of `x`: a constraint may change that too, when all groups are updated."""
+    """`state` with copies of tensors that are not views of `x`: a constraint may change that too, when all groups are updated."""
     here = x.untyped_storage().data_ptr()
     rest = {name: value for name, value in state.model.items() if value.untyped_storage().data_ptr() != here}
     copies = {name: value.clone() for name, value in rest.items()}
@@ -39,7 +39,7 @@ def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
 def own_tensors(part: PlanPart, tensors: Mapping[str, torch.Tensor], *, memories: bool) -> Tensors:
     """Of a checkpoint's tensors those that belong to `part`: of a tensor that it has some coordinates of these, flat.
 
-    `memories`: the tensor's name follows the memory's and a slash. What the plan does not know stays.
+    `memories`: the tensor's name follows the memory's and a slash. Tensors outside the plan stay.
     """
     if part.is_whole:
         return dict(tensors)

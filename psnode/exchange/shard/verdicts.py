@@ -1,12 +1,12 @@
 """Verdicts on whole gradients: which pushes of a round are out of all proportion.
 
-A group's push is added as it comes unless it is suspicious. What is suspicious waits until all groups of the round have come,
+A group's push is added as it comes unless it is suspicious. A suspicious one waits until all groups of the round have come,
 when the norm of its worker's whole gradient is known, and is judged by that alone.
 
     auto      suspicious, and refused: a norm beyond the largest of IMPOSSIBLE, FACTOR times the largest norm ever accepted,
-              FACTOR times what another worker has sent
-    a number  suspicious: a norm of more than that many times what is usual for the group; refused: a whole gradient of more
-              than that many times what is usual for whole gradients (psnode.exchange.shard.norm_cap)
+              FACTOR times another worker's norm
+    a number  suspicious: a norm of more than that many times the usual one of the group; refused: a whole gradient of more
+              than that many times the usual one of whole gradients (psnode.exchange.shard.norm_cap)
     off       nothing
 
 IMPOSSIBLE is where squares leave the range of float32: torch.nn.utils.clip_grad_norm_ makes zeros of a gradient beyond it. A
@@ -48,7 +48,7 @@ class Beyond(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """A group whose additions are done, and what its update needs."""
+    """A group whose additions are done, with the facts that its update needs."""
 
     group: int
     version: int
