@@ -21,10 +21,10 @@ class AdamUpdate(TorchUpdate):
     in_one_pass = True
 
     def __init__(
-        self, weights: torch.Tensor, plan: Plan, paces: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
+        self, weights: torch.Tensor, plan: Plan, param_groups: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
     ) -> None:
-        super().__init__(weights, plan, paces, parts)
-        self._moments = [_moments(pace) for pace in paces]
+        super().__init__(weights, plan, param_groups, parts)
+        self._moments = [_moments(param_group) for param_group in param_groups]
 
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
         """The count of steps is the range's, idle or not."""
@@ -33,15 +33,15 @@ class AdamUpdate(TorchUpdate):
         for each in ranges if optimizer is not None else ():
             optimizer.state[each.parameter]["step"] += 1  # type: ignore[union-attr]
         for each, part in moving(begin, len(total), ranges, idle):
-            where, rate = slice(begin + part.start, begin + part.stop), lr * self.paces[each.pace].factor
+            where, rate = slice(begin + part.start, begin + part.stop), lr * self.param_groups[each.param_group].factor
             count = int(optimizer.state[each.parameter]["step"])  # type: ignore[union-attr]
-            moments = self._moments[each.pace]
+            moments = self._moments[each.param_group]
             self.steps.adam(x[where], mean[where], square[where], total[part], moments, factor=factor, lr=rate, count=count)
         for part in idle:
             total[part] = 0
 
 
-def _moments(pace: ParamGroup) -> Moments:
-    config = pace.config
+def _moments(param_group: ParamGroup) -> Moments:
+    config = param_group.config
     eps = _EPS if config.eps is None else config.eps
-    return Moments(pace.momentum, config.beta2, eps, config.weight_decay, config.optimizer == "adamw")
+    return Moments(param_group.momentum, config.beta2, eps, config.weight_decay, config.optimizer == "adamw")

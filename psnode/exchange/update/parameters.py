@@ -40,19 +40,19 @@ class Parameters:
     ) -> None:
         self.weights = weights
         self.plan = plan
-        paces = [ParamGroup(config, momentum)]
+        param_groups = [ParamGroup(config, momentum)]
         of_tensors: dict[str, int] = {}
         for group in parameter_groups:
-            of_tensors |= dict.fromkeys(group.names, len(paces))
-            paces.append(ParamGroup(group.config(config), group.settings.get("momentum", momentum), group.lr_factor))
+            of_tensors |= dict.fromkeys(group.names, len(param_groups))
+            param_groups.append(ParamGroup(group.config(config), group.settings.get("momentum", momentum), group.lr_factor))
         self._update: Update
         if config.whole_tensors:
-            self._update = WholeUpdate(self.weights, plan, paces, of_tensors, own_optimizer)
+            self._update = WholeUpdate(self.weights, plan, param_groups, of_tensors, own_optimizer)
         elif config.optimizer == "sgd":
-            self._update = Descent(self.weights, plan, paces, stretches(plan, of_tensors), gathering)
+            self._update = Descent(self.weights, plan, param_groups, stretches(plan, of_tensors), gathering)
         else:
             kind = AdamUpdate if in_one_pass(config) else TorchUpdate
-            self._update = kind(self.weights, plan, paces, stretches(plan, of_tensors))
+            self._update = kind(self.weights, plan, param_groups, stretches(plan, of_tensors))
 
     @property
     def in_one_pass(self) -> bool:

@@ -18,11 +18,11 @@ from psnode.tasks.optimizers import COORDINATEWISE, arguments, memories_of
 
 
 class _ParameterRange(NamedTuple):
-    """Coordinates [start, stop) of one pace, as a parameter of an optimizer; `counts`: numbers of its steps."""
+    """Coordinates [start, stop) of one parameter group, as a parameter of an optimizer; `counts`: numbers of its steps."""
 
     start: int
     stop: int
-    pace: int
+    param_group: int
     counts: Mapping[str, float]
     parameter: nn.Parameter
 
@@ -31,11 +31,11 @@ class TorchUpdate(Update):
     """An optimizer of COORDINATEWISE. A range has one count of steps, and one pace."""
 
     def __init__(
-        self, weights: torch.Tensor, plan: Plan, paces: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
+        self, weights: torch.Tensor, plan: Plan, param_groups: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
     ) -> None:
-        super().__init__(weights, plan, paces, parts)
-        self._kind = COORDINATEWISE[paces[0].config.optimizer]
-        begin = {name: value for pace in paces for name, value in memories_of(pace.config).items()}
+        super().__init__(weights, plan, param_groups, parts)
+        self._kind = COORDINATEWISE[param_groups[0].config.optimizer]
+        begin = {name: value for param_group in param_groups for name, value in memories_of(param_group.config).items()}
         self.memories = {name: torch.full((plan.size,), value) for name, value in begin.items()}
         self.ranges: dict[int, list[_ParameterRange]] = {}  # by group
         self.optimizers: dict[int, torch.optim.Optimizer | None] = {}
@@ -57,15 +57,15 @@ class TorchUpdate(Update):
         for name, runs in counts.items():
             pieces = [(run, {**had, name: run.value}) for piece, had in pieces for run in state_names.within(runs, piece)]
         for run, had in pieces:
-            yield _ParameterRange(run.start, run.stop, part.pace, had, nn.Parameter(self.weights[run.start : run.stop]))
+            yield _ParameterRange(run.start, run.stop, part.param_group, had, nn.Parameter(self.weights[run.start : run.stop]))
 
     def _over(self, ranges: Sequence[_ParameterRange]) -> torch.optim.Optimizer:
         groups = []
-        for index in sorted({each.pace for each in ranges}):
-            config, momentum, factor = self.paces[index]
-            members = [each.parameter for each in ranges if each.pace == index]
+        for index in sorted({each.param_group for each in ranges}):
+            config, momentum, factor = self.param_groups[index]
+            members = [each.parameter for each in ranges if each.param_group == index]
             groups.append({"params": members, "factor": factor, **arguments(config, momentum)})
-        return self._kind.make(groups, lr=self.paces[0].config.lr or 0.0, foreach=False)  # type: ignore[call-arg]
+        return self._kind.make(groups, lr=self.param_groups[0].config.lr or 0.0, foreach=False)  # type: ignore[call-arg]
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
         """The count of steps is the range's, idle or not."""

@@ -29,24 +29,24 @@ class ParamGroup(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Coordinates [start, stop) of the flat vector, within one group, that go by the same pace: number `pace`."""
+    """Coordinates [start, stop) of the flat vector, within one group, in the parameter group number `param_group`."""
 
     start: int
     stop: int
-    pace: int
+    param_group: int
 
 
-def stretches(plan: Plan, paces: Mapping[str, int]) -> dict[int, list[Stretch]]:
-    """By group its coordinates, in order, by the pace of the tensor that they belong to; 0 where `paces` name none."""
+def stretches(plan: Plan, param_groups: Mapping[str, int]) -> dict[int, list[Stretch]]:
+    """By group its coordinates, in order, by the parameter group of their tensor; 0 where `param_groups` name none."""
     found = {}
     for group, inside in zip(plan.groups, state_names.overlaps(plan, plan.groups), strict=True):
         parts: list[Stretch] = []
         for name, where in inside.items():
-            pace = paces.get(name, 0)
-            if parts and parts[-1].pace == pace:
+            param_group = param_groups.get(name, 0)
+            if parts and parts[-1].param_group == param_group:
                 parts[-1] = parts[-1]._replace(stop=where.stop)
             else:
-                parts.append(Stretch(where.start, where.stop, pace))
+                parts.append(Stretch(where.start, where.stop, param_group))
         found[group.index] = parts
     return found
 
@@ -60,12 +60,12 @@ class Update(ABC):
     in_one_pass: ClassVar[bool] = False
 
     def __init__(
-        self, weights: torch.Tensor, plan: Plan, paces: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
+        self, weights: torch.Tensor, plan: Plan, param_groups: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
     ) -> None:
         self.weights = weights
         self.plan = plan
         self.groups = {group.index: group for group in plan.groups}
-        self.paces = paces
+        self.param_groups = param_groups
         self.parts = parts
         self.memories: Tensors = {}
         self.steps: OptimizerSteps = HostSteps()
@@ -131,26 +131,28 @@ class Descent(Update):
         self,
         weights: torch.Tensor,
         plan: Plan,
-        paces: Sequence[ParamGroup],
+        param_groups: Sequence[ParamGroup],
         parts: Mapping[int, Sequence[Stretch]],
         gathering: Gathering | None,
     ) -> None:
-        super().__init__(weights, plan, paces, parts)
+        super().__init__(weights, plan, param_groups, parts)
         self._gathering = gathering
-        if any(pace.momentum or (gathering is not None and pace.config.weight_decay) for pace in paces):
+        if any(
+            param_group.momentum or (gathering is not None and param_group.config.weight_decay) for param_group in param_groups
+        ):
             self.memories = {_VELOCITY: torch.zeros(plan.size)}
 
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
         begin = self.groups[group].start
         x, velocity, *_ = (*self.vectors(), total[:0])
         for each, part in moving(begin, len(total), self.parts[group], idle):
-            where, rate = slice(begin + part.start, begin + part.stop), lr * self.paces[each.pace].factor
-            self._step(self.paces[each.pace], x[where], velocity[where], total[part], factor, rate)
+            where, rate = slice(begin + part.start, begin + part.stop), lr * self.param_groups[each.param_group].factor
+            self._step(self.param_groups[each.param_group], x[where], velocity[where], total[part], factor, rate)
         for part in idle:
             total[part] = 0
 
-    def _step(self, pace: ParamGroup, x: Any, velocity: Any, total: Any, factor: float, lr: float) -> None:
-        config, momentum, gathering = pace.config, pace.momentum, self._gathering
+    def _step(self, param_group: ParamGroup, x: Any, velocity: Any, total: Any, factor: float, lr: float) -> None:
+        config, momentum, gathering = param_group.config, param_group.momentum, self._gathering
         if gathering is not None and config.weight_decay != 0:
             decay, nesterov = gathering.gain * config.weight_decay, gathering.nesterov
             momentum = gathering.momentum

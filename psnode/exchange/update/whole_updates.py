@@ -35,28 +35,32 @@ class _Own(NamedTuple):
 class WholeUpdate(Update):
     """An optimizer for each tensor, all of which lies in one group. A tensor without a gradient is passed over, as torch does.
 
-    `own`: the task's; else they are those of the paces, which `pace_of` tells by tensor.
+    `own`: the task's; else they are those of the parameter groups, which `param_group_of` tells by tensor.
     """
 
     def __init__(
         self,
         weights: torch.Tensor,
         plan: Plan,
-        paces: Sequence[ParamGroup],
-        pace_of: Mapping[str, int],
+        param_groups: Sequence[ParamGroup],
+        param_group_of: Mapping[str, int],
         own: MakeOptimizer | None,
     ) -> None:
-        super().__init__(weights, plan, paces, {})
+        super().__init__(weights, plan, param_groups, {})
         shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
         whole = state_names.places(plan)
         self._tensors: dict[int, list[_Own]] = {group.index: [] for group in plan.groups}
         for group, inside in zip(plan.groups, state_names.overlaps(plan, plan.groups), strict=True):
             if cut := [name for name, where in inside.items() if where != whole[name]]:
-                raise ConfigurationError(f"--optimizer {paces[0].config.optimizer} needs whole tensors, and {cut[0]} is cut")
+                raise ConfigurationError(
+                    f"--optimizer {param_groups[0].config.optimizer} needs whole tensors, and {cut[0]} is cut"
+                )
             for name, where in inside.items():
                 parameter = nn.Parameter(weights[where].view(shapes[name]))
-                pace = paces[pace_of.get(name, 0)]
-                optimizer, factors = _made(name, parameter, pace) if own is None else _taken(name, parameter, pace, own)
+                param_group = param_groups[param_group_of.get(name, 0)]
+                optimizer, factors = (
+                    _made(name, parameter, param_group) if own is None else _taken(name, parameter, param_group, own)
+                )
                 begun = [_numbers(group) for group in optimizer.param_groups]
                 self._tensors[group.index].append(_Own(name, where.start, where.stop, parameter, optimizer, factors, begun))
 
@@ -114,18 +118,22 @@ class WholeUpdate(Update):
                 own.optimizer.state[own.parameter][key] = content
 
 
-def _made(name: str, parameter: nn.Parameter, pace: ParamGroup) -> tuple[torch.optim.Optimizer, list[float]]:
-    return made(pace.config, pace.momentum, parameter, (pace.config.lr or 0.0) * pace.factor), [pace.factor]
+def _made(name: str, parameter: nn.Parameter, param_group: ParamGroup) -> tuple[torch.optim.Optimizer, list[float]]:
+    return made(param_group.config, param_group.momentum, parameter, (param_group.config.lr or 0.0) * param_group.factor), [
+        param_group.factor
+    ]
 
 
-def _taken(name: str, parameter: nn.Parameter, pace: ParamGroup, own: MakeOptimizer) -> tuple[torch.optim.Optimizer, list[float]]:
+def _taken(
+    name: str, parameter: nn.Parameter, param_group: ParamGroup, own: MakeOptimizer
+) -> tuple[torch.optim.Optimizer, list[float]]:
     """The task's optimizer; its rates are those before the schedule."""
     optimizer = own(name, parameter)
     held = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
     if [id(each) for group in held for each in group["params"]] != [id(parameter)]:
         raise ConfigurationError(f"Task.optimizer is to return a torch.optim.Optimizer of {name}, which it was given, alone")
-    assert pace.config.lr is not None
-    return optimizer, [float(group["lr"]) / pace.config.lr for group in held]
+    assert param_group.config.lr is not None
+    return optimizer, [float(group["lr"]) / param_group.config.lr for group in held]
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
