@@ -33,9 +33,9 @@ def lines_by_folder(folder: Path) -> Counter[str]:
 
 
 def entries(folder: Path) -> list[str]:
-    """Names of the modules and packages directly in `folder`."""
+    """Names of the modules and packages directly in `folder`, but for a program's entry point, __main__."""
     found = [path for path in folder.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))]
-    return sorted(path.stem for path in found if path.name != "__init__.py")
+    return sorted(path.stem for path in found if path.name not in ("__init__.py", "__main__.py"))
 
 
 def parameters(source: str) -> Iterator[tuple[int, str]]:
