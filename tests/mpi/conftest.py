@@ -166,9 +166,10 @@ class Mpirun:
         fault_tolerant: bool = False,
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        forked: bool = True,
     ) -> Finished:
         """Run a job to its end, for at most `timeout` seconds."""
-        return self.start(n, args, fault_tolerant=fault_tolerant, options=options, env=env).wait(timeout)
+        return self.start(n, args, fault_tolerant=fault_tolerant, options=options, env=env, forked=forked).wait(timeout)
 
     def end(self) -> None:
         """Kill whatever still runs."""

@@ -33,7 +33,7 @@ def test_ranks_of_another_version_or_commit_are_refused_by_rank_and_host(mpirun:
     shutil.copytree(HOME, tmp_path / "other" / "psnode", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "other" / "psnode" / "errors.py").open("a") as file:
         file.write("# a later commit\n")
-    job = mpirun(4, [program, tmp_path / "other", "9.9", "train", *FLAGS, tmp_path / "run"])
+    job = mpirun(4, [program, tmp_path / "other", "9.9", "train", *FLAGS, tmp_path / "run"], forked=False)
     assert job.code == 2, job
     (line,) = [line for line in job.err.splitlines() if line.startswith("psnode: error: ")]
     host, own = socket.gethostname(), f"psnode {psnode.__version__} ({source()})"
@@ -48,6 +48,6 @@ def test_ranks_of_another_version_or_commit_are_refused_by_rank_and_host(mpirun:
 def test_one_who_knows_better_trains_with_them_and_is_told(mpirun: Any, tmp_path: Path) -> None:
     program = tmp_path / "other.py"
     program.write_text(PROGRAM)
-    job = mpirun(2, [program, "", "9.9", "train", *FLAGS, tmp_path / "run", "--allow-unlike-versions"])
+    job = mpirun(2, [program, "", "9.9", "train", *FLAGS, tmp_path / "run", "--allow-unlike-versions"], forked=False)
     assert job.code == 0, job
     assert f"rank 1 on {socket.gethostname()} runs 9.9 ({source()}): allowed by --allow-unlike-versions" in job.err
