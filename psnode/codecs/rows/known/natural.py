@@ -23,8 +23,8 @@ from psnode.codecs.rows.packings import planes
 from psnode.codecs.rows.values import Value
 
 MAX_EXPONENTS = 255
-_BIAS, _FRACTION, _NORMAL = 127, 0x7FFFFF, 1 << 23  # bias of a float32's exponent; bits of its mantissa; bits of 2^-126, the least normal number
-_FURTHER = 149  # added to an exponent to widen it, so that numbers below 2^-126 have exponents of their own
+_BIAS, _FRACTION, _NORMAL = 127, 0x7FFFFF, 1 << 23  # bias of the exponent, bits of the mantissa, bits of 2^-126
+_FURTHER = 149  # widens an exponent for numbers below 2^-126
 
 
 class NaturalRows(Known):

@@ -1,4 +1,4 @@
-"""qsgd with buckets of 512."""
+"""Formula of the codec qsgd with buckets of 512."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from psnode.codecs.rows.values import Value
 
 
 class QsgdRows(Known):
-    """qsgd with buckets of 512: norms from 2^-50 to 2^50 in float32, others in float64."""
+    """qsgd with buckets of 512. Norms from 2^-50 to 2^50 are divided by in float32, others in float64."""
 
     def to_fields(self, v: Value) -> Fields:
         s = self.codec.levels
