@@ -31,8 +31,7 @@ class Functions(Protocol):
     """
 
     def survey(self, x: Floats, tops: Int32s) -> bool:
-        """Update the extremes in `tops` (laid out as Program.of_input) with those of `x`. Return True if all values are finite.
-        """
+        """Update the extremes in `tops` (laid out as Program.of_input) with those of `x`. Return True if all are finite."""
 
     def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
         """Write the program's sums over all of `x` into `tops`, after `survey`. Return True if all values are finite.
@@ -186,8 +185,7 @@ class Coder:
         return out
 
     def check(self, body: Bytes, size: int) -> None:
-        """Raise PayloadError unless `body` has the right length for `size` coordinates, finite numbers, and the right constants.
-        """
+        """Raise PayloadError unless `body` has the right length for `size` coordinates, finite numbers, and its constants."""
         program, start = self.program, 4 * self.program.side_words(size)
         if body.size < start:
             raise PayloadError(f"{program.id}: a body of {body.size} bytes ends inside its numbers")

@@ -25,7 +25,7 @@ from psnode.codecs.rows.coder import SumFunctions
 
 @cache
 def compiled(text: str) -> SumFunctions:
-    """The kernels of a module's `text`, each compiled at its first call."""
+    """Return the kernels of a module's `text`. Each is compiled when it is first called."""
     name = f"psnode_rows_{xxhash.xxh3_128_hexdigest(text.encode())}"
     path = directory() / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
@@ -52,7 +52,7 @@ def _imported(name: str, path: Path) -> ModuleType:
 
 @cache
 def directory() -> Path:
-    """The directory of generated modules, which only this user and root can write to."""
+    """Return the directory of generated modules. Only this user and root can write to it."""
     try:
         place = _wanted()
         place.mkdir(parents=True, exist_ok=True, mode=0o755)

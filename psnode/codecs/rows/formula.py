@@ -163,13 +163,11 @@ class Program:
 
     @cached_property
     def place_of_key(self) -> int | None:
-        """The place of the four key words among the numbers of the array; None unless all are sent, in order and consecutively.
-        """
+        """The place of the four key words among the numbers of the array; None unless they are sent in order and consecutively."""
         return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
-        """Return the number of 4-byte words before the codes of `size` coordinates: numbers, then the widths of `fitted` codes.
-        """
+        """Return the number of 32-bit words before the codes of `size` coordinates: numbers, then widths of `fitted` codes."""
         return self.place_of_widths(size) + -(-self._widths(size) // 4)
 
     def place_of_widths(self, size: int) -> int:
@@ -226,8 +224,7 @@ def rows_of(size: int) -> int:
 
 
 def program_of(formula: Formula) -> Program:
-    """Evaluate both formulas once, on symbols, and return the program. Raise CodecSpecError if their parts do not fit together.
-    """
+    """Evaluate both formulas once, on symbols, and return the program. Raise CodecSpecError if parts do not fit together."""
     v = Value("input", Dtype.F32, span=Span.COORDINATE)
     fields = _run(formula, formula.to_fields, {"v": v})
     if not isinstance(fields, Fields):

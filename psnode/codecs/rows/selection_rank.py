@@ -53,8 +53,7 @@ class Ranking(Protocol):
 
 
 def text_of(ranking: Ranking) -> str:
-    """Return the text of the CUDA kernels, which depends only on the formula. Raise CodecSpecError if the formula gives no rank.
-    """
+    """Return the text of the CUDA kernels, which depends only on the formula. Raise CodecSpecError if it gives no rank."""
     v = Value("input", Dtype.F32, span=Span.COORDINATE)
     rank = ranking.rank(v)
     if not isinstance(rank, Value) or rank.kind is not Dtype.U32 or rank.span is not Span.COORDINATE:

@@ -24,8 +24,7 @@ _SELDOM = {  # exactly as in psnode/codecs/rows/cuda/rows.h
 
 
 def usual(program: Program) -> Program:
-    """Return a program with the same results for a row of N(0,1), with one side of each condition on numbers of the row or array.
-    """
+    """Return a program with the same results for a row of N(0,1), with one side of each condition on numbers."""
     x = np.random.default_rng(1).standard_normal(ROW).astype(np.float32)
     tops, key = program.of_input(ROW), np.array(Key.derive(1, "usual").words, np.uint64)
     Interpreted(program).survey(x, tops)

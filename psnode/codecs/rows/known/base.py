@@ -25,8 +25,8 @@ class Known(ABC):
 
     @abstractmethod
     def to_fields(self, v: Value) -> Fields:
-        """As Formula.to_fields."""
+        """Return the fields that are sent, as Formula.to_fields does."""
 
     @abstractmethod
     def from_fields(self, *fields: Any, **named: Any) -> Value:
-        """As Formula.from_fields."""
+        """Return the decoded values, as Formula.from_fields does."""

@@ -26,7 +26,7 @@ class MinMaxRows(Known):
         steps, up = 2**self.codec.bits - 1, self._up(least, greatest)
         base, end = least * up, greatest * up
         step = f32((f64(greatest) - f64(least)) * f64(up) / float(steps))
-        for _ in range(2):  # rounding the step and the product puts the last value above the end by less than two units of the step
+        for _ in range(2):  # rounding puts the last value above the end by less than two units in the last place of the step
             step = where(base + step * float(steps) > end, below_by_one(step), step)
         return (base + f32(i32(codes)) * step) * (1.0 / up)
 

@@ -79,8 +79,7 @@ def _widened(magnitude: Value) -> Value:
 
 
 def _way(number: Value) -> Value:
-    """Return the mantissa of a float32, given by its bits, times 2^16: its distance from the power of two below, relative to it.
-    """
+    """Return 2^16 times the mantissa of a float32 given by its bits: its relative distance from the power of two below."""
     return f32(i32(number & _FRACTION)) * 2.0**-7
 
 
