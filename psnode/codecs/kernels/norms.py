@@ -114,8 +114,7 @@ def l2_norm(v: Floats, scratch: Floats) -> float:
 
 @kernel
 def norms_of(x: Floats, bucket: int, squared: bool, norms: Floats) -> bool:
-    """Write the norms of the buckets of `x`: L2 if `squared`, else the largest magnitude. Return False if a value is not finite.
-    """
+    """Write the norms of the buckets of `x`: L2 if `squared`, else the largest magnitude. Return False unless all are finite."""
     scratch = np.empty(CHUNK + 64, np.float32)
     for b in range(norms.size):
         members = x[b * bucket : (b + 1) * bucket]

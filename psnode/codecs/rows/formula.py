@@ -163,7 +163,7 @@ class Program:
 
     @cached_property
     def place_of_key(self) -> int | None:
-        """The place of the four key words among the numbers of the array; None unless they are sent in order and consecutively."""
+        """The place of the four key words among the numbers of the array; None unless sent in order and consecutively."""
         return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
