@@ -1,5 +1,4 @@
-"""The loops of qsgd over blocks of 512 coordinates: one pass over memory, with a few blocks of scratch as the only temporaries.
-"""
+"""The loops of qsgd over blocks of 512 coordinates: one pass over memory, with a few blocks of scratch as temporaries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Functions used by kernels generated from formulas (psnode.codecs.rows.numba.text) and by hand-written kernels that code rows.
-"""
+"""Functions used by kernels generated from formulas (psnode.codecs.rows.numba.text) and by hand-written kernels for rows."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def float_of(x: np.uint32) -> np.float32:
 
 @inlined
 def uncounted(x: Floats) -> Floats:
-    """Return `x` as an array without reference counts, which would take a tenth of the time for short rows. `x` must stay alive.
-    """
+    """Return `x` as an array without reference counts, which take a tenth of the time for short rows. `x` must stay alive."""
     return carray(floats_at(x.ctypes.data), x.size)
 
 
