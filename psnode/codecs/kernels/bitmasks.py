@@ -11,7 +11,7 @@ from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import load, packed, population, spread, store, trailing_zeros
 
 LANES = 64
-MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign; as integers, they are ordered like the magnitudes of finite values
+MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without the sign; as integers, they are ordered like finite magnitudes
 
 
 # The functions below are for use inside kernels. They do not check that start + 63 is within the array.

@@ -41,7 +41,7 @@ def factors(longest: int = LONGEST) -> Float64s:
     out = np.empty(longest)
     out[0] = 0.5
     for n in (2 << power for power in range(longest.bit_length() - 1)):
-        complement = (n - 1 - 2 * np.arange(n // 2)) * (longest // n)  # cos x as the sine of the complement of x: accurate near pi / 2
+        complement = (n - 1 - 2 * np.arange(n // 2)) * (longest // n)  # to pi / 2, near which the cosine is inexact
         out[n // 2 : n] = 0.5 / sine[complement]
     return readonly(out)
 
@@ -166,8 +166,7 @@ def coefficients(x: Floats, block: int, scale: float, table: Float64s, out: Floa
 
 @inlined
 def _blocks(a: Float64s, size: int, lanes: int, limit: float, weight: np.float32, out: Floats) -> None:
-    """Add `weight` times `lanes` blocks of `size` values, given as rows of `a`, to `out`. With a weight of 0, write the values.
-    """
+    """Add `weight` times `lanes` blocks of `size` values, the rows of `a`, to `out`. With a weight of 0, write the values."""
     for lane in range(lanes):
         for i in range(size):
             value = np.float32(min(max(a[i * LANES + lane], -limit), limit))

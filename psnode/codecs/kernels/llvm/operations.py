@@ -168,7 +168,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     product, addend = np.float64(a) * b, np.float64(c)  # the product is exact
     total = product + addend
     back = total - product
-    lost = (product - (total - back)) + (addend - back)  # the exact rounding error by Knuth's TwoSum; NaN if the total is not finite
+    lost = (product - (total - back)) + (addend - back)  # the exact error (Knuth's TwoSum); NaN if total is not finite
     odd = total.view(np.int64) & 1
     nearer = np.nextafter(total, np.copysign(np.inf, lost))  # rounded to odd, which makes the second rounding harmless
     return np.where(np.isfinite(lost) & (lost != 0) & (odd == 0), nearer, total).astype(np.float32)[()]

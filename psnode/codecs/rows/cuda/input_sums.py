@@ -1,5 +1,4 @@
-"""The CUDA kernel that computes each row's part of a program's sums over the whole input. `fold_sums` of rows.h adds the parts.
-"""
+"""The CUDA kernel that computes each row's part of a program's sums over the whole input. `fold_sums` (rows.h) adds the parts."""
 
 from __future__ import annotations
 
