@@ -71,8 +71,9 @@ def add_inner_products(x: Floats, y: Floats, dots: Float64s) -> None:
 
 
 def begun(size: int) -> Float64s:
-    """Return memory for the inner products of all rows of `size` coordinates, which `add_row` writes, after 64 float64 of
-    scratch.
+    """Return an array for the inner products of all rows of `size` coordinates, which `add_row` writes.
+
+    The array begins with 64 float64 of scratch.
     """
     return np.empty(_SCRATCH + 2 * -(-size // ROW))
 
@@ -95,10 +96,9 @@ def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
 
 @inlined
 def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
-    """Write the inner products of a row from 64 `lanes` of <x, y>, followed by 64 of <y, y>. Return False if float32 is not
-    enough.
+    """Write the inner products of a row from 64 `lanes` of <x, y>, followed by 64 of <y, y>.
 
-    Both share one array, because LLVM vectorises loops that write to two arrays only after many overlap checks.
+    Return False if float32 is not enough for them. Both share one array, because LLVM vectorises loops that write to two arrays only after many overlap checks.
     """
     xy, yy = np.float64(fold(lanes[:64])), np.float64(fold(lanes[64:]))
     dots[_SCRATCH + row], dots[_SCRATCH + row + (dots.size - _SCRATCH) // 2] = xy, yy

@@ -99,10 +99,9 @@ def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
 
 
 def unpack(data: Bytes, codes: Codes, alphabet: int, owner: str) -> None:
-    """Overwrite `codes` from `data`, which is 4-byte aligned. Raise PayloadError, naming `owner`, if `data` has another size or
-    codes.
+    """Overwrite `codes` from `data`, which is 4-byte aligned.
 
-    Codes must be below `alphabet`.
+    Raise PayloadError, naming `owner`, if `data` has another size, or a code that is not below `alphabet`.
     """
     bits = bits_for(alphabet)
     expected = packed_nbytes(codes.size, bits)
