@@ -1,8 +1,8 @@
 """Loops over the ids of clusters: assigning, averaging, and converting ids to values.
 
 K - 1 ascending edges separate K clusters: cluster k holds the values from edge k - 1 up to, but not including, edge k. The upper
-14 bits of a float32, mapped to the order of the values, index a table: the number of edges that are at most the least float32 with
-these bits. The value is then compared with the next edges.
+14 bits of a float32, mapped to the order of the values, index a table: the number of edges that are at most the least float32
+with these bits. The value is then compared with the next edges.
 """
 
 from __future__ import annotations

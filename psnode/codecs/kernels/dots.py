@@ -98,7 +98,8 @@ def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
 def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
     """Write the inner products of a row from 64 `lanes` of <x, y>, followed by 64 of <y, y>.
 
-    Return False if float32 is not enough for them. Both share one array, because LLVM vectorises loops that write to two arrays only after many overlap checks.
+    Return False if float32 is not enough for them. Both share one array, because LLVM vectorises loops that write to two arrays
+    only after many overlap checks.
     """
     xy, yy = np.float64(fold(lanes[:64])), np.float64(fold(lanes[64:]))
     dots[_SCRATCH + row], dots[_SCRATCH + row + (dots.size - _SCRATCH) // 2] = xy, yy

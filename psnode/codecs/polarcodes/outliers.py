@@ -89,8 +89,7 @@ def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, in
 
 
 def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Bytes]:
-    """Return the places of corrected values among `size` values, the numbers to add, and the rest of `body`. Raise PayloadError.
-    """
+    """Return the places of corrected values among `size`, the numbers to add, and the rest of `body`. Raise PayloadError."""
     side, rest = read_section(body)
     if not side.size:
         return np.empty(0, np.uint32), np.empty(0), rest

@@ -25,8 +25,7 @@ CELLS_PER_UNIT = 128
 
 
 class Channel(NamedTuple):
-    """The bits per value (`levels`), the distance of the points (`step`), and the distortion D (`noise`), all for unit variance.
-    """
+    """The bits per value (`levels`), the distance of the points (`step`), and the distortion D (`noise`), for unit variance."""
 
     levels: int
     step: float
