@@ -172,8 +172,7 @@ class DeviceCoder:
         return self.program.length(out, self._size)
 
     def _packing(self) -> Packed:
-        """Return the packing of the codes in `body`. Waits for the device if the numbers in `body` tell the width of the codes.
-        """
+        """Return the packing of the codes in `body`. Waits for the device if numbers in `body` tell the width of the codes."""
         if self._found is None:
             self._found = self.program.packing(self.body[: self._start].cpu().numpy().view(np.uint32), self._size)
         return self._found

@@ -91,8 +91,7 @@ class SpectralEncoder:
         return self._used
 
     def _reduce(self, matrix: torch.Tensor, key: Words) -> tuple[int, Floats]:
-        """Return the number of drawn terms, and their factors on the host, as psnode.codecs.lowrank.factors.fold computes them.
-        """
+        """Return the number of drawn terms, and their factors on the host, as lowrank.factors.fold computes them."""
         found = self._find(matrix, key)
         chosen, probabilities = self._svd.choose(found.values, key)
         left, right = found.terms(chosen)

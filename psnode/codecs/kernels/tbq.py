@@ -197,7 +197,7 @@ def block_starts(body: Bytes, blocks: int) -> Int32s:
 
 @kernel
 def is_valid(body: Bytes, size: int) -> bool:
-    """Return True if `body` is exactly what encode writes for some array of `size` values."""
+    """Return True if `body` is exactly an output of encode for some array of `size` values."""
     used = 0
     for start in range(0, size, BLOCK):
         count = min(BLOCK, size - start)

@@ -109,7 +109,7 @@ def _allocate(
     """Overwrite `ids` with the classes for the least m of `grid` (ascending) that keeps to `budget` bits, and count the classes.
 
     `gains` holds the share of an energy that each class removes beyond the class before it (without the first class), `left` the
-    share that each class leaves. Return the index of m, the sum of the energies, and the sum of what is left of them.
+    share that each class leaves. Return the index of m, the sum of the energies, and the sum of the energies that are left.
     """
     # A group gets the next class if its energy reaches m times the extra rate over the gain. The number of bits falls as m rises,
     # so that bisection finds the least m within the budget.
@@ -156,7 +156,7 @@ def _reach(rate: float) -> float:
 
 @kernel
 def _beyond(x: Floats, reach: float) -> float:
-    """Return the energy of what exceeds `reach`, which no point of the channel can represent."""
+    """Return the energy of the excess of values over `reach`, which no point of the channel can represent."""
     total = 0.0
     for i in range(x.size):
         excess = max(abs(np.float64(x[i])) - reach, 0.0)
@@ -181,7 +181,7 @@ def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
     _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies, np.empty(GROUP))
     grid, left = _powers() * (mean_square * 2.0**-48), shares()
     place, total, rest = _allocate(energies, grid, np.array(LADDER), -np.diff(left), left, rate * x.size, ids, counts)
-    alone = _GAP * 4.0**-rate * total  # what is left if the values are coded as they are, and are Gaussian
+    alone = _GAP * 4.0**-rate * total  # the rest if the values are coded as they are, and are Gaussian
     if rest > _GAIN * alone and rest > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
         return None
     z = np.empty(int(counts[1:].sum()) * GROUP, np.float32)

@@ -109,8 +109,7 @@ class Loaded:
             self._functions[name]((blocks,), (_THREADS,), arguments)
 
     def _fold(self, stream: int, source: int, target: int, to: int, count: int, sums: int) -> None:
-        """Write the totals of `sums` sequences of `count` float64 each, at `source`, to `to`. `target`: memory for sums of 512.
-        """
+        """Write the totals of `sums` sequences of `count` float64 each, at `source`, to `to`. `target`: room for sums of 512."""
         while True:
             groups = rows_of(count)
             numbers = map(np.uint32, (count, groups, sums))
@@ -170,8 +169,7 @@ class Kernels(Loaded):
         self._launch("copy_blocks", stream, blocks, rooms, starts, np.uint64(arrays.packed), np.uint32(blocks))
 
     def place(self, stream: int, side: int, starts: int, first: int, rows: int, count: int) -> None:
-        """Write the offsets of the codes of each bucket, and the end of the last bucket, to `starts`, from the widths at `side`.
-        """
+        """Write the offsets of the codes of each bucket, and the end of the last one, to `starts`, from the widths at `side`."""
         self._launch("place_buckets", stream, 1, np.uint64(side), np.uint64(starts), *map(np.uint32, (first, rows, count)))
 
     def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:

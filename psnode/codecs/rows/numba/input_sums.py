@@ -86,7 +86,7 @@ def _sum_row(program: Program, rows: NumbaRows, coded: str = "") -> None:
 
 
 def _of_row(x: Value, rows: NumbaRows) -> str:
-    """Append what is needed, and return the expression of a row's part of a sum."""
+    """Return the expression of a row's part of a sum, after appending the statements that it needs."""
     if x.span is Span.ROW:
         return rows.number(x)
     if x.kind is Dtype.BOOL:
