@@ -16,8 +16,9 @@ class DeviceEncoder(Protocol):
     padded: int
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Code `x` (flat) on the current stream, and write x - decoded to `error`, which may be `x`. The error is complete after
-        `take`.
+        """Code `x` (flat) on the current stream, and write x - decoded to `error`, which may be `x`.
+
+        The error is complete after `take`.
         """
 
     @property

@@ -155,8 +155,9 @@ class DeviceCoder:
         self._passage.up(self.body[: whole.size])
 
     def take(self, out: Bytes) -> int:
-        """Write `body`, cut to the codec's bytes, to `out` on the host, and return its length. Waits for the work given to the
-        stream.
+        """Write `body`, cut to the codec's bytes, to `out` on the host, and return its length.
+
+        Waits for the work given to the stream.
         """
         from psnode.codecs.rows.language import ROW
 

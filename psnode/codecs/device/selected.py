@@ -53,8 +53,9 @@ class SelectedEncoder:
         self._room = StagingBuffer(codec.max_nbytes(shape), device)
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Find the entries of `x` to send. `take` then writes x - decoded to `error`, which may be `x`; x itself if it is not
-        finite.
+        """Find the entries of `x` to send.
+
+        `take` then writes x - decoded to `error`, which may be `x`; x itself if it is not finite.
         """
         search = DeviceSearch(x, self._size, self._kernels)
         self._key = np.array(key, np.uint64)

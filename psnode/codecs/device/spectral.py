@@ -1,5 +1,4 @@
-"""Spectral ATOMO on a device: a matrix is factorised on its device, and only the factors of the drawn terms are copied to the
-host.
+"""Spectral ATOMO on a device: a matrix is factorised on its device, and only the factors of the drawn terms go to the host.
 
 Three things are copied to the host: the singular values (8 bytes for each row of the short side), the factors as float32, which
 are the payload, and 24 bytes about the array. The host draws the terms with the functions and the random words of
@@ -7,8 +6,8 @@ psnode.codecs.svd. A stage after svd, as in `svd+qsgd`, codes the factors on the
 everywhere, because they are float32 products and sums, each a separate torch operation. The factors themselves differ from the
 host's in their last bits, as the factors of two machines do.
 
-With `method=deflated`, the device computes the exact spectrum: the method exists to save a CPU's time, and does not reduce the
-variance.
+With `method=deflated`, the device computes the exact spectrum: the method exists to save a CPU's time, and its variance is no
+smaller.
 
 Factors whose sum might exceed float32 (gradients beyond 1e36) are copied as float64, and the host's own function scales them
 down.

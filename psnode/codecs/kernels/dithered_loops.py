@@ -28,8 +28,7 @@ _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 class Lattice(NamedTuple):
-    """The distance `step` of the points, in units of a bucket's root mean square, and the coordinates of a bucket (a multiple of
-    512).
+    """`step`: the distance of the points, in units of a bucket's root mean square. `bucket`: its coordinates, a multiple of 512.
     """
 
     step: float

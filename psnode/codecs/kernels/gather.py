@@ -88,8 +88,9 @@ def gather_copied(
 def gather_added(
     x: Floats, target: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int, offset: int
 ) -> tuple[int, int]:
-    """Add `x` to `target` while listing coordinates of `target` as `gather` does. A strip of `x` that is not finite gives count
-    -1.
+    """Add `x` to `target` while listing coordinates of `target` as `gather` does.
+
+    A strip of `x` that is not finite gives count -1.
     """
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)

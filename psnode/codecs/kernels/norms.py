@@ -126,8 +126,9 @@ def norms_of(x: Floats, bucket: int, squared: bool, norms: Floats) -> bool:
 
 
 def norm_of(values: Floats, owner: str) -> float:
-    """Return the L2 norm of 1-D `values`, at most the largest float32. Raise PayloadError, naming `owner`, if a value is not
-    finite.
+    """Return the L2 norm of 1-D `values`, at most the largest float32.
+
+    Raise PayloadError, naming `owner`, if a value is not finite.
     """
     found = l2_norm(readonly(values), np.empty(_SCRATCH, np.float32))
     if found == NOT_FINITE:

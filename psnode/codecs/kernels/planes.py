@@ -147,8 +147,9 @@ def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
 
 @inlined
 def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
-    """Pack codes[:count] below 2**bits, for count < 512 and bits <= 8, and return the bytes written. Overwrites codes[count:]
-    with 0.
+    """Pack codes[:count] below 2**bits, for count < 512 and bits <= 8, and return the bytes written.
+
+    Overwrites codes[count:] with 0.
     """
     codes[count:] = 0
     used = 0

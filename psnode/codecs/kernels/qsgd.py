@@ -66,8 +66,9 @@ def _level(low: Bytes, s: np.int32, i: int) -> np.float32:
 
 @kernel
 def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, squares: Floats, dots: Float64s) -> None:
-    """Add inner products as _add_dots does, for a plain block, from its levels q: step sum(v q), and step^2 sum(q^2), which is
-    exact.
+    """Add inner products as _add_dots does, for a plain block, from its levels q.
+
+    <v, y> is step sum(v q), and <y, y> is step^2 sum(q^2), which is exact.
     """
     wide()
     s = np.int32(levels)
@@ -122,10 +123,10 @@ class Form(NamedTuple):
 
 
 class Body(NamedTuple):
-    """The norms of the buckets, and the codes: packed (full blocks in `packed`, the last one in `tail`), or one per entry of
-    `symbols`.
+    """The norms of the buckets, and the codes, either packed or one per entry of `symbols`.
 
-    The arrays of the form that is not used are empty.
+    Packed codes of full blocks are in `packed`, those of an incomplete last block in `tail`. The arrays of the form that is not
+    used are empty.
     """
 
     norms: Floats

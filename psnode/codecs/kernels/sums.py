@@ -15,8 +15,9 @@ _LARGEST, _DOWN = float(np.finfo(np.float32).max), np.float32(2.0**-20)
 
 @kernel
 def l2_of_sum(x: Floats, parts: PartTable) -> float:
-    """Add `parts` to the memory of `x` and return the norm of `x`, as l2_norm does; NOT_FINITE if a value or a part is not
-    finite.
+    """Add `parts` to the memory of `x`, and return the norm of `x` as l2_norm does.
+
+    Return NOT_FINITE if a value or a part is not finite.
     """
     wide()
     scratch, rest = np.empty(CHUNK + 64, np.float32), np.zeros(CHUNK, np.float32)

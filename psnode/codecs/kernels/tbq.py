@@ -1,5 +1,6 @@
-"""The loops of tbq. Blocks of 20480 coordinates are dense (five digits to a byte) or sparse (2 bytes a value), whichever is
-smaller.
+"""The loops of tbq. Each block of 20480 coordinates has the smaller of two forms, dense or sparse.
+
+A dense block packs five digits to a byte; a sparse block has 2 bytes for each value sent.
 
     block   uint16 m: the number of values sent, or 65535 for a dense block
             m times uint16: place in the block, plus 32768 where negative, ascending;

@@ -89,8 +89,9 @@ def g_row(llrs: Llrs, n: int, i: int, word: np.uint32) -> None:
 
 @instructions
 def gather_row(llrs: Llrs, row: int, target: int, word: np.uint32) -> None:
-    """Write row target = g(row, row target, word), which adds the LLRs of bits that are equal once the bits of `word` are
-    flipped.
+    """Write row target = g(row, row target, word).
+
+    Repeated calls add the LLRs of bits that become equal when the bits in `word` are flipped.
     """
     store_row(llrs, target, _bit_node(load_row(llrs, row), load_row(llrs, target), word))
 

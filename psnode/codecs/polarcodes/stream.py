@@ -71,8 +71,9 @@ def aligned_rows(size: int, kind: type) -> Any:
 
 
 def room_for(log_length: int, rows_of_llrs: int) -> tuple[Workspace, Shared]:
-    """Return scratch for superblocks with blocks of up to 2^log_length values, with `rows_of_llrs` rows of LLRs per row of
-    values.
+    """Return scratch for superblocks with blocks of up to 2^log_length values.
+
+    There are `rows_of_llrs` rows of LLRs for each row of values.
     """
     length = 1 << log_length
     cells, llrs = aligned_rows(LANES * length, np.uint16), aligned_rows(rows_of_llrs * LANES * length, np.int16)

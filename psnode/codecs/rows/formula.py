@@ -253,7 +253,7 @@ def program_of(formula: Formula) -> Program:
 
 
 def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value | None:
-    """Return the width of the packing, computed from symbols for the fields; None if it is no number of the array."""
+    """Return the width of the packing, computed from symbols for the fields; None if it is not a number of the array."""
     if fields.packed.width is None:
         return None
     width = replaced(fields.packed.width, {value: symbols[name] for name, value in fields.numbers.items()})
@@ -263,9 +263,7 @@ def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value
 
 
 def _check_buckets(program: Program) -> None:
-    """Raise CodecSpecError unless numbers of buckets go with codes fitted to the same buckets, in a form that kernels can
-    compute.
-    """
+    """Raise CodecSpecError unless numbers of buckets go with codes fitted to the same buckets, and kernels can compute them."""
     ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]
     found = [value for value in below(ends) if value.op in OF_BUCKET]
     if any(program.packed.form != "fitted" or value.detail != program.packed.bucket for value in found):

@@ -96,8 +96,9 @@ class Interpreted:
         return x.size
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """Write out = decoded, or out += weight * decoded, for the full rows `out`; the first one is row number `first` of
-        `rows`.
+        """Write out = decoded, or out += weight * decoded, for the full rows `out`.
+
+        The first one is row number `first` of `rows`.
         """
         packing, unit = self.program.packing(side, ROW * rows), ROW * self.program.packed.rows
         used = 0

@@ -44,8 +44,9 @@ def from_bits(x: Value) -> Value:
 
 
 def where(condition: Value, yes: Value | Number, no: Value | Number) -> Value:
-    """Return `yes` where the condition is true, else `no`. For a condition of a row or the array, only the chosen side is
-    computed.
+    """Return `yes` where the condition is true, else `no`.
+
+    For a condition of a row or the array, only the chosen side is computed.
     """
     yes, no = pair(yes, no)
     return Value("where", yes.kind, (_of(condition, Dtype.BOOL, "where"), yes, no))

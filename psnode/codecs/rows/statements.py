@@ -73,8 +73,9 @@ class Statements(ABC):
 
     @abstractmethod
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
-        """Append a loop over the row that computes `ends`. `then` returns the loop's last statements, given a place and the ends'
-        names.
+        """Append a loop over the row that computes `ends`.
+
+        `then` returns the loop's last statements, given a place and the ends' names.
         """
 
     @abstractmethod
@@ -114,8 +115,9 @@ class Statements(ABC):
         return name
 
     def number(self, end: Value) -> str:
-        """Return the name of a number of a row or the array, which is computed at this place unless it is known; a constant's
-        text.
+        """Return the name of a number of a row or the array, or the text of a constant.
+
+        A number that has no name yet is computed at this place.
         """
         if end.op == "constant":
             return self.literal(end)

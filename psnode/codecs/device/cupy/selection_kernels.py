@@ -32,8 +32,9 @@ class SelectionKernels(Loaded):
         self._launch("mark", stream, lists.blocks, np.uint64(x), np.uint64(lists.counts), np.uint64(lists.rooms), *numbers)
 
     def collect(self, stream: int, x: int, lists: Lists, indices: int, values: int) -> None:
-        """Write the ascending indices (uint32) and the values (float32) of the listed coordinates. Their number is in
-        `lists.ends`.
+        """Write the ascending indices (uint32) and the values (float32) of the listed coordinates.
+
+        Their number is in `lists.ends`.
         """
         addresses = map(np.uint64, (x, lists.rooms, lists.counts, lists.ends, indices, values))
         self._launch("collect", stream, lists.blocks, *addresses, np.uint32(lists.blocks))

@@ -56,8 +56,9 @@ def _result(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 
 def instructions(function: F) -> F:
-    """Make `function`, which computes with values, callable inside kernels. Annotations give the types of numbers and of the
-    result.
+    """Make `function`, which computes with values, callable inside kernels.
+
+    Annotations give the types of numbers and of the result.
     """
     hints = get_type_hints(function)
     names = inspect.signature(function).parameters

@@ -84,8 +84,9 @@ def _dither() -> Value:
 
 
 def _code(rounded: Value, dither: Value) -> Value:
-    """Return the code of a rounded integer: 0 for 0, 1 for the neighbour of 0 that the dither favours, 2 for the other, and so
-    on.
+    """Return the code of a rounded integer.
+
+    0 has the code 0; the neighbour of 0 that the dither favours has the code 1, the other neighbour 2, and so on.
     """
     flip = i32(-_sign(dither))
     signed = (i32(rounded << 16) >> 16 ^ flip) - flip

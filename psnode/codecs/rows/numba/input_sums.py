@@ -51,8 +51,9 @@ def _norm_alone(program: Program) -> list[str]:
 
 
 def _each_row(adding: list[str]) -> list[str]:
-    """Return the lines that begin a loop over rows, with zeros after the end of x. `adding`: the lines that add parts to the
-    rows.
+    """Return the lines that begin a loop over rows, with zeros after the end of x.
+
+    `adding`: the lines that add parts to the rows.
     """
     return [
         "    for start in range(0, x.size, 512):",

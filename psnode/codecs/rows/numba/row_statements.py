@@ -78,8 +78,9 @@ class NumbaRows(Statements):
         }[value.op]
 
     def summed(self, x: Value) -> str:
-        """Append the sum of a row by the tree of `sum_512`, and return its name. The sum is a float64, not finite if float32
-        overflows.
+        """Append the sum of a row by the tree of `sum_512`, and return its name.
+
+        The sum is a float64, not finite if float32 overflows.
         """
         self.prepare([x])
         total = self.fresh()
@@ -134,7 +135,7 @@ class NumbaRows(Statements):
                 self._coordinate(ends, then, "256 + i", _HIGH)
 
     def _short_loop(self, ends: list[Value], then: Then, period: int) -> None:
-        """Append a loop over the coordinates whose random bits differ, and in it the statements for all coordinates that share
+        """Append a loop over the coordinates that have their own random bits, with statements for all coordinates that share
         them.
         """
         self.put(f"for i in range({period}):")
@@ -159,9 +160,7 @@ class NumbaRows(Statements):
         return f"np.uint32(words[{f'{at} & {period - 1}' if first is None else f'{first % period} + i'}] & ONES)"
 
     def _settled(self, end: Value, open_ones: list[Value], store: Store) -> None:
-        """Append a loop that settles by 16 bits, and a second loop, for rows with a tie, that settles one by one with further
-        bits.
-        """
+        """Append a loop that settles with 16 bits, and a second loop with further bits, which runs for rows with a tie."""
         self.put("worst = np.uint32(0)")
 
         def first(at: str, names: list[str]) -> list[str]:

@@ -146,8 +146,9 @@ class Encode(Kernel):
         ]
 
     def _row(self, ends: list[Value]) -> bool:
-        """Append the statements for a row. Return True if a single loop makes the codes, so that the processor prefetches by
-        itself.
+        """Append the statements for a row.
+
+        Return True if a single loop makes the codes, so that the processor prefetches by itself.
         """
         rows, form, coded = self.rows, self.program.packed.form, self.coded
         for column in (column for column in self.program.of_rows if column.value.op == "given"):
