@@ -28,7 +28,10 @@ _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 class Lattice(NamedTuple):
-    """`step`: the distance of the points, in units of a bucket's root mean square. `bucket`: its coordinates, a multiple of 512.
+    """The points of the quantiser.
+
+    `step` is their distance in units of a bucket's root mean square. `bucket` is the number of coordinates of a bucket, a
+    multiple of 512.
     """
 
     step: float

@@ -44,7 +44,7 @@ def kernel(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Compile a small `function` that kernels inline. As a call, it would count references to its arrays."""
+    """Compile a small `function` for inlining into kernels. A call would count references to the arrays that it takes."""
     return cast(F, njit(inline="always", error_model="numpy")(function))
 
 

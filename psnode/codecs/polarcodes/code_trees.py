@@ -60,7 +60,9 @@ def _descend(kind: int, n: int, s: int, root: int, llrs: Llrs, bits: Masks) -> N
 
 @inlined
 def _draw(is_flat: bool, n: int, s: int, row: int, llrs: Llrs, bits: Masks, noise: Masks, drawn: int, samples: Llrs) -> None:
-    """Draw frozen bits, or the coset of a repetition, from their prior (LLRs from row `row` on), or as fair coins if it is flat.
+    """Draw frozen bits, or the coset of a repetition.
+
+    They are drawn from their prior, whose LLRs begin at `row`, or as fair coins if the prior is flat.
     """
     if is_flat:
         for i in range(n):

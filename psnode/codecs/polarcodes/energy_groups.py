@@ -165,7 +165,7 @@ def _beyond(x: Floats, reach: float) -> float:
 
 
 class Arranged(NamedTuple):
-    """The classes, the values of the groups sorted by class (without class 0), and m: the value of one more bit."""
+    """The classes, the values of the groups sorted by class (without class 0), and m: the error that one more bit saves."""
 
     classes: Classes
     values: Floats

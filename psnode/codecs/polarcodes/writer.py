@@ -97,7 +97,7 @@ def _carry(words: Words16, places: Places, place: int) -> None:
 
 @inlined
 def _settle(words: Words16, places: Places, lane: Whole, done: Whole, carry: Whole) -> None:
-    """Write a lane's finished word to its place."""
+    """Write a lane's finished word to its place, and propagate a carry to the words before it."""
     place = places[_LAST + lane]
     if place >= 0:
         words[place] = np.uint16(done)
@@ -107,7 +107,7 @@ def _settle(words: Words16, places: Places, lane: Whole, done: Whole, carry: Who
 
 @inlined
 def _take(places: Places, lane: Whole, new: Whole) -> None:
-    """Record that the lane takes place number `new`."""
+    """Record place number `new`, which the lane has just taken."""
     place = places[_NEXT + lane]
     places[_BEFORE + place] = places[_LAST + lane]
     places[_LAST + lane], places[_NEXT + lane], places[_AFTER + lane] = place, places[_AFTER + lane], new

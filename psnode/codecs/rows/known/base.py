@@ -1,4 +1,4 @@
-"""Base of the formulas of psnode's codecs."""
+"""Base class of the formulas of psnode's codecs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psnode.codecs.table import number_of
 
 
 class Known(ABC):
-    """A formula for a codec of psnode's."""
+    """A formula for one of psnode's codecs."""
 
     may_overflow = False
 
@@ -20,7 +20,7 @@ class Known(ABC):
 
     @classmethod
     def expresses(cls, codec: Any) -> bool:
-        """True if the formula is the codec's at its settings."""
+        """Return True if the formula expresses `codec` at its settings."""
         return True
 
     @abstractmethod

@@ -135,8 +135,9 @@ class NumbaRows(Statements):
                 self._coordinate(ends, then, "256 + i", _HIGH)
 
     def _short_loop(self, ends: list[Value], then: Then, period: int) -> None:
-        """Append a loop over the coordinates that have their own random bits, with statements for all coordinates that share
-        them.
+        """Append a loop over the coordinates that have their own random bits.
+
+        Each pass of the loop also has the statements for the coordinates that share these bits.
         """
         self.put(f"for i in range({period}):")
         with self.block():
