@@ -1,6 +1,6 @@
 """Singular values and rank-one terms of a matrix on a device, computed by torch as psnode.codecs.lowrank does on the host.
 
-The whole spectrum is computed from the float64 Gram matrix of the short side; only the largest terms, from a random subspace
+The whole spectrum is computed from the float64 Gram matrix of the short side, the largest terms alone from a random subspace
 (psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough). Only singular values are copied to the host,
 8 bytes for each row of the short side, and the energy with `cover`. The host's random numbers are copied to the device.
 

@@ -18,11 +18,11 @@ from psnode.codecs.rows.values import Dtype, Span, Value, below, replaced
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
 _OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all", "size_of_bucket", "key_word")
-OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # each takes one sweep over the input
+OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # need a sweep before the coding one
 PLACES = dict(zip(OF_ALL, (0, 1, 2, 4), strict=True))  # places among the numbers of the whole input (Program.of_input)
-SIZE, FIRST_SUM = 3, 3  # places among the same numbers; FIRST_SUM counts in float64
+SIZE, FIRST_SUM = 3, 3  # places among the same numbers; for FIRST_SUM, viewed as float64
 NORM = "l2_norm_of_all"
-SUMS = ("sum_of_all", "count_of_all", NORM)  # each depends on an argument, and takes a sweep over the input
+SUMS = ("sum_of_all", "count_of_all", NORM)  # need a sweep with a kernel generated from the formula
 OF_BUCKET = ("l2_norm_of_bucket", "size_of_bucket")
 OF_INPUT = (*OF_ALL, *SUMS, *OF_BUCKET, "size_of_all", "key_word")
 

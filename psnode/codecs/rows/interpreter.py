@@ -206,8 +206,8 @@ def _sixteen(key: Words, stream: int, row: int, rows: int) -> Words32:
 def _coins(key: Words, stream: int, row: int, rows: int) -> Any:
     """Return the coins of rows.
 
-    Word i // 32 of a piece of 8192 coordinates has the coin of coordinate i in bit i mod 32. Word w is number w // 64 of call w
-    mod 64, of the piece's 64 calls.
+    In a piece of 8192 coordinates, the coin of coordinate i is bit i mod 32 of word i // 32. Word w of the piece is word w // 64
+    of call w mod 64; a piece has 64 calls.
     """
     found = np.empty((rows, ROW), bool)
     for at in range(rows):

@@ -216,7 +216,7 @@ def coin() -> Value:
 
 
 def settle(fixed: Value, exact: Value) -> Value:
-    """Return floor(fixed / 2^16), and 1 more with the probability that 16 random bits could not resolve.
+    """Return floor(fixed / 2^16), plus 1 if 16 random bits leave the rounding open and further random bits round up.
 
     `fixed` has to be floor(exact) + m 2^16 + random16(), with an integer m. If the low 16 bits of `fixed` are all ones, up to 128
     further random bits decide whether 1 is added. The expected value is exact / 2^16 + m.
