@@ -1,1 +1,1 @@
-"""Codecs whose arrays lie on a CUDA device, run by kernels made of their formulas (docs/gpu.md)."""
+"""Codecs for arrays on a CUDA device, run by kernels generated from their formulas (docs/gpu.md)."""

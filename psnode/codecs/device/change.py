@@ -1,4 +1,4 @@
-"""Changes of weights that lie on a device, which decodes and adds the payloads."""
+"""Changes of weights on a device, which decodes the payloads and adds them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class ChangeOfRows:
-    """Addition of payloads of `codec`, of rows, to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
+    """Addition of payloads of `codec`, which codes rows, to `weights`, a flat float32 tensor on a device.
 
-    Only the bytes of a payload are copied, and padding of the last rows. A factor of more than 1 in front of a payload's
-    values is seldom, and left to the host, which sees to it that no value leaves float32; so is a body of another length than
-    the kernels are laid out for.
+    The result has the same bits as that of `codec.decode_add`. Only the bytes of a payload, and padding of the last rows, are
+    copied to the device. Two rare kinds of payloads are decoded on the host: payloads with a factor of more than 1, because the
+    host keeps values within float32, and bodies whose length is not the one for which the kernels are set up.
     """
 
     def __init__(self, codec: Codec, kernels: CodecKernels, weights: torch.Tensor) -> None:
@@ -39,7 +39,7 @@ class ChangeOfRows:
         self._checked = Coder(kernels[0], RowFunctions(kernels[1], weights.device))
 
     def add(self, payload: Payload) -> None:
-        """Weights += decoded. PayloadError, with the weights as they were."""
+        """Add the decoded values to the weights. Raise PayloadError and leave the weights unchanged if the payload is invalid."""
         body = body_of(self._codec, payload, self._weights.numel())
         scale = np.float32(1)
         if isinstance(self._codec, Contractive):
@@ -52,7 +52,7 @@ class ChangeOfRows:
         self._coder.add_to(self._weights, float(scale))
 
     def _behind_parameters(self, body: Bytes) -> Bytes:
-        """The body that the kernels read, checked."""
+        """Return the part of the body that the kernels read, checked."""
         from psnode.codecs.rows.codec import Generated
 
         head = self._head
@@ -69,14 +69,14 @@ class ChangeOfRows:
 class ChangeOfEntries:
     """Addition of payloads of `codec`, which is sparse, to `weights`, a flat float32 tensor on a device.
 
-    As `codec.decode_add`, bit for bit. The host decodes the few entries there are, and they go to the device.
+    The result has the same bits as that of `codec.decode_add`. The host decodes the few entries, and copies them to the device.
     """
 
     def __init__(self, codec: Codec, weights: torch.Tensor) -> None:
         self._codec, self._weights = codec, weights
 
     def add(self, payload: Payload) -> None:
-        """Weights += decoded. PayloadError, with the weights as they were."""
+        """Add the decoded values to the weights. Raise PayloadError and leave the weights unchanged if the payload is invalid."""
         body_of(self._codec, payload, self._weights.numel())
         entries = self._codec.entries(payload)
         assert entries is not None, self._codec
@@ -86,5 +86,5 @@ class ChangeOfEntries:
 
 
 def decoder(codec: Codec) -> Codec:
-    """The codec whose kernels decode payloads of `codec`: the wrapped one, where a factor comes first."""
+    """Return the codec whose kernels decode payloads of `codec`: the wrapped codec of a contractive form, else `codec`."""
     return codec.codec if isinstance(codec, Contractive) else codec

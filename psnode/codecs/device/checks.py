@@ -1,7 +1,7 @@
-"""A check of kernels on the device that is to run them: does it give the processor's payloads, decoded values and residuals?
+"""A check of a codec's kernels on a device: do they give the same payloads, decoded values and residuals as the CPU?
 
-A good result is remembered by the text of the kernels and of their callers, device, driver and versions; a difference is
-tried again each time.
+A passed check is remembered for the text of the kernels and of their callers, the device, the driver, and versions. A failed
+check is repeated each time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from psnode.errors import in_one_line
 
 
 class Verdict(NamedTuple):
-    """Result of a check of a codec: its form on the device, or in one line why the host has to code."""
+    """Result of the check of a codec: its form on the device, or a line on why the host has to code."""
 
     spec: str
     on_device: DeviceCodec | None
     problem: str = ""
-    is_known: bool = False  # from an earlier check of the same kernels on such a device
+    is_known: bool = False  # from an earlier check of the same kernels on the same kind of device
 
     @property
     def line(self) -> str:
@@ -40,10 +40,10 @@ class Verdict(NamedTuple):
 
 
 def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict | None:
-    """Compare `codec` on `device` with itself on the host; None if it has no device form. `anew`: ignore remembered results.
+    """Compare `codec` on `device` with `codec` on the host; None if it has no device form. `anew`: ignore remembered results.
 
-    A form without kernels of psnode's is compared each time. ConfigurationError if it needs them and CuPy is absent; everything
-    else that fails makes a verdict.
+    A form without kernels of psnode is compared each time. Raise ConfigurationError if the codec needs kernels and CuPy is
+    missing. Every other failure gives a verdict.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
@@ -64,34 +64,34 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
         problem = found.difference()
         if not problem:
             write_whole(mark, b"")
-    except Exception as error:  # whatever a compiler, a driver or a device may say
+    except Exception as error:  # a compiler, a driver or a device may raise anything
         problem = f"its kernels failed: {in_one_line(error)}"
     return Verdict(repr(codec), None if problem else found, problem)
 
 
 @cache
 def _sources() -> str:
-    """The text of the modules that use kernels: with another one nothing is known about a device."""
+    """Return the text of the modules that use kernels. If it changes, remembered results are no longer valid."""
     return "".join(path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py")))
 
 
 def _selects_by_own_code(codec: Codec) -> bool:
-    """True if a codec from outside psnode chooses and writes the entries: by code that no text of kernels shows."""
+    """Return True if a codec from outside psnode selects and writes the entries with code that is not in the kernels' text."""
     selector = selector_of(decoder(codec))
     return selector is not None and table.number_of(selector.id) in table.OUTSIDE
 
 
 def check_entries(codec: Codec, device: torch.device) -> Verdict:
-    """Compare the sums of weights and payloads of `codec`, which is sparse, on `device` with those on the host."""
+    """Compare sums of weights and payloads of the sparse `codec` on `device` with those on the host."""
     try:
         problem = difference_of_entries(codec, device)
-    except Exception as error:  # whatever a driver or a device may say
+    except Exception as error:  # a driver or a device may raise anything
         problem = f"adding failed: {in_one_line(error)}"
     return Verdict(repr(codec), None, problem)
 
 
 def summary() -> dict[str, list[str]]:
-    """Check all codecs of psnode's on every CUDA device here: `good` specs, and `problems` in a line each."""
+    """Check all of psnode's codecs on every CUDA device. Return the specs that are `good`, and the `problems`, one line each."""
     from psnode.codecs import available, get_codec
 
     good, problems = [], []
@@ -107,5 +107,5 @@ def summary() -> dict[str, list[str]]:
 
 
 def check_all(codecs: Iterable[Codec], device: torch.device, *, anew: bool = False) -> list[Verdict]:
-    """`check` each of those that have kernels. ConfigurationError if CuPy is absent."""
+    """Check each of the codecs that has a device form. Raise ConfigurationError if CuPy is missing."""
     return [verdict for codec in codecs if (verdict := check(codec, device, anew=anew)) is not None]

@@ -1,6 +1,6 @@
-"""Contractive forms on a device: psnode.codecs.contractive, whose factor is known when everything is coded.
+"""Contractive forms on a device: see psnode.codecs.contractive. Their factor is known only after everything is coded.
 
-Encoders write x - decoded in `take`, in a second sweep, or x itself if it is not finite.
+`take` of these encoders makes a second sweep and writes x - decoded to the error, or x itself if x is not finite.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ HEAD = 4  # bytes of the factor
 
 
 class ContractiveRows(RowEncoder):
-    """The contractive form of `codec`, of rows.
+    """The contractive form of `codec`, which codes rows.
 
-    The kernel that codes takes the inner products, and the one that adds payloads to weights makes the error.
+    The kernel that codes also computes the inner products. The kernel that adds payloads to weights computes the error.
     """
 
     def __init__(self, codec: Codec, kernels: CodecKernels, products: ProductKernels, shape: Shape, device: torch.device) -> None:
@@ -48,7 +48,7 @@ class ContractiveRows(RowEncoder):
         self._error: torch.Tensor | None = None
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Write `body`. `take` leaves the error."""
+        """Write `body`. `take` writes the error."""
         self._error = _begun(x, error)
         super().encode(x, key)
 
@@ -57,7 +57,7 @@ class ContractiveRows(RowEncoder):
         self._measuring.measure(stream, places, self._size, self._count, self._products.data_ptr())
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for the device. Nothing if the array is not finite."""
+        """Write the body to `out` and return its length; write nothing if the array is not finite. Waits for the device."""
         if not self.is_finite:
             return 0
         used = super().take(out[HEAD:])
@@ -69,23 +69,23 @@ class ContractiveRows(RowEncoder):
 
 
 class _Behind(ABC):
-    """A contractive form whose factor is made of the body that `encoder` has written."""
+    """A contractive form whose factor is computed from the body that `encoder` has written."""
 
     def __init__(self, encoder: DeviceEncoder) -> None:
         self._encoder, self.padded = encoder, encoder.padded
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Code `x`, flat float32. `take` leaves the error."""
+        """Code `x` (flat float32). `take` writes the error."""
         self._x, self._error = x, _begun(x, error)
         self._encoder.encode(x, key)
 
     @property
     def is_finite(self) -> bool:
-        """True unless the last array had a value that is not finite; waits for the device."""
+        """True unless the last array had a value that is not finite. Waits for the device."""
         return self._encoder.is_finite
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for the device. Nothing if the array is not finite."""
+        """Write the body to `out` and return its length; write nothing if the array is not finite. Waits for the device."""
         if not self.is_finite:
             return 0
         used = self._encoder.take(out[HEAD:])
@@ -94,13 +94,13 @@ class _Behind(ABC):
 
     @abstractmethod
     def _scale(self, body: Bytes, out: Bytes) -> None:
-        """Write the factor of `body` to `out`, and leave the error."""
+        """Write the factor of `body` to `out`, and complete the error."""
 
 
 class ContractiveSelected(_Behind):
     """The contractive form of `codec`, a selection followed by a stage that codes its values.
 
-    That stage runs on the host, which compares the values with the decoded ones.
+    This stage runs on the host, which computes the inner products of the values and the decoded values.
     """
 
     _encoder: SelectedEncoder
@@ -119,7 +119,7 @@ class ContractiveSelected(_Behind):
 
 
 class ContractiveSpectral(_Behind):
-    """The contractive form of `codec`, spectral. All of a matrix is decoded on the device, in memory of its own."""
+    """The contractive form of the spectral `codec`. The whole matrix is decoded on the device, in separate memory."""
 
     def __init__(self, codec: Spectral, shape: Shape, device: torch.device) -> None:
         super().__init__(SpectralEncoder(codec, shape, device))
@@ -136,21 +136,21 @@ class ContractiveSpectral(_Behind):
 
 
 def spectral_encoder(codec: Codec, shape: Shape, device: torch.device) -> SpectralEncoder | ContractiveSpectral:
-    """The encoder of spectral ATOMO, or of its contractive form."""
+    """Return the encoder of spectral ATOMO, or of its contractive form."""
     inner = decoder(codec)
     assert is_spectral(inner), codec
     return (SpectralEncoder if inner is codec else ContractiveSpectral)(inner, shape, device)
 
 
 def _begun(x: torch.Tensor, error: torch.Tensor | None) -> torch.Tensor | None:
-    """`error`, with x in it."""
+    """Copy x to `error`, unless they share their memory, and return `error`."""
     if error is not None and error.data_ptr() != x.data_ptr():
         error.copy_(x)
     return error
 
 
 def _write_factor(xy: float, yy: float, out: Bytes) -> np.float32:
-    """Write the factor in front of a body."""
+    """Write the factor before a body, and return the factor."""
     scale = factor(xy, yy)
     out[:HEAD].view(np.float32)[0] = scale
     return scale

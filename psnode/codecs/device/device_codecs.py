@@ -1,4 +1,4 @@
-"""Codecs on a device: coding of arrays that lie on it, and addition of payloads to weights that do."""
+"""Codecs on a device: coding of arrays on the device, and addition of payloads to weights on the device."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
-    """`codec` on `device`, with kernels compiled now unless they are cached; None if it has no device form.
+    """Return `codec` on `device`, with kernels compiled unless cached; None if it has no device form.
 
-    ConfigurationError if it has kernels and CuPy is absent.
+    Raise ConfigurationError if the codec needs kernels and CuPy is missing.
     """
     inner = decoder(codec)
     if is_spectral(inner):
@@ -44,7 +44,7 @@ def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
 
 
 def products_for(program: Program, device: torch.device) -> ProductKernels | None:
-    """The kernels by which the contractive form of a program's codec is coded; None if its packing is in blocks."""
+    """Return the kernels that code the contractive form of a program's codec; None if its packing is in blocks."""
     from psnode.codecs.device.cupy.product_kernels import ProductKernels
     from psnode.codecs.rows.cuda.text import measuring_text_of
 
@@ -52,7 +52,7 @@ def products_for(program: Program, device: torch.device) -> ProductKernels | Non
 
 
 def selection_for(codec: Codec, device: torch.device) -> SelectionKernels | None:
-    """The kernels by which `codec` selects coordinates; None if it selects none."""
+    """Return the kernels with which `codec` selects coordinates; None if it does not select."""
     from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
     from psnode.codecs.rows.known.selections import MagnitudeRanks
     from psnode.codecs.rows.selection_rank import text_of
@@ -100,7 +100,7 @@ class ContractiveRowsOnDevice(RowsOnDevice):
 
 
 class SelectionOnDevice:
-    """A codec that selects coordinates, or the contractive form of one."""
+    """A codec that selects coordinates, or the contractive form of such a codec."""
 
     def __init__(self, codec: Codec, kernels: SelectionKernels, device: torch.device) -> None:
         self._codec, self._kernels, self._device = codec, kernels, device
@@ -121,7 +121,7 @@ class SelectionOnDevice:
 
 
 class SpectralOnDevice:
-    """Spectral ATOMO, alone or followed by a stage, or the contractive form of that."""
+    """Spectral ATOMO, alone or followed by a stage, or its contractive form."""
 
     text = ""
 

@@ -1,4 +1,4 @@
-"""A search of an array that lies on a device: selections of psnode.codecs run on it as they do on the host's."""
+"""Searches of arrays on a device, with which the selections of psnode.codecs work as they do on the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGEST = torch.finfo(torch.float32).max
 class DeviceEntries(NamedTuple):
     """Selected coordinates on a device: ascending flat indices (int32) and their values (float32).
 
-    `known`: the indices, where the host had them first.
+    `known` holds the indices if the host had them first.
     """
 
     indices: torch.Tensor
@@ -31,11 +31,11 @@ class DeviceEntries(NamedTuple):
     known: Words32 | None = None
 
     def scaled(self, factor: float) -> DeviceEntries:
-        """The values times `factor`, rounded once and within float32's range."""
+        """Return the entries with values times `factor`, rounded once and limited to the range of float32."""
         return self._replace(values=(self.values.double() * factor).clamp(-_LARGEST, _LARGEST).float())
 
     def largest(self, most: int) -> DeviceEntries:
-        """The `most` largest of more; of equal magnitudes the lowest indices."""
+        """Return the `most` entries of largest magnitude; among equal magnitudes, those with the lowest indices."""
         magnitudes = _magnitudes(self.values)
         limit = _kth_largest(magnitudes, most)
         above, ties = magnitudes > limit, magnitudes == limit
@@ -44,10 +44,10 @@ class DeviceEntries(NamedTuple):
 
 
 class DeviceSearch(Search[DeviceEntries]):
-    """A search of the first `size` values of `x`, float32, padded with zeros to the end of a row.
+    """A search of the first `size` values of `x` (float32, padded with zeros to the end of a row).
 
-    Calls wait for the device where the host has to know a number; none copies more than that. Values that are not finite raise
-    nothing: `is_finite` tells about them.
+    Calls wait for the device only if the host needs a number, and copy no more than that number. Values that are not finite raise
+    no error: `is_finite` reports them.
     """
 
     def __init__(self, x: torch.Tensor, size: int, kernels: SelectionKernels) -> None:
@@ -56,7 +56,7 @@ class DeviceSearch(Search[DeviceEntries]):
 
     @property
     def is_finite(self) -> bool:
-        """True unless the search has met a value that is not finite; waits for the device."""
+        """True unless the search has found a value that is not finite. Waits for the device."""
         return bool(self._is_finite)
 
     def limit(self, size: int, rank: float, key: Words, stream: int) -> int:
@@ -99,7 +99,7 @@ class DeviceSearch(Search[DeviceEntries]):
         from psnode.codecs.rows.formula import rows_of
 
         self._is_finite &= torch.isfinite(self._x).all()
-        if not bool(self._is_finite & self._x.any()):  # of zeros a warp would add up one after the other
+        if not bool(self._is_finite & self._x.any()):  # for an array of zeros, one warp would add everything sequentially
             return 0.0
         sums = torch.empty(rows_of(self.size), dtype=torch.float64, device=self._x.device)
         self._kernels.norm(self._stream, self._x.data_ptr(), sums.data_ptr(), sums.numel())
@@ -116,10 +116,13 @@ class DeviceSearch(Search[DeviceEntries]):
 
 
 def _magnitudes(values: torch.Tensor) -> torch.Tensor:
-    """Their bits as integers, in the order of magnitude."""
+    """Return the bits of the magnitudes, as integers in the same order."""
     return values.view(torch.int32) & MAGNITUDE
 
 
 def _kth_largest(values: torch.Tensor, rank: int) -> torch.Tensor:
-    """The rank-th largest of as many values or more. By sorting: torch.kthvalue is refused where a user wants determinism."""
+    """Return the rank-th largest of at least `rank` values.
+
+    The values are sorted, because torch.kthvalue is not allowed in deterministic mode.
+    """
     return torch.sort(values).values[values.numel() - rank]

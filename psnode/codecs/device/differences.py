@@ -1,4 +1,4 @@
-"""Comparisons of a codec on a device with itself on the host, bit for bit, on inputs that are known to be hard."""
+"""Bitwise comparisons of a codec on a device with the codec on the host, on inputs that are known to be difficult."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from psnode.codecs.rows.coder import Functions
     from psnode.codecs.rows.formula import Program
 
-_SIZE = (1 << 18) + 100  # enough for draws that 16 random bits do not settle; the last row is not full
+_SIZE = (1 << 18) + 100  # enough for draws that 16 random bits do not settle; the last row is incomplete
 _KEY = Key.derive(1, "trust")
 _WEIGHT = 0.3
 
 
 def difference_of_rows(codec: Codec, program: Program, functions: Functions) -> str:
-    """Name the first result of `functions` that differs from that of `codec` itself; empty if all bits are equal."""
+    """Return the name of the first result of `functions` that differs from the result of `codec`; empty if all bits are equal."""
     from psnode.codecs.rows.codec import preamble
     from psnode.codecs.rows.coder import Coder
 
@@ -56,7 +56,7 @@ def difference_of_rows(codec: Codec, program: Program, functions: Functions) -> 
 
 
 def difference_of_encoder(codec: Codec, make: Callable[[Shape], DeviceEncoder], device: torch.device) -> str:
-    """Name the first result of an encoder on `device` that is not that of `codec` on the host; empty if all bits are equal."""
+    """Return the name of the first result of an encoder on `device` that differs from the host's; empty if all bits are equal."""
     key = np.array(_KEY.words, np.uint64)
     for name, x in inputs():
         encoder, error = make(x.shape), x.copy()
@@ -75,7 +75,10 @@ def difference_of_encoder(codec: Codec, make: Callable[[Shape], DeviceEncoder], 
 
 
 def difference_of_entries(codec: Codec, device: torch.device) -> str:
-    """Name the first input whose payload by `codec`, a sparse one, gives other sums on `device` than on the host; or empty."""
+    """Return the name of the first input whose payload, by the sparse `codec`, gives other sums on `device` than on the host.
+
+    Return an empty string if all bits are equal.
+    """
     for name, x in inputs():
         payload, sums = codec.encode(x, _KEY), np.full(x.size, 0.1, np.float32)
         added = torch.tensor(sums).to(device)
@@ -87,7 +90,7 @@ def difference_of_entries(codec: Codec, device: torch.device) -> str:
 
 
 def _named(name: str, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """The first of the pairs whose bits differ."""
+    """Return a line about the first of the pairs whose bits differ; empty if all are equal."""
     for what, (found, wanted) in pairs.items():
         if found.tobytes() != wanted.tobytes():
             return f"the device makes {what} of {name}"
@@ -95,7 +98,11 @@ def _named(name: str, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str
 
 
 def inputs() -> Iterator[tuple[str, Floats]]:
-    """N(0,1), also with 62 % zeros; few large values; those on and half-way between levels; some below 2^-126; all exponents."""
+    """Yield named inputs.
+
+    These are N(0,1), also with 62 % zeros; few large values; values on levels and half-way between them; values below 2^-126; all
+    exponents.
+    """
     rng = np.random.default_rng(1)
     normal = rng.standard_normal(_SIZE, np.float32)
     yield "N(0,1)", normal

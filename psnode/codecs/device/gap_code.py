@@ -1,7 +1,7 @@
-"""The code of gaps between indices, psnode.codecs.selection.gaps, made where the indices lie by operations on whole arrays.
+"""The code of gaps between indices, psnode.codecs.selection.gaps, computed on the device with operations on whole arrays.
 
-Every code of a gap is a few bits at a place of its own, so that codes are added to the words they fall in: sums of integers
-without a common bit, the same in any order.
+The code of every gap is a few bits at a place of its own. Codes are added to the words into which they fall: the integers have no
+common bit, so that any order of the additions gives the same sum.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _LOW = (1 << _WORD) - 1
 
 
 def written(indices: torch.Tensor, size: int) -> tuple[bytes, torch.Tensor] | None:
-    """The bytes of `psnode.codecs.selection.indices.write`: the first few, and the others (uint8) on the device.
+    """Return the bytes of `psnode.codecs.selection.indices.write`: the first few, and the others (uint8) on the device.
 
-    `indices`: int32, ascending, below `size`. None for a set that is coded otherwise: none at all, or more than one in eight.
+    `indices`: int32, ascending, below `size`. Return None if the set has another code because it is empty, or has more than one
+    index in eight.
     """
     count = indices.numel()
     if not count or DENSE * count > size:
@@ -42,7 +43,7 @@ def written(indices: torch.Tensor, size: int) -> tuple[bytes, torch.Tensor] | No
 
 
 def _choice(skipped: torch.Tensor, spans: torch.Tensor, members: torch.Tensor, size: int) -> tuple[int | None, torch.Tensor]:
-    """The one b of the shortest code, or None for one of each group; and the b of every group."""
+    """Return the b of the shortest code with one b (None if one b per group is shorter), and the b of every group."""
     count, groups = skipped.numel(), spans.numel()
     wide = gaps.widest(count, size)
     trials = list(range(max(0, wide - 1), wide + 2))
@@ -62,14 +63,14 @@ def _choice(skipped: torch.Tensor, spans: torch.Tensor, members: torch.Tensor, s
 
 
 def _fitted(spans: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
-    """The b of groups whose gaps add up to `spans`."""
+    """Return the b of groups whose gaps have the sums `spans`."""
     edges = TURN * members.double()
-    powers = (1 << torch.arange(gaps.MAX_LOW_BITS + 1, device=spans.device)).double()  # exact, as CUDA's pow need not be
+    powers = (1 << torch.arange(gaps.MAX_LOW_BITS + 1, device=spans.device)).double()  # exact, while CUDA's pow may not be
     return (spans.double()[:, None] > edges[:, None] * powers).sum(1)
 
 
 def _packed(codes: torch.Tensor, places: torch.Tensor, length: int) -> torch.Tensor:
-    """A stream of `length` bits that has each code, at most 28 bits long, at its place."""
+    """Return a stream of `length` bits with each code, of at most 28 bits, at its place."""
     words = torch.zeros(length // _WORD + 2, dtype=torch.int64, device=codes.device)
     shifted, at = codes << (places % _WORD), places // _WORD
     words.index_add_(0, at, shifted & _LOW)

@@ -1,4 +1,4 @@
-"""Interfaces of the forms that codecs have on a device."""
+"""Interfaces of codecs on a device."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ from psnode.codecs.arrays import Bytes, Shape, Words
 
 
 class DeviceEncoder(Protocol):
-    """Coding of arrays of one size on a device; `padded`: the length of such an array with its padding, zeros."""
+    """Encoder of arrays of one size on a device. `padded` is the length of an array with its padding of zeros."""
 
     padded: int
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Code `x`, flat, on the current stream, and leave x - decoded in `error`, which may be `x`: complete after `take`."""
+        """Code `x` (flat) on the current stream, and write x - decoded to `error`, which may be `x`.
+
+        The error is complete after `take`.
+        """
 
     @property
     def is_finite(self) -> bool:
-        """True unless the last array had a value that is not finite; waits for the device."""
+        """True unless the last array had a value that is not finite. Waits for the device."""
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for the work given to the stream."""
+        """Write the body to `out` and return its length. Waits for the work given to the stream."""
 
 
 class Change(Protocol):
     """Addition of payloads to weights on a device."""
 
     def add(self, payload: Payload) -> None:
-        """Weights += decoded. PayloadError, with the weights as they were."""
+        """Add the decoded values to the weights. Raise PayloadError and leave the weights unchanged if the payload is invalid."""
 
 
 class DeviceCodec(Protocol):
-    """A codec whose arrays lie on a device. `text`: of its kernels; empty if torch's own are all it takes."""
+    """A codec for arrays on a device. `text` is the text of its kernels, or empty if torch's own kernels suffice."""
 
     @property
     def text(self) -> str: ...
 
     def encoder(self, shape: Shape) -> DeviceEncoder:
-        """Coding of arrays of `shape`; memory of their size is taken on the device."""
+        """Return an encoder of arrays of `shape`. The encoder allocates memory of their size on the device."""
 
     def change(self, codec: Codec, weights: torch.Tensor) -> Change:
-        """Payloads of `codec`, which is this one or its contractive form, added to flat `weights`."""
+        """Return an object that adds payloads of `codec`, this codec or its contractive form, to the flat `weights`."""
 
     def difference(self) -> str:
-        """Name the first result that differs from the host's; empty if none does."""
+        """Return the name of the first result that differs from the host's; empty if there is no difference."""

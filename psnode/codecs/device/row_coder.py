@@ -1,4 +1,4 @@
-"""Arrays on a device, coded by the kernels of a program."""
+"""Coding of arrays on a device with the kernels of a program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def kernels_for(codec: Codec, device: torch.device) -> CodecKernels | None:
-    """The program of `codec` and its kernels on `device`, compiled now unless they are cached; None if it has no formula."""
+    """Return the program of `codec` and its kernels on `device`, which are compiled unless cached; None without a formula."""
     from psnode.codecs.device.cupy.row_kernels import Kernels
     from psnode.codecs.rows.cuda.text import text_of
     from psnode.codecs.rows.formula import program_of
@@ -36,15 +36,15 @@ def kernels_for(codec: Codec, device: torch.device) -> CodecKernels | None:
 
 
 def stream_of(device: torch.device) -> int:
-    """The address of torch's current stream, on which kernels run in the order of torch's own."""
+    """Return the address of torch's current stream. Kernels launched on it run in order with torch's own."""
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 class DeviceCoder:
-    """A program's encode and decode of arrays of `size` values on a device. Calls return before anything has run.
+    """Encode and decode of arrays of `size` values on a device, by a program. Calls return before the device has finished.
 
-    Arrays are flat float32, `padded` long to fill whole units of rows, with zeros after the `size` values. `body` (uint8) takes
-    the output of encode: the numbers, then the codes of all units, those of the last one whole.
+    Arrays are flat float32, of length `padded`, which fills whole units of rows, with zeros after the `size` values. `body`
+    (uint8) holds the output of encode: the numbers, then the codes of all units, including all of the last one.
     """
 
     def __init__(self, program: Program, kernels: Kernels, size: int, device: torch.device) -> None:
@@ -67,10 +67,10 @@ class DeviceCoder:
         self._tops = self._unknown.to(device, copy=True)
         self._room = torch.empty(nbytes_of_sums(size, len(program.sums)), dtype=torch.uint8, device=device)
         self._key = torch.zeros(2, dtype=torch.int64, device=device)
-        self._done = torch.zeros(1, dtype=torch.int32, device=device)  # rows before the first that is not finite
+        self._done = torch.zeros(1, dtype=torch.int32, device=device)  # the number of rows before the first that is not finite
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Write `body`, and x - decoded to `error`, which may be `x`: where `is_finite` is true afterwards."""
+        """Write `body`, and x - decoded to `error`, which may be `x`. Both are valid only if `is_finite` is true afterwards."""
         from psnode.codecs.device.cupy.row_kernels import EncodeArrays, SumArrays
 
         stream = stream_of(self._device)
@@ -94,19 +94,19 @@ class DeviceCoder:
 
     @property
     def is_finite(self) -> bool:
-        """True unless the last array had a value that is not finite; waits for the device."""
+        """True unless the last array had a value that is not finite. Waits for the device."""
         return int(self._done) == self._count
 
     def _survey(self, x: torch.Tensor, stream: int) -> bool:
-        """Find the extremes of all values; True if they are finite. Waits for the device."""
+        """Find the extremes of all values. Return True if they are finite. Waits for the device."""
         self._tops.copy_(self._unknown)
-        x[self._size :].copy_(x[0])  # which changes no extreme, as zeros would
+        x[self._size :].copy_(x[0])  # repeating a value changes no extreme, unlike zeros
         self._kernels.survey(stream, x.data_ptr(), self._tops.data_ptr(), self._count)
         x[self._size :].zero_()
         return int(self._tops[0]) < INFINITY_BITS
 
     def decode(self, out: torch.Tensor, weight: float = 1.0, *, adding: bool = False) -> None:
-        """out = `body` decoded, or out += weight times that."""
+        """Write out = decoded, or out += weight * decoded, from `body`."""
         self._kernels.decode(stream_of(self._device), self._arrays(out), weight, adding, 0, self._rows, self._count)
 
     def _arrays(self, out: torch.Tensor) -> DecodeArrays:
@@ -116,7 +116,7 @@ class DeviceCoder:
         return DecodeArrays(body, body + self._start, out.data_ptr(), starts)
 
     def add_to(self, out: torch.Tensor, weight: float) -> None:
-        """out += weight times `body` decoded, for `out` of `size` values that others may follow."""
+        """Add `weight` times the decoded `body` to `out`, which has `size` values, and may be followed by other memory."""
         from psnode.codecs.rows.language import ROW
 
         packed, stream = self._packing(), stream_of(self._device)
@@ -137,7 +137,7 @@ class DeviceCoder:
             out[full:].copy_(room[: self._size - full])
 
     def put(self, found: Bytes) -> None:
-        """Inverse of `take`: fill `body` with the codec's bytes on the host, for work given to the stream later."""
+        """Fill `body` with the codec's bytes from the host, for later work on the stream: the inverse of `take`."""
         from psnode.codecs.rows.language import ROW
 
         self._found = packed = self.program.packing(found[: self._start].view(np.uint32), self._size)
@@ -155,7 +155,10 @@ class DeviceCoder:
         self._passage.up(self.body[: whole.size])
 
     def take(self, out: Bytes) -> int:
-        """Write `body`, cut to the codec's bytes on the host, to `out`; its length. Waits for the work given to the stream."""
+        """Write `body`, cut to the codec's bytes, to `out` on the host, and return its length.
+
+        Waits for the work given to the stream.
+        """
         from psnode.codecs.rows.language import ROW
 
         packed = self._packing()
@@ -170,14 +173,14 @@ class DeviceCoder:
         return self.program.length(out, self._size)
 
     def _packing(self) -> Packed:
-        """The packing of the codes in `body`; waits for the device if its numbers tell the width of the codes."""
+        """Return the packing of the codes in `body`. Waits for the device if numbers in `body` tell the width of the codes."""
         if self._found is None:
             self._found = self.program.packing(self.body[: self._start].cpu().numpy().view(np.uint32), self._size)
         return self._found
 
 
 class RowEncoder(DeviceCoder):
-    """Rows coded on a device, after the parameters that a user's codec begins its body with."""
+    """Encoder of rows on a device. Its body begins with the parameters of a user-defined codec."""
 
     def __init__(self, codec: Codec, kernels: CodecKernels, shape: Shape, device: torch.device) -> None:
         from psnode.codecs.rows.codec import preamble

@@ -1,4 +1,4 @@
-"""Kernels of a program that run on a device, over arrays of the host: the checks compare them with the processor's."""
+"""Kernels of a program on a device, called with arrays on the host, so that checks can compare them with the CPU's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class RowFunctions:
-    """Kernels on a device with arrays on the host, which are copied there and back: psnode.codecs.rows.coder.Functions.
+    """Kernels on a device with arrays on the host, which are copied to the device and back: see rows.coder.Functions.
 
-    For checks of the kernels' results, not for speed.
+    They are for checks of the kernels' results, not for speed.
     """
 
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class RowFunctions:
         from psnode.codecs.rows.formula import rows_of
         from psnode.codecs.rows.language import ROW
 
-        values = self._up(np.resize(x, rows_of(x.size) * ROW))  # repeats values, which changes no extreme
+        values = self._up(np.resize(x, rows_of(x.size) * ROW))  # repeated values change no extreme
         found = self._up(tops)
         self._kernels.survey(stream_of(self._device), values.data_ptr(), found.data_ptr(), rows_of(x.size))
         self._down(found, tops)
@@ -89,10 +89,10 @@ class RowFunctions:
         self._down(values, out)
 
     def _up(self, array: np.ndarray) -> torch.Tensor:
-        """A copy of the bytes on the device."""
+        """Return a copy of the array's bytes on the device."""
         return torch.tensor(np.ascontiguousarray(array).reshape(-1).view(np.uint8), device=self._device)
 
     @staticmethod
     def _down(found: torch.Tensor, array: np.ndarray) -> None:
-        """The copy's bytes in the place of the array's; waits for the work given to the stream."""
+        """Copy the bytes of `found` to `array`. Waits for the work given to the stream."""
         array.reshape(-1).view(np.uint8)[:] = found.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Selections of arrays that lie on a device: it finds the entries and codes the indices, so that only bytes leave it."""
+"""Selections of arrays on a device: the device finds the entries and codes the indices, so that only coded bytes leave it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from psnode.codecs.stages import write_section
 if TYPE_CHECKING:
     from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
 
-_HALVES: dict[type[Codec], tuple[torch.dtype, float]] = {  # the largest finite number
+_HALVES: dict[type[Codec], tuple[torch.dtype, float]] = {  # with the largest finite number
     Fp16: (torch.float16, 65504.0),
     Bf16: (torch.bfloat16, float.fromhex("0x1.fep127")),
 }
 
 
 def selector_of(codec: Codec) -> Selector | None:
-    """The stage of `codec` that selects coordinates; None if it has none."""
+    """Return the stage of `codec` that selects coordinates; None if there is none."""
     first = codec.reducer if isinstance(codec, Chain) else codec
     return first if isinstance(first, Selector) else None
 
 
 class SelectedEncoder:
-    """A selection, alone or in a chain, of arrays of `shape`: a DeviceEncoder.
+    """Encoder of a selection, alone or in a chain, for arrays of `shape`: a DeviceEncoder.
 
-    Values travel as float32, or as halves where the next stage makes such; another stage codes them on the host, to which they
-    come as float32.
+    Values are sent as float32, or as halves if the next stage makes halves. Any other stage codes the values on the host, to
+    which they are copied as float32.
     """
 
     def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape, device: torch.device) -> None:
@@ -53,7 +53,10 @@ class SelectedEncoder:
         self._room = StagingBuffer(codec.max_nbytes(shape), device)
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Find the entries of `x` to send. `take` leaves x - decoded in `error`, which may be `x`, or x if it is not finite."""
+        """Find the entries of `x` to send.
+
+        `take` then writes x - decoded to `error`, which may be `x`; x itself if it is not finite.
+        """
         search = DeviceSearch(x, self._size, self._kernels)
         self._key = np.array(key, np.uint64)
         self._found, self._search = self._selector._select(search, self._key), search
@@ -64,16 +67,16 @@ class SelectedEncoder:
 
     @property
     def indices(self) -> torch.Tensor:
-        """The ascending flat indices of the entries found last, int32 on the device."""
+        """The ascending flat indices of the entries found last, as int32 on the device."""
         return self._found.indices
 
     @property
     def is_finite(self) -> bool:
-        """True unless the last array had a value that is not finite; waits for the device."""
+        """True unless the last array had a value that is not finite. Waits for the device."""
         return self._search.is_finite
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for the device. Nothing if the array is not finite."""
+        """Write the body to `out` and return its length; write nothing if the array is not finite. Waits for the device."""
         if not self.is_finite:
             return 0
         if self._values is not None:
@@ -92,7 +95,7 @@ class SelectedEncoder:
         return end
 
     def _narrowed(self) -> torch.Tensor | None:
-        """The values as they travel; None if the host has to code them."""
+        """Return the values in the form in which they are sent; None if the host has to code them."""
         values = self._found.values
         if not isinstance(self._codec, Chain):
             return values
@@ -109,7 +112,7 @@ class SelectedEncoder:
             self._error[there] = self._error[there] - decoded
 
     def _take_indices(self, found: DeviceEntries, out: Bytes) -> int:
-        """Write the indices to `out`; the bytes."""
+        """Write the coded indices to `out`. Return the bytes written."""
         indices = found.known
         if indices is None and (code := written(found.indices, self._size)) is not None:
             first, rest = code

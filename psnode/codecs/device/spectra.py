@@ -1,10 +1,10 @@
-"""Singular values and rank-one terms of a matrix on a device, by torch: psnode.codecs.lowrank's, where the matrix lies.
+"""Singular values and rank-one terms of a matrix on a device, computed by torch as psnode.codecs.lowrank does on the host.
 
-The whole spectrum comes from the Gram matrix of the short side in float64, the largest terms alone from a random subspace
-(psnode.codecs.lowrank.spectrum and .randomised say why that suffices). Only singular values come to the host, 8 bytes for each
-row of the short side, and with `cover` the energy. The random numbers are the host's, copied up.
+The whole spectrum is computed from the float64 Gram matrix of the short side, the largest terms alone from a random subspace
+(psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough). Only singular values are copied to the host,
+8 bytes for each row of the short side, and the energy with `cover`. The host's random numbers are copied to the device.
 
-float32 cubed cannot leave float64, so nothing is scaled before. float64 copies are made of blocks.
+Values need no scaling, because the cube of a float32 is within the range of float64. float64 copies are made of blocks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from psnode.codecs.arrays import Float64s, Int64s, Words
 from psnode.codecs.lowrank.randomised import OVERSAMPLING, normals
 from psnode.codecs.lowrank.spectrum import NOISE
 
-_BLOCK = 1 << 22  # values of which a float64 copy is made at a time
+_BLOCK = 1 << 22  # values per block of which a float64 copy is made
 
 
 class DeviceCore(NamedTuple):
-    """A float32 matrix of `shape` without its zero rows and columns, and where the others are; None: everywhere."""
+    """A float32 matrix of `shape` without its zero rows and columns, and the indices of the others (None if all are kept)."""
 
     values: torch.Tensor
     rows: torch.Tensor | None
@@ -34,22 +34,22 @@ class DeviceCore(NamedTuple):
 
     @property
     def tall(self) -> bool:
-        """True if columns are the short side."""
+        """True if the short side is the columns."""
         return self.values.shape[0] > self.values.shape[1]
 
     @property
     def short_in_front(self) -> torch.Tensor:
-        """The values, turned if they are tall; a view."""
+        """The values, transposed if they are tall, as a view."""
         return self.values.T if self.tall else self.values
 
     def factors(self, short: torch.Tensor, long: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors (left, right) of terms, (k, m) and (k, n), from those of the core's short and long side."""
+        """Return the factors (left, right) of terms, (k, m) and (k, n), from the factors of the core's short and long side."""
         left, right = (long, short) if self.tall else (short, long)
         return _spread(left, self.rows, self.shape[0]), _spread(right, self.columns, self.shape[1])
 
 
 def trim(matrix: torch.Tensor) -> DeviceCore:
-    """`matrix` (m, n) without its zero rows and columns; not copied if it has none. Waits for the device."""
+    """Return `matrix` (m, n) without its zero rows and columns; not copied if it has none. Waits for the device."""
     m, n = matrix.shape
     rows, columns = (_unless_all(matrix.any(dim=side).nonzero().reshape(-1), size) for side, size in ((1, m), (0, n)))
     values = matrix if rows is None else matrix.index_select(0, rows)
@@ -73,7 +73,7 @@ class DeviceSpectrum:
     """(r, long side of the core): those of the other side, as long as the values. None: made when asked for."""
 
     def terms(self, chosen: Int64s) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors (left, right) of the terms with the indices `chosen`: (k, m) and (k, n), float64."""
+        """Return the factors (left, right) of the terms with the indices `chosen`: (k, m) and (k, n), float64."""
         indices = _up(chosen, self.vectors.device)
         short = self.vectors[indices]
         if self.products is not None:
@@ -83,7 +83,7 @@ class DeviceSpectrum:
 
 
 def spectrum(core: DeviceCore) -> DeviceSpectrum:
-    """All terms whose singular values are not rounding noise of the largest."""
+    """Return all terms whose singular values are above the rounding noise of the largest one."""
     matrix = core.short_in_front
     gram = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)
     for block in _blocks(matrix.T):
@@ -96,9 +96,9 @@ def spectrum(core: DeviceCore) -> DeviceSpectrum:
 
 
 def sketch(core: DeviceCore, count: int, key: Words, *, cover: bool = False) -> DeviceSpectrum:
-    """At least the `count` largest terms, nearly; with `cover` one random term after them, for the rest.
+    """Return approximations of at least the `count` largest terms; with `cover`, followed by one random term for the rest.
 
-    The subspace is that of psnode.codecs.lowrank.randomised.sketch for the same `key`, but for rounding.
+    The subspace is that of psnode.codecs.lowrank.randomised.sketch with the same `key`, up to rounding.
     """
     matrix = core.short_in_front
     short, width = len(matrix), count + OVERSAMPLING
@@ -119,12 +119,12 @@ def sketch(core: DeviceCore, count: int, key: Words, *, cover: bool = False) -> 
 
 
 def _covered(found: DeviceSpectrum, basis: torch.Tensor, direction: torch.Tensor, energy: float) -> DeviceSpectrum:
-    """`found` and a random term for the rest of a matrix of this energy."""
+    """Return `found` with a random term for the rest of a matrix with this energy."""
     assert found.products is not None
     missing = energy - float(np.sum(found.values**2))
     if missing <= NOISE**2 * energy:
         return found
-    for _ in range(2):  # once is orthogonal to rounding relative to the rest, twice to rounding
+    for _ in range(2):  # after one pass, orthogonal up to rounding relative to the rest; after two, up to rounding
         direction = direction - (basis @ direction) @ basis
         direction = direction / torch.linalg.vector_norm(direction)
     dimension = direction.numel() - len(basis)
@@ -138,26 +138,26 @@ def _covered(found: DeviceSpectrum, basis: torch.Tensor, direction: torch.Tensor
 
 
 def _roots(squares: Float64s) -> Float64s:
-    """The roots of ascending eigenvalues, descending, as far as they are above the noise."""
+    """Return the square roots of ascending eigenvalues, in descending order, as far as they are above the noise."""
     values = np.sqrt(np.maximum(squares[::-1], 0.0))
     return values[: np.count_nonzero(values > NOISE * values[0])].copy()
 
 
 def _signed(vectors: torch.Tensor) -> torch.Tensor:
-    """Rows (k, n) whose first entry of the largest magnitude is positive, as the host has it: of -u and u there is one."""
+    """Return rows (k, n) whose first entry of largest magnitude is positive, as on the host. This makes u and -u the same."""
     peaks = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
     return vectors * peaks.sign()
 
 
 def _blocks(matrix: torch.Tensor) -> Iterator[torch.Tensor]:
-    """float64 copies of a few rows at a time."""
+    """Yield float64 copies of a few rows at a time."""
     step = max(1, _BLOCK // max(matrix.shape[1], 1))
     for at in range(0, len(matrix), step):
         yield matrix[at : at + step].double()
 
 
 def _times(vectors: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """`vectors` (k, m), float64, times `matrix` (m, n), float32: (k, n), float64."""
+    """Return `vectors` (k, m), float64, times `matrix` (m, n), float32: (k, n), float64."""
     out = torch.zeros(len(vectors), matrix.shape[1], dtype=torch.float64, device=matrix.device)
     at = 0
     for block in _blocks(matrix):
@@ -171,7 +171,7 @@ def _energy(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(values: torch.Tensor, places: torch.Tensor | None, size: int) -> torch.Tensor:
-    """`values` (k, live entries) at their places among `size`, zeros between them."""
+    """Return `values` (k, live entries) at their places among `size`, with zeros between them."""
     if places is None:
         return values
     return values.new_zeros(len(values), size).index_copy_(1, places, values)

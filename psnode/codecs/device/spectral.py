@@ -1,14 +1,16 @@
-"""Spectral ATOMO on a device: a matrix is factorised where it lies, and only the factors of the terms drawn come to the host.
+"""Spectral ATOMO on a device: a matrix is factorised on its device, and only the factors of the drawn terms go to the host.
 
-To the host come the singular values (8 bytes for each row of the short side), the factors as float32, which are the payload,
-and 24 bytes that tell of the array. The host draws the terms, with psnode.codecs.svd's own functions and random words, and a
-stage after svd, as in `svd+qsgd`, codes the factors on the host. Decoded values are the same everywhere, bit for bit: they are
-made of float32 products and sums, each an operation of torch's of its own. The factors themselves differ in their last bits
-from the host's, as those of two machines do.
+Three things are copied to the host: the singular values (8 bytes for each row of the short side), the factors as float32, which
+are the payload, and 24 bytes about the array. The host draws the terms with the functions and the random words of
+psnode.codecs.svd. A stage after svd, as in `svd+qsgd`, codes the factors on the host. Decoded values have the same bits
+everywhere, because they are float32 products and sums, each a separate torch operation. The factors themselves differ from the
+host's in their last bits, as the factors of two machines do.
 
-`method=deflated` takes the exact spectrum here: it is there to spare a processor's time, and varies no less.
+With `method=deflated`, the device computes the exact spectrum: the method exists to save a CPU's time, and its variance is no
+smaller.
 
-Factors whose sum might leave float32 (gradients beyond 1e36) come as float64, to be scaled down by the host's own function.
+Factors whose sum might exceed float32 (gradients beyond 1e36) are copied as float64, and the host's own function scales them
+down.
 """
 
 from __future__ import annotations
@@ -29,25 +31,25 @@ from psnode.codecs.lowrank.rank_one import may_overflow, write_saturated
 from psnode.codecs.payload import body_of
 from psnode.codecs.svd import SIDE, Svd, sizes
 
-Spectral: TypeAlias = Svd | Chain  # a chain that begins with svd
+Spectral: TypeAlias = Svd | Chain  # svd, or a chain that begins with it
 
-_BLOCK = 1 << 22  # values of a sum of terms that are made at a time
+_BLOCK = 1 << 22  # values of a sum of terms that are computed at a time
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 def svd_of(codec: Codec) -> Svd | None:
-    """The svd that makes the values which `codec` codes, itself or the first stage of a chain; None if there is none."""
+    """Return the svd in `codec`: the codec itself, or the first stage of a chain; None if there is none."""
     first = codec.reducer if isinstance(codec, Chain) else codec
     return first if isinstance(first, Svd) else None
 
 
 def is_spectral(codec: Codec) -> TypeGuard[Spectral]:
-    """True for svd, and for a chain that begins with it."""
+    """Return True for svd, and for a chain that begins with svd."""
     return svd_of(codec) is not None
 
 
 class SpectralEncoder:
-    """Encode and error of arrays of `shape` on `device` by `codec`, svd or a chain that begins with it."""
+    """Encoder, on `device`, of arrays of `shape` by `codec`: svd or a chain that begins with it."""
 
     def __init__(self, codec: Spectral, shape: Shape, device: torch.device) -> None:
         svd = svd_of(codec)
@@ -59,9 +61,9 @@ class SpectralEncoder:
         self.is_finite = True
 
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
-        """Code `x`, flat float32, and have `error`, which may be `x`, be x - decoded. Waits for the singular values.
+        """Code `x` (flat float32), and write x - decoded to `error`, which may be `x`. Waits for the singular values.
 
-        If a value is not finite `is_finite` is False afterwards, and nothing else has changed.
+        If a value is not finite, `is_finite` becomes False, and nothing else changes.
         """
         extremes = torch.stack(torch.aminmax(x[: self.padded]))
         self.is_finite = bool(np.isfinite(extremes.cpu().numpy()).all())
@@ -81,14 +83,14 @@ class SpectralEncoder:
             add_parted(*parts, self._shape, error[: self.padded], np.float32(-1))
 
     def take(self, out: Bytes) -> int:
-        """Write the body to `out`; its length. Waits for the work given to the stream."""
+        """Write the body to `out` and return its length. Waits for the work given to the stream."""
         out[: self._used] = self._body[: self._used]
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return self._used
 
     def _reduce(self, matrix: torch.Tensor, key: Words) -> tuple[int, Floats]:
-        """The number of terms drawn, and their factors on the host, as psnode.codecs.lowrank.factors.fold makes them."""
+        """Return the number of drawn terms, and their factors on the host, as lowrank.factors.fold computes them."""
         found = self._find(matrix, key)
         chosen, probabilities = self._svd.choose(found.values, key)
         left, right = found.terms(chosen)
@@ -105,10 +107,10 @@ class SpectralEncoder:
 
 
 class SpectralChange:
-    """Addition of payloads of `codec` to `weights`, a flat float32 tensor on a device: `codec.decode_add`, bit for bit.
+    """Addition of payloads of `codec` to `weights`, a flat float32 tensor on a device, with the same bits as `codec.decode_add`.
 
-    Only the factors are copied. `codec`: svd, a chain that begins with it, or the contractive form of one. The host
-    decodes payloads that a factor of more than 1 might take out of float32.
+    Only the factors are copied to the device. `codec` is svd, a chain that begins with it, or the contractive form of either. The
+    host decodes payloads with a scale of more than 1, whose values might exceed float32.
     """
 
     def __init__(self, codec: Codec, weights: torch.Tensor) -> None:
@@ -117,7 +119,7 @@ class SpectralChange:
         self._codec, self._inner, self._weights = codec, inner, weights
 
     def add(self, payload: Payload) -> None:
-        """Weights += decoded. PayloadError, with the weights as they were."""
+        """Add the decoded values to the weights. Raise PayloadError and leave the weights unchanged if the payload is invalid."""
         body = body_of(self._codec, payload, self._weights.numel())
         if not payload.size:
             return
@@ -131,9 +133,9 @@ class SpectralChange:
 
 
 def add_terms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, weight: np.float32) -> None:
-    """Add `weight` times the sum over left (r, m) and right (r, n) to `out` (m, n): psnode.codecs.lowrank.rank_one.add_terms.
+    """Add `weight` times the sum of the terms left (r, m) and right (r, n) to `out` (m, n): see lowrank.rank_one.add_terms.
 
-    Products and sums are operations of their own, so that none is contracted to one that rounds once.
+    Products and sums are separate operations, so that no pair is contracted to one that rounds once.
     """
     (rank, m), n = left.shape, right.shape[1]
     step = max(1, _BLOCK // max(n, 1))
@@ -145,7 +147,7 @@ def add_terms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, weight
 
 
 def add_parted(side: Bytes, values: Floats, shape: Shape, out: torch.Tensor, weight: np.float32) -> None:
-    """Add `weight` times the array that side information and values of svd decode to to `out`, flat."""
+    """Add `weight` times the array to which side information and values of svd decode to `out` (flat)."""
     split, terms, m, n = sizes(side, shape)
     if not split:
         out.add_(torch.tensor(values).to(out.device).mul_(float(weight)))
@@ -160,7 +162,7 @@ def add_parted(side: Bytes, values: Floats, shape: Shape, out: torch.Tensor, wei
 
 
 def _folded(left: torch.Tensor, right: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """psnode.codecs.lowrank.factors.fold on a device, but for terms that it would scale down: flat, float32."""
+    """Compute psnode.codecs.lowrank.factors.fold on a device, without its scaling down of terms. Return flat float32."""
     m, n = left.shape[1], right.shape[1]
     lengths_left, lengths_right = (torch.linalg.vector_norm(side, dim=1).clamp_min(_TINY) for side in (left, right))
     scale = (lengths_right / lengths_left / probabilities).sqrt() * (m / n) ** 0.25

@@ -1,8 +1,7 @@
-"""A check of spectral ATOMO on the device that is to do it: whether torch's linear algebra there gives the processor's terms.
+"""A check of spectral ATOMO on a device: do torch's linear algebra functions give the same terms on the device as on the CPU?
 
-Bytes may differ in the last bits of factors, so that matrices are taken whose terms are well apart: under the same key the same
-terms are drawn, and their sum has to be near the processor's. That a payload stands for the same numbers on the device
-as anywhere is compared bit for bit.
+The last bits of factors may differ, so the check uses matrices with well-separated terms: under the same key, the same terms are
+drawn, and their sum must be near the CPU's. A payload must decode to the same bits on the device as on the host.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
 from psnode.errors import PayloadError, in_one_line
 
-NEAR = 1e-4  # of the norm of the decoded matrix: far above float32's rounding, far below a wrong term or scale
-_RANK = 8  # at most: that small matrices have terms
+NEAR = 1e-4  # relative to the norm of the decoded matrix: far above float32 rounding, far below a wrong term or scale
+_RANK = 8  # maximum, so that small matrices have enough terms
 _KEYS = [Key.derive(seed, "trust") for seed in range(2)]
 
 
 def problem(codec: Codec, device: torch.device) -> str:
-    """Name in a line the first result on `device` that differs from the processor's; empty if none does."""
+    """Return a line that names the first result on `device` that differs from the CPU's; empty if there is no difference."""
     inner = decoder(codec)
     svd = svd_of(inner)
     assert svd is not None, codec
@@ -42,12 +41,12 @@ def problem(codec: Codec, device: torch.device) -> str:
         whole = Contractive(whole)
     try:
         return next(_differences(whole, small, device), "")
-    except Exception as error:  # whatever a library, a driver or a device may say
+    except Exception as error:  # a library, a driver or a device may raise anything
         return f"its linear algebra failed: {in_one_line(error)}"
 
 
 def coded(codec: Codec, x: Floats, key: Key, device: torch.device) -> tuple[Payload, Floats]:
-    """The payload that `device` makes of `x`, and x - decoded as computed by it. PayloadError if it takes `x` for not finite."""
+    """Return the payload that `device` makes of `x`, and its x - decoded. Raise PayloadError if it takes `x` as not finite."""
     encoder, there = spectral_encoder(codec, x.shape, device), torch.tensor(x.reshape(-1)).to(device)
 
     def write(words: Words, body: Bytes) -> int:
@@ -88,14 +87,17 @@ def _differences(codec: Codec, svd: Svd, device: torch.device) -> Iterator[str]:
 
 
 def _factor(codec: Contractive, payload: Payload, x: Floats) -> np.float32:
-    """The factor that the host makes of the wrapped body in `payload`."""
+    """Return the factor that the host computes for the wrapped body in `payload`."""
     decoded = np.empty(x.shape, np.float32)
     codec.codec._decode(codec.split(payload.body)[1], decoded)
     return factor(*tree_products(x, decoded))
 
 
 def inputs() -> Iterator[tuple[str, Floats]]:
-    """Matrices with singular values well apart: wide, tall with zeros, square at 1e30, a convolution's at 1e-30."""
+    """Yield named matrices with well-separated singular values.
+
+    They are wide, tall with zeros, square with values near 1e30, and a convolution's weight with values near 1e-30.
+    """
     rng = np.random.default_rng(1)
 
     def decaying(m: int, n: int) -> Floats:

@@ -1,4 +1,4 @@
-"""Host memory that bytes pass through on their way from a device and to it: pinned, so that copies need no other."""
+"""Pinned host memory for copies from and to a device, which then need no other buffer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from psnode.codecs.arrays import Bytes
 
 
 class StagingBuffer:
-    """`nbytes` bytes, to be used in one direction by one thread. Memory is taken at the first use.
+    """A buffer of `nbytes` bytes, for one direction and one thread. The memory is allocated at the first use.
 
-    Copies are given to the calling thread's current stream of `device`, whichever device is its current one. Only they are waited
-    for, and nothing that is given to it later.
+    Copies are put on the calling thread's current stream of `device`, even if another device is current. Only these copies are
+    waited for, not later work on the stream.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -20,7 +20,7 @@ class StagingBuffer:
         self._memory: torch.Tensor | None = None
 
     def down(self, source: torch.Tensor) -> Bytes:
-        """The bytes of `source`, uint8 on the device, valid until the next call."""
+        """Return the bytes of `source` (uint8 on the device), valid until the next call."""
         target = self._held()[: source.numel()]
         target.copy_(source, non_blocking=True)
         self._copied.record(torch.cuda.current_stream(self._device))
@@ -28,12 +28,12 @@ class StagingBuffer:
         return target.numpy()
 
     def free(self, nbytes: int) -> Bytes:
-        """The first bytes, to be written to; waits until those that went up before have left."""
+        """Return the first `nbytes` bytes for writing. Waits until earlier copies to the device are complete."""
         self._copied.synchronize()
         return self._held()[:nbytes].numpy()
 
     def up(self, target: torch.Tensor) -> None:
-        """Copy as many of the first bytes to `target`, uint8 on the device; does not wait."""
+        """Copy the first bytes to `target` (uint8 on the device), as many as it has. Does not wait."""
         target.copy_(self._held()[: target.numel()], non_blocking=True)
         self._copied.record(torch.cuda.current_stream(self._device))
 

@@ -1,4 +1,4 @@
-"""Sums of arrays that lie on a device, by the trees of psnode.codecs.kernels: operations of torch's, each rounded by itself."""
+"""Sums of arrays on a device, by the trees of psnode.codecs.kernels: torch operations, each rounded separately."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import torch
 from psnode.codecs.kernels.dots import LEAST
 from psnode.codecs.kernels.trees import ROW
 
-_BLOCK = 8192 * ROW  # values that are looked at at a time: temporary memory is several times that
+_BLOCK = 8192 * ROW  # values processed at a time; temporary memory is several times as large
 _LARGEST = torch.finfo(torch.float32).max
 
 
 def tree_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """<x, y> and <y, y> of flat float32 arrays of equal size, not empty: psnode.codecs.kernels.dots.tree_products.
+    """Return <x, y> and <y, y> of flat, nonempty float32 arrays of equal size, as psnode.codecs.kernels.dots.tree_products does.
 
-    Waits for the device, once for 2^22 values.
+    Waits for the device once for every 2^22 values.
     """
     parts = [_products(_rows(a), _rows(b)) for a, b in zip(torch.split(x, _BLOCK), torch.split(y, _BLOCK), strict=True)]
     return _total(torch.cat(parts, dim=1))
 
 
 def square_sum(x: torch.Tensor) -> torch.Tensor:
-    """<x, x> of a flat float32 array, not empty, on the device: psnode.codecs.kernels.dots.square_sum. Does not wait."""
+    """Return <x, x> of a flat, nonempty float32 array, on the device, as kernels.dots.square_sum does. Does not wait."""
     parts = [_fold(_rows(part).double().square_()) for part in torch.split(x, _BLOCK)]
     return _total(torch.cat(parts)[None])[0]
 
 
 def _products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Both products of each row."""
+    """Return both products of each row."""
     xy, yy = _fold(x * y).double(), _fold(y * y).double()
     careful = ~((yy >= LEAST) & (yy <= _LARGEST) & (xy.abs() <= _LARGEST))
     if bool(careful.any()):
@@ -37,12 +37,12 @@ def _products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows of 512, the last padded with zeros."""
+    """Return rows of 512 values. The last row is padded with zeros."""
     return torch.nn.functional.pad(x, (0, -x.shape[-1] % ROW)).reshape(-1, ROW)
 
 
 def _fold(rows: torch.Tensor) -> torch.Tensor:
-    """The sum of each row of 512, in its own type."""
+    """Return the sum of each row of 512, in the type of the row."""
     eighths = rows.reshape(-1, 8, 64)
     while eighths.shape[1] > 1:
         eighths = eighths[:, ::2] + eighths[:, 1::2]
@@ -54,7 +54,7 @@ def _fold(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _total(parts: torch.Tensor) -> torch.Tensor:
-    """The total of each sequence of sums, taken 512 at a time."""
+    """Return the total of each sequence of sums, added 512 at a time."""
     count = parts.shape[0]
     while parts.shape[1] > 1:
         parts = _fold(_rows(parts)).reshape(count, -1)

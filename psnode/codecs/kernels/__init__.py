@@ -1,1 +1,1 @@
-"""Loops over arrays, compiled: one pass over memory each, and the same bytes on every machine."""
+"""Compiled loops over arrays. Each makes one pass over memory, and gives the same bytes on every machine."""

@@ -1,7 +1,6 @@
-"""The sweep of adacomp: bins of a sum that is made on the way, and the entries that one more gradient would lift to the top.
+"""The sweep of adacomp: compute a sum, split it into bins, and list the entries that one more step would lift to their bin's top.
 
-A stretch of whole bins is read from memory once: the parts are added to it, and their sum stays beside it in the
-first-level cache.
+A stretch of whole bins is read from memory once: the parts are added to it while it is in the first-level cache.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from psnode.codecs.kernels.llvm.instructions import floats_at
 from psnode.codecs.kernels.parts import ADDRESS, START, STOP, PartTable, add_parts
 
 STRETCH = 2048
-NEGATIVE = 1 << 31  # beside an index, which is below 2^28
+NEGATIVE = 1 << 31  # added to an index, which is below 2^28
 _MAGNITUDE = 0x7FFFFFFF
 
 
 def stretch_of(length: int) -> int:
-    """Coordinates that a kernel looks at in one go: whole bins."""
+    """Return the number of coordinates that a kernel processes at a time: whole bins."""
     return length * max(1, STRETCH // length)
 
 
 @kernel
 def _newest(parts: PartTable, first: int, start: int, stop: int, fresh: Floats) -> None:
-    """Copy the values that the parts have in the stretch to `fresh`, zeros elsewhere. `first`: see add_parts."""
+    """Copy the values that the parts have in the stretch to `fresh`, with zeros elsewhere. `first`: see add_parts."""
     fresh[:] = 0
     while first + 1 < len(parts) and parts[first + 1, START] < stop:
         part = parts[first + 1]
@@ -44,7 +43,7 @@ def _newest(parts: PartTable, first: int, start: int, stop: int, fresh: Floats) 
 
 @kernel
 def _mark(values: Floats, added: Floats, limit: np.float32, marks: Bytes) -> None:
-    """1 where a value plus the part last added to it, once more, reaches `limit`, unless the value is 0."""
+    """Mark values that reach `limit` when the part last added to them is added once more. Zeros are never marked."""
     for i in range(values.size):
         marks[i] = np.uint8(abs(values[i] + added[i]) >= limit) & np.uint8(values[i] != 0)
 
@@ -53,11 +52,12 @@ def _mark(values: Floats, added: Floats, limit: np.float32, marks: Bytes) -> Non
 def gather(
     x: Floats, parts: PartTable, length: int, start: int, first: int, found: Words32, count: int, totals: Float64s
 ) -> tuple[int, int, int]:
-    """Append to `found`, from place `count` on, the entries of x to be sent, NEGATIVE added below zero, from `start` on.
+    """Append the entries of x to be sent, from coordinate `start` on, to `found`, from place `count` on.
 
-    `parts` are added to their target, the memory of x, beforehand; without any x is new as a whole. Adds to `totals` the largest
-    magnitudes of bins and the magnitudes of entries found. Returns (stop, first, count): the scan must go on at stop because less
-    than a stretch was left in `found`; a count of -1 if a value at or after stop is not finite.
+    An entry is an index, plus NEGATIVE for a value below zero. `parts` are added to their target, the memory of x, first; without
+    parts, all of x counts as new. The largest magnitudes of the bins are added to totals[0], the magnitudes of the entries to
+    totals[1]. Return (stop, first, count): if stop is not the end, the scan must continue at stop, because less than a stretch
+    was left in `found`. A count of -1 means that a value at or after stop is not finite.
     """
     wide()
     bits, step = x.view(np.uint32), length * max(1, STRETCH // length)
@@ -84,7 +84,8 @@ def gather(
             limit_bits[0] = top
             limit = limit_bits.view(np.float32)[0]
             totals[0] += np.float64(limit)
-            # AdaComp's rule: an entry is sent if one more step like the last would lift it to the largest of its bin.
+            # AdaComp's rule: an entry is sent if one more step like the last one would lift it to the largest magnitude of its
+            # bin.
             _mark(values, fresh[begin - start : end - start] if len(parts) > 1 else values, limit, marks)
             # Few marks are set: eight zeros are skipped by one comparison.
             for word in range((values.size + 7) // 8):
@@ -101,7 +102,7 @@ def gather(
 
 @kernel
 def split(found: Words32, scale: np.float32, indices: Words32, values: Floats) -> None:
-    """Indices and decoded values of the entries that `gather` found."""
+    """Write the indices and the decoded values of the entries that `gather` found."""
     for i in range(found.size):
         indices[i] = found[i] & np.uint32(_MAGNITUDE)
         values[i] = -scale if found[i] & np.uint32(NEGATIVE) else scale

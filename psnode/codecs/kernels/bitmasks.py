@@ -1,4 +1,4 @@
-"""64 comparisons as one word, and the positions of the ones in it, for scans that look for few large values."""
+"""64 comparisons as the bits of one word, and the positions of its ones, for scans that look for few large values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from psnode.codecs.kernels.llvm.instructions import instructions
 from psnode.codecs.kernels.llvm.operations import load, packed, population, spread, store, trailing_zeros
 
 LANES = 64
-MAGNITUDE = 0x7FFFFFFF  # of the bits of a float32; the magnitudes of finite values are ordered as their bits are
+MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without the sign; as integers, they are ordered like finite magnitudes
 
 
-# For use inside kernels. Nothing checks that start + 63 lies within the array.
+# The functions below are for use inside kernels. They do not check that start + 63 is within the array.
 
 
 def _at_least(row: Any, limit: np.uint32) -> np.uint64:
@@ -24,13 +24,13 @@ def _at_least(row: Any, limit: np.uint32) -> np.uint64:
 
 @instructions
 def mask_at_least(bits: Words32, start: int, limit: np.uint32) -> np.uint64:
-    """Bit j is set where the magnitude of the float32 with bits[start + j] is at least that of `limit`."""
+    """Return a word in which bit j is 1 if the float32 with bits[start + j] has a magnitude of at least that of `limit`."""
     return _at_least(load(bits, start, LANES), limit)
 
 
 @instructions
 def mask_copied(x: Floats, target: Floats, start: int, limit: np.uint32) -> np.uint64:
-    """Write x to 64 places of target, from `start` on of both, and compare the results."""
+    """Copy 64 values of x to target, from `start` on in both, and return the mask of the copied values."""
     row = load(x, start, LANES)
     store(target, start, row)
     return _at_least(row.view(np.uint32), limit)
@@ -38,7 +38,7 @@ def mask_copied(x: Floats, target: Floats, start: int, limit: np.uint32) -> np.u
 
 @instructions
 def mask_added(x: Floats, target: Floats, start: int, limit: np.uint32) -> np.uint64:
-    """Add x to 64 places of target, from `start` on of both, and compare the results."""
+    """Add 64 values of x to target, from `start` on in both, and return the mask of the sums."""
     row = load(target, start, LANES) + load(x, start, LANES)
     store(target, start, row)
     return _at_least(row.view(np.uint32), limit)
@@ -46,13 +46,13 @@ def mask_added(x: Floats, target: Floats, start: int, limit: np.uint32) -> np.ui
 
 @instructions
 def lowest_one(word: np.uint64) -> int:
-    """The position of the lowest one in `word`, which must not be 0."""
+    """Return the position of the lowest one in `word`, which must not be 0."""
     found: int = trailing_zeros(word)
     return found
 
 
 @instructions
 def ones(word: np.uint64) -> int:
-    """Number of ones in `word`."""
+    """Return the number of ones in `word`."""
     found: int = population(word)
     return found

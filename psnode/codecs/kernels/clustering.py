@@ -1,8 +1,8 @@
-"""One-dimensional clustering of weighted values: least squared error exactly, or least squared error at a rate.
+"""One-dimensional clustering of weighted values, with the least squared error, or with the least squared error at a given rate.
 
-`counts`, `sums` and `squares` are cumulated over ascending values: element i is that of the first i; so the squared error of
-any run of values around its mean takes three differences. Arithmetic is float64 in a fixed order without functions that
-differ between libraries: clusters are equal on every machine.
+`counts`, `sums` and `squares` are cumulative over ascending values: element i belongs to the first i values, so that the squared
+error of any run of values around its mean takes three differences. Arithmetic is float64 in a fixed order, without functions that
+differ between libraries. Clusters are therefore equal on every machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TERMS = 27
 
 @inlined
 def _cost(counts: Float64s, sums: Float64s, squares: Float64s, start: int, stop: int) -> float:
-    """Squared error of values start..stop-1 around their mean."""
+    """Return the squared error of values start..stop-1 around their mean."""
     n = counts[stop] - counts[start]
     if n <= 0:
         return 0.0
@@ -29,11 +29,11 @@ def _cost(counts: Float64s, sums: Float64s, squares: Float64s, start: int, stop:
 
 @kernel
 def least_squares(counts: Float64s, sums: Float64s, squares: Float64s, clusters: int, stops: Int64s) -> None:
-    """stops[k] = the end of run k for the partition into `clusters` runs with the least squared error.
+    """Write to stops[k] the end of run k, for the partition into `clusters` runs with the least squared error.
 
-    Dynamic programming over the number of runs; the best last cut moves with the end, so that bisection finds all of a
-    row in O(M log M): Wang and Song, "Ckmeans.1d.dp", R Journal 3(2), 2011, as sped up by Song and Zhong, Bioinformatics 36,
-    2020.
+    The algorithm is dynamic programming over the number of runs. The best last cut increases with the end, so that divide and
+    conquer finds all cuts of a row in O(M log M): Wang and Song, "Ckmeans.1d.dp", R Journal 3(2), 2011, as sped up by Song and
+    Zhong, Bioinformatics 36, 2020.
     """
     m = counts.size - 1
     best, previous = np.empty(m + 1, np.float64), np.empty(m + 1, np.float64)
@@ -41,8 +41,8 @@ def least_squares(counts: Float64s, sums: Float64s, squares: Float64s, clusters:
     for stop in range(m + 1):
         previous[stop] = _cost(counts, sums, squares, 0, stop)
     stack = np.empty((64, 4), np.int64)
-    # Divide and conquer over ends: the best cut of the middle end bounds the cuts of all ends on either side. The stack is at
-    # most log2(M) + 2 deep.
+    # Divide and conquer over ends: the best cut of the middle end bounds the cuts of all ends on either side. The depth of the
+    # stack is at most log2(M) + 2.
     for k in range(1, clusters):
         stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0, m, 0, m
         depth = 1
@@ -73,7 +73,7 @@ def least_squares(counts: Float64s, sums: Float64s, squares: Float64s, clusters:
 
 @inlined
 def _log2(v: float) -> float:
-    """log2 of v >= 1: powers of two, and the series of the inverse hyperbolic tangent."""
+    """Return log2 of v >= 1, from a power of two and the series of the inverse hyperbolic tangent."""
     result = 0.0
     while v >= 2.0:
         v *= 0.5
@@ -89,14 +89,14 @@ def _log2(v: float) -> float:
 
 @kernel
 def logarithms(values: Float64s, out: Float64s) -> None:
-    """out = log2(values), each at least 1."""
+    """Write out = log2(values). Each value is at least 1."""
     for i in range(values.size):
         out[i] = _log2(values[i])
 
 
 @kernel
 def entropy(counts: Float64s, stops: Int64s) -> float:
-    """Bits a value that the ids of the runs take."""
+    """Return the bits per value that an ideal code of the runs' ids takes."""
     total = 0.0
     whole = counts[-1]
     start = np.int64(0)
@@ -110,9 +110,9 @@ def entropy(counts: Float64s, stops: Int64s) -> float:
 
 @kernel
 def settle(values: Float64s, counts: Float64s, sums: Float64s, penalty: float, stops: Int64s) -> int:
-    """Move the ends of the runs to a local minimum of squared error + penalty * bits; the number of runs that are left.
+    """Move the ends of the runs to a local minimum of squared error + penalty * bits. Return the number of runs that are left.
 
-    A value belongs to the run k with the least (v - mean_k)^2 + penalty * log2(1 / share_k). Chou, Lookabaugh, Gray,
+    A value belongs to the run k with the least (v - mean_k)^2 + penalty * log2(1 / share_k). Source: Chou, Lookabaugh, Gray,
     "Entropy-constrained vector quantization", IEEE Trans. ASSP 37(1), 1989.
     """
     used = stops.size

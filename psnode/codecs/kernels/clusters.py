@@ -1,7 +1,8 @@
-"""Loops over the ids of clusters: finding them, averaging over them, and reading values by them.
+"""Loops over the ids of clusters: assigning, averaging, and converting ids to values.
 
-Cluster k of K holds the values from edge k - 1 on and below edge k, of K - 1 ascending edges. The upper 14 bits of a float32, in
-the order of its values, select from a table how many edges lie below all values that share them; the next edges are compared.
+K - 1 ascending edges separate K clusters: cluster k holds the values from edge k - 1 up to, but not including, edge k. The upper
+14 bits of a float32, mapped to the order of the values, index a table: the number of edges that are at most the least float32
+with these bits. The value is then compared with the next edges.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ Ids = Bytes | Int64s
 
 @inlined
 def ordered(bits: np.uint32) -> np.uint32:
-    """The bits of a float32 as an integer in the order of the values."""
+    """Return the bits of a float32 as an integer in the order of the values."""
     negative = np.uint32(0) - (bits >> np.uint32(31))
     return np.uint32(bits ^ (negative | np.uint32(_SIGN)))
 
 
 @kernel
 def lookup(edges: Floats, table: Bytes) -> None:
-    """table[c], CELLS of them: how many of at most 255 `edges` have `ordered` bits of at most c 2^18."""
+    """Write to table[c], for CELLS cells, the number of `edges` (at most 255) whose `ordered` bits are at most c 2^18."""
     bits = edges.view(np.uint32)
     k = 0
     for cell in range(table.size):
@@ -40,7 +41,7 @@ def lookup(edges: Floats, table: Bytes) -> None:
 
 @kernel
 def assign(x: Floats, edges: Floats, table: Bytes, codes: Bytes) -> None:
-    """The cluster of every coordinate. `edges`: all, followed by infinity; `table`: from lookup."""
+    """Write the cluster of every coordinate. `edges`: all edges, followed by infinity; `table`: from lookup."""
     bits = x.view(np.uint32)
     cells = np.empty(HALF, np.uint8)
     for start in range(0, x.size, HALF):
@@ -56,7 +57,7 @@ def assign(x: Floats, edges: Floats, table: Bytes, codes: Bytes) -> None:
 
 @kernel
 def totals(x: Floats, codes: Bytes, sums: Float64s, counts: Int64s) -> None:
-    """The sum and the number of the coordinates in every cluster: of each lane of 8, then over lanes in order."""
+    """Write the sum and the number of the coordinates in every cluster: added per lane of 8, then over lanes in order."""
     clusters = sums.size
     lane_sums, lane_counts = np.zeros((LANES, clusters), np.float64), np.zeros((LANES, clusters), np.int64)
     full = x.size // LANES * LANES
@@ -77,7 +78,7 @@ def totals(x: Floats, codes: Bytes, sums: Float64s, counts: Int64s) -> None:
 
 @kernel
 def squares(x: Floats, codes: Bytes, sums: Float64s) -> None:
-    """The sum of the squares of the coordinates in every cluster."""
+    """Write the sum of the squares of the coordinates in every cluster."""
     sums[:] = 0
     for i in range(x.size):
         sums[codes[i]] += np.float64(x[i]) * np.float64(x[i])
@@ -85,9 +86,10 @@ def squares(x: Floats, codes: Bytes, sums: Float64s) -> None:
 
 @kernel
 def cells_of(codes: Bytes, sizes: Int64s, key: Words, stream: int, cells: Int64s) -> None:
-    """The bucket of every coordinate: that number floor(w n / 2^32) of the n = sizes[k] of its cluster, which lie in succession.
+    """Write the bucket of every coordinate: bucket floor(w n / 2^32) of the n = sizes[k] buckets of its cluster k.
 
-    w: the word that rng.fill leaves at i mod 256 of calls 64 b .. 64 b + 63 for coordinate i of block b = i div 256.
+    The buckets of the clusters are numbered consecutively. w is the word that rng.fill writes to i mod 256 for calls 64 b .. 64 b
+    + 63, for coordinate i of block b = i div 256.
     """
     first = np.zeros(sizes.size, np.int64)
     for k in range(1, sizes.size):
@@ -102,7 +104,7 @@ def cells_of(codes: Bytes, sizes: Int64s, key: Words, stream: int, cells: Int64s
 
 @kernel
 def bucket_totals(x: Floats, cells: Ids, sums: Float64s, counts: Int64s) -> None:
-    """The sum and the number of the coordinates in every bucket."""
+    """Write the sum and the number of the coordinates in every bucket."""
     sums[:] = 0
     counts[:] = 0
     for i in range(x.size):
@@ -112,13 +114,13 @@ def bucket_totals(x: Floats, cells: Ids, sums: Float64s, counts: Int64s) -> None
 
 @kernel
 def write(codes: Ids, values: Floats, out: Floats) -> None:
-    """out = values[codes]."""
+    """Write out = values[codes]."""
     for i in range(out.size):
         out[i] = values[codes[i]]
 
 
 @kernel
 def add(codes: Ids, values: Floats, out: Floats) -> None:
-    """out += values[codes]."""
+    """Write out += values[codes]."""
     for i in range(out.size):
         out[i] += values[codes[i]]

@@ -1,10 +1,11 @@
 """The orthonormal discrete cosine transform (DCT-II) of blocks of a power of two, and its inverse, in float64.
 
-Blocks are transformed 16 side by side, value i of all of them next to each other, a row, by Lee's recursion: of n values the
-even coefficients are those of the sums x_i + x_{n-1-i}, the odd ones sums of two neighbours of those of the differences over
-2 cos((i + 1/2) pi / n). The inverse is the transpose: the same steps backwards. The remainder at the end is cut into smaller
-powers of two, so that the transform of any vector is orthonormal. No step depends on the processor, nor do the cosines, which
-sums, products, quotients and square roots alone make (docs/decisions/fourier-atomo.md).
+16 blocks are transformed side by side; value i of all of them makes a row. The transform is Lee's recursion. The even
+coefficients of n values are the coefficients of the sums x_i + x_{n-1-i}. For the odd ones, the differences x_i - x_{n-1-i} are
+divided by 2 cos((i + 1/2) pi / n); each odd coefficient is the sum of two neighbouring coefficients of these quotients. The
+inverse is the transpose: the same steps in reverse order. The remainder of a vector is cut into smaller powers of two, so that
+the transform of any vector is orthonormal. No step depends on the processor. The cosines do not either, because they are computed
+with sums, products, quotients and square roots only (docs/decisions/fourier-atomo.md).
 
 Source: Lee, "A new algorithm to compute the discrete cosine transform", IEEE Trans. ASSP 32, 1984.
 """
@@ -28,8 +29,8 @@ LANES = 16
 
 @cache
 def factors(longest: int = LONGEST) -> Float64s:
-    """1 / (2 cos((i + 1/2) pi / n)) at n / 2 + i, for i < n / 2 and all powers of two n up to `longest`."""
-    cosine, sine = np.ones(1), np.zeros(1)  # of m pi / (2 longest), m = 0...
+    """Return a table with 1 / (2 cos((i + 1/2) pi / n)) at n / 2 + i, for i < n / 2 and all powers of two n up to `longest`."""
+    cosine, sine = np.ones(1), np.zeros(1)  # of m pi / (2 longest), for m = 0, 1, ...
     c, s = 0.0, 1.0  # of pi / 2^j
     steps = []
     for _ in range(longest.bit_length() - 1):
@@ -40,14 +41,14 @@ def factors(longest: int = LONGEST) -> Float64s:
     out = np.empty(longest)
     out[0] = 0.5
     for n in (2 << power for power in range(longest.bit_length() - 1)):
-        complement = (n - 1 - 2 * np.arange(n // 2)) * (longest // n)  # to the right angle: near it the cosine is inexact
+        complement = (n - 1 - 2 * np.arange(n // 2)) * (longest // n)  # to pi / 2, near which the cosine is inexact
         out[n // 2 : n] = 0.5 / sine[complement]
     return readonly(out)
 
 
 @instructions
 def halve_rows(a: Float64s, b: Float64s, first: int, last: int, low: int, high: int, factor: np.float64) -> None:
-    """Sums of two rows, and their differences times `factor`."""
+    """Write the sums of two rows, and their differences times `factor`."""
     one, other = load(a, first, LANES), load(a, last, LANES)
     store(b, low, one + other)
     store(b, high, (one - other) * spread(factor, LANES))
@@ -55,7 +56,7 @@ def halve_rows(a: Float64s, b: Float64s, first: int, last: int, low: int, high: 
 
 @instructions
 def join_rows(a: Float64s, b: Float64s, low: int, high: int, first: int, last: int, factor: np.float64) -> None:
-    """The transpose of halve_rows."""
+    """Write the transpose of halve_rows."""
     even, odd = load(a, low, LANES), load(a, high, LANES) * spread(factor, LANES)
     store(b, first, even + odd)
     store(b, last, even - odd)
@@ -63,19 +64,19 @@ def join_rows(a: Float64s, b: Float64s, low: int, high: int, first: int, last: i
 
 @instructions
 def add_rows(a: Float64s, one: int, other: int, b: Float64s, target: int) -> None:
-    """Row `target` of b: the sum of two of a."""
+    """Write the sum of two rows of `a` to row `target` of `b`."""
     store(b, target, load(a, one, LANES) + load(a, other, LANES))
 
 
 @instructions
 def move_row(a: Float64s, origin: int, b: Float64s, target: int) -> None:
-    """Row `target` of b: one of a."""
+    """Copy a row of `a` to row `target` of `b`."""
     store(b, target, load(a, origin, LANES))
 
 
 @inlined
 def _forward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
-    """Overwrite the first `size` rows of `a` by their transform, not normalised. `b`: scratch, as large."""
+    """Overwrite the first `size` rows of `a` with their transform, not normalised. `b`: scratch of the same size."""
     n = size
     while n > 1:
         half = n // 2
@@ -103,7 +104,7 @@ def _forward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
 
 @inlined
 def _backward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
-    """The transposed steps of _forward, last first."""
+    """Apply the transposed steps of _forward in reverse order."""
     n = size
     while n > 1:
         half = n // 2
@@ -131,7 +132,7 @@ def _backward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
 
 @inlined
 def _scales(size: int, scale: float) -> tuple[float, float]:
-    """Factors that normalise the first coefficient and the others, times `scale`."""
+    """Return the factors that normalise the first coefficient and the other ones, times `scale`."""
     return scale * np.sqrt(1.0 / size), scale * np.sqrt(2.0 / size)
 
 
@@ -151,7 +152,7 @@ def _coefficients(x: Floats, size: int, lanes: int, scale: float, table: Float64
 
 @kernel
 def coefficients(x: Floats, block: int, scale: float, table: Float64s, out: Floats) -> None:
-    """out = scale times the coefficients of `x`, both flat and apart. `table`: factors()."""
+    """Write `scale` times the coefficients of `x` to `out`. Both are flat and do not overlap. `table`: factors()."""
     wide()
     a, b = np.zeros(block * LANES, np.float64), np.zeros(block * LANES, np.float64)
     start, size = 0, block
@@ -165,7 +166,7 @@ def coefficients(x: Floats, block: int, scale: float, table: Float64s, out: Floa
 
 @inlined
 def _blocks(a: Float64s, size: int, lanes: int, limit: float, weight: np.float32, out: Floats) -> None:
-    """Add `weight` times `lanes` blocks of `size` values that lie in the rows of `a`; write them if it is 0."""
+    """Add `weight` times `lanes` blocks of `size` values, the rows of `a`, to `out`. With a weight of 0, write the values."""
     for lane in range(lanes):
         for i in range(size):
             value = np.float32(min(max(a[i * LANES + lane], -limit), limit))
@@ -184,10 +185,10 @@ def restore(
     weight: np.float32,
     out: Floats,
 ) -> None:
-    """Add `weight` times y, flat, whose coefficients are `scale` times `values` at the ascending `indices` and zero elsewhere.
+    """Add `weight` times y to `out` (flat). The coefficients of y are `scale` times `values` at ascending `indices`, else zero.
 
-    y is rounded to float32 and cut off at +-`limit`; both operations are rounded. With a weight of 0 it is written to `out`.
-    `table`: factors().
+    y is rounded to float32 and limited to +-`limit`; the product and the sum are both rounded to float32. With a weight of 0, y
+    is written to `out`. `table`: factors().
     """
     wide()
     a, b = np.empty(block * LANES, np.float64), np.empty(block * LANES, np.float64)

@@ -1,13 +1,14 @@
-"""Dithering a block of 512 coordinates, in loops that LLVM vectorises.
+"""Dithering of a block of 512 coordinates, in loops that LLVM vectorises.
 
-In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 its dither, k uniform in 0..65535. q is 2^16 a rounded
-with k, and y = q - u. A tie of psnode.codecs.kernels.fixed_point is decided as if the dither had more bits, whose mean the
-decoder subtracts.
+In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 is its dither, with k uniform in 0..65535. The integer q
+is 2^16 a, rounded with k, and y = q - u. A tie of psnode.codecs.kernels.fixed_point is settled as if the dither had more bits,
+whose mean the decoder subtracts.
 
-Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, in one of four orders (the
-class of coordinate 128 g + j is g xor r_j, r_j uniform in 0..3); signs and the other bits of u are independent.
+Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, one in each. Their order is
+one of four: the class of coordinate 128 g + j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are
+independent.
 
-Blocks whose step * rms lies outside 2^-50..2^50 are computed in float64, one coordinate at a time.
+Blocks whose step * rms is outside 2^-50..2^50 are computed in float64, one coordinate at a time.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @inlined
 def _dither(half: np.uint32, quarter: np.uint32) -> np.uint32:
-    """k from 16 random bits, of which bits 13 and 14 are replaced: the quarter of |u|."""
+    """Return k: 16 random bits, of which bits 13 and 14 are replaced by the quarter of |u|."""
     magnitude = np.uint32(half & np.uint32(0x1FFF)) | np.uint32(quarter << np.uint32(13))
     return np.uint32(magnitude ^ np.uint32(np.uint32(0x7FFF) + np.uint32(half >> np.uint32(15))))
 
 
 @kernel
 def block_dither(key: Words, stream: int, block: int, words: Words32, orders: Words32, k: Words32) -> None:
-    """The dither k of 512 coordinates, and the 128 r_j. `words`: 256 of scratch."""
+    """Write the dither k of 512 coordinates to `k`, and the 128 values r_j to `orders`. `words`: 256 words of scratch."""
     wide()
     fill(words, key, stream, block * 64)
     ones = np.uint32(0xFFFF)
@@ -56,7 +57,7 @@ def block_dither(key: Words, stream: int, block: int, words: Words32, orders: Wo
 
 @kernel
 def _settle_ties(v: Floats, factor: np.float32, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
-    """Raise the integers whose further random bits say so."""
+    """Add 1 to the integers whose ties further random bits round up."""
     for i in range(BLOCK):
         a = v[i] * factor
         if is_tie(fixed_point(a, np.uint32(0), k[i])) and goes_up(np.float64(a), key, stream, start + i):
@@ -75,7 +76,7 @@ def _careful_quantise(v: Floats, factor: float, k: Words32, key: Words, stream: 
 
 @kernel
 def quantise(v: Floats, delta: float, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
-    """The integers q of the 512 coordinates from `start` on, which are `v`; delta = step * rms."""
+    """Write the integers q of `v`, the 512 coordinates from `start` on. delta = step * rms."""
     wide()
     if delta == 0:
         q[:] = 0
@@ -95,7 +96,7 @@ def quantise(v: Floats, delta: float, k: Words32, key: Words, stream: int, start
 
 @kernel
 def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
-    """y = (q - u) delta, within the range of float32."""
+    """Write y = (q - u) delta, limited to the range of float32."""
     wide()
     if delta == 0:
         y[:] = np.float32(0)
@@ -112,7 +113,10 @@ def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
 
 @kernel
 def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
-    """0 for 0, then the integer next to it that the dither favours, then the other one, and so on. Returns the largest."""
+    """Write the codes of integers, and return the largest code.
+
+    0 has the code 0; the neighbour of 0 that the dither favours has the code 1, the other neighbour 2, and so on.
+    """
     wide()
     top = np.uint32(0)
     for i in range(BLOCK):
@@ -125,7 +129,7 @@ def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
 
 @kernel
 def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
-    """Inverse of to_codes."""
+    """Write the integers of codes: the inverse of to_codes."""
     wide()
     for i in range(BLOCK):
         s = np.int32(np.int32(codes[i] >> np.uint32(1)) ^ np.int32(-np.int32(codes[i] & np.uint32(1))))
@@ -135,7 +139,7 @@ def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
 
 @kernel
 def by_class(codes: Words32, orders: Words32) -> None:
-    """Exchange the codes of coordinates 128 g + j so that place g has class g. Its own inverse."""
+    """Exchange the codes of coordinates 128 g + j so that place g holds class g. The exchange is its own inverse."""
     wide()
     for j in range(QUARTER):
         odd = np.uint32(-np.int32(orders[j] & np.uint32(1)))

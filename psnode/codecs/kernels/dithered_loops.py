@@ -1,7 +1,7 @@
-"""dithered over whole arrays, bucket by bucket, as symbols of a byte, for an entropy stage.
+"""The codec dithered over whole arrays, bucket by bucket, as symbols of one byte for an entropy stage.
 
-The symbols of full blocks come first, a run for each of the four classes of the dither, because a class has a distribution of its
-own; then those of the last block, if it is not full, in their order.
+The symbols of full blocks come first, in four runs, one for each class of the dither, because each class has its own
+distribution. The symbols of an incomplete last block follow in their order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 class Lattice(NamedTuple):
-    """Distance of the points in units of a bucket's root mean square, and the coordinates of a bucket, a multiple of 512."""
+    """The points of the quantiser.
+
+    `step` is their distance in units of a bucket's root mean square. `bucket` is the number of coordinates of a bucket, a
+    multiple of 512.
+    """
 
     step: float
     bucket: int
@@ -36,7 +40,7 @@ class Lattice(NamedTuple):
 
 @kernel
 def bucket_rms(v: Floats, scratch: Floats) -> np.float32:
-    """The root of the mean square, rounded up; negative if a value is not finite."""
+    """Return the root mean square, rounded up; a negative number if a value is not finite."""
     norm = l2_norm(v, scratch)
     if norm <= 0:
         return np.float32(norm)
@@ -47,7 +51,7 @@ def bucket_rms(v: Floats, scratch: Floats) -> np.float32:
 
 @inlined
 def _load(x: Floats, v: Floats) -> None:
-    """`x` into the block `v`, zeros after it."""
+    """Copy `x` to the block `v`, and write zeros after it."""
     if x.size == BLOCK:
         for i in range(BLOCK):
             v[i] = x[i]
@@ -69,7 +73,7 @@ def _scatter(codes: Words32, orders: Words32, block: int, run: int, symbols: Byt
 
 @inlined
 def _gather(symbols: Bytes, orders: Words32, block: int, run: int, codes: Words32) -> None:
-    """Inverse of _scatter."""
+    """Read a block's codes from the four runs: the inverse of _scatter."""
     for c in range(4):
         at = c * run + block * QUARTER
         part = symbols[at : at + QUARTER]
@@ -80,7 +84,7 @@ def _gather(symbols: Bytes, orders: Words32, block: int, run: int, codes: Words3
 
 @kernel
 def encode_symbols(x: Floats, lattice: Lattice, draws: Draws, rms: Floats, symbols: Bytes, escapes: Int16s) -> tuple[int, int]:
-    """Write a symbol a coordinate; the number of escaped integers, or NOT_FINITE, and the largest symbol."""
+    """Write a symbol per coordinate. Return the number of escaped integers (or NOT_FINITE) and the largest symbol."""
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
@@ -117,7 +121,7 @@ def encode_symbols(x: Floats, lattice: Lattice, draws: Draws, rms: Floats, symbo
 
 @kernel
 def decode_symbols(lattice: Lattice, draws: Draws, rms: Floats, symbols: Bytes, escapes: Int16s, out: Floats) -> int:
-    """Overwrite `out`; the number of escaped integers used, or NOT_VALID if there are too few."""
+    """Overwrite `out`. Return the number of escaped integers used, or NOT_VALID if there are too few."""
     wide()
     words, orders, k = np.empty(HALF, np.uint32), np.empty(QUARTER, np.uint32), np.empty(BLOCK, np.uint32)
     q, codes, y = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)

@@ -1,10 +1,11 @@
-"""Inner products whose order of summation is fixed, so that they are equal on every machine.
+"""Inner products in a fixed order of summation, so that they are equal on every machine.
 
-Those of a payload, of which a contractive form makes its factor, are trees that any number of processors can keep: products and
-their sums in each row of 512 are float32, by the tree of psnode.codecs.kernels.norms; where <y, y> of a row is below 2^-100, or
-one of the two is not finite, they are float64, by the same tree. Rows are added as psnode.codecs.kernels.trees has it.
+The inner products of a payload, from which a contractive form computes its factor, are trees that any number of processors can
+keep. Within each row of 512, products and their sums are float32, added by the tree of psnode.codecs.kernels.norms. If <y, y> of
+a row is below 2^-100, or one of the two products is not finite, the row is computed in float64 by the same tree. Rows are added
+as psnode.codecs.kernels.trees describes.
 
-Others are chains in float64.
+Other inner products are sequential sums (chains) in float64.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from psnode.codecs.kernels.trees import ROW, tree_of
 
 LANES = 16
 BLOCK = 1024
-LEAST = 2.0**-100  # below it the rounding of float32 products might show
+LEAST = 2.0**-100  # below this, the rounding of float32 products might matter
 _SCRATCH = 64
 
 
 class Lost(NamedTuple):
-    """Outputs of a kernel that computes the decoded values as well: `error` = x - decoded, which may lie over x, and `dots`.
+    """Outputs of a kernel that also computes the decoded values: `error` and `dots`.
 
-    The latter are <x, decoded> and <decoded, decoded>, see `begun`. An output of size 0 is left alone.
+    `error` is x - decoded, which may share the memory of x. `dots` holds <x, decoded> and <decoded, decoded>: see `begun`. An
+    output of size 0 is not written.
     """
 
     error: Floats
@@ -40,7 +42,10 @@ NO_DOTS = np.empty(0, np.float64)
 
 @kernel
 def add_inner_products(x: Floats, y: Floats, dots: Float64s) -> None:
-    """Add <x, y> and <y, y> of 1-D arrays: in every block of 1024, lane l of 16 sums coordinates l mod 16; then the lanes."""
+    """Add <x, y> and <y, y> of 1-D arrays to `dots`.
+
+    In every block of 1024, lane l of 16 adds the coordinates l mod 16; then the lanes are added one after another.
+    """
     wide()
     xy_total, yy_total = dots[0], dots[1]
     xy = np.empty(LANES, np.float64)
@@ -66,13 +71,16 @@ def add_inner_products(x: Floats, y: Floats, dots: Float64s) -> None:
 
 
 def begun(size: int) -> Float64s:
-    """Room for the inner products of all rows of `size` coordinates, which `add_row` writes, after 64 float64 of scratch."""
+    """Return an array for the inner products of all rows of `size` coordinates, which `add_row` writes.
+
+    The array begins with 64 float64 of scratch.
+    """
     return np.empty(_SCRATCH + 2 * -(-size // ROW))
 
 
 @kernel
 def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
-    """Write <x, y> and <y, y> of row number `row`, of 512 values, to its places in `dots`."""
+    """Write <x, y> and <y, y> of row number `row`, of 512 values, to `dots`."""
     wide()
     lanes: Floats = dots[:_SCRATCH].view(np.float32)
     for i in range(64):
@@ -88,8 +96,10 @@ def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
 
 @inlined
 def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
-    """Write the inner products of a row of which 64 `lanes` of <x, y> and 64 of <y, y> are summed; False if float32 is not
-    enough for them. One array for both: loops that write to two are vectors only after many questions about their places.
+    """Write the inner products of a row from 64 `lanes` of <x, y>, followed by 64 of <y, y>.
+
+    Return False if float32 is not enough for them. Both share one array, because LLVM vectorises loops that write to two arrays
+    only after many overlap checks.
     """
     xy, yy = np.float64(fold(lanes[:64])), np.float64(fold(lanes[64:]))
     dots[_SCRATCH + row], dots[_SCRATCH + row + (dots.size - _SCRATCH) // 2] = xy, yy
@@ -98,7 +108,7 @@ def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
 
 @kernel
 def put_row_carefully(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
-    """As add_row, in float64."""
+    """Write the same as add_row, computed in float64."""
     place, lanes = _SCRATCH + row, dots[:_SCRATCH]
     dots[place] = _careful(x, y, lanes)
     dots[place + (dots.size - _SCRATCH) // 2] = _careful(y, y, lanes)
@@ -106,7 +116,7 @@ def put_row_carefully(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
 
 @inlined
 def _careful(x: Floats, y: Floats, lanes: Float64s) -> float:
-    """<x, y> of a row, by the same tree in float64, in which products are exact."""
+    """Return <x, y> of a row, added by the same tree in float64, in which products are exact."""
     for i in range(64):
         a = (_product(x, y, i) + _product(x, y, 64 + i)) + (_product(x, y, 128 + i) + _product(x, y, 192 + i))
         b = (_product(x, y, 256 + i) + _product(x, y, 320 + i)) + (_product(x, y, 384 + i) + _product(x, y, 448 + i))
@@ -143,7 +153,7 @@ def _square_rows(x: Floats, sums: Float64s, lanes: Float64s) -> None:
 
 
 def square_sum(x: Floats) -> float:
-    """<x, x> of a flat array, as a tree in float64; 0 of an empty one."""
+    """Return <x, x> of a flat array, as a tree in float64; 0 if the array is empty."""
     if not x.size:
         return 0.0
     sums = np.empty(-(-x.size // ROW))
@@ -152,13 +162,13 @@ def square_sum(x: Floats) -> float:
 
 
 def folded(dots: Float64s) -> tuple[float, float]:
-    """<x, y> and <y, y> of all rows; `dots` is overwritten."""
+    """Return <x, y> and <y, y> of all rows. Overwrites `dots`."""
     rows = (dots.size - _SCRATCH) // 2
     return tree_of(dots[_SCRATCH : _SCRATCH + rows]), tree_of(dots[_SCRATCH + rows :])
 
 
 def tree_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """<x, y> and <y, y> of arrays of equal size, as trees; 0 of empty ones."""
+    """Return <x, y> and <y, y> of arrays of equal size, as trees; zeros for empty arrays."""
     if not x.size:
         return 0.0, 0.0
     dots = begun(x.size)
@@ -167,7 +177,7 @@ def tree_products(x: Floats, y: Floats) -> tuple[float, float]:
 
 
 def inner_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """<x, y> and <y, y> of arrays of equal size, as chains in float64."""
+    """Return <x, y> and <y, y> of arrays of equal size, as chains in float64."""
     dots = np.zeros(2)
     add_inner_products(x.reshape(-1), y.reshape(-1), dots)
     return float(dots[0]), float(dots[1])

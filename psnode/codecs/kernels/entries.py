@@ -1,4 +1,4 @@
-"""Entries of an array, ascending indices and their values, put in place or added."""
+"""Entries of an array (ascending indices and their values), written or added."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.codecs.kernels.jit import kernel
 
 @kernel
 def put_at(out: Floats, selected: Words32, values: Floats) -> None:
-    """`out` becomes zero but for `values` at the ascending indices `selected`."""
+    """Write `values` to `out` at the ascending indices `selected`, and zeros elsewhere."""
     out[:] = 0
     for i in range(selected.size):
         out[selected[i]] = values[i]
@@ -18,6 +18,6 @@ def put_at(out: Floats, selected: Words32, values: Floats) -> None:
 
 @kernel
 def add_at(out: Floats, selected: Words32, values: Floats, weight: np.float32) -> None:
-    """Add weight * value, both operations rounded to float32, at the indices `selected`."""
+    """Add weight * value at the indices `selected`. Both operations are rounded to float32."""
     for i in range(selected.size):
         out[selected[i]] += weight * values[i]

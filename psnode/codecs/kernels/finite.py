@@ -1,4 +1,4 @@
-"""Loops over plain values: copying and adding them, and finding those that are not finite, in passing or by index."""
+"""Loops over float32 values: copying, adding, and detecting or locating values that are not finite."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import NonFiniteGradientError
 
-INFINITY_BITS = 0x7F800000  # magnitudes, seen as integers, of at least this are infinity and NaN
+INFINITY_BITS = 0x7F800000  # the magnitudes of infinity and NaN have, as integers, at least these bits
 ROW = 512
 _BLOCK = 4096
 
 
 @kernel
 def copy_finite(source: Floats, target: Floats) -> bool:
-    """Copy 1-D `source` to `target` in one pass; whether all of it is finite."""
+    """Copy 1-D `source` to `target` in one pass. Return True if all values are finite."""
     bits = source.view(np.uint32)
     top = np.uint32(0)
     for start in range(0, source.size, _BLOCK):
@@ -30,7 +30,7 @@ def copy_finite(source: Floats, target: Floats) -> bool:
 
 @kernel
 def all_finite(values: Floats) -> bool:
-    """True if all of 1-D `values` is finite."""
+    """Return True if all of 1-D `values` are finite."""
     bits = values.view(np.uint32)
     top = np.uint32(0)
     for i in range(bits.size):
@@ -40,13 +40,13 @@ def all_finite(values: Floats) -> bool:
 
 @kernel
 def add_scaled(values: Floats, out: Floats, weight: np.float32) -> None:
-    """out += weight * values, 1-D, both operations rounded to float32."""
+    """Write out += weight * values for 1-D arrays. Both operations are rounded to float32."""
     for i in range(out.size):
         out[i] += weight * values[i]
 
 
 def raise_nonfinite(x: Floats, start: int = 0, kind: type[NonFiniteGradientError] = NonFiniteGradientError) -> None:
-    """Raise `kind` for the first NaN or infinity of `x`, which begins at coordinate `start`."""
+    """Raise `kind` for the first NaN or infinity in `x`, whose first value is coordinate `start`."""
     flat = x.reshape(-1)
     index = int(np.flatnonzero(~np.isfinite(flat))[0])
     raise kind(start + index, float(flat[index]))

@@ -1,8 +1,9 @@
-"""The loops of a scan for large values: 64 comparisons at a time to a mask, and one index for each of its few ones.
+"""The loops of a scan for large values: 64 comparisons at a time give a mask, and each of its few ones an index.
 
-A strip of 4096 coordinates is read from memory once; its masks, and the values computed of it, stay in the first-level cache.
-Each loop appends to `indices` and to `found`, which holds values' bits, from place `count` on, and returns (stop, count): stop is
-the end, or where the scan must go on because less than STRIP places were left. `offset` is added to the `indices`.
+A strip of 4096 coordinates is read from memory once; its masks, and the values computed from it, stay in the first-level cache.
+From place `count` on, each loop appends indices, plus `offset`, to `indices`, and the bits of the values to `found`. A loop
+returns (stop, count). `stop` is the end of the input, or the coordinate at which the scan must continue because less than STRIP
+places were left.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ STRIP = 4096
 def _collect(
     bits: Words32, start: int, stop: int, limit: np.uint32, masks: Words, out: Words32, found: Words32, count: int, offset: int
 ) -> int:
-    """Append the values that `masks` mark in full rows and those of the last one from `limit` on; the new count."""
+    """Append the values that `masks` mark in full rows, and those of the last row that reach `limit`. Return the new count."""
     rows = (stop - start) // LANES
     for row in range(rows):
         mask = masks[row]
@@ -44,7 +45,7 @@ def _collect(
 
 @kernel
 def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int, offset: int) -> tuple[int, int]:
-    """The coordinates from `start` on whose magnitude has bits of at least `limit`."""
+    """List the coordinates from `start` on whose magnitude has bits of at least `limit`."""
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
     bits = x.view(np.uint32)
@@ -64,7 +65,7 @@ def gather(x: Floats, start: int, limit: np.uint32, indices: Words32, found: Wor
 def gather_copied(
     x: Floats, target: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
 ) -> tuple[int, int]:
-    """`gather` of `x` on its way into `target`."""
+    """Copy `x` into `target` while listing coordinates as `gather` does."""
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
     bits = target.view(np.uint32)
@@ -87,7 +88,10 @@ def gather_copied(
 def gather_added(
     x: Floats, target: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int, offset: int
 ) -> tuple[int, int]:
-    """`gather` of `target` while `x` is added to it. At a strip of x that is not finite it ends with a count of -1."""
+    """Add `x` to `target` while listing coordinates of `target` as `gather` does.
+
+    A strip of `x` that is not finite gives count -1.
+    """
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
     bits, magnitudes = target.view(np.uint32), x.view(np.uint32)
@@ -117,7 +121,7 @@ def gather_added(
 def gather_difference(
     x: Floats, y: Floats, start: int, limit: np.uint32, indices: Words32, found: Words32, count: int
 ) -> tuple[int, int]:
-    """`gather` of x - y, which exists a strip at a time."""
+    """List coordinates of x - y as `gather` does. The difference is computed a strip at a time."""
     masks = np.empty(STRIP // LANES, np.uint64)
     difference = np.empty(STRIP, np.float32)
     bits = difference.view(np.uint32)
@@ -135,7 +139,7 @@ def gather_difference(
 
 @kernel
 def places(size: int, key: Words, stream: int, found: Words32) -> None:
-    """Fill `found` with one place at random of each of found.size equal stretches of `size` coordinates, ascending."""
+    """Fill `found` with ascending random places: one from each of found.size equal stretches of `size` coordinates."""
     words = np.empty(4 * CALLS, np.uint32)
     stretch = size / found.size
     for i in range(found.size):
@@ -147,7 +151,7 @@ def places(size: int, key: Words, stream: int, found: Words32) -> None:
 
 @kernel
 def take(x: Floats, places: Words32) -> Floats:
-    """x[places], without the wider copy of the places that numpy makes."""
+    """Return x[places], without the copy of the places to a wider type that NumPy makes."""
     values = np.empty(places.size, np.float32)
     for i in range(places.size):
         values[i] = x[places[i]]

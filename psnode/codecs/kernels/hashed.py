@@ -1,7 +1,8 @@
-"""The loops of linear sketches: coordinates are added to hashed cells with hashed signs, and estimated from them.
+"""The loops of linear sketches: coordinates are added to hashed cells with hashed signs, and estimated from the cells.
 
-For coordinate i of block b = i div 256, the word that rng.fill leaves at i mod 256 of calls 64 b .. 64 b + 63 decides in row j,
-under stream + 256 j: its lowest bit is the sign (1: minus), the other 31, as a fraction of 2^31, times the columns is the cell.
+In row j, coordinate i of block b = i div 256 uses the word that rng.fill writes to i mod 256 for calls 64 b .. 64 b + 63 of the
+stream `stream` + 256 j. The lowest bit of the word is the sign (1: minus). The other 31 bits, as a fraction of 2^31, times the
+number of columns give the cell.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from psnode.codecs.rng import BLOCK, HALF, fill
 
 @inlined
 def _places(words: Words32, columns: int, start: int, places: Words32, signs: Words32) -> None:
-    """Cells and sign bits for the 256 `words`; the first cell of the row is `start`."""
+    """Write the cells and the sign bits for 256 `words`. The first cell of the row is `start`."""
     wide = np.uint64(columns)
     for i in range(HALF):
         places[i] = np.uint32(((np.uint64(words[i] >> np.uint32(1)) * wide) >> np.uint64(31)) + np.uint64(start))
@@ -25,7 +26,7 @@ def _places(words: Words32, columns: int, start: int, places: Words32, signs: Wo
 
 @kernel
 def insert(x: Floats, rows: int, key: Words, stream: int, cells: Float64s) -> None:
-    """Add `x` to `cells`, rows * columns of them, in ascending order of coordinates."""
+    """Add `x` to `cells` (rows * columns), in ascending order of coordinates."""
     columns = cells.size // rows
     words, places, signs = np.empty(HALF, np.uint32), np.empty(HALF, np.uint32), np.empty(HALF, np.uint32)
     signed = np.empty(HALF, np.uint32)
@@ -44,7 +45,7 @@ def insert(x: Floats, rows: int, key: Words, stream: int, cells: Float64s) -> No
 
 @inlined
 def _median(table: Floats, rows: int, result: Floats) -> None:
-    """The median of every column of `table`, which is sorted by transpositions of neighbouring rows."""
+    """Write the median of every column of `table`, which is sorted by transpositions of neighbouring rows."""
     for turn in range(rows):
         for row in range(turn % 2, rows - 1, 2):
             upper, lower = table[row], table[row + 1]
@@ -74,7 +75,10 @@ def _mean(table: Floats, rows: int, sums: Float64s, result: Floats) -> None:
 
 @kernel
 def estimate(cells: Floats, rows: int, key: Words, stream: int, median: bool, out: Floats, weight: np.float32, add: bool) -> None:
-    """Every coordinate from its cell in every row, by their median or mean: `out`, or out += weight * it."""
+    """Estimate every coordinate as the median or the mean of its cells in all rows.
+
+    Write the estimates to `out`, or add `weight` times them with `add`.
+    """
     columns = cells.size // rows
     words, places, signs = np.empty(HALF, np.uint32), np.empty(HALF, np.uint32), np.empty(HALF, np.uint32)
     table, sums, result = np.empty((rows, HALF), np.float32), np.empty(HALF, np.float64), np.empty(HALF, np.float32)

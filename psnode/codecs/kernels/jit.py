@@ -1,11 +1,11 @@
-"""The one way to compile a kernel: cached on disk, without the GIL, without reassociation of floating point.
+"""Compilation of kernels: cached on disk, without the GIL, without reassociation of floating-point operations.
 
-Numba renews a cached kernel when its module changes, but a kernel contains the functions that it calls, too: a pull that
-changes the random words alone would leave codecs that still draw the old ones. So a cached kernel counts for the sources of
-all kernels as they are.
+Numba recompiles a cached kernel when its module changes, but a kernel also contains the functions that it calls. After a pull
+that changes only the random words, for example, codecs would still draw the old ones. A cached kernel is therefore valid only for
+the current sources of all kernels.
 
-A cache holds machine code, which is executed. One that users may write who could not write the sources is not used, and Numba may
-find no directory that this user can write: kernels are compiled in every process then.
+A cache holds machine code, which is executed. A cache is not used if users can write to it who cannot write to the sources. If
+Numba finds no directory that this user can write to, every process compiles the kernels anew.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from numba.core.caching import NullCache
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SOURCES = Path(__file__).parent.parent
-_SIGNS = (b"kernels.jit import", b"kernels.llvm.", b"from numba")  # one of them is in every module with something compiled
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nothing in C calls a kernel
+_SIGNS = (b"kernels.jit import", b"kernels.llvm.", b"from numba")  # every module with compiled code contains one of these
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # C code never calls a kernel
 
 
 def kernel(function: F) -> F:
-    """`function`, compiled at its first call. No fastmath: results are equal on every machine."""
+    """Return `function`, compiled at its first call. Without fastmath, results are equal on every machine."""
     try:
         dispatcher: Any = njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # neither the sources' directory nor the user's nor NUMBA_CACHE_DIR can be written
+    except RuntimeError:  # no write access to the sources' directory, the user's cache or NUMBA_CACHE_DIR
         return cast(F, njit(**_OPTIONS)(function))
     index = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if index is not None:  # with NUMBA_DISABLE_JIT there is no dispatcher
-        # The version is read before the rest, which names types of arguments whose modules may have gone since.
+        # The version is read before the rest, which names types of arguments whose modules may no longer exist.
         index._version = index._version, sources()
         if open_to_others(Path(dispatcher._cache.cache_path), Path(__file__)):
             dispatcher._cache = NullCache()
@@ -44,22 +44,22 @@ def kernel(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """A small `function` for use inside kernels. It becomes part of its caller: a call would count references to its arrays."""
+    """Compile a small `function` for inlining into kernels. A call would count references to the arrays that it takes."""
     return cast(F, njit(inline="always", error_model="numpy")(function))
 
 
 @cache
 def open_to_others(directory: Path, trusted: Path) -> bool:
-    """True if a user other than root, this one and the owner of the file `trusted` may write into `directory`.
+    """Return True if a user other than root, this user and the owner of the file `trusted` can write to `directory`.
 
-    So it is where the directory above is open, unless that has the sticky bit, which protects its entries.
+    The directory above counts too: if it is open, `directory` could be replaced, unless the sticky bit protects its entries.
     """
     owner = trusted.stat()
     users, groups = {0, os.geteuid(), owner.st_uid}, {os.getegid(), owner.st_gid}
     for place, sticky in ((directory, False), (directory.parent, True)):
         try:
             found = place.stat()
-        except FileNotFoundError:  # it will be made, by this user
+        except FileNotFoundError:  # this user will create it
             continue
         theirs = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in groups)
         if found.st_uid not in users or (theirs and not (sticky and found.st_mode & stat.S_ISVTX)):
@@ -69,7 +69,7 @@ def open_to_others(directory: Path, trusted: Path) -> bool:
 
 @cache
 def sources() -> str:
-    """A digest of all modules under psnode/codecs with something compiled."""
+    """Return a digest of all modules under psnode/codecs with compiled code."""
     digest = xxhash.xxh3_128()
     for path in sorted(_SOURCES.rglob("*.py")):
         text = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The loops of MinMaxSketch: a cell keeps the least of the numbers put into it, a number is read as the largest of its cells.
+"""The loops of MinMaxSketch. A cell keeps the least number inserted into it; a query returns the largest of a number's cells.
 
 Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learning with data sketches", SIGMOD 2018, section 3.3.
 """
@@ -13,7 +13,7 @@ EMPTY = 255
 
 @kernel
 def insert(numbers: Bytes, cells: Int64s, row: Bytes) -> None:
-    """row[c] = the least of the numbers, each below EMPTY, in cell c; 0 without one."""
+    """Write to row[c] the least of the numbers in cell c, each below EMPTY; 0 if the cell has no number."""
     row[:] = EMPTY
     for i in range(numbers.size):
         row[cells[i]] = min(row[cells[i]], numbers[i])
@@ -24,14 +24,17 @@ def insert(numbers: Bytes, cells: Int64s, row: Bytes) -> None:
 
 @kernel
 def query(row: Bytes, cells: Int64s, numbers: Bytes) -> None:
-    """numbers = max(numbers, row[cells])."""
+    """Write numbers = max(numbers, row[cells])."""
     for i in range(numbers.size):
         numbers[i] = max(numbers[i], row[cells[i]])
 
 
 @kernel
 def join(labels: Bytes, numbers: Bytes, first: Int64s, ranks: Bytes) -> bool:
-    """ranks = first[labels] + numbers; whether all labels and the numbers within them exist. first: one more than labels."""
+    """Write ranks = first[labels] + numbers. Return True if all labels, and the numbers within them, exist.
+
+    `first` has one more entry than there are labels.
+    """
     for i in range(labels.size):
         label = labels[i]
         if label >= first.size - 1 or numbers[i] >= first[label + 1] - first[label]:
@@ -42,7 +45,7 @@ def join(labels: Bytes, numbers: Bytes, first: Int64s, ranks: Bytes) -> bool:
 
 @kernel
 def split(clusters: Bytes, ranks: Bytes, labels: Bytes, first: Int64s, codes: Bytes, numbers: Bytes) -> None:
-    """codes = labels[rank], numbers = rank - first[label] for the rank of every cluster."""
+    """Write codes = labels[rank] and numbers = rank - first[label], for the rank of every cluster."""
     for i in range(clusters.size):
         rank = ranks[clusters[i]]
         label = labels[rank]

@@ -1,4 +1,4 @@
-"""The root of the mean square of an array, the unit of thresholds."""
+"""The root mean square of an array, which is the unit of thresholds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SCRATCH = 576  # float32
 
 
 def root_mean_square(x: Floats, parts: PartTable = NO_PARTS) -> float:
-    """Of 1-D `x`, which is not empty; negative if a value is not finite. Summed in the fixed order of l2_norm.
+    """Return the root mean square of 1-D `x`, which is not empty, summed in the fixed order of l2_norm.
 
-    `parts` are added to their target, the memory of `x`, beforehand; negative if one is not finite.
+    `parts` are added to their target, the memory of `x`, first. The result is negative if a value or a part is not finite.
     """
     if len(parts) > 1:
         norm = uncut(l2_of_sum(x, parts), x)
-    else:  # the same, of which fewer kernels are compiled
+    else:  # the same result, with fewer kernels to compile
         norm = l2_norm(readonly(x), np.empty(_SCRATCH, np.float32))
         norm = norm if norm < _LARGEST else uncut(norm, x)
     return NOT_FINITE if norm < 0 else norm / math.sqrt(x.size)

@@ -1,7 +1,8 @@
-"""Norms of arrays and of buckets: one pass, a fixed order of summation, values that are not finite noticed on the way.
+"""Norms of arrays and of buckets: one pass, in a fixed order of summation, which also detects values that are not finite.
 
-An L2 norm sums the squares of each 512 coordinates in float32 by a tree (lane l of 64 takes coordinates l mod 64, then 64 lanes
-fold to 16 and 16 to 1) and the 512s in float64. Sums outside 2^-120..2^120 are taken again in float64, coordinate by coordinate.
+For an L2 norm, the squares of 512 coordinates at a time are added in float32 by a tree (lane l of 64 adds coordinates l mod 64;
+64 lanes are reduced to 16, and 16 to 1), and the sums of 512 in float64. If the total is outside 2^-120..2^120, it is computed
+again in float64, coordinate by coordinate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SCRATCH = 1024
 
 @inlined
 def fold_16(v: Floats | Float64s) -> Any:
-    """The sum of the first 16 values of `v`, of its type, in pairs of pairs; they are overwritten."""
+    """Return the sum of the first 16 values of `v`, of the same type, added in pairs of pairs. Overwrites them."""
     for i in range(8):
         v[i] = v[2 * i] + v[2 * i + 1]
     for i in range(4):
@@ -35,7 +36,7 @@ def fold_16(v: Floats | Float64s) -> Any:
 
 @inlined
 def fold(v: Floats | Float64s) -> Any:
-    """The sum of the first 64 values of `v`, of its type; they are overwritten."""
+    """Return the sum of the first 64 values of `v`, of the same type. Overwrites some of them."""
     for i in range(16):
         v[i] = (v[i] + v[16 + i]) + (v[32 + i] + v[48 + i])
     return fold_16(v)
@@ -43,7 +44,7 @@ def fold(v: Floats | Float64s) -> Any:
 
 @inlined
 def inner_512(v: Floats, w: Floats, lanes: Floats) -> np.float32:
-    """The sum of v[i] w[i] over 512 coordinates, by the tree. `lanes`: 64 float32 of scratch."""
+    """Return the sum of v[i] w[i] over 512 coordinates, added by the tree. `lanes`: 64 float32 of scratch."""
     for i in range(64):
         a = (v[i] * w[i] + v[64 + i] * w[64 + i]) + (v[128 + i] * w[128 + i] + v[192 + i] * w[192 + i])
         b = (v[256 + i] * w[256 + i] + v[320 + i] * w[320 + i]) + (v[384 + i] * w[384 + i] + v[448 + i] * w[448 + i])
@@ -66,7 +67,7 @@ def _careful_l2(v: Floats) -> float:
 
 @inlined
 def top_bits(bits: Words32, top: np.uint32) -> np.uint32:
-    """The greater of `top` and the largest magnitude, seen as an integer, of float32 values with `bits`."""
+    """Return the greater of `top` and the largest magnitude, as an integer, of the float32 values with the given bits."""
     for i in range(bits.size):
         top = max(top, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
     return top
@@ -74,7 +75,7 @@ def top_bits(bits: Words32, top: np.uint32) -> np.uint32:
 
 @kernel
 def magnitude_of(top: np.uint32) -> float:
-    """The magnitude with the bits `top`, or NOT_FINITE."""
+    """Return the magnitude with the bits `top`, or NOT_FINITE."""
     if top >= np.uint32(0x7F800000):
         return NOT_FINITE
     cell = np.empty(1, np.uint32)
@@ -84,13 +85,13 @@ def magnitude_of(top: np.uint32) -> float:
 
 @kernel
 def max_norm(v: Floats) -> float:
-    """The largest magnitude in `v`, or NOT_FINITE."""
+    """Return the largest magnitude in `v`, or NOT_FINITE."""
     return float(magnitude_of(top_bits(v.view(np.uint32), np.uint32(0))))
 
 
 @kernel
 def l2_norm(v: Floats, scratch: Floats) -> float:
-    """The L2 norm of `v` as a float64 within float32's range, or NOT_FINITE. `scratch`: 576 float32."""
+    """Return the L2 norm of `v` as a float64, limited to the largest float32, or NOT_FINITE. `scratch`: 576 float32."""
     total = 0.0
     full = v.size // CHUNK * CHUNK
     for start in range(0, full, CHUNK):
@@ -113,7 +114,7 @@ def l2_norm(v: Floats, scratch: Floats) -> float:
 
 @kernel
 def norms_of(x: Floats, bucket: int, squared: bool, norms: Floats) -> bool:
-    """Write the norms of buckets of `x`, L2 if `squared`, else the largest magnitudes; False if one is not finite."""
+    """Write the norms of the buckets of `x`: L2 if `squared`, else the largest magnitude. Return False unless all are finite."""
     scratch = np.empty(CHUNK + 64, np.float32)
     for b in range(norms.size):
         members = x[b * bucket : (b + 1) * bucket]
@@ -125,7 +126,10 @@ def norms_of(x: Floats, bucket: int, squared: bool, norms: Floats) -> bool:
 
 
 def norm_of(values: Floats, owner: str) -> float:
-    """The L2 norm of 1-D `values`, or the largest float32 if that is less. PayloadError names `owner` where one is not finite."""
+    """Return the L2 norm of 1-D `values`, at most the largest float32.
+
+    Raise PayloadError, naming `owner`, if a value is not finite.
+    """
     found = l2_norm(readonly(values), np.empty(_SCRATCH, np.float32))
     if found == NOT_FINITE:
         raise PayloadError(f"{owner}: a value is not finite")
@@ -133,7 +137,7 @@ def norm_of(values: Floats, owner: str) -> float:
 
 
 def norm_of_buckets(largest: Floats, bucket: int, size: int) -> float:
-    """The largest norm of `size` values whose magnitudes are at most `largest`, which has an entry for every `bucket` of them."""
+    """Return an upper bound of the norm of `size` values. `largest` bounds the magnitudes of each `bucket` of them."""
     last = size - bucket * (largest.size - 1)
     whole = l2_norm(readonly(np.ascontiguousarray(largest[:-1], np.float32)), np.empty(_SCRATCH, np.float32))
     return math.hypot(math.sqrt(bucket) * whole, math.sqrt(last) * float(largest[-1]))

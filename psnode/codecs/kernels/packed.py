@@ -1,6 +1,6 @@
-"""Whole arrays of codes of b bits, in the planes of psnode.codecs.kernels.planes.
+"""Whole arrays of codes of b bits, packed in the planes of psnode.codecs.kernels.planes.
 
-The bytes of a block of 512 codes are two rows, of low and of high bytes.
+A block of 512 codes consists of two rows, one of low bytes and one of high bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from psnode.errors import PayloadError
 
 
 def bits_for(alphabet: int) -> int:
-    """Bits that a code below `alphabet` needs; 0 if there is one code alone."""
+    """Return the bits that a code below `alphabet` needs; 0 if `alphabet` is 1."""
     return (alphabet - 1).bit_length()
 
 
 @inlined
 def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: Bytes) -> int:
-    """Pack `count` codes of `bits` bits (0..16) from their rows; the bytes written. `row`: ROW bytes of scratch."""
+    """Pack `count` codes of `bits` bits (0..16) from their rows. Return the bytes written. `row`: ROW bytes of scratch."""
     used = 64 * bits
     if count == BLOCK:
         words = out[:used].view(np.uint32)
@@ -39,7 +39,7 @@ def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: 
 
 @inlined
 def unpack_block(data: Bytes, count: int, bits: int, low: Bytes, high: Bytes) -> int:
-    """Inverse of pack_block; the bytes read. `low`, `high`: ROW bytes, zero at first."""
+    """Unpack codes into their rows: the inverse of pack_block. Return the bytes read. `low`, `high`: ROW bytes, zero at first."""
     used = 64 * bits
     if count == BLOCK:
         words = data[:used].view(np.uint32)
@@ -74,7 +74,7 @@ def _pack(codes: Codes, bits: int, out: Bytes) -> None:
 
 @kernel
 def _unpack(data: Bytes, bits: int, codes: Codes) -> int:
-    """Overwrite `codes`; the largest."""
+    """Overwrite `codes`. Return the largest code."""
     low = np.zeros(ROW, np.uint8)
     high = np.zeros(ROW, np.uint8)
     used = 0
@@ -90,7 +90,7 @@ def _unpack(data: Bytes, bits: int, codes: Codes) -> int:
 
 
 def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
-    """Write `codes`, each below `alphabet` (at most 65536), to `out`, 4-aligned; the bytes written."""
+    """Write `codes`, each below `alphabet` (at most 65536), to `out`, which is 4-byte aligned. Return the bytes written."""
     bits = bits_for(alphabet)
     used = packed_nbytes(codes.size, bits)
     if used:
@@ -99,7 +99,10 @@ def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
 
 
 def unpack(data: Bytes, codes: Codes, alphabet: int, owner: str) -> None:
-    """Overwrite `codes` from `data`, 4-aligned. PayloadError, naming `owner`, unless it holds just codes below `alphabet`."""
+    """Overwrite `codes` from `data`, which is 4-byte aligned.
+
+    Raise PayloadError, naming `owner`, if `data` has another size, or a code that is not below `alphabet`.
+    """
     bits = bits_for(alphabet)
     expected = packed_nbytes(codes.size, bits)
     if data.size != expected:

@@ -1,7 +1,7 @@
-"""Adding a vector that lies in parts to a target, a stretch at a time, on the way of a kernel through the target.
+"""Addition of a vector that is split into parts to a target, a stretch at a time, while a kernel sweeps over the target.
 
-The parts are named by their addresses, so that one compiled kernel serves any number of them. A row of 512 values is looked
-at before it is added: of a part that is not finite nothing is added, and earlier additions can be taken back.
+Parts are given by their addresses, so that one compiled kernel serves any number of them. Each row of 512 values is checked
+before it is added: a row that is not finite is not added, and earlier additions can be undone.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.kernels.llvm.instructions import floats_at
 
 ROW = 512
-STRETCH = 4 * ROW  # a good length for add_parts: it stays in the first-level cache
+STRETCH = 4 * ROW  # a suitable length for add_parts: it stays in the first-level cache
 NOT_FINITE = -1
-# not 0, whose type to Numba is a literal: kernels would be compiled for that as well
+# A plain 0 would have a literal type in Numba, and kernels would be compiled for this type too.
 BEGIN: int = np.int64(0)  # type: ignore[assignment]
 _INFINITY = 0x7F800000
 _MAGNITUDE = 0x7FFFFFFF
 
 
-# A table of parts that are to be added to a flat target. Row 0: the coordinates below the first number have been added, the
-# size of the target, its address. Rows 1, 2, ...: a part holds coordinates start..stop-1, ascending, at an address. The owner
-# of a table keeps the memory alive. One array and no tuple of them: a kernel would count references to every one of those.
+# Table of the parts that are added to a flat target. Row 0: the number of coordinates to which parts have been added, the size of
+# the target, its address. Rows 1, 2, ...: start, stop and address of a part, in ascending order. The owner of a table keeps the
+# memory alive. The table is one array, because a kernel would count references to each array of a tuple.
 PartTable = npt.NDArray[np.int64]
 START, STOP, ADDRESS = range(3)
 
 
 def table_of(parts: Parts, target: Floats) -> PartTable:
-    """The table of contiguous `parts` of the flat `target`."""
+    """Return the table of contiguous `parts` of the flat `target`."""
     rows = [(place, place + part.size, part.ctypes.data) for place, part in parts]
     return np.array([(0, target.size, target.ctypes.data), *rows], np.int64)
 
@@ -41,16 +41,16 @@ NO_PARTS = table_of((), np.empty(0, np.float32))
 
 
 def reached(parts: PartTable) -> int:
-    """Parts have been added to the coordinates below."""
+    """Return the number of coordinates to which parts have been added."""
     return int(parts[0, 0])
 
 
 @kernel
 def add_parts(parts: PartTable, first: int, start: int, stop: int) -> int:
-    """Add the parts' values of target[start:stop], the stretches coming in order and without gaps.
+    """Add the values of the parts to target[start:stop]. Calls must cover stretches in order and without gaps.
 
-    `first`: the result for the stretch before, BEGIN at first. Returns NOT_FINITE at a row of a part that is
-    not finite; `reached` tells up to where has been added then.
+    `first` is the result for the previous stretch, or BEGIN. Return NOT_FINITE at a row of a part that is not finite; `reached`
+    then returns the number of coordinates that have been completed.
     """
     wide()
     while first + 1 < len(parts) and parts[first + 1, START] < stop:

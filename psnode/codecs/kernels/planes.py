@@ -1,12 +1,12 @@
-"""Codes of b bits, packed 512 at a time in planes so that packing and unpacking are vertical operations.
+"""Codes of b bits, packed 512 at a time in planes, so that packing and unpacking are vertical operations.
 
-b is written as a sum of widths 8, 8, 4, 2, 1 (largest first, each power but 8 at most once); the plane of the first width
-holds the lowest bits of every code, the next plane the bits above them. In a plane of width w, a block of t codes
-(512, the last block the rest) takes S = ceil(t w / 8) bytes; bits w k .. w k + w - 1 of byte j belong to code j + S k.
-The planes of a block lie one after the other.
+b is written as a sum of the widths 8, 8, 4, 2, 1 (largest first; each width but 8 occurs at most once). The plane of the first
+width holds the lowest bits of every code, the next plane the bits above them. In a plane of width w, a block of t codes (512;
+fewer in the last block) takes S = ceil(t w / 8) bytes: bits w k .. w k + w - 1 of byte j belong to code j + S k. The planes of a
+block follow one another.
 
-In kernels a block of codes is a row of bytes (two rows, low and high bytes, where b > 8: two calls). Full blocks handle four
-codes as one uint32, in which no field crosses its byte.
+In kernels, a block of codes is a row of bytes, or two rows (low and high bytes) if b > 8, which takes two calls. Full blocks
+process four codes as one uint32, in which no field crosses a byte.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from psnode.codecs.arrays import Bytes, Words32
 from psnode.codecs.kernels.jit import inlined
 
 BLOCK = 512
-ROW = BLOCK + 8  # a plane's last byte may reach beyond the last code
+ROW = BLOCK + 8  # a plane's last byte may extend past the last code
 _STEP = BLOCK // 32  # uint32 words in a plane of width 1
 _ONES = 0x01010101
 
 
 class Rows(NamedTuple):
-    """The low and the high bytes of the codes of a block, as bytes and four at a time."""
+    """The low and the high bytes of the codes of a block, as bytes and as words of four bytes."""
 
     low: Bytes
     low_words: Words32
@@ -34,20 +34,23 @@ class Rows(NamedTuple):
 
 
 def packed_nbytes(count: int, bits: int) -> int:
-    """Bytes that `count` codes of `bits` bits (1..16) take."""
+    """Return the bytes that `count` codes of `bits` bits (1..16) take."""
     rest = count % BLOCK
     widths = [8] * (bits // 8) + [width for width in (4, 2, 1) if bits % 8 & width]
     return count // BLOCK * (BLOCK // 8) * bits + sum(-(-rest * width // 8) for width in widths)
 
 
 def most_nbytes(count: int, bits: int) -> int:
-    """The most bytes that `count` codes of up to `bits` bits take: of a few codes, fewer bits may fill more planes."""
+    """Return the maximum of the bytes that `count` codes of 1 to `bits` bits take.
+
+    For a few codes, fewer bits may take more bytes, because they fill more planes.
+    """
     return max((packed_nbytes(count, width) for width in range(1, bits + 1)), default=0)
 
 
 @inlined
 def new_rows() -> Rows:
-    """Rows of zeros."""
+    """Return rows of zeros."""
     low, high = np.zeros(ROW // 4, np.uint32), np.zeros(ROW // 4, np.uint32)
     return Rows(low.view(np.uint8), low, high.view(np.uint8), high)
 
@@ -81,7 +84,7 @@ def _pack1(codes: Words32, shift: np.uint32, out: Words32) -> None:
 
 @inlined
 def pack_row(codes: Words32, bits: int, out: Words32) -> None:
-    """Pack 512 bytes below 2**bits, bits <= 8, into out[: 16 * bits]."""
+    """Pack 512 bytes below 2**bits into out[: 16 * bits], for bits <= 8."""
     if bits == 8:
         for j in range(8 * _STEP):
             out[j] = codes[j]
@@ -127,7 +130,7 @@ def _unpack1(data: Words32, shift: np.uint32, codes: Words32) -> None:
 
 @inlined
 def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
-    """Inverse of pack_row: overwrites codes[:128]."""
+    """Unpack into codes[:128]: the inverse of pack_row."""
     if bits == 8:
         for j in range(8 * _STEP):
             codes[j] = data[j]
@@ -144,7 +147,10 @@ def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
 
 @inlined
 def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
-    """Pack codes[:count] below 2**bits, count < 512, bits <= 8; zeroes the bytes after them. Returns the bytes written."""
+    """Pack codes[:count] below 2**bits, for count < 512 and bits <= 8, and return the bytes written.
+
+    Overwrites codes[count:] with 0.
+    """
     codes[count:] = 0
     used = 0
     for width in (8, 4, 2, 1):
@@ -162,7 +168,7 @@ def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
 
 @inlined
 def unpack_tail(data: Bytes, count: int, bits: int, codes: Bytes) -> int:
-    """Inverse of pack_tail; returns the bytes read."""
+    """Unpack `count` codes: the inverse of pack_tail. Return the bytes read."""
     codes[:] = 0
     used = 0
     for width in (8, 4, 2, 1):
@@ -178,7 +184,7 @@ def unpack_tail(data: Bytes, count: int, bits: int, codes: Bytes) -> int:
 
 @inlined
 def pack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Words32, tail: Bytes) -> None:
-    """Codes of `bits` <= 16 bits, one a word, to `packed` if count is 512, else to `tail`."""
+    """Pack codes of at most 16 bits, one per word, into `packed` if count is 512, else into `tail`."""
     for i in range(BLOCK):
         rows.low[i] = np.uint8(codes[i])
     if bits > 8:
@@ -196,7 +202,7 @@ def pack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Words3
 
 @inlined
 def unpack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Words32, tail: Bytes) -> None:
-    """Inverse of pack_codes; overwrites all 512 codes."""
+    """Overwrite all 512 codes: the inverse of pack_codes."""
     if count == BLOCK:
         unpack_row(packed, min(bits, 8), rows.low_words)
         if bits > 8:

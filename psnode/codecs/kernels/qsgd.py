@@ -1,4 +1,4 @@
-"""The loops of qsgd over blocks of 512 coordinates: one pass over memory, no temporaries but a few blocks of scratch."""
+"""The loops of qsgd over blocks of 512 coordinates: one pass over memory, with a few blocks of scratch as temporaries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from psnode.codecs.rng import Draws, fill
 
 @inlined
 def _load(part: Floats, v: Floats) -> None:
-    """Copy a block, zeros beyond its end."""
+    """Copy a block, and write zeros after its end."""
     for i in range(part.size):
         v[i] = part[i]
     for i in range(part.size, BLOCK):
@@ -66,7 +66,10 @@ def _level(low: Bytes, s: np.int32, i: int) -> np.float32:
 
 @kernel
 def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, squares: Floats, dots: Float64s) -> None:
-    """_add_dots for a plain block, from its levels q: <v, y> = step sum v q, <y, y> = step^2 sum q^2, which is exact."""
+    """Add inner products as _add_dots does, for a plain block, from its levels q.
+
+    <v, y> is step sum(v q), and <y, y> is step^2 sum(q^2), which is exact.
+    """
     wide()
     s = np.int32(levels)
     for i in range(64):
@@ -82,7 +85,7 @@ def _add_dots_plain(v: Floats, low: Bytes, levels: int, step: np.float32, lanes:
 
 @kernel
 def _add_row_plain(x: Floats, low: Bytes, levels: int, step: np.float32, lanes: Floats, row: int, dots: Float64s) -> None:
-    """add_row of a plain block, of its codes. `lanes`: a block of scratch."""
+    """Write inner products as add_row does, for a plain block, from its codes. `lanes`: a block of scratch."""
     wide()
     s = np.int32(levels)
     for i in range(64):
@@ -101,7 +104,7 @@ def _add_row_plain(x: Floats, low: Bytes, levels: int, step: np.float32, lanes: 
 
 @kernel
 def _lose_plain(v: Floats, low: Bytes, levels: int, step: np.float32, in_place: bool, lost: Floats) -> None:
-    """lost = v - values of a plain block."""
+    """Write lost = v - values of a plain block."""
     wide()
     if not in_place:
         for i in range(BLOCK):
@@ -110,15 +113,20 @@ def _lose_plain(v: Floats, low: Bytes, levels: int, step: np.float32, in_place: 
 
 
 class Form(NamedTuple):
-    """The norm of a bucket: L2, or the largest magnitude; `fits`: times the factor that leaves the least squared error."""
+    """The norm of a bucket: L2 (`l2`) or the largest magnitude.
+
+    With `fits`, the norm is multiplied by the factor that gives the least squared error.
+    """
 
     l2: bool
     fits: bool
 
 
 class Body(NamedTuple):
-    """The norms of the buckets, and the codes: packed, the full blocks and the last one apart, or as symbols. The others are
-    empty.
+    """The norms of the buckets, and the codes, either packed or one per entry of `symbols`.
+
+    Packed codes of full blocks are in `packed`, those of an incomplete last block in `tail`. The arrays of the form that is not
+    used are empty.
     """
 
     norms: Floats
@@ -129,7 +137,7 @@ class Body(NamedTuple):
 
 @kernel
 def _code_any(part: Floats, span: BlockSpan, grid: Grid, draws: Draws, body: Body, room: Scratch) -> None:
-    """Codes of any block to room.codes, and from there to the body."""
+    """Write the codes of any block to room.codes and to the body."""
     fill(room.words, draws.key, draws.stream, span.start // BLOCK * 64)
     room.scales[span.size :] = 0
     _load(part, room.v)
@@ -142,7 +150,7 @@ def _code_any(part: Floats, span: BlockSpan, grid: Grid, draws: Draws, body: Bod
 
 @kernel
 def _lose_any(lost: Floats, span: BlockSpan, grid: Grid, norms: Floats, fits: bool, dots: Float64s, room: Scratch) -> None:
-    """Add to `dots` if they are wanted, else lost = v - values of any block."""
+    """Add to `dots` if inner products are wanted, else write lost = v - values, for any block."""
     ordinary = values(norms, span, grid, room)
     if fits:
         _add_dots(room.v, room.y, room.lanes, ordinary, dots)
@@ -154,7 +162,7 @@ def _lose_any(lost: Floats, span: BlockSpan, grid: Grid, norms: Floats, fits: bo
 
 @kernel
 def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error: Floats, room: Scratch) -> None:
-    """error = x - decoded of coordinates first..stop-1, `first` a multiple of 512."""
+    """Write error = x - decoded of coordinates first..stop-1. `first` is a multiple of 512."""
     lost = error[first:stop]
     if error.ctypes.data != x.ctypes.data:
         copy_to(x[first:stop], lost)
@@ -163,10 +171,11 @@ def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error
 
 @kernel
 def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, body: Body, lost: Lost) -> int:
-    """Quantise `x`, to whose memory `parts` are added beforehand; the coordinates done: all of them if they are finite.
+    """Quantise `x`, to whose memory `parts` are added first. Return the coordinates done: all of them if they are finite.
 
-    The error is there for those. At most one output of `lost` is wanted; where norms are fitted, the dots are two zeros, scratch.
-    Tuples of arrays are taken apart before the loop: handing one to a function for every block counts references to its arrays.
+    The error is written for the coordinates done. At most one output of `lost` is wanted; if norms are fitted, `dots` are two
+    zeros used as scratch. Named tuples of arrays are unpacked before the loop, because passing one to a function counts
+    references to its arrays.
     """
     wide()
     room = new_room()
@@ -175,7 +184,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
     levels, bits, bucket = grid.levels, grid.bits, grid.bucket
     in_place = error.ctypes.data == x.ctypes.data
     known, cursor, norm, added = 0, BEGIN, 0.0, 0 if len(parts) > 1 else x.size
-    # Norms run ahead of the codes, by a bucket at most; parts are added by stretches, which are coded while cached.
+    # Norms are computed ahead of the codes, by a bucket at most; parts are added by stretches, which are coded while cached.
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
         if error.size:
@@ -195,10 +204,11 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
             known += 1
         part, b, span = x[start:end], start // bucket, BlockSpan(start, end - start)
         first = norms[b]
-        # Plain: a full block inside one bucket, with an ordinary norm and codes of at most a byte. Others take slower loops.
+        # Plain: a full block inside one bucket, with an ordinary norm and codes of at most a byte. Other blocks take slower
+        # loops.
         plain = is_plain(span, grid, norms)
         if plain:
-            if first == 0:  # a layer that had no gradient: zeros need no random bits
+            if first == 0:  # for example, a layer without a gradient; zeros need no random bits
                 low[:BLOCK] = levels
             else:
                 fill(words, draws.key, draws.stream, start // BLOCK * 64)
@@ -230,7 +240,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
 
 @kernel
 def _read(grid: Grid, body: Body, first: int, weight: np.float32, adding: bool, out: Floats, room: Scratch) -> None:
-    """out = decoded coordinates from `first` on, a multiple of 512, or out += weight * decoded."""
+    """Write out = decoded, or out += weight * decoded, for the coordinates from `first` on, which is a multiple of 512."""
     norms, packed, symbols, low, low_words = body.norms, body.packed, body.symbols, room.rows.low, room.rows.low_words
     codes, y, levels, bits = room.codes, room.y, grid.levels, grid.bits
     for at in range(0, out.size, BLOCK):
@@ -266,5 +276,5 @@ def _read(grid: Grid, body: Body, first: int, weight: np.float32, adding: bool, 
 
 @kernel
 def decode(grid: Grid, body: Body, out: Floats, weight: np.float32, adding: bool) -> None:
-    """out = decoded, or out += weight * decoded; from the symbols unless they are empty."""
+    """Write out = decoded, or out += weight * decoded, from the symbols unless they are empty."""
     _read(grid, body, 0, weight, adding, out, new_room())

@@ -1,10 +1,10 @@
 """The arithmetic of qsgd on a block of 512 coordinates: simple loops over scratch in the first-level cache.
 
-A code is q + s, 0..2s, for the signed level q: v s / norm rounded with the exact expectation, see
+A code is q + s, from 0 to 2s, with the signed level q = v s / norm, rounded at random with the exact expectation: see
 psnode.codecs.kernels.fixed_point.
 
-An ordinary norm lies in 2^-50..2^50, or is 0. Other buckets are computed in float64, one coordinate at a time. A plain block
-is full, belongs to one bucket with an ordinary norm, and has codes of one byte: its loops are the fast ones.
+An ordinary norm is 0, or between 2^-50 and 2^50. Buckets with other norms are computed in float64, one coordinate at a time. A
+plain block is full, belongs to one bucket with an ordinary norm, and has codes of one byte; the fast loops are for plain blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Grid(NamedTuple):
-    """Levels s, bits of a code, and coordinates that share a norm."""
+    """The number of levels s, the bits of a code, and the number of coordinates that share a norm."""
 
     levels: int
     bits: int
@@ -40,8 +40,10 @@ class BlockSpan(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch for a block: random words, codes, their random ends, rows of bytes, values, decoded ones, factors or steps, and
-    576 values for sums.
+    """Scratch for a block.
+
+    In order: random words, codes, the fractions of the fixed-point sums, rows of bytes, values, decoded values, factors or steps,
+    and 576 values for sums.
     """
 
     words: Words32
@@ -56,7 +58,7 @@ class Scratch(NamedTuple):
 
 @inlined
 def new_room() -> Scratch:
-    """Scratch for one thread."""
+    """Return scratch for one thread."""
     words, codes, ends = np.empty(HALF, np.uint32), np.zeros(BLOCK, np.uint32), np.zeros(BLOCK, np.uint32)
     v, y, scales = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
     return Scratch(words, codes, ends, new_rows(), v, y, scales, np.empty(BLOCK + 64, np.float32))
@@ -69,7 +71,7 @@ def _ordinary(norm: np.float32) -> bool:
 
 @inlined
 def is_plain(span: BlockSpan, grid: Grid, norms: Floats) -> bool:
-    """True if the block is plain."""
+    """Return True if the block is plain."""
     b = span.start // grid.bucket
     inside = (b + 1) * grid.bucket >= span.start + BLOCK
     return bool(span.size == BLOCK and grid.bits <= 8 and inside and _ordinary(norms[b]))
@@ -77,31 +79,34 @@ def is_plain(span: BlockSpan, grid: Grid, norms: Floats) -> bool:
 
 @inlined
 def least_norm(norm: np.float32, dots: Float64s) -> np.float32:
-    """`norm` times <x, y> / <y, y>, which are `dots` of a bucket x and its decoded y; 0 if y is."""
+    """Return `norm` times <x, y> / <y, y>, where `dots` holds both products of a bucket x and its decoded y; 0 if y is 0."""
     return np.float32(min(np.float64(norm) * (dots[0] / dots[1]), _LARGEST)) if dots[1] > 0 else np.float32(0)
 
 
 @inlined
 def factor_of(norm: np.float32, levels: int) -> np.float32:
-    """s 2^16 / norm, 0 for norm 0."""
+    """Return 2^16 s / norm; 0 for a norm of 0."""
     return np.float32(levels * UNIT / np.float64(norm)) if norm > 0 else np.float32(0)
 
 
 @inlined
 def step_of(norm: np.float32, levels: int) -> np.float32:
-    """norm / s."""
+    """Return norm / s."""
     return np.float32(norm / np.float32(levels))
 
 
 @inlined
 def _scaled(v: np.float32, factor: np.float32, top: np.float32) -> np.float32:
-    """v factor, cut off at +-top."""
+    """Return v factor, limited to -top..top."""
     return min(max(v * factor, -top), top)
 
 
 @inlined
 def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, low: Bytes) -> bool:
-    """Codes of a plain block; False if there was a tie. Coordinate i < 256 takes the low half of word i, i + 256 the high."""
+    """Write the codes of a plain block. Coordinate i < 256 uses the low half of word i, coordinate i + 256 the high half.
+
+    Return False if there was a tie.
+    """
     top = np.float32(levels * UNIT)
     zero = np.uint32(levels << 16)
     ones = np.uint32(ONES)
@@ -118,7 +123,7 @@ def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, l
 
 @kernel
 def settle_ties_plain(v: Floats, factor: np.float32, levels: int, words: Words32, draws: Draws, start: int, low: Bytes) -> None:
-    """Let further random bits decide where `quantise_plain` met a tie; the block begins at coordinate `start`."""
+    """Let further random bits decide the ties of `quantise_plain`. The block begins at coordinate `start`."""
     top = np.float32(levels * UNIT)
     for i in range(BLOCK):
         word = np.uint32(words[i] & np.uint32(ONES)) if i < HALF else np.uint32(words[i - HALF] >> np.uint32(16))
@@ -129,7 +134,7 @@ def settle_ties_plain(v: Floats, factor: np.float32, levels: int, words: Words32
 
 @inlined
 def values_plain(low: Bytes, levels: int, step: np.float32, y: Floats) -> None:
-    """Codes of a plain block to values. A code above 2s, which encode does not write, counts as 2s: here and below."""
+    """Convert the codes of a plain block to values. A code above 2s, which encode never writes, is taken as 2s, as below."""
     s = np.int32(levels)
     for i in range(BLOCK):
         y[i] = np.float32(min(np.int32(np.int32(low[i]) - s), s)) * step
@@ -145,7 +150,7 @@ def add_values_plain(low: Bytes, levels: int, step: np.float32, weight: np.float
 
 @inlined
 def _spread(norms: Floats, span: BlockSpan, grid: Grid, encoding: bool, out: Floats) -> bool:
-    """The factor or step of every coordinate, 0 where the norm is not ordinary; whether all norms are."""
+    """Write the factor or step of every coordinate, 0 where the norm is not ordinary. Return True if all norms are ordinary."""
     ordinary = True
     at = 0
     while at < span.size:
@@ -165,7 +170,10 @@ def _spread(norms: Floats, span: BlockSpan, grid: Grid, encoding: bool, out: Flo
 
 @kernel
 def quantise(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scratch) -> None:
-    """Codes of any block, whose values are in room.v. They and room.scales are zero beyond it, so the codes there mean zero."""
+    """Write the codes of any block, whose values are in room.v.
+
+    After the end of the block, room.v and room.scales are zero, so that the codes there mean zero.
+    """
     v, factors, ends, codes, words = room.v, room.scales, room.ends, room.codes, room.words
     ordinary = _spread(norms, span, grid, True, factors)
     top = np.float32(grid.levels * UNIT)
@@ -190,7 +198,7 @@ def quantise(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scr
 
 @kernel
 def _quantise_wide(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scratch) -> None:
-    """Codes of those coordinates of a block whose norm is not ordinary, in float64."""
+    """Write the codes of those coordinates of a block whose norm is not ordinary, computed in float64."""
     top = grid.levels * UNIT
     for i in range(span.size):
         norm = norms[(span.start + i) // grid.bucket]
@@ -205,7 +213,7 @@ def _quantise_wide(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, roo
 
 @kernel
 def values(norms: Floats, span: BlockSpan, grid: Grid, room: Scratch) -> bool:
-    """room.y: the values of the codes of any block; whether all norms are ordinary."""
+    """Write the values of the codes of any block to room.y. Return True if all norms are ordinary."""
     codes, steps, y = room.codes, room.scales, room.y
     ordinary = _spread(norms, span, grid, False, steps)
     s = np.int32(grid.levels)

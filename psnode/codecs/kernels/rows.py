@@ -1,4 +1,4 @@
-"""Steps of kernels generated of formulas (psnode.codecs.rows.numba.text), and of those that code rows alike by hand."""
+"""Functions used by kernels generated from formulas (psnode.codecs.rows.numba.text) and by hand-written kernels for rows."""
 
 from __future__ import annotations
 
@@ -24,65 +24,65 @@ _GROUP = 64
 
 @instructions
 def bits_of(x: np.float32) -> np.uint32:
-    """The bits of `x`."""
+    """Return the bits of `x`."""
     return x.view(np.uint32)
 
 
 @instructions
 def float_of(x: np.uint32) -> np.float32:
-    """The number with the bits `x`."""
+    """Return the number with the bits `x`."""
     return x.view(np.float32)
 
 
 @inlined
 def uncounted(x: Floats) -> Floats:
-    """The memory of `x`, which lives on: slices of it count no references, which would take a tenth of the time of short rows."""
+    """Return `x` as an array without reference counts, which take a tenth of the time for short rows. `x` must stay alive."""
     return carray(floats_at(x.ctypes.data), x.size)
 
 
 @inlined
 def is_finite(v: Floats) -> bool:
-    """True if a row is finite."""
+    """Return True if a row is finite."""
     return bool(top_bits(v.view(np.uint32), np.uint32(0)) < np.uint32(INFINITY_BITS))
 
 
 @inlined
 def largest_512(v: Floats) -> np.float32:
-    """The largest magnitude of a row that is finite."""
+    """Return the largest magnitude of a finite row."""
     return np.float32(float_of(np.uint32(top_bits(v.view(np.uint32), np.uint32(0)))))
 
 
 @instructions
 def pack_64(low: Bytes, start: int, out: Words32, at: int) -> None:
-    """Bit j of the two words out[at : at + 2] is 1 where low[start + j] is not 0."""
+    """Set bit j of the two words out[at : at + 2] to 1 where low[start + j] is not 0, else to 0."""
     store(out, at, packed(load(low, start, _GROUP) >= 1))
 
 
 @instructions
 def unpack_64(mask: np.uint64, low: Bytes, start: int) -> None:
-    """low[start : start + 64] = the bits of `mask`."""
+    """Write the bits of `mask` to low[start : start + 64]."""
     store(low, start, unpacked(mask).astype(np.uint8))
 
 
 @inlined
 def pack_signs(low: Bytes, out: Words32) -> None:
-    """Bit i mod 32 of word i // 32 is 1 where low[i], of 512, is not 0."""
+    """Set bit i mod 32 of word i // 32 to 1 where low[i] is not 0, for 512 values."""
     for g in range(ROW // _GROUP):
         pack_64(low, _GROUP * g, out, 2 * g)
 
 
 @inlined
 def unpack_signs(data: Words32, low: Bytes) -> None:
-    """Inverse of pack_signs."""
+    """Unpack bits into `low`: the inverse of pack_signs."""
     for g in range(ROW // _GROUP):
         unpack_64(np.uint64(data[2 * g]) | (np.uint64(data[2 * g + 1]) << np.uint64(32)), low, _GROUP * g)
 
 
 @kernel
 def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) -> None:
-    """coins[i] = 0 or 1, a coin for every coordinate of a row: bit i mod 32 of word i // 32, as in kernels.sign.
+    """Write a coin (0 or 1) for every coordinate of a row: bit i mod 32 of word i // 32, as in psnode.codecs.kernels.sign.
 
-    `words`: those of 16 rows, and after their 256 the number of these rows + 1; zeros at first.
+    `words` caches 256 words, which serve 16 rows, followed by the number of these 16 rows plus 1. It is zero at first.
     """
     piece = row // 16
     if words[HALF] != np.uint32(piece + 1):
@@ -93,34 +93,34 @@ def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) 
 
 @inlined
 def settled(fixed: np.uint32, exact: float, key: Words, stream: int, index: int) -> np.uint32:
-    """fixed / 2^16 without its fraction; one more where 16 random bits were too few to tell and further ones say so."""
+    """Return floor(fixed / 2^16), plus 1 if 16 random bits leave a tie and further random bits decide to round up."""
     up = is_tie(fixed) and goes_up(exact, key, stream, index)
     return np.uint32(np.uint32(fixed >> np.uint32(16)) + np.uint32(up))
 
 
 @inlined
 def ordered(bits: np.int32) -> np.int32:
-    """An integer that is ordered as the float32 with `bits` is; its own inverse."""
+    """Return an integer that is ordered like the float32 with `bits`. The function is its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(MAGNITUDE)))
 
 
 @inlined
 def top_of(place: np.int32) -> np.float32:
-    """The number whose place among all is `place`: see `survey_ends`."""
+    """Return the float32 whose ordered integer is `place`: see `survey_ends`."""
     return np.float32(float_of(np.uint32(ordered(place))))
 
 
 @inlined
 def least_of(place: np.int32) -> np.float32:
-    """The magnitude that `survey_magnitudes` left as `place`."""
+    """Return the magnitude that `survey_magnitudes` stored as `place`."""
     return np.float32(float_of(np.uint32(np.uint32(np.uint32(place) + np.uint32(1)) & np.uint32(MAGNITUDE))))
 
 
 @kernel
 def survey_ends(x: Floats, tops: Int32s, parts: PartTable) -> bool:
-    """Raise `tops`, the largest magnitude, the least and the greatest value, as integers ordered alike; all finite?
+    """Update the first three `tops`: the largest magnitude, the least and the greatest value, as ordered integers.
 
-    `parts` are added to their target, the memory of `x`, beforehand; False if one is not finite.
+    `parts` are added to their target, the memory of `x`, first. Return False if a value or a part is not finite.
     """
     wide()
     bits = x.view(np.int32)
@@ -144,9 +144,10 @@ def survey_ends(x: Floats, tops: Int32s, parts: PartTable) -> bool:
 
 @kernel
 def survey_magnitudes(x: Floats, tops: Int32s, parts: PartTable) -> bool:
-    """Raise tops[0], the largest magnitude as its bits, and lower tops[4], the least above 0, less one; all finite?
+    """Update tops[0], the bits of the largest magnitude, and tops[4], the bits of the least nonzero magnitude minus 1.
 
-    `parts`: as for survey_ends. Of zeros the latter becomes 2^31 - 1.
+    `parts` are as for survey_ends. If all values are zeros, tops[4] becomes 2^31 - 1. Return False if a value or a part is not
+    finite.
     """
     wide()
     bits = x.view(np.uint32)
@@ -169,7 +170,7 @@ def survey_magnitudes(x: Floats, tops: Int32s, parts: PartTable) -> bool:
 
 @kernel
 def cut_row(row: Bytes, bits: int, count: int, out: Bytes) -> None:
-    """The first `count` < 512 codes of a packed row, packed anew: see psnode.codecs.kernels.planes."""
+    """Pack the first `count` < 512 codes of a packed row into `out`: see psnode.codecs.kernels.planes."""
     codes, rows = np.empty(ROW, np.uint32), new_rows()
     unpack_codes(codes, ROW, bits, rows, row.view(np.uint32), row[:0])
     pack_codes(codes, count, bits, rows, row[:0].view(np.uint32), out)
@@ -177,7 +178,7 @@ def cut_row(row: Bytes, bits: int, count: int, out: Bytes) -> None:
 
 @kernel
 def fill_row(tail: Bytes, bits: int, count: int, row: Bytes) -> None:
-    """Inverse of cut_row: the codes from `count` on are 0."""
+    """Write a full packed row, in which codes from `count` on are 0: the inverse of cut_row."""
     codes, rows = np.empty(ROW, np.uint32), new_rows()
     unpack_codes(codes, count, bits, rows, tail[:0].view(np.uint32), tail)
     codes[count:] = 0

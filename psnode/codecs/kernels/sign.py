@@ -1,8 +1,8 @@
-"""One bit a coordinate in buckets: their mean magnitudes, and signs turned into one of two values.
+"""One bit per coordinate in buckets: mean magnitudes of the buckets, and signs turned into one of two values.
 
-Bit i mod 8 of byte i // 8 belongs to coordinate i and is 1 where it is negative. The signs of zeros, -0.0 too, are drawn by a
-coin, so that a coordinate that is always zero is pushed neither way: they are bit i mod 32 of word i // 32 of the stream, the
-words in the order in which `fill` makes them.
+Bit i mod 8 of byte i // 8 belongs to coordinate i, and is 1 if the coordinate is negative. A coin decides the sign of a zero
+(also of -0.0), so that a coordinate that is always zero is not pushed in one direction. The coin of coordinate i is bit i mod 32
+of word i // 32 of the stream, with words in the order in which `fill` writes them.
 
 Sums are those of psnode.codecs.kernels.trees; the rows of a bucket begin with the bucket.
 """
@@ -23,10 +23,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @kernel
 def _sum(v: Floats, row: Floats, scratch: Floats) -> float:
-    """The sum of |v|, at most 512 values that are finite. `row`: 512 float32 of scratch, `scratch`: 576."""
+    """Return the sum of |v|, for at most 512 finite values. `row`: 512 float32 of scratch, `scratch`: 576."""
     for i in range(v.size):
         row[i] = abs(v[i])
-    if v.size <= 64:  # the tree adds 0 to these
+    if v.size <= 64:  # the tree adds only zeros to these
         for i in range(64):
             scratch[i] = row[i] if i < v.size else np.float32(0)
         found = float(fold(scratch))
@@ -37,13 +37,13 @@ def _sum(v: Floats, row: Floats, scratch: Floats) -> float:
 
 @inlined
 def _mean(sums: Float64s, size: int) -> float:
-    """The mean of `size` magnitudes by sums of rows, which are overwritten; at most the largest float32."""
+    """Return the mean of `size` magnitudes from the sums of rows, at most the largest float32. Overwrites `sums`."""
     return float(min(tree_of(sums) / size, _LARGEST))
 
 
 @kernel
 def means_by_rows(sums: Float64s, size: int, bucket: int, means: Floats) -> None:
-    """The mean magnitudes of buckets of whole rows, by `sums` of the rows, which are overwritten."""
+    """Write the mean magnitudes of buckets of whole rows, from `sums` of the rows, which are overwritten."""
     rows = bucket // ROW
     for b in range(means.size):
         means[b] = _mean(sums[rows * b : rows * b + rows], min(bucket, size - bucket * b))
@@ -51,7 +51,7 @@ def means_by_rows(sums: Float64s, size: int, bucket: int, means: Floats) -> None
 
 @kernel
 def means_of(x: Floats, bucket: int, means: Floats) -> None:
-    """The mean magnitudes of buckets of any size of `x`, which is finite."""
+    """Write the mean magnitudes of the buckets of `x`, which is finite. Buckets may have any size."""
     wide()
     row, scratch, source = np.empty(ROW, np.float32), np.empty(ROW + 64, np.float32), uncounted(x)
     sums = np.empty((min(bucket, x.size) + ROW - 1) // ROW, np.float64)
@@ -65,7 +65,7 @@ def means_of(x: Floats, bucket: int, means: Floats) -> None:
 
 @kernel
 def apply(bits: Bytes, bucket: int, low: Floats, high: Floats, source: Floats, out: Floats) -> None:
-    """out = source + level, or level alone if `source` is empty: low[i // bucket] where bit i is 1, else high[i // bucket]."""
+    """Write out = source + level, or level if `source` is empty: low[i // bucket] where bit i is 1, else high[i // bucket]."""
     wide()
     room, last, full = np.empty(ROW // 4, np.float32), np.zeros(ROW // 8, np.uint8), out.size // ROW * ROW
     signs, target = uncounted(room).view(np.uint8), uncounted(out)

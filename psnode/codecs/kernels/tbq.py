@@ -1,10 +1,12 @@
-"""The loops of tbq: blocks of 20480 coordinates, each dense (five digits to a byte) or sparse (2 bytes a value), the smaller.
+"""The loops of tbq. Each block of 20480 coordinates has the smaller of two forms, dense or sparse.
 
-    block   uint16 m: the values sent, or 65535 for a dense block
+A dense block packs five digits to a byte; a sparse block has 2 bytes for each value sent.
+
+    block   uint16 m: the number of values sent, or 65535 for a dense block
             m times uint16: place in the block, plus 32768 where negative, ascending;
             or digits 0 (-tau), 1 (0), 2 (tau), five to a byte: see psnode.codecs.kernels.trits
 
-A value that is sent is found by its bits: as integers they are ordered as magnitudes are.
+The values that are sent are found by their bits, because the bits of magnitudes, as integers, are ordered like the magnitudes.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from psnode.codecs.kernels.ternary import add, write
 from psnode.codecs.kernels.trits import DIGITS, is_packed, pack, unpack
 
 BLOCK = 20480
-SHARE = 0.88  # maximises 4 t pdf(t) - 2 t^2 (1 - cdf(t)), the energy that thresholds +-t take from N(0, 1)
+SHARE = 0.88  # maximises 4 t pdf(t) - 2 t^2 (1 - cdf(t)), the energy that thresholds +-t remove from N(0, 1)
 _DENSE = 0xFFFF
 _NEGATIVE = 0x8000
 
 
 @kernel
 def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
-    """Bit j mod 64 of masks[j // 64] is 1 where |v[j]| has bits of `threshold` or more; how many there are."""
+    """Set bit j mod 64 of masks[j // 64] to 1 where the bits of |v[j]| are at least `threshold`. Return the number of ones."""
     bits = v.view(np.uint32)
     full = bits.size // LANES
     sent = 0
@@ -45,7 +47,7 @@ def _find(v: Floats, threshold: np.uint32, masks: Words) -> int:
 
 @kernel
 def _list(v: Floats, masks: Words, entries: Words16) -> bool:
-    """The entries of a block in which not all bits of `masks` are 0; whether their values are finite."""
+    """Write the entries of a block for the ones in `masks`, at least one. Return True if their values are finite."""
     bits = v.view(np.uint32)
     worst = np.uint32(0)
     k = 0
@@ -62,7 +64,7 @@ def _list(v: Floats, masks: Words, entries: Words16) -> bool:
 
 @kernel
 def to_digits(v: Floats, threshold: np.float32, digits: Bytes) -> bool:
-    """Digits of `v`, then zeros; true if all values are finite."""
+    """Write the digits of `v`, then zeros. Return True if all values are finite."""
     bits = v.view(np.uint32)
     worst = np.uint32(0)
     for i in range(v.size):
@@ -82,10 +84,10 @@ def _add_entries(entries: Words16, tau: np.float32, out: Floats) -> None:
 def encode(
     x: Floats, parts: PartTable, tau: np.float32, threshold: np.float32, body: Bytes, error: Floats, copy: bool
 ) -> tuple[int, int]:  # fmt: skip
-    """Write blocks to `body`; the bytes written, and the coordinates done: all of them unless one is not finite.
+    """Write blocks to `body`. Return the bytes written and the coordinates done, which are all unless a value is not finite.
 
-    error = x - decoded for those, or empty. `parts` are added to their target, the memory of `x`, beforehand. `copy`: the memory
-    of `error` is not that of `x`.
+    `error` becomes x - decoded for the coordinates done, unless it is empty. `parts` are added to their target, the memory of
+    `x`, first. `copy` is true if `error` does not share the memory of `x`.
     """
     digits, masks = np.empty(BLOCK, np.uint8), np.empty(BLOCK // LANES, np.uint64)
     limit = np.full(1, threshold, np.float32).view(np.uint32)[0]
@@ -121,7 +123,7 @@ def encode(
 
 @kernel
 def decode(body: Bytes, tau: np.float32, out: Floats, adding: bool) -> None:
-    """out = decoded, or out += decoded, from a valid body."""
+    """Write out = decoded, or out += decoded, from a valid body."""
     digits = np.empty(BLOCK, np.uint8)
     used = 0
     for start in range(0, out.size, BLOCK):
@@ -145,7 +147,7 @@ def decode(body: Bytes, tau: np.float32, out: Floats, adding: bool) -> None:
 
 @kernel
 def pack_block(digits: Bytes, out: Bytes) -> int:
-    """Write a full block to `out`; its bytes."""
+    """Write a full block to `out`. Return the bytes written."""
     sent = 0
     for place in range(BLOCK):
         sent += int(digits[place] != np.uint8(1))
@@ -164,7 +166,7 @@ def pack_block(digits: Bytes, out: Bytes) -> int:
 
 @kernel
 def unpack_block(data: Bytes, digits: Bytes) -> int:
-    """Inverse of pack_block, for a valid block that `data` begins with; its bytes."""
+    """Unpack the valid block at the start of `data`: the inverse of pack_block. Return the bytes read."""
     sent = int(data[0]) + 256 * int(data[1])
     if sent == _DENSE:
         unpack(data[2 : 2 + BLOCK // DIGITS], digits)
@@ -177,7 +179,7 @@ def unpack_block(data: Bytes, digits: Bytes) -> int:
 
 @kernel
 def length(body: Bytes, size: int) -> int:
-    """Bytes of the valid blocks of `size` values that `body` begins with."""
+    """Return the bytes of the valid blocks of `size` values at the start of `body`."""
     used = 0
     for start in range(0, size, BLOCK):
         sent = int(body[used]) + 256 * int(body[used + 1])
@@ -187,7 +189,7 @@ def length(body: Bytes, size: int) -> int:
 
 @kernel
 def block_starts(body: Bytes, blocks: int) -> Int32s:
-    """Starts of the `blocks` valid full blocks that `body` begins with, and the end of the last one."""
+    """Return the offsets of the `blocks` valid full blocks at the start of `body`, and the end of the last one."""
     starts = np.zeros(blocks + 1, np.int32)
     for b in range(blocks):
         starts[b + 1] = starts[b] + length(body[starts[b] :], BLOCK)
@@ -196,7 +198,7 @@ def block_starts(body: Bytes, blocks: int) -> Int32s:
 
 @kernel
 def is_valid(body: Bytes, size: int) -> bool:
-    """True if `body` is one that encode writes for some array of `size` values, and nothing else."""
+    """Return True if `body` is exactly an output of encode for some array of `size` values."""
     used = 0
     for start in range(0, size, BLOCK):
         count = min(BLOCK, size - start)

@@ -1,4 +1,4 @@
-"""Digits 0, 1, 2 of whole arrays: blocks of 2560, five rows of 512 that are packed into 512 bytes."""
+"""Digits 0, 1, 2 of whole arrays, in blocks of 2560: five rows of 512 digits, packed into 512 bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _value(digit: np.uint8, minus: np.float32, zero: np.float32, plus: np.float3
 
 @kernel
 def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
-    """out += (digit - 1) scale."""
+    """Write out += (digit - 1) scale."""
     wide()
     minus, zero = -scale, np.float32(0) * scale
     for i in range(out.size):
@@ -28,7 +28,7 @@ def add(digits: Bytes, scale: np.float32, out: Floats) -> None:
 
 @kernel
 def write(digits: Bytes, scale: np.float32, out: Floats) -> None:
-    """out = (digit - 1) scale."""
+    """Write out = (digit - 1) scale."""
     wide()
     minus, zero = -scale, np.float32(0) * scale
     for i in range(out.size):
@@ -37,7 +37,7 @@ def write(digits: Bytes, scale: np.float32, out: Floats) -> None:
 
 @kernel
 def digits_of(packed: Bytes, codes: Codes) -> None:
-    """Overwrite `codes` by the digits, one a byte, of a valid `packed`."""
+    """Overwrite `codes` with the digits of a valid `packed`, one per byte."""
     digits = np.empty(BLOCK, np.uint8)
     for start in range(0, codes.size, BLOCK):
         unpack(packed[start // DIGITS : (start + BLOCK) // DIGITS], digits)
@@ -47,7 +47,7 @@ def digits_of(packed: Bytes, codes: Codes) -> None:
 
 @kernel
 def is_valid(packed: Bytes, size: int) -> bool:
-    """True if encode makes `packed` of some array of `size` values."""
+    """Return True if encode can make `packed` from an array of `size` values."""
     if packed.size != (size + DIGITS - 1) // DIGITS:
         return False
     for start in range(0, size, BLOCK):

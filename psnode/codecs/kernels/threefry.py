@@ -1,13 +1,15 @@
 """Threefry 4x32-13: four words from a counter and a key of four words each, by additions, rotations and exclusive ors.
 
-It is the cipher Threefish with words of 32 bits and 13 rounds, without the tweak. Round r = 0, 1, ... mixes two pairs of words,
-(0, 1) and (2, 3) if r is even, (0, 3) and (2, 1) if it is odd: x <- x + y, y <- (y rotated left) ^ x. Before round 0 and after
-every fourth one the key is added to the words, one place further each time, and the number of the addition to the last word.
+The generator is the cipher Threefish with words of 32 bits and 13 rounds, without the tweak. Round r = 0, 1, ... mixes two pairs
+of words, (0, 1) and (2, 3) if r is even, (0, 3) and (2, 1) if r is odd: x <- x + y, y <- (y rotated left) ^ x. Before round 0 and
+after every fourth round, the key is added to the words, shifted by one more place each time, and the number of the addition to
+the last word.
 
-Written as instructions of 32 bits: Numba widens the arithmetic of uint32, which would halve the lanes of a vectorised loop.
+The functions are written as 32-bit instructions, because Numba widens the arithmetic of uint32, which would halve the lanes of a
+vectorised loop.
 
-Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. 12 pass BigCrush in that paper; 13 is
-the one for which Random123, its reference implementation, publishes known answers.
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. In that paper, 12 rounds pass
+BigCrush; Random123, its reference implementation, publishes known answers for 13.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Four = tuple[np.uint32, np.uint32, np.uint32, np.uint32]
 
 _ROUNDS = 13
 _ROTATIONS = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10), (18, 20))
-_PARITY = 0x1BD11BDA  # the fifth word of the key is this ^ the other four
+_PARITY = 0x1BD11BDA  # the fifth word of the key is the exclusive or of this and the other four
 
 
 def _add_key(x: list[np.uint32], key: list[np.uint32], number: int) -> None:
@@ -39,7 +41,7 @@ def _mix(x: list[np.uint32], r: int) -> None:
 
 @instructions
 def encrypt(counter: Four, key: Four) -> Four:
-    """The four words of `counter` under `key`, for use inside kernels."""
+    """Return the four words of `counter` encrypted with `key`, for use inside kernels."""
     x, words = list(counter), list(key)
     words.append(words[0] ^ words[1] ^ words[2] ^ words[3] ^ _PARITY)
     _add_key(x, words, 0)

@@ -1,4 +1,4 @@
-"""Ties of stochastic rounding that 16 random bits leave open: settled by up to 128 more, so that it is exactly unbiased."""
+"""Ties of stochastic rounding that 16 random bits leave open. Up to 128 more bits settle them, which makes rounding unbiased."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from psnode.codecs.arrays import Words
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.rng import call
 
-_TIES = 256  # added to a stage's number: the stream of these bits
+_TIES = 256  # added to a codec's number: the stream of these bits
 
 
 @kernel
 def chance(fraction: float, key: Words, stream: int, index: int) -> bool:
-    """True with probability `fraction`, which lies in [0, 1): a uniform number of 128 bits is below it."""
+    """Return True with probability `fraction`, which is in [0, 1): compare it with a uniform number of 128 bits."""
     for word in call(key, stream + _TIES, index):
         fraction *= 2.0**32
         high = np.uint64(fraction)

@@ -1,8 +1,8 @@
-"""Sums over a whole input in an order that any number of processors can keep: by trees of 512.
+"""Sums over a whole input, in an order that any number of processors can keep: trees of 512.
 
-A row of 512 float32 (the last one filled up with zeros) is summed in float32 by the tree of `fold`; where that leaves float32's
-range, of 2^-10 times its values, which gives 2^-10 times the sum. Sums of rows are float64, and are summed 512 at a time by the
-same tree, those of the last one filled up with zeros, until one is left.
+A row of 512 float32 (the last row is filled up with zeros) is summed in float32 by the tree of `fold`. If the sum is not finite,
+2^-10 times the values are summed instead, which gives 2^-10 times the sum. Sums of rows are float64; the same tree adds them 512
+at a time (the last group is filled up with zeros) until one sum is left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOWN, UP = np.float32(2.0**-10), 2.0**10
 
 @inlined
 def sum_512(v: Floats, lanes: Floats) -> np.float32:
-    """The sum of a row, by the tree of psnode.codecs.kernels.norms. `lanes`: 64 float32 of scratch."""
+    """Return the sum of a row, added by the tree of psnode.codecs.kernels.norms. `lanes`: 64 float32 of scratch."""
     for i in range(64):
         a = (v[i] + v[64 + i]) + (v[128 + i] + v[192 + i])
         b = (v[256 + i] + v[320 + i]) + (v[384 + i] + v[448 + i])
@@ -30,7 +30,10 @@ def sum_512(v: Floats, lanes: Floats) -> np.float32:
 
 @kernel
 def row_sum(v: Floats, count: int, scratch: Floats) -> float:
-    """The sum of the first `count` of 512 values; not finite if one of them is not. `scratch`: 576 float32, not `v`."""
+    """Return the sum of the first `count` of 512 values; not finite if one of them is not.
+
+    `scratch`: 576 float32, which must not overlap with `v`.
+    """
     rest = scratch[64:]
     for i in range(ROW):
         rest[i] = v[i] if i < count else np.float32(0)
@@ -44,7 +47,7 @@ def row_sum(v: Floats, count: int, scratch: Floats) -> float:
 
 @kernel
 def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
-    """Number of true values among the first `count` of 512, exact."""
+    """Return the number of true values among the first `count` of 512, exactly."""
     found = np.uint32(0)
     if count == ROW:
         for i in range(64):
@@ -60,8 +63,8 @@ def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
 
 @inlined
 def _tree_512(sums: Float64s, start: int, count: int, row: Float64s) -> float:
-    """The sum of sums[start : start + count], at most 512 of them. `row`: 512 float64 of scratch."""
-    if count <= 64:  # 0 is added to these
+    """Return the sum of sums[start : start + count], with count <= 512. `row`: 512 float64 of scratch."""
+    if count <= 64:  # the tree adds only zeros to these
         for i in range(64):
             row[i] = sums[start + i] if i < count else 0.0
     else:
@@ -76,7 +79,7 @@ def _tree_512(sums: Float64s, start: int, count: int, row: Float64s) -> float:
 
 @kernel
 def tree_of(sums: Float64s) -> float:
-    """The sum of one or more sums of rows, which are overwritten; never -0."""
+    """Return the sum of one or more sums of rows, never -0. Overwrites `sums`."""
     if sums.size == 1:
         return float(sums[0] + 0.0)
     row, left = np.empty(ROW, np.float64), sums.size

@@ -1,6 +1,6 @@
-"""All superblocks of a stream in one kernel, for each direction: small arrays have many small superblocks.
+"""All superblocks of a stream in one kernel per direction, because small arrays have many small superblocks.
 
-Superblocks are rows of a table, whose columns are named below; their designs lie in one `Shelf` for all of them.
+Superblocks are rows of a table, whose columns are named below; the designs of all superblocks are in one `Shelf`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import Writer, finish_writing
 
 START, STOP, LOG_LENGTH, WIDTH, DESIGN, LEVELS, RAW, CODED, COLUMNS = range(9)
-STREAM = 21  # of random words: that of level l is STREAM + 256 l
-EXTRA = 96  # bits a lane that a stream may exceed one bit a free bit by, 32 of them of its end
-SMALLEST = 2.0**-100  # root mean square that is told from 0: scales are normal numbers then
+STREAM = 21  # the stream of the random words of level 0; level l has STREAM + 256 l
+EXTRA = 96  # bits per lane by which a stream may exceed one bit per free bit; 32 of them are for its end
+SMALLEST = 2.0**-100  # the least root mean square that does not count as 0: scales are then normal numbers
 _HUGE = float(np.finfo(np.float32).max)
 _LEAST = np.finfo(np.float32).smallest_subnormal
-_MOST = 1.02  # of the channel's own scale: values far out, which are seen to later, do not stretch the others
-# Columns of a level: its steps when it is written and when it is read, rows of raw bits, random words, 1 if all of it is flat,
-# and where its tables begin.
+_MOST = 1.02  # maximum, relative to the channel's own scale: outliers, which are corrected later, must not stretch others
+# Columns of a level: its steps for writing and for reading, rows of raw bits, random words, 1 if the whole level is flat, and the
+# offsets of its tables.
 _FIRST, _LAST, _FIRST_READ, _LAST_READ, _RAW_ROWS, _DRAWN, _FLAT, _POSTERIOR, _PRIOR = range(9)
 
 
 class Shelf(NamedTuple):
-    """Steps of all levels, the columns of each level, and the tables of LLRs of all channels."""
+    """Steps of all levels, the columns of each level, and the LLR tables of all channels."""
 
     steps: Steps
     levels: Int64s
@@ -56,7 +56,10 @@ class Shelf(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Scratch for a superblock of n rows: cells, 4 n rows of LLRs (2 n for a reader), n + 1 bits, raw rows; sums of lanes."""
+    """Scratch for a superblock of n rows.
+
+    In order: cells, 4 n rows of LLRs (2 n for a reader), n + 1 bits, raw rows, and two arrays for sums of lanes.
+    """
 
     cells: Cells
     llrs: Llrs
@@ -68,8 +71,9 @@ class Workspace(NamedTuple):
 
 @kernel
 def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None:
-    """Root mean squares of all values with a scale of their own: negative if one is not finite, infinity if the norm overflows
-    of float32. `scratch`: 576 float32.
+    """Write the root mean squares of all values with their own scale. `scratch`: 576 float32.
+
+    A root mean square is negative if a value is not finite, and infinite if the norm exceeds float32.
     """
     at = 0
     for b in range(blocks.shape[0]):
@@ -82,7 +86,7 @@ def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None
 
 @inlined
 def _pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
-    """Append the low `lanes` bits of rows[:count] to a string of bits, from bit `at` of `out` on, where `out` is 0."""
+    """Append the low `lanes` bits of rows[:count] to `out`, from bit `at` on. `out` must be 0 from there on."""
     if lanes == LANES and at & 31 == 0:
         for i in range(count):
             out[(at >> 5) + i] = rows[i]
@@ -97,7 +101,7 @@ def _pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
 
 @inlined
 def _unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
-    """The inverse of _pack. `data` is a word longer than the bits."""
+    """Read rows: the inverse of _pack. `data` is one word longer than the bits."""
     if lanes == LANES and at & 31 == 0:
         for i in range(count):
             rows[i] = data[(at >> 5) + i]
@@ -111,7 +115,7 @@ def _unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
 
 @kernel
 def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
-    """`count` random words of `stream` and more, to a multiple of 256, from call `first` on."""
+    """Write at least `count` random words of `stream`, rounded up to a multiple of 256, from call `first` on."""
     wide()
     for start in range(0, count, rng.HALF):
         rng.fill_here(out[start : start + rng.HALF], key, stream, first + start // 4)
@@ -119,9 +123,9 @@ def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
 
 @inlined
 def _scale_of(x: Floats, size: float, energy: float, xy: float, yy: float, count: int, rotated: bool) -> np.float32:
-    """The scale c for which c y misses `x` the least and x - c y is finite; never 0.
+    """Return the scale c that minimises the error of c y for `x`. x - c y must be finite, and c is never 0.
 
-    If the values are rotated: size ||x||^2 / <x, y>; less where values beyond the largest float32 could come of it.
+    For rotated values, c = size ||x||^2 / <x, y>; less if this could give values beyond the largest float32.
     """
     if rotated:
         best = size * energy / max(xy, SMALLEST * yy)
@@ -154,19 +158,20 @@ def write_blocks(
     decoded: Floats,
     capped: bool,
 ) -> tuple[int, int]:
-    """Code finite `x`: fill `scales`, write bits to `raw` and words. The lengths in uint32 and in words.
+    """Code finite `x`: write `scales`, bits to `raw`, and words. Return the lengths in uint32 and in words.
 
-    `steps_between`: of each superblock the distance of its channel's points. `sizes`: of all values with a scale of their own,
-    0 for zeros. `energies`: of those that were divided by them and rotated, so are x then; else none. `decoded`: overwritten by
-    the decoded values, unless it has none. `capped`: scales are no larger than fit the channel.
+    `steps_between` has the distance of the channel's points for each superblock. `sizes` has the root mean square of all values
+    with their own scale, 0 for zeros. If the values in `x` were divided by it and rotated, `energies` has their energies; else it
+    is empty. `decoded` is overwritten with the decoded values, unless it is empty. `capped` limits scales to those that fit the
+    channel.
     """
     steps, levels, posteriors, priors = shelf
     cells, llrs, bits, rows, sums, squares = room
     noise = shared.noise
-    left: Any = np.int64(0)  # not 0, a type of its own to Numba, for which kernels would be compiled too
+    left: Any = np.int64(0)  # a plain 0 would be a type of its own in Numba, and a second kernel would be compiled
     coder_lanes: Any = np.int64(0)
     raw_bits, scale = 0, 0
-    # First the budget: the coded rows of superblocks with values but 0. Once it is spent, encode_level takes likelier bits.
+    # First the budget: the coded rows of superblocks with nonzero values. Once it is spent, encode_level takes the likelier bits.
     for b in range(blocks.shape[0]):
         alive = False
         for _ in range(blocks[b, START], blocks[b, STOP], SCALED):
@@ -195,7 +200,7 @@ def write_blocks(
                 piece = x[begin + p * SCALED : min(begin + (p + 1) * SCALED, stop)]
                 spread = 1.0 if rotated else sizes[scale + p]
                 cells_of(piece, spread, here[p * SCALED : (p + 1) * SCALED], lanes)
-            # Multilevel coding: the bits of a point's label, one level after another, each given those before it.
+            # Multilevel coding: the bits of a point's label, level after level, each given the levels before it.
             for level in range(blocks[b, LEVELS]):
                 row = blocks[b, DESIGN] + level
                 posterior = posteriors[levels[row, _POSTERIOR] : levels[row, _POSTERIOR] + (CELLS << level)]
@@ -223,7 +228,7 @@ def write_blocks(
                 if capped:
                     own = np.float32(min(np.float64(own), _MOST * size * steps_between[b] / 2))
             scales[scale + p] = own
-            # Decoded with the scale as it is stored, in float32: the reader knows no other.
+            # Decoded with the scale as it is stored, in float32, because the reader knows no other.
             if decoded.size:
                 if alive:
                     values_of(part, CELL_BITS, count, own, decoded[start:end])
@@ -248,7 +253,7 @@ def read_blocks(
     coder_lanes: int,
     rotated: bool,
 ) -> bool:
-    """Overwrite `out`, with multiples of the points if `rotated`. Whether the stream ended as it should."""
+    """Overwrite `out`, with integer multiples of the points if `rotated`. Return True if the stream ended correctly."""
     steps, levels, _, priors = shelf
     cells, llrs, bits, rows, _, _ = room
     noise = shared.noise

@@ -16,7 +16,7 @@ from psnode.errors import PayloadError
 
 
 def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
-    """The superblocks of all classes, one after the other. Classes are small: so are their blocks."""
+    """Return the superblocks of all classes, one class after another. Classes are small, and so are their blocks."""
     blocks: list[Superblock] = []
     start = 0
     for rate, size in zip(energy_groups.LADDER[1:], energy_groups.sizes(ids), strict=True):
@@ -26,7 +26,7 @@ def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
 
 
 def write_classes(classes: energy_groups.Classes, body: Bytes) -> int:
-    """Describe them; the number of bytes."""
+    """Write the description of classes to `body`. Return the bytes written."""
     start = write_section(body, Ans().compress(classes.ids, len(energy_groups.LADDER), body[4:]))
     flags = np.packbits(classes.taps, bitorder="little")
     end = start + padded(flags.size)
@@ -36,7 +36,7 @@ def write_classes(classes: energy_groups.Classes, body: Bytes) -> int:
 
 
 def read_classes(body: Bytes, size: int) -> tuple[energy_groups.Classes, Bytes]:
-    """The classes of `size` values, and the rest."""
+    """Return the classes of `size` values, and the rest of `body`."""
     coded, rest = read_section(body)
     ids = np.empty(-(-size // energy_groups.GROUP), np.uint8)
     if not ids.size:
@@ -51,14 +51,14 @@ def read_classes(body: Bytes, size: int) -> tuple[energy_groups.Classes, Bytes]:
 
 
 class CodedStream(NamedTuple):
-    """A stream: scales, raw bits, words of the coder."""
+    """A stream: scales, raw bits, and words of the coder."""
 
     scales: Floats
     raw: Masks
     words: Words16
 
     def put(self, body: Bytes) -> int:
-        """Write it; the number of bytes."""
+        """Write the stream to `body`. Return the bytes written."""
         start = 0
         for part in self:
             end = start + part.nbytes
@@ -68,7 +68,7 @@ class CodedStream(NamedTuple):
 
 
 def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats, *, capped: bool) -> CodedStream | None:
-    """The stream of 1-D `x`, None if it is not finite. `decoded` and `capped`: see stream.write."""
+    """Return the stream of 1-D `x`; None if a value is not finite. `decoded` and `capped`: see stream.write."""
     most = stream.extent(blocks, [True] * len(blocks))
     scales = np.empty(sum(block.scales for block in blocks), np.float32)
     raw = np.empty(-(-most.raw // 32) + 2, np.uint32)
@@ -78,7 +78,7 @@ def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded
 
 
 def read(body: Bytes, blocks: list[Superblock], rotated: bool, key: Words, out: Floats) -> None:
-    """The inverse of code and put: overwrite 1-D `out`."""
+    """Overwrite 1-D `out` from a body: the inverse of code and put."""
     start = 4 * sum(block.scales for block in blocks)
     if body.size < start:
         raise PayloadError(f"polar: {body.size} bytes end inside {start // 4} scales")

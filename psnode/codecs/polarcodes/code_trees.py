@@ -1,7 +1,7 @@
-"""Successive cancellation of 32 blocks side by side, along a schedule: the writer's, with both trees, and the reader's.
+"""Successive cancellation of 32 blocks side by side, along a schedule: the writer's with both trees, and the reader's.
 
-The posterior tree knows the values to be coded, the prior tree does not. Frozen bits are drawn, free ones are the likelier
-given the values, coded with their prior, or raw where that is flat.
+The posterior tree depends on the values to be coded; the prior tree does not. Frozen bits are drawn at random. Free bits take the
+value that is likelier given the values, and are coded with their prior, or raw where the prior is flat.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from psnode.codecs.polarcodes.schedule import Steps
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import Writer, write_row
 
-# Steps of the prior tree are odd; of leaves, those without a prior are.
+# Steps of the prior tree have odd numbers; so do steps of leaves without a prior.
 _G_POST, _JOIN, _FREE_FLAT, _REPEAT_FLAT = kinds.G_POST, kinds.JOIN, kinds.FREE_FLAT, kinds.REPEAT_FLAT
-SAMPLES = 4096  # of the logistic distribution; a row of 32 begins at a random one
+SAMPLES = 4096  # of the logistic distribution; a row of 32 samples begins at a random offset
 
 
 class Shared(NamedTuple):
-    """Known to writer and reader: the random words of a level, samples of the logistic distribution, and the coder's table.
+    """Data that writer and reader share: random words of a level, samples of the logistic distribution, and the coder's table.
 
     `chances`: scratch, 32 uint32.
     """
@@ -39,13 +39,13 @@ class Shared(NamedTuple):
 
 @inlined
 def first_of(word: np.uint32) -> int:
-    """Offset of a row of samples."""
+    """Return the random offset of a row of samples."""
     return np.int64(word & np.uint32(SAMPLES - 1))  # type: ignore[return-value]
 
 
 @inlined
 def _descend(kind: int, n: int, s: int, root: int, llrs: Llrs, bits: Masks) -> None:
-    """From a node to a child, in the tree whose LLRs begin at row `root`; or a node's bits from those of its two children."""
+    """Process one step: from a node to a child in the tree whose LLRs begin at row `root`, or join the bits of two children."""
     half = n >> 1
     if kind < _G_POST:
         for i in range(root, root + half):
@@ -60,7 +60,10 @@ def _descend(kind: int, n: int, s: int, root: int, llrs: Llrs, bits: Masks) -> N
 
 @inlined
 def _draw(is_flat: bool, n: int, s: int, row: int, llrs: Llrs, bits: Masks, noise: Masks, drawn: int, samples: Llrs) -> None:
-    """Frozen bits, or a coset of a repetition: by their prior, whose LLRs begin at `row`, or by coin where that is flat."""
+    """Draw frozen bits, or the coset of a repetition.
+
+    They are drawn from their prior, whose LLRs begin at `row`, or as fair coins if the prior is flat.
+    """
     if is_flat:
         for i in range(n):
             bits[s + i] = noise[drawn + i]
@@ -71,7 +74,7 @@ def _draw(is_flat: bool, n: int, s: int, row: int, llrs: Llrs, bits: Masks, nois
 
 @inlined
 def _gather(root: int, n: int, s: int, llrs: Llrs, bits: Masks) -> None:
-    """Row `root`: the LLRs of the one bit of a repetition, given its coset."""
+    """Write to row `root` the LLRs of the single free bit of a repetition, given its coset."""
     for j in range(LANES * root, LANES * (root + 1)):
         llrs[j] = np.int16(0)
     for i in range(n):
@@ -93,14 +96,15 @@ def encode_level(
     left: int,
     allowed: int,
 ) -> int:
-    """Decide bits[:N] of a level by the steps first..last-1.
+    """Decide bits[:N] of a level by the steps first..last-1. Return the rows still to be coded, weighted with their lanes.
 
-    LLRs given the values are in rows N..2N-1 of `llrs`, those of the prior alone in the same rows after row `prior`. The last of
-    `bits` is scratch. Writes raw rows to `raw` and coded ones to the stream. `left`: rows still to be coded, weighted with
-    their lanes; the rest is returned. Once 16 bits a word and `left` exceed `allowed`, the prior's likelier values are taken.
+    The LLRs given the values are in rows N..2N-1 of `llrs`; the LLRs of the prior are in the same rows after row `prior`. The
+    last entry of `bits` is scratch. Raw rows are written to `raw`, and coded rows to the stream. `left` is the number of rows to
+    be coded, weighted with their lanes. Once 16 bits per word plus `left` exceed `allowed`, bits take the likelier value of the
+    prior.
     """
     used = np.uint64((1 << lanes) - 1)
-    noise, samples, table, chances = shared  # once: each time would count references
+    noise, samples, table, chances = shared  # unpacked once, because each access would count references
     state, places, log, words = writer
     spare = bits.size - 1
     drawn, filled = 0, 0
@@ -112,8 +116,8 @@ def encode_level(
             _descend(kind, n, s, prior if kind & 1 else 0, llrs, bits)
         else:
             is_flat, repeats = kind & 1 == 1, kind >= _REPEAT_FLAT
-            row, count, place = n, n, s  # the bits to be chosen: their LLRs, how many, where they go
-            # Frozen bits are drawn from the shared seed. A repetition has one free bit, which is added to n drawn ones.
+            row, count, place = n, n, s  # the bits to be chosen: their LLRs, their number, their place
+            # Frozen bits are drawn from the shared seed. A repetition has one free bit, which is added to n drawn bits.
             if repeats or kind < _FREE_FLAT:
                 _draw(is_flat, n, s, prior + n, llrs, bits, noise, drawn, samples)
                 drawn += n
@@ -126,7 +130,8 @@ def encode_level(
                     raw[filled + i] = bits[place + i]
                 filled += count
             else:
-                # Coded as the difference from the prior's likelier value, which the reader knows: mostly 0, and cheap.
+                # Coded as the difference from the likelier value of the prior, which the reader knows: mostly 0, which costs
+                # little.
                 for i in range(count):
                     likely = likely_of(llrs, prior + row + i, table, chances)
                     bit = likely if 16 * places[0] + left > allowed else negative(llrs, row + i)
@@ -143,7 +148,7 @@ def encode_level(
 def decode_level(
     steps: Steps, first: int, last: int, llrs: Llrs, bits: Masks, shared: Shared, reader: WordReader, raw: Masks, lanes: int
 ) -> None:
-    """Overwrite bits[:N] of a level: the LLRs of its prior are in rows N..2N-1 of `llrs`, its raw rows in `raw`."""
+    """Overwrite bits[:N] of a level. The LLRs of its prior are in rows N..2N-1 of `llrs`, its raw rows in `raw`."""
     used = np.uint64((1 << lanes) - 1)
     noise, samples, table, chances = shared
     state, taken, words = reader

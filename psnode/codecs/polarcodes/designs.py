@@ -1,4 +1,4 @@
-"""The designs that are shipped: for every rate a channel, and for every block length which bits are frozen and which are flat."""
+"""The shipped designs: a channel for every rate, and masks of the frozen and the flat bits for every block length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psnode.codecs.polarcodes.schedule import Bools, Schedule, schedule
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.errors import CodecSpecError
 
-EDITION = 1  # to be raised with any change of a design, a channel or a rule of the trees: hosts of two editions do not agree
+EDITION = 1  # increase with any change of a design, a channel or a rule of the trees: hosts with different editions do not agree
 RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 LENGTHS = (6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)  # base-2 logarithms of the block lengths
 CHANNELS = {
@@ -30,32 +30,32 @@ CHANNELS = {
 
 
 class Masks2(NamedTuple):
-    """Masks of the frozen and of the flat bits of each level: bool, (levels, N)."""
+    """Masks of the frozen and of the flat bits of each level: bool, of shape (levels, N)."""
 
     frozen: Bools
     flat: Bools
 
 
 class Tables(NamedTuple):
-    """The LLRs of a channel in integers, of each level; those of the prior again and again, to 32."""
+    """The integer LLRs of a channel, for each level. The LLRs of the prior are repeated to 32 entries."""
 
     posterior: list[Llrs]
     prior: list[Llrs]
 
 
 def name_of(rate: float) -> str:
-    """The file of a rate."""
+    """Return the file name of a rate."""
     return f"rate-{rate:g}.npz"
 
 
 def pack(masks: Masks2) -> np.ndarray:
-    """As bytes: (2, levels, N / 8)."""
+    """Return the masks as bytes, of shape (2, levels, N / 8)."""
     return np.packbits(np.stack(masks), axis=-1)
 
 
 @cache
 def load(rate: float, log_length: int) -> Masks2:
-    """The masks of blocks of 2^log_length values. CodecSpecError if there are none."""
+    """Return the masks for blocks of 2^log_length values. Raise CodecSpecError if there is no such design."""
     with np.load(Path(str(files("psnode.codecs.polarcodes"))) / "designs" / name_of(rate)) as stored:
         if f"n{log_length}" not in stored.files:
             raise CodecSpecError(
@@ -67,14 +67,14 @@ def load(rate: float, log_length: int) -> Masks2:
 
 @cache
 def schedules(rate: float, log_length: int) -> list[Schedule]:
-    """The steps of every level."""
+    """Return the schedule of every level."""
     masks = load(rate, log_length)
     return [schedule(*level) for level in zip(*masks, strict=True)]
 
 
 @cache
 def tables(rate: float) -> Tables:
-    """The tables of the rate's channel."""
+    """Return the LLR tables of the rate's channel."""
     channel = CHANNELS[rate]
     posterior = [channels.in_units(each).reshape(-1) for each in channels.posterior_llrs(channel)]
     assert all(each.size == CELLS << level for level, each in enumerate(posterior))

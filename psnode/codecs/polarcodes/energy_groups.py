@@ -1,12 +1,13 @@
-"""The empirical prior: groups of 64 neighbours, sorted by their energy into classes that get more bits or fewer.
+"""The empirical prior: groups of 64 neighbouring values, sorted by their energy into classes that get more or fewer bits.
 
-Gradients are no Gaussian vectors: their scale changes from layer to layer, channel to channel, tap to tap. With energies e_g
-(mean squares) of the groups, and an error of D in each coordinate, rates log2(e_g / D) / 2, or 0, are optimal. Here rates are
-those of the ladder 0, .5, 1, 1.5, 2, 3, 4: group g takes the one that makes e_g 4^-r + m r least, with the least m for which all
-groups together keep to the rate in bits, their own description included.
+Gradients are not Gaussian vectors: their scale differs between layers, channels and taps. With the energies e_g (mean squares) of
+the groups, and an error of D per coordinate, the optimal rates are log2(e_g / D) / 2, or 0. Here, the rates are those of the
+ladder 0, .5, 1, 1.5, 2, 3, 4: group g gets the rate r that minimises e_g 4^-r + m r. m is the least multiplier for which all
+groups, including the bits of their description, keep to the rate.
 
-Neighbours in a convolution's weight are its taps, which differ most. So in each 65536 values those at 0, 9, 18, ... may come
-first, then those at 1, 10, ..., if their groups are more alike: the product of the groups' energies decides.
+Neighbours in the weight of a convolution are its taps, which differ most. In each chunk of 65536 values, the values 0, 9, 18, ...
+may therefore come first, then the values 1, 10, ..., if this makes groups more alike. The product of the groups' energies
+decides.
 
 Source: Berger, "Rate distortion theory", 1971 (reverse water-filling).
 """
@@ -30,18 +31,18 @@ CHUNK = 1 << 16
 TAPS = 9
 LONGEST = 14  # base-2 logarithm of the longest block of a class
 LADDER = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-_FRAME = 512  # bits around the description
-_GAP = 1.04  # error of a code over that of an ideal one
-_STEP = 1.0442737824274138  # 2^(1/16): of the grid of m
-_MULTIPLIERS = 1024  # from 2^-48 to 2^16 of the mean square
-_GAIN = 0.9  # of the error: less is not worth it
-_SAMPLED = 8  # one in this many groups decides about taps
+_FRAME = 512  # bits of headers for the description
+_GAP = 1.04  # the error of a code relative to that of an ideal one
+_STEP = 1.0442737824274138  # 2^(1/16), the ratio of neighbours in the grid of m
+_MULTIPLIERS = 1024  # the grid goes from 2^-48 to 2^16 times the mean square
+_GAIN = 0.9  # classes are used only if they reduce the error to less than this share
+_SAMPLED = 8  # one in this many groups is used to decide about taps
 
 Flags = npt.NDArray[np.bool_]
 
 
 class Classes(NamedTuple):
-    """`taps`, bool: which chunks are in the order of taps; `ids`, uint8: of every group, in that order."""
+    """`taps` (bool): whether each chunk is in the order of taps. `ids` (uint8): the class of every group, in that order."""
 
     taps: Flags
     ids: Bytes
@@ -49,7 +50,7 @@ class Classes(NamedTuple):
 
 @inlined
 def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
-    """The mean square of the 64 values of `x` from `start` on, `stride` apart. `scratch`: 64 float64."""
+    """Return the mean square of the 64 values of `x` from `start` on, `stride` apart. `scratch`: 64 float64."""
     for i in range(GROUP):
         value = np.float64(x[start + i * stride])
         scratch[i] = value * value
@@ -63,7 +64,7 @@ def _energy(x: Floats, start: int, stride: int, scratch: Float64s) -> float:
 
 @inlined
 def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
-    """True if the product of (energy + floor) over sampled groups is smaller for groups of values 9 apart."""
+    """Return True if the product of (energy + floor) over sampled groups is smaller for groups of values that are 9 apart."""
     mantissa, exponent = 1.0, 0
     for start in range(0, chunk.size - GROUP * TAPS + 1, GROUP * TAPS):
         number = start // (GROUP * TAPS)
@@ -79,11 +80,11 @@ def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
 
 @kernel
 def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s, scratch: Float64s) -> None:
-    """Overwrite `taps`, `y` (x in that order, then zeros) and the energies of its groups. `scratch`: 64 float64."""
+    """Overwrite `taps`, `y` (x in that order, then zeros) and the `energies` of its groups. `scratch`: 64 float64."""
     for number in range(taps.size):
         start, stop = number * CHUNK, min((number + 1) * CHUNK, x.size)
         taps[number] = _prefers_taps(x[start:stop], floor, scratch)
-        stride, at = (TAPS if taps[number] else 1), start  # values 0, 9, 18, ..., then 1, 10, ...
+        stride, at = (TAPS if taps[number] else 1), start  # with taps: values 0, 9, 18, ..., then 1, 10, ...
         for first in range(start, start + stride):
             for i in range(first, stop, stride):
                 y[at] = x[i]
@@ -105,13 +106,13 @@ def _allocate(
     ids: Bytes,
     counts: Int64s,
 ) -> tuple[int, float, float]:
-    """Overwrite `ids` by those of the least m of `grid`, ascending, that keeps to `budget` bits, and `counts` by their numbers.
+    """Overwrite `ids` with the classes for the least m of `grid` (ascending) that keeps to `budget` bits, and count the classes.
 
-    `gains`: the share of an energy that each class but the first removes beyond the class before; `left`: the share that each
-    leaves. The index of m, the sum of energies, and that of their rests.
+    `gains` holds the share of an energy that each class removes beyond the class before it (without the first class), `left` the
+    share that each class leaves. Return the index of m, the sum of the energies, and the sum of the energies that are left.
     """
-    # A group gets the next class where its energy reaches m times the extra rate over the gain. Bits fall as m rises, so that
-    # bisection finds the least m within the budget.
+    # A group gets the next class if its energy reaches m times the extra rate over the gain. The number of bits falls as m rises,
+    # so that bisection finds the least m within the budget.
     low, high = 0, grid.size - 1
     while low <= high:
         middle = (low + high) // 2
@@ -143,19 +144,19 @@ def _allocate(
 
 
 def shares() -> Float64s:
-    """Share of an energy that a class leaves."""
+    """Return the share of an energy that each class leaves."""
     return np.array([_GAP * 4.0**-rate if rate else 1.0 for rate in LADDER])
 
 
 def _reach(rate: float) -> float:
-    """The last point of the rate's channel, in root mean squares."""
+    """Return the last point of the rate's channel, in units of the root mean square."""
     channel = CHANNELS[rate]
     return ((1 << channel.levels) - 1) / 2 * channel.step
 
 
 @kernel
 def _beyond(x: Floats, reach: float) -> float:
-    """The energy of the excess of values over `reach`: no point is there for it."""
+    """Return the energy of the excess of values over `reach`, which no point of the channel can represent."""
     total = 0.0
     for i in range(x.size):
         excess = max(abs(np.float64(x[i])) - reach, 0.0)
@@ -164,7 +165,7 @@ def _beyond(x: Floats, reach: float) -> float:
 
 
 class Arranged(NamedTuple):
-    """The classes, the groups sorted by class without the first, and m: the saving of a bit more."""
+    """The classes, the values of the groups sorted by class (without class 0), and m: the error that one more bit saves."""
 
     classes: Classes
     values: Floats
@@ -172,7 +173,7 @@ class Arranged(NamedTuple):
 
 
 def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
-    """Sort 1-D `x`, finite and not 0; None if that gains little."""
+    """Sort 1-D `x`, which is finite and not all zeros, into classes. Return None if the gain is small."""
     x = readonly(x)
     count = -(-x.size // GROUP)
     taps, y = np.empty(-(-x.size // CHUNK), np.bool_), np.empty(count * GROUP, np.float32)
@@ -180,7 +181,7 @@ def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
     _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies, np.empty(GROUP))
     grid, left = _powers() * (mean_square * 2.0**-48), shares()
     place, total, rest = _allocate(energies, grid, np.array(LADDER), -np.diff(left), left, rate * x.size, ids, counts)
-    alone = _GAP * 4.0**-rate * total  # the rest if the values are coded as they are, and Gaussian
+    alone = _GAP * 4.0**-rate * total  # the rest if the values are coded as they are, and are Gaussian
     if rest > _GAIN * alone and rest > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
         return None
     z = np.empty(int(counts[1:].sum()) * GROUP, np.float32)
@@ -198,12 +199,12 @@ def _counts(ids: Bytes) -> Int64s:
 
 
 def _starts(counts: Int64s) -> Int64s:
-    """Offsets of each class among the values of all classes but the first, which has none."""
+    """Return the offset of each class among the values of all classes; class 0 has no values."""
     return np.concatenate([[0, 0], np.cumsum(counts[1:-1])]) * GROUP
 
 
 def sizes(ids: Bytes) -> list[int]:
-    """The number of values of each class but the first."""
+    """Return the number of values of each class except class 0."""
     return [int(count) * GROUP for count in _counts(ids)[1:]]
 
 
@@ -220,7 +221,7 @@ def _sort(y: Floats, ids: Bytes, starts: Int64s, z: Floats) -> None:
 
 @kernel
 def _restore(z: Floats, ids: Bytes, starts: Int64s, taps: Flags, y: Floats, out: Floats) -> None:
-    """The inverse of _sort to `y`, with zeros in the first class; then that of the order of `taps`, to `out`."""
+    """Write the inverse of _sort to `y`, with zeros for class 0, and then the inverse of the order of `taps` to `out`."""
     for g in range(ids.size):
         at = starts[ids[g]]
         if ids[g]:

@@ -1,11 +1,12 @@
-"""The randomised Hadamard rotation: any vector of m values becomes one whose values are nearly Gaussian, of equal variance.
+"""The randomised Hadamard rotation, which makes the values of any vector nearly Gaussian, of equal variance.
 
-U x = H S x / sqrt(m), with S random signs and H the Hadamard matrix of order m = 2^k. For another m, 2^k < m < 2^(k + 1), the
-first 2^k values are rotated so, then, with signs of their own, the last 2^k. U is orthogonal: ||U x|| = ||x||.
+U x = H S x / sqrt(m), with random signs S and the Hadamard matrix H of order m = 2^k. For another m, 2^k < m < 2^(k + 1), the
+first 2^k values are rotated in this way, and then, with their own signs, the last 2^k values. U is orthogonal: ||U x|| = ||x||.
 
-If q is any reproduction of y = U x, c = ||y||^2 / <y, q> makes the component of c U^-1 q along x equal to x, whatever q is.
-Those across it would cancel if U were uniformly distributed among rotations. They do for x of one magnitude, and nearly if many
-values matter; of x = (2, 1, 0, ...) y has only two magnitudes, and x comes out as (1.96, 1.08) on average at one bit.
+If q is any reproduction of y = U x, the factor c = ||y||^2 / <y, q> makes the component of c U^-1 q along x equal to x. The
+components across x would cancel on average if U were uniformly distributed among rotations. They cancel exactly if all values of
+x have one magnitude, and nearly if many values matter. For x = (2, 1, 0, ...), y has only two magnitudes, and x is decoded as
+(1.96, 1.08) on average at one bit per value.
 
 Source: Vargaftik et al., "DRIVE: one-bit distributed mean estimation", NeurIPS 2021; EDEN, ICML 2022.
 """
@@ -19,13 +20,13 @@ from psnode.codecs.arrays import Floats, Words, readonly
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes.lanes import Masks
 
-STREAM = 21 + 256 * 255  # of random words: signs
+STREAM = 21 + 256 * 255  # the stream of the random words for signs
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @kernel
 def _hadamard(v: Floats) -> None:
-    """Overwrite `v`, of 2^k values, by H v."""
+    """Overwrite `v`, of 2^k values, with H v."""
     half = 1
     while half < v.size:
         if half < 16:
@@ -53,7 +54,7 @@ def _flip(v: Floats, words: Masks, first: int) -> None:
 
 @inlined
 def _order(size: int) -> int:
-    """The largest power of two that is not above `size`."""
+    """Return the largest power of two that is not above `size`."""
     order = 1
     while 2 * order <= size:
         order *= 2
@@ -93,7 +94,7 @@ def _backward(v: Floats, words: Masks, scale: float) -> None:
 
 
 def _signs(key: Words, start: int, size: int) -> Masks:
-    """A bit for each value of both halves of a rotation of `size` values that begin at `start`."""
+    """Return random bits for the signs of both halves of a rotation of `size` values that begins at value `start`."""
     blocks = -(-2 * size // (32 * rng.HALF))
     out = np.empty(blocks * rng.HALF, np.uint32)
     for block in range(blocks):
@@ -102,12 +103,12 @@ def _signs(key: Words, start: int, size: int) -> Masks:
 
 
 def rotated(x: Floats, size: float, key: Words, start: int) -> Floats:
-    """U x / size; values `start`... of the whole."""
+    """Return U x / size. The first value of `x` is value `start` of the whole vector."""
     y = (x / size).astype(np.float32)
     _forward(y, _signs(key, start, x.size))
     return y
 
 
 def restore(q: Floats, scale: float, key: Words, start: int) -> None:
-    """Overwrite `q` by scale U^-1 q, cut off at the largest float32."""
+    """Overwrite `q` with scale U^-1 q, limited to the largest float32."""
     _backward(q, _signs(key, start, q.size), float(scale))

@@ -1,13 +1,13 @@
-"""Rows of 32 log-likelihood ratios in int16, one of each of 32 blocks: the steps of successive cancellation on them.
+"""Rows of 32 log-likelihood ratios in int16, one for each of 32 blocks, and the steps of successive cancellation on them.
 
-A log-likelihood ratio (LLR) ln P(0) / P(1) is an integer in units of 1 / UNIT nats, within +-32767. With a and b those of
-two bits and u the value of their sum,
+A log-likelihood ratio (LLR) ln P(0) / P(1) is an integer in units of 1 / UNIT nats, within +-32767. Let a and b be the LLRs of
+two bits, and u the value of their sum. Then
 
     f(a, b) = sign(a) sign(b) (min(|a|, |b|) + c(|a| + |b|) - c(||a| - |b||)),   c(t) = ln(1 + e^-t)
-    g(a, b, u) = b + a if u = 0, else b - a, cut off at +-32767
+    g(a, b, u) = b + a if u = 0, else b - a, limited to +-32767
 
-are the LLRs of u, and of b's bit given u. c is taken as ln 2 (1 - t / t0)^4 for t < t0 = 645 units, else 0, in 16-bit
-products: f errs by less than .03 nats. Decisions are words, bit j for lane j.
+are the LLRs of u, and of b's bit given u. c is approximated by ln 2 (1 - t / t0)^4 for t < t0 = 645 units, else 0, in 16-bit
+products; the error of f is less than .03 nats. Decisions are words, with bit j for lane j.
 
 Source: Arikan, "Channel polarization", IEEE Trans. IT 2009; the form of f: Hagenauer, Offer, Papke, IEEE Trans. IT 1996.
 """
@@ -42,18 +42,18 @@ Masks = npt.NDArray[np.uint32]
 
 
 def _high(a: Any, b: Any) -> Any:
-    """The upper halves of unsigned products."""
+    """Return the upper halves of unsigned 32-bit products."""
     return ((a.astype(np.uint32) * b.astype(np.uint32)) >> 16).astype(np.uint16)
 
 
 def _square(t: Any) -> Any:
-    """The square root of 2^23 c(t)."""
+    """Return the square root of 2^23 c(t)."""
     short = subtract_saturated(_CUT, t) << 6
     return _high(short, short)
 
 
 def _check_node(a: Any, b: Any) -> Any:
-    """f(a, b)."""
+    """Return f(a, b)."""
     one, other = absolute(a).view(np.uint16), absolute(b).view(np.uint16)
     low, high = minimum(one, other), maximum(one, other)
     near, far = _square(high - low), _square(high + low)
@@ -64,16 +64,16 @@ def _check_node(a: Any, b: Any) -> Any:
 
 
 def _bit_node(a: Any, b: Any, word: Any) -> Any:
-    """g(a, b, u)."""
+    """Return g(a, b, u)."""
     return maximum(add_saturated(b, select(unpacked(word), -a, a)), -LARGEST)
 
 
-# For use inside kernels. Nothing checks that rows exist.
+# The functions below are for use inside kernels. They do not check that rows exist.
 
 
 @instructions
 def f_row(llrs: Llrs, n: int, i: int) -> None:
-    """Row n // 2 + i = f(row n + i, row n + n // 2 + i)."""
+    """Write row n // 2 + i = f(row n + i, row n + n // 2 + i)."""
     half = n >> 1
     first = n + i
     store_row(llrs, half + i, _check_node(load_row(llrs, first), load_row(llrs, first + half)))
@@ -81,7 +81,7 @@ def f_row(llrs: Llrs, n: int, i: int) -> None:
 
 @instructions
 def g_row(llrs: Llrs, n: int, i: int, word: np.uint32) -> None:
-    """Row n // 2 + i = g(row n + i, row n + n // 2 + i, word)."""
+    """Write row n // 2 + i = g(row n + i, row n + n // 2 + i, word)."""
     half = n >> 1
     first = n + i
     store_row(llrs, half + i, _bit_node(load_row(llrs, first), load_row(llrs, first + half), word))
@@ -89,17 +89,20 @@ def g_row(llrs: Llrs, n: int, i: int, word: np.uint32) -> None:
 
 @instructions
 def gather_row(llrs: Llrs, row: int, target: int, word: np.uint32) -> None:
-    """Row target = g(row, row target, word): adds up the LLRs of bits, all equal once those of `word` are turned around."""
+    """Write row target = g(row, row target, word).
+
+    Repeated calls add the LLRs of bits that become equal when the bits in `word` are flipped.
+    """
     store_row(llrs, target, _bit_node(load_row(llrs, row), load_row(llrs, target), word))
 
 
 @instructions
 def negative(llrs: Llrs, row: int) -> np.uint32:
-    """Mask of the lanes of the row below 0: the likelier bits, 0 where both are equally likely."""
+    """Return the mask of the lanes of the row below 0: the likelier bits, and 0 for lanes where both are equally likely."""
     return packed(load_row(llrs, row) < 0)  # type: ignore[no-any-return]
 
 
 @instructions
 def below(llrs: Llrs, row: int, limits: Llrs, start: int) -> np.uint32:
-    """Mask of the lanes of the row below limits[start + lane]."""
+    """Return the mask of the lanes of the row below limits[start + lane]."""
     return packed(load_row(llrs, row) < load(limits, start, LANES))  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
-"""Values far from the decoded ones, sent one by one: their places, and a byte each.
+"""Values far from the decoded ones, which are corrected one by one: their places, and a byte each.
 
-Gradients have heavier tails than the prior of any group, and the code's points end three standard deviations from 0. An error
-r costs r^2; if a bit spent elsewhere saves m, about 18 bits for a place and a byte are worth it where r^2 > 18 m. The byte is
-the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); the geometric mean of the two is added.
+Gradients have heavier tails than the prior of any group, and the points of the code end three standard deviations from 0. An
+error r costs r^2. If a bit spent elsewhere saves m, the roughly 18 bits for a place and a byte are worth their cost where r^2 >
+18 m. The byte is the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); the geometric mean of both limits is added.
 
     uint32 length, then float32 T and selection.indices, nothing if there are none; zeros to a multiple of 4 bytes
     uint8 sign 128 + k of each; zeros to a multiple of 4 bytes
@@ -19,9 +19,9 @@ from psnode.codecs.selection import indices
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.errors import PayloadError
 
-MOST = 1 << 28  # coordinates
-_WORTH = 18.0  # bits
-_SHARE = 512  # at most one in this many values
+MOST = 1 << 28  # maximum number of coordinates
+_WORTH = 18.0  # bits per corrected value
+_SHARE = 512  # at most one in this many values is corrected
 _STEPS = 128
 _STEP = 1.0905077326652577  # 2^(1/8)
 _MIDDLE = 1.0442737824274138  # 2^(1/16)
@@ -46,20 +46,18 @@ def _collect(x: Floats, y: Floats, limit: float, places: Words32) -> None:
 
 
 def _grid(limit: float) -> npt.NDArray[np.float64]:
-    """T 2^(k / 8)."""
+    """Return T 2^(k / 8) for all k."""
     return limit * np.cumprod(np.concatenate([[1.0], np.full(_STEPS - 1, _STEP)]))
 
 
 def max_nbytes(size: int) -> int:
-    """The most bytes for `size` values."""
+    """Return the maximum number of bytes for `size` values."""
     most = size // _SHARE
     return 4 + padded(4 + indices.max_nbytes(most, size)) + padded(most)
 
 
 def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
-    """Write the corrections that lead from `y` to `x` where they differ most, `multiplier` being m; returns the number of
-    bytes.
-    """
+    """Write the corrections from `y` to `x` where they differ most. Return the bytes written. `multiplier` is m."""
     limit = np.float32(min(np.sqrt(_WORTH * multiplier), _LARGEST / 4))
     limit = max(limit, np.finfo(np.float32).smallest_normal)
     limit, count = _affordable(x, y, limit)
@@ -78,7 +76,7 @@ def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
 
 
 def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, int]:
-    """`limit`, or about the least above it that few enough values exceed; how many do."""
+    """Return a limit that few enough errors exceed, and their number: `limit`, or about the least such limit above it."""
     most, least = x.size // _SHARE, limit
     while (count := _count(x, y, float(limit))) > most:
         limit *= np.float32(2)
@@ -91,7 +89,7 @@ def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, in
 
 
 def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Bytes]:
-    """Places among `size` values, the numbers to add to these, and the rest. PayloadError."""
+    """Return the places of corrected values among `size`, the numbers to add, and the rest of `body`. Raise PayloadError."""
     side, rest = read_section(body)
     if not side.size:
         return np.empty(0, np.uint32), np.empty(0), rest
@@ -108,5 +106,5 @@ def read(body: Bytes, size: int) -> tuple[Words32, npt.NDArray[np.float64], Byte
 
 
 def add(places: Words32, errors: npt.NDArray[np.float64], out: Floats) -> None:
-    """Add them, cut off at the largest float32."""
+    """Add the errors at their places, limited to the largest float32."""
     out[places] = np.clip(out[places] + errors, -_LARGEST, _LARGEST).astype(np.float32)

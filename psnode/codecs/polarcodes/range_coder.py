@@ -1,9 +1,10 @@
-"""32 binary range coders side by side, one a lane, whose 16-bit words make one stream.
+"""32 binary range coders side by side, one per lane, whose 16-bit words make one stream.
 
-A lane's bit u has the LLR l of its prior. The coder is told e = (u is the less likely value), which has probability q(|l|) of
-2^-14, from a table. With range r: r1 = floor(r / 2^14) q; e = 1 takes the upper r1 of the interval, e = 0 the rest. A lane whose
-range falls below 2^16 takes 16 bits: reading, the next word of the stream; writing, a place in the stream for the word that is
-known two such steps later. So both sides see the words in the same order. Before the first bit every lane takes two words.
+A lane's bit u has the LLR l of its prior. The coder codes e, which is 1 if u is the less likely value; its probability q(|l|), in
+units of 2^-14, comes from a table. With range r, r1 = floor(r / 2^14) q: e = 1 takes the upper r1 of the interval, e = 0 the
+rest. A lane whose range falls below 2^16 takes 16 bits. The reader takes the next word of the stream. The writer takes a place in
+the stream, for the word that will be known two such steps later. Both sides therefore see the words in the same order. Before the
+first bit, every lane takes two words.
 
 Source: Martin, "Range encoding: an algorithm for removing redundancy from a digitised message", 1979.
 """
@@ -21,12 +22,12 @@ from psnode.codecs.polarcodes.lanes import Llrs, Masks
 from psnode.codecs.polarcodes.vectors import load_row, store_row
 
 PRECISION = 14
-STEPS = 64  # entries of the table of q, |l| in steps of 16 units
+STEPS = 64  # entries of the table of q: |l| in steps of 16 units
 
 
 @instructions
 def likely_of(llrs: Llrs, row: int, table: Words16, chances: Masks) -> np.uint32:
-    """The likelier bits of the row; chances[lane] = q of the other ones, from `table`, 64 uint16."""
+    """Return the likelier bits of the row, and write the probability q of the other bits to `chances`. `table`: 64 uint16."""
     values = load_row(llrs, row)
     limited = minimum(absolute(values).view(np.uint16) >> 4, STEPS - 1)
     store_row(chances, 0, pick(table, limited, STEPS).astype(np.uint32))
@@ -34,17 +35,17 @@ def likely_of(llrs: Llrs, row: int, table: Words16, chances: Masks) -> np.uint32
 
 
 def split(state: Any, chances: Any, used: Any) -> tuple[Any, Any, Any]:
-    """Row 0 of a state, and the two parts of the ranges in row 1: the upper one is empty in lanes not `used`."""
+    """Return row 0 of a state, and the two parts of the ranges in row 1. The upper part is empty in lanes not `used`."""
     value, ranges, q = load_row(state, 0), load_row(state, 1), load_row(chances, 0)
     upper = select(unpacked(used), (ranges >> PRECISION) * q, 0)
     return value, upper, ranges - upper
 
 
 def narrow(ranges: Any) -> Any:
-    """Mask of the lanes that take a word."""
+    """Return the mask of the lanes that take a word."""
     return ranges < (1 << 16)
 
 
 def widened(empty: Any, values: Any) -> Any:
-    """The values, times 2^16 in the lanes `empty`."""
+    """Return the values, multiplied by 2^16 in the lanes `empty`."""
     return select(empty, values << 16, values)

@@ -1,10 +1,11 @@
 """The test channel of a rate, in integers: x = a + noise, with a on M = 2^levels points (k - (M - 1) / 2) step.
 
-For a source of unit variance the prior is P(a) ~ exp(-a^2 / 2 (1 - D)) and the noise is N(0, D). Bit l of k is level l;
-levels are coded from 0 on, each given the ones before it. The LLRs of a level, given the c = k mod 2^l before it: of the
-prior for each c, and of the posterior for each c and each of 1024 cells of x, 1 / 128 wide, the outer ones open.
+For a source of unit variance, the prior is P(a) ~ exp(-a^2 / 2 (1 - D)), and the noise is N(0, D). Level l codes bit l of k;
+levels are coded in ascending order, each given the ones before it. The LLRs of level l depend on the lower bits c = k mod 2^l.
+There is a prior LLR for each c, and a posterior LLR for each c and each of 1024 cells of x. Cells are 1 / 128 wide; the outer
+cells are unbounded.
 
-No LLR lies so near to a half that two machines could round it differently: a test holds that.
+No LLR is so close to a half-integer that two machines could round it differently, as a test verifies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CELLS_PER_UNIT = 128
 
 
 class Channel(NamedTuple):
-    """`levels` bits a value, distance `step` of the points, distortion `noise` (D), all for unit variance."""
+    """The bits per value (`levels`), the distance of the points (`step`), and the distortion D (`noise`), for unit variance."""
 
     levels: int
     step: float
@@ -32,19 +33,19 @@ class Channel(NamedTuple):
 
 
 def points(channel: Channel) -> Float64s:
-    """The M points."""
+    """Return the M points."""
     count = 1 << channel.levels
     return np.asarray((np.arange(count) - (count - 1) / 2) * channel.step, np.float64)
 
 
 def prior_llrs(channel: Channel) -> list[Float64s]:
-    """Of each level l: in nats, shape (2^l,)."""
+    """Return the prior LLRs of each level l, in nats, of shape (2^l,)."""
     weights = -(points(channel) ** 2) / (2 * (1 - channel.noise))
     return [_llrs(weights, level) for level in range(channel.levels)]
 
 
 def posterior_llrs(channel: Channel) -> list[Float64s]:
-    """Of each level l: in nats, shape (2^l, 1024)."""
+    """Return the posterior LLRs of each level l, in nats, of shape (2^l, 1024)."""
     centres = (np.arange(CELLS) - CELLS / 2 + 0.5) / CELLS_PER_UNIT
     a = points(channel)[:, None]
     weights = -(a**2) / (2 * (1 - channel.noise)) - (centres - a) ** 2 / (2 * channel.noise)
@@ -52,27 +53,27 @@ def posterior_llrs(channel: Channel) -> list[Float64s]:
 
 
 def _llrs(weights: Float64s, level: int) -> Float64s:
-    """ln P(bit = 0) / P(bit = 1) given the bits below, from the logarithms of the weights of the points."""
+    """Return ln P(bit = 0) / P(bit = 1) given the lower bits, from the logarithms of the weights of the points."""
     split = weights.reshape(-1, 2, 1 << level, *weights.shape[1:])  # [higher bits, bit, lower bits]
     sums: Float64s = np.logaddexp.reduce(split, axis=0)
     return np.asarray(sums[0] - sums[1])
 
 
 def in_units(llrs: Float64s) -> Llrs:
-    """Nats to integers."""
+    """Convert nats to integer units."""
     return np.clip(np.rint(llrs * UNIT), -LARGEST, LARGEST).astype(np.int16)
 
 
 def chances() -> Words16:
-    """q of the coder: of 2^14, the probability of the less likely value for |LLR| in 16 i .. 16 i + 15."""
+    """Return q of the coder: the probability, times 2^14, of the less likely value for |LLR| in 16 i .. 16 i + 15."""
     nats = (16 * np.arange(STEPS) + 7.5) / UNIT
     return np.asarray(np.maximum(np.rint(2.0**PRECISION / (1 + np.exp(nats))), 1), np.uint16)
 
 
 def logistic() -> Llrs:
-    """The quantiles of the logistic distribution in a scattered order, the first 32 of them again at the end.
+    """Return quantiles of the logistic distribution in a scattered order, with the first 32 repeated at the end.
 
-    A bit of LLR l is 1 where l is below a random one of them: that has probability 1 / (1 + e^l).
+    A bit with LLR l is 1 if l is below a random quantile, which has the probability 1 / (1 + e^l).
     """
     order = np.arange(SAMPLES) * 1597 % SAMPLES
     u = (order + 0.5) / SAMPLES

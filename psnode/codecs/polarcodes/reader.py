@@ -1,4 +1,4 @@
-"""The reading half of the coder."""
+"""The reading half of the range coder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ Places = npt.NDArray[np.int64]
 
 
 class WordReader(NamedTuple):
-    """Rows of codes and of ranges; the number of words taken so far, also of those that do not exist, and of all; the words."""
+    """The state of a reader.
+
+    `state`: a row of codes and a row of ranges. `place`: the number of words taken so far (including words past the end), and the
+    number of all words. `words`: the words.
+    """
 
     state: Masks
     place: Places
@@ -29,7 +33,10 @@ class WordReader(NamedTuple):
 
 @instructions
 def get_row(state: Masks, chances: Masks, words: Words16, place: int, used: np.uint32) -> np.uint64:
-    """Decode a bit a lane. Bits 32..63: less likely values; 0..31: lanes that take a word: where lanes move they have it."""
+    """Decode one bit per lane. Return the less likely values in bits 32..63, and the lanes that take a word in bits 0..31.
+
+    If the processor can move lanes (see `moves`), those lanes have already got their word.
+    """
     code, upper, lower = split(state, chances, used)
     chosen = code >= lower
     ranges = select(chosen, upper, lower)
@@ -44,7 +51,7 @@ def get_row(state: Masks, chances: Masks, words: Words16, place: int, used: np.u
 
 
 def reader(words: Words16, lanes: int) -> WordReader:
-    """Of `words`, at least 2 * lanes of them."""
+    """Return a reader of `words`, of which there are at least 2 * lanes."""
     state = np.zeros(2 * LANES, np.uint32)
     state[LANES:] = 0xFFFFFFFF
     state[:lanes] = (words[: 2 * lanes : 2].astype(np.uint32) << np.uint32(16)) | words[1 : 2 * lanes : 2]
@@ -53,7 +60,7 @@ def reader(words: Words16, lanes: int) -> WordReader:
 
 @inlined
 def read_row(state: Masks, place: Places, words: Words16, chances: Masks, used: np.uint64) -> np.uint32:
-    """One bit of each lane: which are the less likely ones."""
+    """Decode one bit of each lane. Return the mask of the lanes whose bit is the less likely one."""
     found = get_row(state, chances, words, min(place[0], place[1]), np.uint32(used))
     empty = found & np.uint64(0xFFFFFFFF)
     if MOVES_LANES:
@@ -70,7 +77,7 @@ def read_row(state: Masks, place: Places, words: Words16, chances: Masks, used: 
 
 @inlined
 def ended_well(state: Masks, lanes: int) -> bool:
-    """True if every lane's code was the one that finish_writing chooses."""
+    """Return True if the final code of every lane is the one that finish_writing chooses."""
     top = np.uint32(0)
     for lane in range(lanes):
         top |= state[lane]

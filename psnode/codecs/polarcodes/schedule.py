@@ -1,8 +1,9 @@
-"""Steps of successive cancellation, in order, for one level of a code: a list of steps, without the subtrees that need none.
+"""The steps of successive cancellation for one level of a code, as a list in order, without the subtrees that need no steps.
 
-Node (s, n) of the tree covers the n bits from s on; their LLRs are rows n..2n-1, the sums that they make bits[s:s+n]. Subtrees
-without a choice, without a frozen bit, or with one choice at their end (a repetition) are done in one step, which changes
-no probability. In a flat subtree every value is, given the ones before it, nearly a fair coin: its prior is left out.
+Node (s, n) of the tree covers the n bits from s on. Its LLRs are rows n..2n-1, and the sums of its bits are bits[s:s+n]. Three
+kinds of subtrees are processed in one step, which changes no probability: subtrees without a free bit, without a frozen bit, or
+with a single free bit at their end (a repetition). In a flat subtree, every value is nearly a fair coin given the values before
+it, and its prior is left out.
 
 Source: Alamdar-Yazdi, Kschischang, "A simplified successive-cancellation decoder for polar codes", IEEE Comm. Letters 2011.
 """
@@ -23,7 +24,11 @@ _POSTERIOR_ONLY = (F_POST, G_POST)
 
 
 class Schedule(NamedTuple):
-    """Steps (k, 3) of a kind, n and s; the rows of raw and of coded bits, and random words, they take; `flat`: all of it is."""
+    """The steps of a level, and the number of rows that they use.
+
+    `encode` and `decode` have shape (k, 3): kind, n and s of each step. `raw` and `coded` count rows of bits, `drawn` random
+    words. `flat` is true if the whole level is flat.
+    """
 
     encode: Steps
     decode: Steps
@@ -34,7 +39,7 @@ class Schedule(NamedTuple):
 
 
 def schedule(frozen: Bools, flat: Bools) -> Schedule:
-    """The steps of a level: which bits are `frozen`, and which are `flat`."""
+    """Return the steps of a level from the masks of its `frozen` and `flat` bits."""
     size = frozen.size
     choices = np.concatenate([[0], np.cumsum(~frozen)])
     bends = np.concatenate([[0], np.cumsum(~flat)])
@@ -46,7 +51,7 @@ def schedule(frozen: Bools, flat: Bools) -> Schedule:
         if is_join:
             steps.append((JOIN, n, s))
             continue
-        if n < 0:  # a right child's g, before the child itself
+        if n < 0:  # n < 0: the g step of a right child, before the child itself
             steps.extend(_down(choices, bends, s, -n, right=True))
             continue
         free = int(choices[s + n] - choices[s])
@@ -68,7 +73,7 @@ def schedule(frozen: Bools, flat: Bools) -> Schedule:
 def _down(
     choices: npt.NDArray[np.int64], bends: npt.NDArray[np.int64], s: int, n: int, right: bool
 ) -> list[tuple[int, int, int]]:
-    """From node (s, n) to a child: the LLRs that the child needs."""
+    """Return the steps from node (s, n) to a child, which compute the LLRs that the child needs."""
     half = n // 2
     first = s + half if right else s
     steps = []

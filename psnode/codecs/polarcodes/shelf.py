@@ -1,4 +1,4 @@
-"""The designs that a process has met so far, in a few arrays: one kernel then finds those of any superblock."""
+"""The designs that this process has used, in a few arrays, so that one kernel finds the designs of any superblock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psnode.codecs.polarcodes.blocks import Shelf
 
 
 class Shelved(NamedTuple):
-    """Place of a design among the levels, its number of levels, and the rows of raw and of coded bits that they take."""
+    """The place of a design among the levels, its number of levels, and the rows of raw and of coded bits that they take."""
 
     first: int
     levels: int
@@ -22,18 +22,18 @@ class Shelved(NamedTuple):
 
 _lock = threading.Lock()
 _places: dict[tuple[float, int], Shelved] = {}
-_tables: dict[float, list[tuple[int, int]]] = {}  # of each level of a channel, where its tables begin
+_tables: dict[float, list[tuple[int, int]]] = {}  # the offsets of the tables of each level of a channel
 _shelf = Shelf(np.empty((0, 3), np.int64), np.empty((0, 9), np.int64), np.empty(0, np.int16), np.empty(0, np.int16))
 
 
 def place_of(rate: float, log_length: int) -> Shelved:
-    """Return the place of the design on the shelf, and put it there first if it is not."""
+    """Return the place of the design on the shelf. Put the design on the shelf first if it is not there yet."""
     found = _places.get((rate, log_length))
     return _put(rate, log_length) if found is None else found
 
 
 def shelf() -> Shelf:
-    """All designs whose places were asked for before."""
+    """Return all designs whose places have been requested."""
     return _shelf
 
 

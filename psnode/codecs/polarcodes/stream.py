@@ -1,4 +1,4 @@
-"""A vector as one stream: scales, raw bits, and the words of one coder for all of its superblocks."""
+"""A vector as one stream: scales, raw bits, and the words of one coder for all superblocks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import writer
 
 NOT_FINITE = -1
-_SCRATCH = 576  # float32, of norms
+_SCRATCH = 576  # float32 of scratch for norms
 _NONE = np.empty(0, np.float32)
 
 
 class Extent(NamedTuple):
-    """Sizes of a stream that follow from its scales: rows of raw bits and of coded bits, weighted with their lanes; lanes of
-    the coder.
+    """Sizes of a stream that follow from its scales.
+
+    `raw` and `coded` count rows of bits, each multiplied by its number of lanes. `lanes` is the number of lanes of the coder.
     """
 
     raw: int
@@ -46,7 +47,7 @@ class Extent(NamedTuple):
 
 
 def extent(blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
-    """Of the superblocks that are `live`: those with a scale that is not 0."""
+    """Return the extent of the superblocks that are `live`, which have a nonzero scale."""
     raw = coded = lanes = 0
     for block, alive in zip(blocks, live, strict=True):
         if alive:
@@ -58,19 +59,22 @@ def extent(blocks: Sequence[Superblock], live: Sequence[bool]) -> Extent:
 
 
 def allowed_words(found: Extent) -> int:
-    """The most words of a coder's stream. A writer that has used them up follows the prior."""
+    """Return the maximum number of words of a coder's stream. A writer that has used them up follows the prior."""
     return (found.coded + EXTRA * found.lanes + 15) // 16 + 4 * found.lanes if found.lanes else 0
 
 
 def aligned_rows(size: int, kind: type) -> Any:
-    """`size` values of 2 bytes, at a multiple of 64 bytes: a row is a line of the cache."""
+    """Return an array of `size` values of 2 bytes, aligned to 64 bytes, so that each row is one cache line."""
     memory = np.empty(2 * size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + 2 * size].view(kind)
 
 
 def room_for(log_length: int, rows_of_llrs: int) -> tuple[Workspace, Shared]:
-    """Scratch for superblocks of blocks of up to 2^log_length, with `rows_of_llrs` rows of LLRs for each row of values."""
+    """Return scratch for superblocks with blocks of up to 2^log_length values.
+
+    There are `rows_of_llrs` rows of LLRs for each row of values.
+    """
     length = 1 << log_length
     cells, llrs = aligned_rows(LANES * length, np.uint16), aligned_rows(rows_of_llrs * LANES * length, np.int16)
     bits, rows, noise = (np.empty(length + more, np.uint32) for more in (1, 0, 256))
@@ -84,7 +88,7 @@ def _constants() -> tuple[Any, Any]:
 
 
 def table_of(blocks: Sequence[Superblock]) -> Int64s:
-    """The superblocks as rows, as psnode.codecs.polarcodes.blocks wants them."""
+    """Return the superblocks as rows of the table that psnode.codecs.polarcodes.blocks uses."""
     rows = []
     for block in blocks:
         place = shelf.place_of(block.rate, block.log_length)
@@ -105,11 +109,10 @@ def write(
     *,
     capped: bool = False,
 ) -> tuple[int, int]:
-    """Code `x` (1-D): fill `scales`, write bits to `raw`, a uint32 longer than they are, and words. The lengths in uint32 and in
-    words; NOT_FINITE if x is.
+    """Code `x` (1-D): write `scales`, bits to `raw`, and `words`. Return the uint32 and the words written, or NOT_FINITE.
 
-    `rotated`: rows with a scale of their own are rotated first. `decoded`: overwritten by the decoded values, unless rotated.
-    `capped`: see write_blocks.
+    `raw` must be one uint32 longer than its bits. `rotated`: pieces with their own scale are rotated first. `decoded` is
+    overwritten with the decoded values, unless rotated. `capped`: see write_blocks.
     """
     table, x = table_of(blocks), readonly(x)
     sizes = _sizes(x, table, scales.size)
@@ -127,25 +130,25 @@ def write(
 
 
 def _pieces(table: Int64s) -> list[slice]:
-    """The values that share a scale."""
+    """Return the slices of values that share a scale."""
     spans = table[:, [START, STOP]].tolist()
     return [slice(at, min(at + SCALED, stop)) for start, stop in spans for at in range(start, stop, SCALED)]
 
 
 def _sizes(x: Floats, table: Int64s, count: int) -> Float64s | None:
-    """Root mean squares of the values with a scale of their own, 0 below 2^-100; None if a value is not finite."""
+    """Return the root mean squares of the values with their own scale, 0 if below 2^-100; None if a value is not finite."""
     sizes = np.empty(count)
     measure(x, table, np.empty(_SCRATCH, np.float32), sizes)
     if sizes.min(initial=0) < 0:
         return None
-    if np.isinf(sizes.max(initial=0)):  # beyond float32
+    if np.isinf(sizes.max(initial=0)):  # the norm exceeds float32
         sizes[:] = [root_mean_square(x[piece]) for piece in _pieces(table)]
     sizes[sizes < SMALLEST] = 0
     return sizes
 
 
 def _turned(x: Floats, table: Int64s, sizes: Float64s, key: Words) -> tuple[Floats, Float64s]:
-    """The values divided by their sizes and rotated, zeros where that is 0; and their energies."""
+    """Return the values divided by their root mean squares and rotated (zeros where it is 0), and their energies."""
     turned, energies = np.zeros_like(x), np.zeros_like(sizes)
     for number, (piece, size) in enumerate(zip(_pieces(table), sizes.tolist(), strict=True)):
         if size:
@@ -163,7 +166,10 @@ def read(
     words: Words16,
     out: Floats,
 ) -> bool:
-    """Overwrite `out` (1-D). Whether the stream ended as it should. `words` are as long as `extent` says, `raw` longer."""
+    """Overwrite `out` (1-D). Return True if the stream ended correctly.
+
+    `words` has the length that `extent` gives; `raw` is longer than its bits.
+    """
     live = live_ones(blocks, scales)
     found = extent(blocks, live)
     table, source = table_of(blocks), reader(words, found.lanes)
@@ -179,7 +185,7 @@ def read(
 
 
 def live_ones(blocks: Sequence[Superblock], scales: Floats) -> list[bool]:
-    """Mask of the superblocks with a scale that is not 0."""
+    """Return whether each superblock has a nonzero scale."""
     live, first = [], 0
     for block in blocks:
         live.append(bool(scales[first : first + block.scales].any()))

@@ -1,8 +1,9 @@
-"""Cutting of a vector of any length into superblocks: up to 32 blocks of 2^k values side by side.
+"""Division of a vector of any length into superblocks: up to 32 blocks of 2^k values side by side.
 
-While 32 blocks of the longest length that is allowed fit, they are taken; then 32 of each shorter length down to 2^10 if they
-fit; then as many of 2^10 as fit, fewer than 32; then one each of 2^9, 2^8, 2^7; the rest fills a block of 2^6 with zeros.
-Value i of a superblock of m blocks belongs to block i mod m. Scales are those of 2^16 neighbouring values in a superblock.
+As long as 32 blocks of the longest allowed length fit, they are used. Then 32 blocks of each shorter length down to 2^10 are used
+if they fit; then fewer than 32 blocks of 2^10, as many as fit; then one block each of 2^9, 2^8 and 2^7, and 2^6. A remainder is
+filled up with zeros to a block of 2^6. Value i of a superblock of m blocks belongs to block i mod m. Each 2^16 neighbouring
+values of a superblock share a scale.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LEAST = 6
 
 
 class Superblock(NamedTuple):
-    """Values start..stop-1, in `lanes` blocks of 2^log_length, at `rate` bits a value."""
+    """Values start..stop-1, in `lanes` blocks of 2^log_length values, at `rate` bits per value."""
 
     start: int
     stop: int
@@ -28,12 +29,12 @@ class Superblock(NamedTuple):
 
     @property
     def scales(self) -> int:
-        """The number of its scales."""
+        """The number of scales of the superblock."""
         return -(-(self.stop - self.start) // SCALED)
 
 
 def superblocks(size: int, longest: int, rate: float, start: int = 0) -> Iterator[Superblock]:
-    """The superblocks of `size` values from `start` on, blocks being at most 2^`longest` long."""
+    """Yield the superblocks of `size` values from `start` on, with blocks of at most 2^`longest` values."""
     size += start
     for log_length in range(longest, _LEAST - 1, -1):
         if log_length >= _FEW:

@@ -1,7 +1,7 @@
-"""From float32 to rows of cells of a channel, to rows of LLRs, and from decisions back to float32.
+"""Conversion of float32 to rows of cells of a channel, of cells to rows of LLRs, and of decisions back to float32.
 
-A cell is a uint16: bits 0..9 the cell of x, bits 10 and up the bits of the levels decided so far, so that it is the index into
-the tables of the level that comes next. The reader, who has no x, keeps the decided bits alone.
+A cell is a uint16. Bits 0..9 are the cell of x, and bits 10 and up the bits of the levels decided so far, so that a cell is the
+index into the tables of the next level. The reader, who has no x, keeps only the decided bits.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _LARGEST = np.float32(np.finfo(np.float32).max)
 
 @instructions
 def mark_row(cells: Cells, row: int, word: np.uint32, value: np.uint16) -> None:
-    """Set the bits of `value` in the lanes of the row that are in `word`."""
+    """Set the bits of `value` in those lanes of the row whose bit in `word` is 1."""
     store_row(cells, row, load_row(cells, row) | select(unpacked(word), spread(value, LANES), 0))
 
 
 @instructions
 def prior_row(table: Llrs, cells: Cells, row: int, shift: np.uint16, llrs: Llrs, target: int) -> None:
-    """Row `target` of `llrs` = table[cells / 2^shift] of a row; 32 entries."""
+    """Write table[cells / 2^shift] of a row to row `target` of `llrs`. The table has 32 entries."""
     store_row(llrs, target, pick(table, load_row(cells, row) >> spread(shift, LANES), LANES))
 
 
 @inlined
 def _cell(value: np.float32) -> np.uint16:
-    """The cell of a value in units of cells: no sum of two floats is rounded."""
+    """Return the cell of a value in units of cells. No sum of two floats is rounded."""
     inside = min(max(value, np.float32(-CELLS // 2)), np.float32(CELLS // 2 - 0.5))
     whole = np.int32(inside)
     return np.uint16(whole - np.int32(np.float32(whole) > inside) + np.int32(CELLS // 2))
@@ -46,7 +46,7 @@ def _cell(value: np.float32) -> np.uint16:
 
 @kernel
 def cells_of(x: Floats, scale: float, cells: Cells, lanes: int) -> None:
-    """The cells of x / scale, `lanes` of each row of `cells`; the middle where x ends or scale is 0."""
+    """Write the cells of x / scale, `lanes` of each row of `cells`; the middle cell after the end of x, or if `scale` is 0."""
     wide()
     factor = np.float32(CELLS_PER_UNIT / scale) if scale > 0 else np.float32(0)
     for i in range(x.size):
@@ -63,7 +63,7 @@ def cells_of(x: Floats, scale: float, cells: Cells, lanes: int) -> None:
 
 @inlined
 def close_up(cells: Cells, lanes: int) -> None:
-    """Move the first `lanes` of every row together."""
+    """Move the first `lanes` cells of every row together."""
     if lanes < LANES:
         for row in range(1, cells.size // LANES):
             for j in range(lanes):
@@ -72,7 +72,7 @@ def close_up(cells: Cells, lanes: int) -> None:
 
 @kernel
 def look_up_llrs(table: Llrs, index: Cells, llrs: Llrs) -> None:
-    """The second half of `llrs`, of every row: table[index]."""
+    """Write table[index] of every row to the second half of `llrs`."""
     target = llrs[index.size :]
     for i in range(index.size):
         target[i] = table[index[i]]
@@ -80,7 +80,7 @@ def look_up_llrs(table: Llrs, index: Cells, llrs: Llrs) -> None:
 
 @kernel
 def look_up_priors(table: Llrs, index: Cells, shift: int, llrs: Llrs) -> None:
-    """The second half of `llrs`, of every row: table[index / 2^shift], 32 entries."""
+    """Write table[index / 2^shift] of every row to the second half of `llrs`. The table has 32 entries."""
     rows = index.size // LANES
     bits = np.uint16(shift)
     for row in range(rows):
@@ -89,7 +89,7 @@ def look_up_priors(table: Llrs, index: Cells, shift: int, llrs: Llrs) -> None:
 
 @kernel
 def mark(cells: Cells, bits: Masks, shift: int) -> None:
-    """Set bit `shift` in every lane whose bit is 1."""
+    """Set bit `shift` in every lane whose bit in `bits` is 1."""
     value = np.uint16(1 << shift)
     for row in range(cells.size // LANES):
         mark_row(cells, row, bits[row], value)
@@ -97,7 +97,10 @@ def mark(cells: Cells, bits: Masks, shift: int) -> None:
 
 @kernel
 def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Floats) -> None:
-    """out = (2 (symbol / 2^shift) - (count - 1)) half, rounded once, cut off at the largest float32; `count` symbols."""
+    """Write the value (2 (symbol / 2^shift) - (count - 1)) half of each symbol, rounded once and limited to the largest float32.
+
+    There are `count` different symbols.
+    """
     wide()
     offset = np.int32(count - 1)
     bits = np.uint16(shift)
@@ -110,10 +113,11 @@ def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Flo
 def inner_products(
     x: Floats, scale: float, symbols: Cells, shift: int, count: int, lanes: int, sums: Floats, squares: Int32s
 ) -> tuple[float, float]:
-    """<x, y> / scale and <y, y> with y = 2 (symbol / 2^shift) - (count - 1), summed in 32 lanes one after the other.
+    """Return <x, y> / scale and <y, y> with y = 2 (symbol / 2^shift) - (count - 1).
 
-    Of fewer `lanes` than 32, in one. At most 2^16 values: a lane's sum in float32 errs by a millionth of its size, the squares
-    are exact. `sums` and `squares`: scratch of 32.
+    32 lanes are summed, and then added one after another; with fewer `lanes` than 32, there is one sequential sum. For at most
+    2^16 values, a lane's float32 sum has a relative error of a millionth, and the squares are exact. `sums` and `squares`:
+    scratch of 32.
     """
     wide()
     offset, factor = np.int32(count - 1), np.float32(1 / scale)
@@ -141,7 +145,7 @@ def inner_products(
 
 @kernel
 def energy(x: Floats) -> float:
-    """<x, x>, summed in 32 lanes one after the other."""
+    """Return <x, x>, summed in 32 lanes, which are then added one after another."""
     sums = np.zeros(LANES)
     full = x.size // LANES * LANES
     for start in range(0, full, LANES):

@@ -1,4 +1,4 @@
-"""Rows of 32 lanes, one of each of 32 blocks that are coded side by side."""
+"""Rows of 32 lanes, one for each of 32 blocks that are coded side by side."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from psnode.codecs.kernels.llvm import operations
 
 LANES = 32
-MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out the branches of the other value
+MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out the branches not taken
 
 
 def load_row(array: Any, row: Any) -> Any:
-    """The lanes of row `row`."""
+    """Return the lanes of row `row`."""
     return operations.load(array, LANES * row, LANES)
 
 

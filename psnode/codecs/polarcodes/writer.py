@@ -1,7 +1,7 @@
-"""The writing half of the coder: words go to the places in the stream that were taken for them.
+"""The writing half of the range coder: words go to the places in the stream that were taken for them.
 
-A lane's last word may still grow by a carry: it waits until the next one is known. A carry into the words before that one is
-rare; they are found through `places`, which remembers for every word the place of the lane's word before it.
+A lane's last word may still be increased by a carry, so it waits until the next word is known. A carry into earlier words is
+rare. `places` makes them accessible, because it stores, for every word, the place of the lane's previous word.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from psnode.codecs.polarcodes.vectors import LANES, MOVES_LANES, load_row, store
 Places = npt.NDArray[np.int64]
 Whole = int | np.integer[Any]
 
-# State: rows of 32 uint32. The low ends of the intervals; their ranges; the words that wait, with a carry in bit 16; those that
-# waited before the last step.
+# State: rows of 32 uint32. The low ends of the intervals; their ranges; the words that wait, with a carry in bit 16; the words
+# that waited before the last step.
 _LOW, _RANGE, _WAITING, _DONE, _ROWS = range(5)
 
-# Places: [0] the number of words so far, [1] of those in the log. Of lane j: [2 + j] and [34 + j] where its next two words go,
-# [66 + j] where the one goes that waits. From [98] on, of every word, where the word before it of the same lane is.
+# Places: [0] the number of words so far, [1] the number of words in the log. For lane j, [2 + j] and [34 + j] are the places of
+# its next two words, and [66 + j] is the place of the word that waits. From [98] on, for every word, the place of the same lane's
+# previous word.
 _NEXT, _AFTER, _LAST, _BEFORE = 2, 2 + LANES, 2 + 2 * LANES, 2 + 3 * LANES
 NONE = -1
-_LOG = 512  # words that are done, then the lanes of them, 32 added where there is a carry
+_LOG = 512  # finished words, followed by their lanes, plus 32 for a carry
 
 
 class Writer(NamedTuple):
-    """State, places and log; the words, as many as there may be."""
+    """State, places, log, and memory for the maximum number of words."""
 
     state: Masks
     places: Places
@@ -45,7 +46,7 @@ class Writer(NamedTuple):
 
 @instructions
 def put_row(state: Masks, chances: Masks, unlikely: np.uint32, used: np.uint32) -> np.uint32:
-    """Code a bit a lane; the lanes that take a word."""
+    """Code one bit per lane. Return the lanes that take a word."""
     low, upper, lower = split(state, chances, used)
     chosen = unpacked(unlikely)
     moved = low + select(chosen, lower, 0)
@@ -61,9 +62,9 @@ def put_row(state: Masks, chances: Masks, unlikely: np.uint32, used: np.uint32) 
 
 @instructions
 def note_row(state: Masks, empty: np.uint32, log: Words16, count: int) -> None:
-    """Append the words that are done, of the lanes `empty`, to the log, which has `count` words and room for 32 more.
+    """Append the finished words of the lanes `empty` to the log, which has `count` words and room for 32 more.
 
-    Nothing where lanes do not move.
+    Nothing is done if the processor cannot move lanes.
     """
     if moves():
         done = load_row(state, _DONE)
@@ -73,7 +74,7 @@ def note_row(state: Masks, empty: np.uint32, log: Words16, count: int) -> None:
 
 
 def writer(words: Words16, lanes: int) -> Writer:
-    """Of a stream of `lanes` lanes, which begins."""
+    """Return the writer of a new stream of `lanes` lanes."""
     state = np.zeros(_ROWS * LANES, np.uint32)
     state[_RANGE * LANES : _WAITING * LANES] = 0xFFFFFFFF
     places = np.empty(_BEFORE + words.size, np.int64)
@@ -86,7 +87,7 @@ def writer(words: Words16, lanes: int) -> Writer:
 
 @inlined
 def _carry(words: Words16, places: Places, place: int) -> None:
-    """Add 1 to the word at `place`, and to those before it where that is 2^16."""
+    """Add 1 to the word at `place`, and to the lane's previous words for as long as they overflow."""
     while place >= 0:
         words[place] += np.uint16(1)
         if words[place]:
@@ -96,7 +97,7 @@ def _carry(words: Words16, places: Places, place: int) -> None:
 
 @inlined
 def _settle(words: Words16, places: Places, lane: Whole, done: Whole, carry: Whole) -> None:
-    """Write a lane's word to its place."""
+    """Write a lane's finished word to its place, and propagate a carry to the words before it."""
     place = places[_LAST + lane]
     if place >= 0:
         words[place] = np.uint16(done)
@@ -106,7 +107,7 @@ def _settle(words: Words16, places: Places, lane: Whole, done: Whole, carry: Who
 
 @inlined
 def _take(places: Places, lane: Whole, new: Whole) -> None:
-    """The place that the lane takes is number `new`."""
+    """Record place number `new`, which the lane has just taken."""
     place = places[_NEXT + lane]
     places[_BEFORE + place] = places[_LAST + lane]
     places[_LAST + lane], places[_NEXT + lane], places[_AFTER + lane] = place, places[_AFTER + lane], new
@@ -114,7 +115,7 @@ def _take(places: Places, lane: Whole, new: Whole) -> None:
 
 @inlined
 def _drain(places: Places, log: Words16, words: Words16) -> None:
-    """Write the log."""
+    """Write the words of the log to their places."""
     count = places[1]
     for k in range(count):
         lane = np.int64(log[_LOG + k])
@@ -148,7 +149,7 @@ def write_row(
 
 @kernel
 def finish_writing(writer: Writer, lanes: int) -> int:
-    """End the stream: the number of words. Each lane's code is the least multiple of 2^16 in its interval."""
+    """End the stream. Return the number of words. The code of each lane is the least multiple of 2^16 in its interval."""
     state, places, log, words = writer
     _drain(places, log, words)
     for lane in range(lanes):

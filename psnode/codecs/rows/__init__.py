@@ -1,7 +1,7 @@
 """Codecs as formulas over rows of 512 values (docs/rows.md).
 
-One formula for encode and one for decode. An interpreter in NumPy, kernels generated for Numba and CUDA text give the same bytes.
-A codec of one's own derives from RowCodec; psnode.codecs.rows.known has the formulas of psnode's codecs.
+A codec consists of a formula for encode and one for decode. A NumPy interpreter, generated Numba kernels and generated CUDA text
+give the same bytes. User-defined codecs derive from RowCodec; psnode.codecs.rows.known has the formulas of psnode's own codecs.
 """
 
 from psnode.codecs.rows.codec import RowCodec

@@ -1,4 +1,4 @@
-"""Codecs that run by kernels generated of two formulas: psnode's, and those of one's own."""
+"""Base classes of codecs whose kernels are generated from two formulas: psnode's own and user-defined ones."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ _FORMATS = {int: "q", bool: "q", float: "d"}
 
 
 class Generated(FlatCodec):
-    """Base of codecs whose kernels are generated: their bodies are a preamble and the output of a formula's program."""
+    """Base of codecs with generated kernels. Their body is a preamble, followed by the output of the formula's program."""
 
     @abstractmethod
     def formula(self) -> Formula | None:
-        """The formula of this codec at its settings; None: it has kernels by hand, and overrides the methods that need one."""
+        """Return the formula of this codec at its settings.
+
+        None means that the codec has hand-written kernels, and overrides the methods that need a formula.
+        """
 
     @abstractmethod
     def _read(self, body: Bytes, size: int) -> tuple[Decoder, Bytes]:
-        """Find the decoder of a body by its parameters; also the program's output, checked. PayloadError."""
+        """Return the decoder that the parameters in `body` call for, and the program's output, checked. Raise PayloadError."""
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError if `body` begins with numbers that encode never writes, where a coder does not see that."""
+        """Raise PayloadError if `body` begins with numbers that encode never writes and the coder does not check."""
 
     def _preamble(self) -> bytes:
         return b""
@@ -76,11 +79,12 @@ class Generated(FlatCodec):
 
 
 class RowCodec(Generated):
-    """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with them, an `id` and a `number`.
+    """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with both, an `id` and a `number`.
 
-    Its parameters are int, float or bool; the formulas may use them as the numbers that they are. The body is the parameters, 8
-    bytes each (int64 or float64), the fields, and the packing. A value that decodes to none that float32 has becomes the largest.
-    Payloads of other parameters than an instance's own are read by the interpreter: no peer's payload makes anything compile.
+    The fields of the dataclass are parameters of type int, float or bool, which the formulas may use as Python numbers. The body
+    consists of the parameters (8 bytes each, int64 or float64), the fields, and the packing. If a decoded value would not be a
+    finite float32, it becomes the largest float32. Payloads with other parameters than the instance's are read by the
+    interpreter, so a peer's payload never causes a compilation.
     """
 
     number: ClassVar[int]
@@ -88,11 +92,11 @@ class RowCodec(Generated):
 
     @abstractmethod
     def to_fields(self, v: Value) -> Fields:
-        """Name the fields that are sent of the row `v` (float32, 512 values; the last row is filled up with zeros)."""
+        """Return the fields that are sent for the row `v` (512 float32; the last row is filled up with zeros)."""
 
     @abstractmethod
     def from_fields(self, *fields: Any, **named: Any) -> Value:
-        """The float32 of every coordinate that the fields, under their names, decode to."""
+        """Return the decoded float32 of every coordinate. The fields are passed by name."""
 
     def formula(self) -> Formula:
         return self
@@ -110,7 +114,7 @@ class RowCodec(Generated):
         return coder, body[start:]
 
     def _other(self, settings: tuple[Any, ...]) -> RowCodec:
-        """The codec with other parameters. PayloadError if there is none."""
+        """Return the codec with other parameters. Raise PayloadError if they are not valid."""
         hints = _hints(type(self))
         if any(kind is bool and value not in (0, 1) for kind, value in zip(hints.values(), settings, strict=True)):
             raise PayloadError(f"{self.id}: {settings} are no parameters")
@@ -118,7 +122,7 @@ class RowCodec(Generated):
         try:
             other = type(self)(**values)
             program(other)
-        except Exception as error:  # whatever a user's checks and formulas raise at parameters that a peer chose
+        except Exception as error:  # a user's checks and formulas may raise anything at a peer's parameters
             raise PayloadError(f"{self.id}: {values} are no parameters: {error}") from error
         return other
 
@@ -127,7 +131,7 @@ class RowCodec(Generated):
 
 
 def preamble(codec: Codec) -> bytes:
-    """The bytes of a body before those that the formula's program writes: parameters of a RowCodec, else empty."""
+    """Return the bytes of a body before the program's output: the parameters of a RowCodec, else nothing."""
     return codec._preamble() if isinstance(codec, Generated) else b""
 
 
@@ -137,7 +141,7 @@ def _settings(codec: RowCodec) -> tuple[Any, ...]:
 
 @lru_cache
 def _hints(cls: type[RowCodec]) -> dict[str, type]:
-    """The parameters of a codec and their types. CodecSpecError for one that a body cannot hold."""
+    """Return the parameters of a codec and their types. Raise CodecSpecError for a type that a body cannot hold."""
     found = typing.get_type_hints(cls)
     hints = {field.name: found[field.name] for field in dataclasses.fields(typing.cast(Any, cls))}
     for name, kind in hints.items():
@@ -148,7 +152,7 @@ def _hints(cls: type[RowCodec]) -> dict[str, type]:
 
 @lru_cache(maxsize=64)
 def program(codec: Generated) -> Program:
-    """The program of a codec's formula, which it has."""
+    """Return the program of a codec's formula. The codec must have one."""
     formula = codec.formula()
     assert formula is not None, codec
     made = program_of(formula)
@@ -159,10 +163,10 @@ def program(codec: Generated) -> Program:
 
 @lru_cache(maxsize=64)
 def coder_of(codec: Generated) -> SumCoder:
-    """A coder by compiled kernels."""
+    """Return a coder that uses compiled kernels."""
     return SumCoder(program(codec), compiled(text_of(program(codec))))
 
 
 def interpreted(codec: Generated) -> Coder:
-    """A coder by the interpreter: for settings that this rank did not choose."""
+    """Return a coder that uses the interpreter, for settings that this rank did not choose."""
     return Coder(program(codec), Interpreted(program(codec)))

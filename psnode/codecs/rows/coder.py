@@ -1,4 +1,4 @@
-"""Bodies of arrays of any size, made and read by functions that know full rows alone."""
+"""Encode and decode arrays of any size with functions that handle only full rows."""
 
 from __future__ import annotations
 
@@ -18,65 +18,69 @@ from psnode.errors import PayloadError
 
 
 class Decoder(Protocol):
-    """Decoder of bodies that were checked."""
+    """Decoder of bodies that have been checked."""
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """out = decoded, or out += weight * decoded; `out` is flat."""
+        """Write out = decoded, or out += weight * decoded. `out` is flat."""
 
 
 class Functions(Protocol):
-    """Kernels made of a program, for any processor. Arrays are full units of rows, the first row number `first` of `rows`."""
+    """Kernels made from a program, for any processor.
+
+    Arrays hold full units of rows; their first row has the number `first`, of `rows` rows in all.
+    """
 
     def survey(self, x: Floats, tops: Int32s) -> bool:
-        """Raise `tops`, numbers of the whole input as Program.of_input, to those extremes of `x` that are wanted; all finite?"""
+        """Update the extremes in `tops` (laid out as Program.of_input) with those of `x`. Return True if all are finite."""
 
     def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
-        """Write the program's sums over all of `x` into `tops`, after the results of `survey`; are all values finite?
+        """Write the program's sums over all of `x` into `tops`, after `survey`. Return True if all values are finite.
 
-        `tops`: numbers of the whole input, as Program.of_input. Programs without sums do without this.
+        `tops` is laid out as Program.of_input. Programs without sums need no such function.
         """
 
     def encode(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats
     ) -> int:
-        """Write numbers to `side` and codes to `packed`, and x - decoded to `error` unless it is empty; the coordinates done.
+        """Write numbers to `side`, codes to `packed`, and x - decoded to `error` unless it is empty. Return the coordinates done.
 
-        Those are fewer than all, full units, where a row is not finite. `error` may lie over `x`.
+        Fewer coordinates than all, but full units, are done if a row is not finite. `error` may share the memory of `x`.
         """
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """out = decoded, or out += weight * decoded."""
+        """Write out = decoded, or out += weight * decoded."""
 
 
 class SumFunctions(Functions, Protocol):
-    """Kernels that serve `Sums` in their sweep. To those of an array's full units belong `first` = 0."""
+    """Kernels that also do the work of `Sums` in their sweep. With parts or dots, the units start at row 0 of the array."""
 
     def survey_sum(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
-        """Add parts, then survey; False too if a part is not finite."""
+        """Add the parts, then survey. Return False if a value or a part is not finite."""
 
     def encode_sum(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats,
         parts: PartTable, dots: Float64s,
     ) -> int:  # fmt: skip
-        """Add parts, then encode; fewer coordinates are done too if a part is not finite."""
+        """Add the parts, then encode. Fewer coordinates are done if a value or a part is not finite."""
 
     def code_and_sum(
         self, x: Floats, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, parts: PartTable, found: Float64s
     ) -> bool:
-        """Add parts, then code the full rows of all of `x`; False if a value or part is not finite.
+        """Add the parts, then code all full rows of `x`. Return False if a value or a part is not finite.
 
-        The sums of all rows go to `found`, a dimension for the sums and one for the rows. Numbers of the array are left to
-        `encode`. There for programs with Program.sums_beside alone, as `lose` is.
+        The sums of all rows are written to `found`, of shape (sums, rows). The numbers of the array are left to `encode`. Only
+        programs with Program.sums_beside have this function and `lose`.
         """
 
     def lose(self, side: Words32, rows: int, packed: Bytes, x: Floats, error: Floats) -> None:
-        """error = x - decoded, for full rows; `error` may be the memory of `x`."""
+        """Write error = x - decoded, for full rows. `error` may share the memory of `x`."""
 
 
 class Sums(NamedTuple):
-    """Work of a sweep beside coding: `parts` are added to the memory of the values beforehand, inner products left in `dots`.
+    """Work that is done in the sweep that codes.
 
-    These are those with the decoded values, and begin as psnode.codecs.kernels.dots.begun; an empty array: they are not wanted.
+    `parts` are added to the values in their memory first. Inner products of the values and the decoded values are left in `dots`,
+    which begins as psnode.codecs.kernels.dots.begun makes it; an empty array means that they are not wanted.
     """
 
     parts: PartTable
@@ -87,16 +91,16 @@ NO_SUMS = Sums(NO_PARTS, NO_DOTS)
 
 
 class Coder:
-    """encode and decode of a program, by such functions. The remainder after full units is coded in memory of its own."""
+    """Encode and decode of a program, using its functions. The remainder after full units is coded in separate memory."""
 
     def __init__(self, program: Program, functions: Functions) -> None:
         self.program, self.functions = program, functions
         self._unit = ROW * program.packed.rows
 
     def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
-        """Write the body of `x`, flat; the coordinates done, fewer than all if a value is not finite.
+        """Write the body of `x` (flat). Return the coordinates done, fewer than all if a value is not finite.
 
-        x - decoded goes to `error`, which may lie over `x`, unless it is empty. `sums`: for a SumCoder alone.
+        x - decoded is written to `error`, which may share the memory of `x`, unless it is empty. Only a SumCoder takes `sums`.
         """
         tops = self.program.of_input(x.size)
         if self.program.sweeps:
@@ -124,7 +128,7 @@ class Coder:
         return x.size
 
     def _code_rest(self, x: Floats, key: Words, tops: Int32s, body: Bytes, error: Floats, dots: Float64s) -> bool:
-        """Code the remainder of `x` after full units; is it finite?"""
+        """Code the remainder of `x` after full units. Return True if it is finite."""
         full, rows = x.size // self._unit * self._unit, rows_of(x.size)
         side, _, rest = self._split(body, x.size)
         last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
@@ -140,17 +144,17 @@ class Coder:
         return True
 
     def _survey(self, x: Floats, tops: Int32s, parts: PartTable) -> bool:
-        """As SumFunctions.survey_sum."""
+        """Survey, as SumFunctions.survey_sum does."""
         return self.functions.survey(x, tops)
 
     def _code(
         self, x: Floats, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats, sums: Sums
     ) -> int:
-        """As SumFunctions.encode_sum, for the full units."""
+        """Encode the full units, as SumFunctions.encode_sum does."""
         return self.functions.encode(x, 0, key, tops, side, rows, packed, error)
 
     def _multiply(self, last: Floats, full: int, size: int, side: Words32, room: Bytes, dots: Float64s) -> None:
-        """Leave the inner products of the last unit, which zeros fill up from coordinate `size` on."""
+        """Write the inner products of the last unit, which is filled up with zeros from coordinate `size` on."""
         decoded = np.empty(self._unit, np.float32)
         self.functions.decode(readonly(side), rows_of(size), full // ROW, readonly(room), decoded, np.float32(1), False)
         decoded[size - full :] = 0
@@ -158,7 +162,7 @@ class Coder:
             add_row(readonly(last[start : start + ROW]), readonly(decoded[start : start + ROW]), (full + start) // ROW, dots)
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """out = decoded, or out += weight * decoded; `out` is flat."""
+        """Write out = decoded, or out += weight * decoded. `out` is flat."""
         side, packed, rest = self._split(body, out.size)
         full, rows = out.size // self._unit * self._unit, rows_of(out.size)
         if full:
@@ -172,7 +176,7 @@ class Coder:
             out[full:] = last[: out.size - full]
 
     def beginning(self, body: Bytes, size: int, done: int) -> Floats:
-        """The first `done` decoded values, full units, of an array of `size`."""
+        """Return the first `done` decoded values (full units) of an array of `size` values."""
         out = np.empty(done, np.float32)
         if done:
             side, packed = self._views(body, size)
@@ -181,7 +185,7 @@ class Coder:
         return out
 
     def check(self, body: Bytes, size: int) -> None:
-        """PayloadError unless `body` is one of `size` coordinates: its length, numbers that are finite, and the constants."""
+        """Raise PayloadError unless `body` has the right length for `size` coordinates, finite numbers, and its constants."""
         program, start = self.program, 4 * self.program.side_words(size)
         if body.size < start:
             raise PayloadError(f"{program.id}: a body of {body.size} bytes ends inside its numbers")
@@ -197,19 +201,19 @@ class Coder:
                 raise PayloadError(f"{program.id}: {name} is not finite")
 
     def _views(self, body: Bytes, size: int) -> tuple[Words32, Bytes]:
-        """The numbers, and the codes."""
+        """Return views of the numbers and of the codes."""
         start = 4 * self.program.side_words(size)
         return body[:start].view(np.uint32), body[start : self.program.nbytes(size)]
 
     def _split(self, body: Bytes, size: int) -> tuple[Words32, Bytes, Bytes]:
-        """The numbers, the codes of full units, which are in place, and those of the remainder."""
+        """Return the numbers, the codes of full units, and the codes of the remainder, as views of the body."""
         side, codes = self._views(body, size)
         end = self.program.packing(side, size).length(codes, size // self._unit * self._unit)
         return side, codes[:end], codes[end:]
 
 
 class SumCoder(Coder):
-    """A coder whose functions add parts and inner products in the sweep that codes."""
+    """Coder whose functions add parts and take inner products in the sweep that codes."""
 
     functions: SumFunctions
 
@@ -217,7 +221,7 @@ class SumCoder(Coder):
         super().__init__(program, functions)
 
     def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
-        """As Coder.encode; in one sweep where sums over the input go beside coding, and one more for the error."""
+        """Encode like Coder.encode. If Program.sums_beside, one sweep codes and sums, and a second one computes the error."""
         if not self.program.sums_beside or sums.dots.size:
             return super().encode(x, key, body, error, sums)
         if self.code_and_sum(x, key, body, error, sums.parts) is None:
@@ -230,9 +234,9 @@ class SumCoder(Coder):
         return x.size
 
     def code_and_sum(self, x: Floats, key: Words, body: Bytes, error: Floats, parts: PartTable) -> Float64s | None:
-        """Write the body of `x` in one sweep, and to `error`, unless it is empty, the error of the last row if it is not full.
+        """Write the body of `x` in one sweep; write the error of an incomplete last row to `error` unless it is empty.
 
-        The sums of rows, a dimension for the sums and one for the rows; None if `x` or a part is not finite.
+        Return the sums of rows, of shape (sums, rows); None if a value of `x` or of a part is not finite.
         """
         tops, full, rows = self.program.of_input(x.size), x.size // ROW * ROW, rows_of(x.size)
         side, packed = self._views(body, x.size)
@@ -243,7 +247,7 @@ class SumCoder(Coder):
             tops.view(np.float64)[self.program.place_of_sum(value)] = tree_of(of_rows.copy())
         if full < x.size:
             self._code_rest(x, key, tops, body, error, NO_DOTS)
-        else:  # the numbers of the array alone
+        else:  # only the numbers of the array are written
             self.functions.encode(readonly(x[:0]), 0, key, tops, side, rows, packed[:0], error[:0])
         return found
 

@@ -1,7 +1,8 @@
-"""Generated text as a module: a file in a directory of this user's, so that Numba caches its kernels by it.
+"""Import generated text as a module: a file in a directory of this user, so that Numba can cache its kernels.
 
-The directory is psnode_rows in NUMBA_CACHE_DIR, or psnode/rows in that of the user's caches. A file is called by a digest of its
-text. It is written anew unless it holds that text; where others may write, a directory of this process takes its place.
+The directory is psnode_rows in NUMBA_CACHE_DIR, or else psnode/rows in the user's cache directory. The file name contains a
+digest of the text, and the file is rewritten if its content differs. If other users may write to the directory, a temporary
+directory of this process is used instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from psnode.codecs.rows.coder import SumFunctions
 
 @cache
 def compiled(text: str) -> SumFunctions:
-    """The kernels of a module's `text`, each compiled at its first call."""
+    """Return the kernels of a module's `text`. Each is compiled when it is first called."""
     name = f"psnode_rows_{xxhash.xxh3_128_hexdigest(text.encode())}"
     path = directory() / f"{name}.py"
     if not path.is_file() or path.read_text() != text:
@@ -34,7 +35,7 @@ def compiled(text: str) -> SumFunctions:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically: other processes see either the whole content or no file."""
     handle, written = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -52,14 +53,14 @@ def _imported(name: str, path: Path) -> ModuleType:
 
 @cache
 def directory() -> Path:
-    """The directory of generated modules, which only this user and root can write to."""
+    """Return the directory of generated modules. Only this user and root can write to it."""
     try:
         place = _wanted()
         place.mkdir(parents=True, exist_ok=True, mode=0o755)
         with tempfile.TemporaryFile(dir=place):
             if not open_to_others(place, Path(__file__)):
                 return place
-    except (OSError, RuntimeError):  # the second of a user who has no home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
         pass
     return _of_this_process()
 
@@ -72,7 +73,7 @@ def _wanted() -> Path:
 
 
 def _of_this_process() -> Path:
-    """A directory that goes when this process ends."""
+    """Return a directory that is deleted when this process ends."""
     made = Path(tempfile.mkdtemp(prefix="psnode_rows_"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made

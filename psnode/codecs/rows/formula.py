@@ -1,4 +1,4 @@
-"""A formula, written down once as a program: the codes sent, and the decoded values."""
+"""A codec's formula, and the program recorded from it: graphs of the values that are sent, and of the decoded values."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from psnode.codecs.rows.values import Dtype, Span, Value, below, replaced
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
 _OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all", "size_of_bucket", "key_word")
-OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # each takes a sweep of its own
-PLACES = dict(zip(OF_ALL, (0, 1, 2, 4), strict=True))  # among the numbers of the whole input
-SIZE, FIRST_SUM = 3, 3  # the latter among them as float64
+OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # need a sweep before the coding one
+PLACES = dict(zip(OF_ALL, (0, 1, 2, 4), strict=True))  # places among the numbers of the whole input (Program.of_input)
+SIZE, FIRST_SUM = 3, 3  # places among the same numbers; for FIRST_SUM, viewed as float64
 NORM = "l2_norm_of_all"
-SUMS = ("sum_of_all", "count_of_all", NORM)  # each takes a sweep of the formula's own
+SUMS = ("sum_of_all", "count_of_all", NORM)  # need a sweep with a kernel generated from the formula
 OF_BUCKET = ("l2_norm_of_bucket", "size_of_bucket")
 OF_INPUT = (*OF_ALL, *SUMS, *OF_BUCKET, "size_of_all", "key_word")
 
 
 class Fields:
-    """Everything that encode sends: numbers of the array or of each row, and one packing, in the order of the body.
+    """Everything that encode sends: numbers of the array, of buckets or of rows, and one packing.
 
-    `Fields(norms=norm, codes=planes(q, 4))`; decode is handed the fields by their names. Those of the array come first, then
-    those of buckets or rows, then the packing.
+    Example: `Fields(norms=norm, codes=planes(q, 4))`. Decode receives the fields under the same names. In the body, numbers of
+    the array come first, then numbers of buckets and of rows, then the packing.
     """
 
     def __init__(self, **fields: Value | Packed) -> None:
@@ -51,7 +51,7 @@ class Fields:
 
 
 class Formula(Protocol):
-    """Two formulas, and the number of the stage, which is that of its random words."""
+    """The two formulas of a codec, and the codec's number, which selects the stream of its random words."""
 
     @property
     def id(self) -> str: ...
@@ -61,18 +61,18 @@ class Formula(Protocol):
 
     @property
     def may_overflow(self) -> bool:
-        """True if values that would decode to infinity become the largest float32."""
+        """Return True if values that would decode to infinity become the largest float32."""
 
     def to_fields(self, v: Value) -> Fields:
-        """Name the fields that are sent of a row `v` of float32."""
+        """Return the fields that are sent for a row `v` of float32."""
 
     @property
     def from_fields(self) -> Callable[..., Value]:
-        """Decode the fields, under their names, to a float32 of every coordinate."""
+        """Return the function that decodes the fields, passed by name, to a float32 of every coordinate."""
 
 
 class Column(NamedTuple):
-    """A number of the body: `value`, as encode writes it."""
+    """A number of the body. `value` is the value that encode writes."""
 
     name: str
     value: Value
@@ -80,9 +80,11 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A formula as graphs. `of_array`, `of_rows` and `of_buckets`: the columns of the body. `decoded`: made of symbols for the
-    fields; `kept`: the same, made of values that encode has at hand; in both, codes are a symbol. `width`: that of the
-    packing, made of symbols for the fields; None if it is not a number of the array.
+    """A formula as graphs of values.
+
+    `of_array`, `of_buckets` and `of_rows` are the columns of the body. `decoded` is the decoded value, computed from symbols for
+    the fields; `kept` is the same value, computed from the values that encode has. Codes are a symbol in both. `width` is the
+    number of bits of the packing, computed from symbols for the fields; None if it is fixed, or `fitted`.
     """
 
     id: str
@@ -97,54 +99,55 @@ class Program:
 
     @property
     def numbers(self) -> tuple[Column, ...]:
-        """All columns."""
+        """All columns, in the order of the body."""
         return (*self.of_array, *self.of_buckets, *self.of_rows)
 
     @property
     def sweeps(self) -> bool:
-        """True if encode takes a sweep over the whole input beforehand."""
+        """True if encode has to take a sweep over the whole input before it codes."""
         return bool(self.extremes)
 
     @cached_property
     def extremes(self) -> set[str]:
-        """The words of OF_ALL that encode takes."""
+        """The words of OF_ALL that encode uses."""
         ends = [*(column.value for column in self.numbers), self.packed.value]
         return {value.op for value in below(ends) if value.op in OF_ALL}
 
     @cached_property
     def sums(self) -> tuple[Value, ...]:
-        """The sums and counts over the whole input, each once, in their order among the numbers of it."""
+        """The sums and counts over the whole input, each once, in the order in which Program.of_input stores them."""
         ends = [*(column.value for column in self.numbers), self.packed.value, self.kept]
         return tuple(value for value in below(ends) if value.op in SUMS)
 
     @cached_property
     def sums_beside(self) -> bool:
-        """True if one sweep can code the rows and take the sums: nothing that is sent of a row is made of one."""
+        """True if a single sweep can code the rows and take the sums, because no code and no number of a row depends on a sum."""
         ends = [*(column.value for column in self.of_rows), self.packed.value]
         if not self.sums or self.sweeps or self.packed.rows > 1 or self.packed.in_blocks or self.width is not None:
             return False
         return all(value.op != NORM for value in self.sums) and not any(value.op in SUMS for value in below(ends))
 
     def of_input(self, size: int) -> Int32s:
-        """Numbers of the whole input, of `size` coordinates, before anything is known of it; they are found by sweeps.
+        """Return the initial numbers of a whole input of `size` coordinates (int32), which sweeps then update.
 
-        The largest magnitude, the least and the greatest value as integers ordered alike, the size, the least magnitude above 0
-        less one, all ones if there is none, nothing, then float64 sums.
+        Layout: [0] bits of the largest magnitude; [1] and [2] the least and the greatest value, as integers in the same order;
+        [3] the size; [4] bits of the least nonzero magnitude, minus 1 (0x7FFFFFFF if there is no such value); [5] unused; then
+        the sums, as float64.
         """
         return np.array([0, 0x7FFFFFFF, -0x80000000, size, 0x7FFFFFFF, 0] + [0, 0] * len(self.sums), np.int32)
 
     def place_of_sum(self, value: Value) -> int:
-        """The place of a sum among the numbers of the whole input, seen as float64."""
+        """Return the index of a sum among the numbers of the whole input, viewed as float64."""
         return FIRST_SUM + next(place for place, each in enumerate(self.sums) if each is value)
 
     @cached_property
     def with_fields(self) -> list[Value]:
-        """The codes and `kept`, made of symbols for the numbers of buckets, which lie in the body by then."""
+        """The codes and `kept`, with symbols for the numbers of buckets, which are in the body when the codes are written."""
         symbols = {value: Value("field", value.kind, span=Span.BUCKET, detail=name) for name, value in self.of_buckets}
         return [replaced(end, symbols) for end in (self.packed.value, self.kept)]
 
     def columns(self, side: Words32, rows: int) -> Iterator[tuple[str, Words32]]:
-        """The names of the floating-point columns with the bits of their numbers in `side`, for `rows` rows."""
+        """Yield the name of each float32 column, and the bits of its numbers in `side`, for `rows` rows."""
         ends = [1] * len(self.of_array) + [self.units(rows)] * len(self.of_buckets) + [rows] * len(self.of_rows)
         at = 0
         for column, count in zip(self.numbers, ends, strict=True):
@@ -153,38 +156,38 @@ class Program:
             at += count
 
     def constants(self) -> Iterator[tuple[str, int, int]]:
-        """Names, places and bits of the numbers of the array that are the same in all bodies: parameters that decoding takes."""
+        """Yield name, place and bits of each number of the array that is a constant: a parameter that decoding needs."""
         for at, (name, value) in enumerate(self.of_array):
             if value.op == "constant":
                 yield name, at, int(np.array(value.detail, value.kind.value).view(np.uint32))
 
     @cached_property
     def place_of_key(self) -> int | None:
-        """The place of the four key words among the numbers, if all are sent, one after another."""
+        """The place of the four key words among the numbers of the array; None unless sent in order and consecutively."""
         return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
-        """Words of four bytes before the codes, for `size` coordinates: numbers, then the widths that codes are fitted to."""
+        """Return the number of 32-bit words before the codes of `size` coordinates: numbers, then widths of `fitted` codes."""
         return self.place_of_widths(size) + -(-self._widths(size) // 4)
 
     def place_of_widths(self, size: int) -> int:
-        """Words before the widths of buckets: the numbers."""
+        """Return the number of words before the widths of buckets."""
         rows = rows_of(size)
         return len(self.of_array) + len(self.of_buckets) * self.units(rows) + len(self.of_rows) * rows
 
     def units(self, rows: int) -> int:
-        """Units of `rows` rows, the last of which may be incomplete."""
+        """Return the number of units (rows that are packed together) in `rows` rows; the last unit may be incomplete."""
         return -(-rows // self.packed.rows)
 
     def _widths(self, size: int) -> int:
         return self.units(rows_of(size)) if self.packed.form == "fitted" else 0
 
     def padding(self, side: Words32, size: int) -> Bytes:
-        """The bytes after the last width, which are to be 0."""
+        """Return the bytes after the last width, which must be 0."""
         return side.view(np.uint8)[4 * self.place_of_widths(size) + self._widths(size) :]
 
     def packing(self, side: Words32, size: int) -> Packed:
-        """The packing that follows the numbers `side` of `size` coordinates: of the width, or the widths, that they tell."""
+        """Return the packing of `size` coordinates, with the width or the widths that the numbers `side` give."""
         if self.packed.form == "fitted":
             start = 4 * self.place_of_widths(size)
             return self.packed._replace(widths=side.view(np.uint8)[start : start + self._widths(size)])
@@ -194,7 +197,7 @@ class Program:
 
     @cached_property
     def _width_of(self) -> Callable[[bytes], int]:
-        """The width by the numbers of the array; those that were asked for last are remembered."""
+        """Function that computes the width from the numbers of the array, with a cache of the last 64 results."""
 
         @lru_cache(maxsize=64)
         def found(side: bytes) -> int:
@@ -206,22 +209,22 @@ class Program:
         return found
 
     def nbytes(self, size: int) -> int:
-        """Bytes of the body of `size` coordinates, or, where the packing varies, the most."""
+        """Return the bytes of a body of `size` coordinates; the maximum if the packing has a variable length."""
         return 4 * self.side_words(size) + self.packed.nbytes(size)
 
     def length(self, body: Bytes, size: int) -> int:
-        """Bytes of the body of `size` coordinates that `body` begins with."""
+        """Return the length in bytes of the body of `size` coordinates at the start of `body`."""
         start = 4 * self.side_words(size)
         return start + self.packing(body[:start].view(np.uint32), size).length(body[start:], size)
 
 
 def rows_of(size: int) -> int:
-    """Rows of `size` coordinates, the last of which may be short."""
+    """Return the number of rows of `size` coordinates; the last row may be incomplete."""
     return -(-size // ROW)
 
 
 def program_of(formula: Formula) -> Program:
-    """Run both formulas once. CodecSpecError names the parts that do not fit together."""
+    """Evaluate both formulas once, on symbols, and return the program. Raise CodecSpecError if parts do not fit together."""
     v = Value("input", Dtype.F32, span=Span.COORDINATE)
     fields = _run(formula, formula.to_fields, {"v": v})
     if not isinstance(fields, Fields):
@@ -250,7 +253,7 @@ def program_of(formula: Formula) -> Program:
 
 
 def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value | None:
-    """The width of the packing, made of symbols for the fields."""
+    """Return the width of the packing, computed from symbols for the fields; None if it is not a number of the array."""
     if fields.packed.width is None:
         return None
     width = replaced(fields.packed.width, {value: symbols[name] for name, value in fields.numbers.items()})
@@ -260,7 +263,7 @@ def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value
 
 
 def _check_buckets(program: Program) -> None:
-    """CodecSpecError unless numbers of a bucket go with codes that are fitted to it, and kernels can know them."""
+    """Raise CodecSpecError unless numbers of buckets go with codes fitted to the same buckets, and kernels can compute them."""
     ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]
     found = [value for value in below(ends) if value.op in OF_BUCKET]
     if any(program.packed.form != "fitted" or value.detail != program.packed.bucket for value in found):
@@ -276,7 +279,7 @@ def _column_span(value: Value) -> Span:
 
 
 def _place_of_key(numbers: Sequence[Value]) -> int | None:
-    """The place of the four key words among numbers of the array, if they are sent one after another."""
+    """Return the place of the four key words among numbers of the array; None unless they are sent in order and consecutively."""
     words = [value.detail if value.op == "key_word" else None for value in numbers]
     return next((at for at in range(len(words) - 3) if words[at : at + 4] == [0, 1, 2, 3]), None)
 
@@ -302,5 +305,5 @@ def _run(formula: Formula, function: Callable[..., Any], arguments: dict[str, Va
         return function(**arguments) if function.__name__ == "from_fields" else function(*arguments.values())
     except CodecError:
         raise
-    except Exception as error:  # whatever a user's formula may raise
+    except Exception as error:  # a user's formula may raise any exception
         raise CodecSpecError(f"{formula.id}: {function.__name__} failed: {in_one_line(error)}") from error

@@ -1,6 +1,6 @@
-"""The interpreter: a program run by NumPy, a few rows at a time. Slow and plain: the reference of the generated kernels.
+"""The interpreter: runs a program with NumPy, one row at a time. It is slow, and the reference for the generated kernels.
 
-It also reads payloads of settings for which no kernels were compiled.
+The interpreter also reads payloads of settings for which no kernels were compiled.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from psnode.codecs.rows.language import LARGEST, ROW
 from psnode.codecs.rows.numpy_words import apply, norm_of, tree
 from psnode.codecs.rows.values import Dtype, Span, Value, below
 
-_TIES = 256  # added to a stream: that of the bits that settle ties
+_TIES = 256  # added to a codec's stream: the stream of the bits that settle ties
 _ONES = np.uint32(0xFFFF)
 
 
 class Interpreted:
-    """A program's encode and decode, rows at a time. The same three functions as a generated module has."""
+    """Encode and decode of a program, a row at a time, with the same functions as a generated module."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     def survey(self, x: Floats, tops: Any) -> bool:
-        """Raise `tops`, as Program.of_input, to the extremes of `x`; all finite?"""
+        """Update `tops` (as Program.of_input) with the extremes of `x`. Return True if all values are finite."""
         bits = x.view(np.int32)
         ordered = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
         tops[0] = max(int(tops[0]), int((bits & np.int32(0x7FFFFFFF)).max(initial=0)))
@@ -38,7 +38,7 @@ class Interpreted:
         return bool(tops[0] < 0x7F800000)
 
     def sum_up(self, x: Floats, key: Words, tops: Any) -> bool:
-        """Write the program's sums over all of `x`, which is of any size, into `tops`; are all values finite?"""
+        """Write the program's sums over all of `x`, of any size, into `tops`. Return True if all values are finite."""
         if not np.isfinite(x).all():
             return False
         found = np.zeros((len(self.program.sums), rows_of(x.size)))
@@ -55,9 +55,10 @@ class Interpreted:
         return True
 
     def encode(self, x: Floats, first: int, key: Words, tops: Any, side: Words32, rows: int, packed: Bytes, error: Floats) -> int:
-        """Write numbers and codes of full rows `x`, which begin at number `first` of `rows`.
+        """Write numbers and codes of the full rows `x`; the first one is row number `first` of `rows`.
 
-        The coordinates done: all, or those before the first unit that is not finite. x - decoded goes to `error`, unless empty.
+        Return the coordinates done: all, or those before the first unit that is not finite. x - decoded is written to `error`
+        unless it is empty.
         """
         program, unit = self.program, ROW * self.program.packed.rows
         codes, used, size = np.empty(unit, np.uint32), 0, ROW * rows
@@ -95,7 +96,10 @@ class Interpreted:
         return x.size
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """out = decoded, or out += weight * decoded, for full rows `out`, which begin at number `first` of `rows`."""
+        """Write out = decoded, or out += weight * decoded, for the full rows `out`.
+
+        The first one is row number `first` of `rows`.
+        """
         packing, unit = self.program.packing(side, ROW * rows), ROW * self.program.packed.rows
         used = 0
         for start in range(0, out.size, ROW):
@@ -130,7 +134,7 @@ class Interpreted:
 
 
 class RowEvaluation:
-    """Values of a program over one or more rows `v`, shape (rows, 512), the first of which is number `row`."""
+    """Values of a program over one or more rows `v`, of shape (rows, 512), the first of which has the number `row`."""
 
     def __init__(self, v: Floats, row: int, key: Words, program: Program, tops: Any) -> None:
         self.v, self.row, self.key, self.program, self.tops = v, row, key, program, tops
@@ -138,12 +142,12 @@ class RowEvaluation:
         self.known: dict[Value, Any] = {}
 
     def know_sums(self) -> None:
-        """Take the sums over the whole input for known."""
+        """Take the sums over the whole input from `tops`."""
         for value in self.program.sums:
             self.known[value] = self.tops.view(np.float64)[self.program.place_of_sum(value)].astype(value.kind.value)
 
     def know_bucket(self, x: Floats) -> None:
-        """Take the numbers of the bucket `x`, of full rows, which begins with the first row, for known."""
+        """Compute the numbers of the bucket `x`, which consists of full rows and begins with the first row."""
         ends = [*(column.value for column in self.program.numbers), self.program.packed.value, self.program.kept]
         for value in below(ends):
             if value.op == "l2_norm_of_bucket":
@@ -158,7 +162,7 @@ class RowEvaluation:
         return self.known[end]
 
     def word(self, value: Value) -> Any:
-        """A number of a row or the array as its four bytes."""
+        """Return a number of a row or the array as a uint32 with its four bytes."""
         return np.asarray(self.value(value)).astype(value.kind.value).reshape(1).view(np.uint32)[0]
 
     def _one(self, value: Value) -> Any:
@@ -190,7 +194,7 @@ class RowEvaluation:
 
 
 def _symbol(end: Value) -> Value:
-    """The symbol of the codes that `end` is made of; one of its own if it is made of none."""
+    """Return the symbol of the codes on which `end` depends; a new symbol if there is none."""
     return next((value for value in below([end]) if value.op == "codes"), Value("codes", Dtype.U32, span=Span.COORDINATE))
 
 
@@ -200,7 +204,11 @@ def _sixteen(key: Words, stream: int, row: int, rows: int) -> Words32:
 
 
 def _coins(key: Words, stream: int, row: int, rows: int) -> Any:
-    """Bit i mod 32 of word i // 32 of 8192 coordinates: word w is number w // 64 of call w mod 64 of their 64."""
+    """Return the coins of rows.
+
+    In a piece of 8192 coordinates, the coin of coordinate i is bit i mod 32 of word i // 32. Word w of the piece is word w // 64
+    of call w mod 64; a piece has 64 calls.
+    """
     found = np.empty((rows, ROW), bool)
     for at in range(rows):
         piece, part = divmod(row + at, 16)
@@ -210,7 +218,7 @@ def _coins(key: Words, stream: int, row: int, rows: int) -> Any:
 
 
 def _chance(fraction: float, key: Words, stream: int, index: int) -> bool:
-    """True with probability `fraction`: whether 128 random bits, as a fraction, are below it."""
+    """Return True with probability `fraction`, by comparing it with a fraction of 128 random bits."""
     for word in words(key, stream, 1, index)[0].tolist():
         fraction *= 2.0**32
         if word != int(fraction):
@@ -227,7 +235,7 @@ def _top(op: str, tops: Any) -> Any:
 
 
 def _sum_of_row(x: Any, here: int) -> float:
-    """The sum of the first `here` values of a row, or the number of its conditions that hold; or the row's number itself."""
+    """Return the sum of the first `here` values of a row, the number of its true conditions, or the only number of the row."""
     if x.size == 1:
         return float(x.reshape(1)[0])
     if x.dtype == bool:
@@ -239,7 +247,7 @@ def _sum_of_row(x: Any, here: int) -> float:
 
 
 def _tree_of(sums: Any) -> float:
-    """The sum of rows' sums, 512 at a time by the tree, until one is left."""
+    """Return the sum of the rows' sums, added 512 at a time by the tree until one number is left."""
     while sums.size > 1:
         sums = tree(np.concatenate([sums, np.zeros(-sums.size % ROW)]).reshape(-1, ROW))
     return float(sums[0]) + 0.0

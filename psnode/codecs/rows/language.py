@@ -1,7 +1,7 @@
-"""The words of a formula, beside Python's operators. docs/rows.md has them with examples.
+"""Functions for formulas, in addition to Python's operators. docs/rows.md lists them with examples.
 
-Rules of floating point: every operation rounds as IEEE 754 has it, in the order that is written; nothing is contracted, nothing
-flushed to zero. So bytes are equal on every processor.
+Every floating-point operation rounds according to IEEE 754, in the order in which the formula is written; operations are not
+contracted (fused), and subnormal numbers are not flushed to zero. The bytes are therefore equal on all processors.
 """
 
 from __future__ import annotations
@@ -10,122 +10,135 @@ from psnode.codecs.rows.values import Dtype, Number, Span, Value, constant, pair
 from psnode.errors import CodecSpecError
 
 ROW = 512
-LARGEST = 3.4028234663852886e38  # float32's
+LARGEST = 3.4028234663852886e38  # the largest finite float32
 
 
 def f32(x: Value | Number) -> Value:
-    """`x` rounded to float32."""
+    """Return `x` rounded to float32."""
     return _cast(x, Dtype.F32)
 
 
 def f64(x: Value | Number) -> Value:
-    """`x` as float64, which is exact. Few processors are fast at it for every coordinate of a row."""
+    """Return `x` as float64, exactly. Float64 arithmetic on every coordinate of a row is slow on most devices."""
     return _cast(x, Dtype.F64)
 
 
 def i32(x: Value | Number) -> Value:
-    """`x` as int32: a real number within its range without its fraction; an uint32's bits."""
+    """Return `x` as int32: a real number in the range of int32 loses its fraction; a uint32 keeps its bits."""
     return _cast(x, Dtype.I32)
 
 
 def u32(x: Value | Number) -> Value:
-    """`x` as uint32: an int32's bits, or 1 and 0 for true and false."""
+    """Return `x` as uint32: an int32 keeps its bits; true and false become 1 and 0."""
     return _cast(x, Dtype.U32)
 
 
 def bits(x: Value) -> Value:
-    """The bits of a float32 as an uint32."""
+    """Return the bits of a float32 as a uint32."""
     return Value("bits", Dtype.U32, (_of(x, Dtype.F32, "bits"),))
 
 
 def from_bits(x: Value) -> Value:
-    """The float32 whose bits are an uint32."""
+    """Return the float32 whose bits are the uint32 `x`."""
     return Value("from_bits", Dtype.F32, (_of(x, Dtype.U32, "from_bits"),))
 
 
 def where(condition: Value, yes: Value | Number, no: Value | Number) -> Value:
-    """`yes` where the condition is true, else `no`. If the condition is a row's or an array's, one side alone is computed."""
+    """Return `yes` where the condition is true, else `no`.
+
+    For a condition of a row or the array, only the chosen side is computed.
+    """
     yes, no = pair(yes, no)
     return Value("where", yes.kind, (_of(condition, Dtype.BOOL, "where"), yes, no))
 
 
 def minimum(a: Value | Number, b: Value | Number) -> Value:
-    """`b` if it is below `a`, else `a`."""
+    """Return `b` if it is below `a`, else `a`."""
     a, b = pair(a, b)
     return where(b < a, b, a)
 
 
 def maximum(a: Value | Number, b: Value | Number) -> Value:
-    """`b` if it is above `a`, else `a`."""
+    """Return `b` if it is above `a`, else `a`."""
     a, b = pair(a, b)
     return where(b > a, b, a)
 
 
 def clip(x: Value, low: Value | Number, high: Value | Number) -> Value:
-    """`x`, but not below `low` and not above `high`."""
+    """Return `x` limited to the range from `low` to `high`."""
     return minimum(maximum(x, low), high)
 
 
 def floor(x: Value) -> Value:
-    """The largest whole number not above `x`, as a real one."""
+    """Return the largest integer not above `x`, as a floating-point number of the same kind."""
     return Value("floor", x.kind, (_of(x, None, "floor"),))
 
 
 def sqrt(x: Value) -> Value:
-    """The square root."""
+    """Return the square root of `x`."""
     return Value("sqrt", x.kind, (_of(x, None, "sqrt"),))
 
 
 def tree_sum(x: Value) -> Value:
-    """The sum of a row of float32: lane l of 64 adds coordinates l mod 64 in pairs of pairs, then the lanes 64 to 16 to 1."""
+    """Return the sum of a row of float32, added in a fixed order.
+
+    Lane l (0 to 63) adds the eight coordinates l, l + 64, ... in pairs, then pairs of pairs; 64 lanes are then reduced to 16, and
+    16 to 1.
+    """
     return Value("tree_sum", Dtype.F32, (_of(x, Dtype.F32, "tree_sum"),), Span.ROW)
 
 
 def l2_norm(x: Value) -> Value:
-    """The L2 norm of a row of float32 as a float64, exact in range: as `tree_sum`, or in float64 where that leaves 2^+-120."""
+    """Return the L2 norm of a row of float32, as a float64.
+
+    The squares are added as by `tree_sum`; if their sum is outside 2^-120 to 2^120, they are added in float64 instead.
+    """
     return Value("l2_norm", Dtype.F64, (_of(x, Dtype.F32, "l2_norm"),), Span.ROW)
 
 
 def largest(x: Value) -> Value:
-    """The largest magnitude in a row of float32."""
+    """Return the largest magnitude in a row of float32."""
     return Value("largest", Dtype.F32, (_of(x, Dtype.F32, "largest"),), Span.ROW)
 
 
 def given() -> Value:
-    """A float32 of the row that is sent, and lies in its place before a processor encodes: no other runs such a formula."""
+    """Return a float32 per row that is sent, and that the caller has written to the body before encoding.
+
+    Such formulas run on CPUs only.
+    """
     return Value("given", Dtype.F32, span=Span.ROW)
 
 
 def any_of(x: Value) -> Value:
-    """True if a condition is true somewhere in the row."""
+    """Return true if the condition `x` holds for any coordinate of the row."""
     return Value("any", Dtype.BOOL, (_of(x, Dtype.BOOL, "any_of"),), Span.ROW)
 
 
 def largest_of_all(v: Value) -> Value:
-    """The largest magnitude in the whole input."""
+    """Return the largest magnitude in the whole input."""
     return _of_input("largest_of_all", v)
 
 
 def least_of_all(v: Value) -> Value:
-    """The least value of the whole input; -0 is below 0."""
+    """Return the least value in the whole input; -0 is below 0."""
     return _of_input("least_of_all", v)
 
 
 def greatest_of_all(v: Value) -> Value:
-    """The greatest value of the whole input; -0 is below 0."""
+    """Return the greatest value in the whole input; -0 is below 0."""
     return _of_input("greatest_of_all", v)
 
 
 def least_magnitude_of_all(v: Value) -> Value:
-    """The least magnitude in the whole input that is not 0; 0 if all are."""
+    """Return the least nonzero magnitude in the whole input; 0 if all values are 0."""
     return _of_input("least_magnitude_of_all", v)
 
 
 def sum_of_all(x: Value) -> Value:
-    """The sum over the whole input, a float64: of a float32 of every coordinate or of a number of every row.
+    """Return the sum over the whole input (float64) of a float32 of every coordinate, or of a number of every row.
 
-    Rows are summed as by `tree_sum`, without overflow, and their sums, 512 at a time, by the same tree in float64. Coordinates
-    beyond the last do not count.
+    Rows are summed as by `tree_sum`, without overflow; the sums of rows are added 512 at a time by the same tree in float64. The
+    zeros that fill up the last row do not count.
     """
     if isinstance(x, Value) and x.kind.real and x.span is Span.ROW:
         return Value("sum_of_all", Dtype.F64, (f64(x),), Span.ARRAY)
@@ -133,9 +146,10 @@ def sum_of_all(x: Value) -> Value:
 
 
 def l2_norm_of_all(v: Value) -> Value:
-    """The L2 norm of the whole input, a float64: squares of a row as by `tree_sum`, the rows' sums one after the other.
+    """Return the L2 norm of the whole input, as a float64.
 
-    In float64, coordinate by coordinate, where that leaves 2^+-120.
+    The squares of each row are added as by `tree_sum`, and the sums of the rows one after another. If the total is outside 2^-120
+    to 2^120, all squares are added one after another in float64 instead.
     """
     if _of(v, Dtype.F32, "l2_norm_of_all").op != "input":
         raise CodecSpecError("l2_norm_of_all takes the input of encode itself")
@@ -143,19 +157,20 @@ def l2_norm_of_all(v: Value) -> Value:
 
 
 def count_of_all(condition: Value) -> Value:
-    """Number of coordinates of the whole input that a condition holds for, an uint32."""
+    """Return the number of coordinates of the whole input for which the condition holds, as a uint32."""
     return Value("count_of_all", Dtype.U32, (_of_coordinates(condition, Dtype.BOOL, "count_of_all"),), Span.ARRAY)
 
 
 def size_of_all() -> Value:
-    """Number of coordinates of the whole input, an uint32."""
+    """Return the number of coordinates of the whole input, as a uint32."""
     return Value("size_of_all", Dtype.U32, span=Span.ARRAY)
 
 
 def l2_norm_of_bucket(v: Value, rows: int) -> Value:
-    """The L2 norm of the bucket of `rows` rows that a coordinate lies in, a float64: rows as by `tree_sum`, one after the other.
+    """Return the L2 norm of a coordinate's bucket of `rows` rows, as a float64.
 
-    In float64, coordinate by coordinate, where that leaves 2^+-120. It goes with a packing of such buckets: `fitted`.
+    Rows are added as by `tree_sum`, and their sums one after another; if the total is outside 2^-120 to 2^120, all squares are
+    added one after another in float64 instead. The packing has to be `fitted`, with buckets of as many rows.
     """
     if _of(v, Dtype.F32, "l2_norm_of_bucket").op != "input":
         raise CodecSpecError("l2_norm_of_bucket takes the input of encode itself")
@@ -163,26 +178,29 @@ def l2_norm_of_bucket(v: Value, rows: int) -> Value:
 
 
 def size_of_bucket(rows: int) -> Value:
-    """The coordinates of a bucket of `rows` rows, an uint32: the last one may have fewer."""
+    """Return the number of coordinates in a bucket of `rows` rows, as a uint32; the last bucket may have fewer."""
     return Value("size_of_bucket", Dtype.U32, span=Span.BUCKET, detail=rows)
 
 
 def key_word(number: int) -> Value:
-    """Word `number`, 0 to 3, of the key of encode's random bits. Where all four are sent, `from_fields` has these bits too."""
+    """Return word `number` (0 to 3) of the key of encode's random bits, as a uint32.
+
+    If all four words are sent, in order and consecutively, `from_fields` may use `random16` too.
+    """
     if number not in range(4):
         raise CodecSpecError(f"a key has words 0 to 3, not {number!r}")
     return Value("key_word", Dtype.U32, span=Span.ARRAY, detail=number)
 
 
 def place_in_row() -> Value:
-    """The place of a coordinate in its row, 0 to 511, an uint32."""
+    """Return the place of a coordinate in its row, 0 to 511, as a uint32."""
     return Value("place_in_row", Dtype.U32, span=Span.COORDINATE)
 
 
 def random16(period: int = ROW) -> Value:
-    """16 random bits of a coordinate: the same wherever the formula names them.
+    """Return 16 random bits of a coordinate, as a uint32: the same bits wherever the formula calls this.
 
-    With a `period` of 32, 64, 128 or 256: those of coordinate i mod `period` of the row in the place of coordinate i's.
+    With a `period` of 32, 64, 128 or 256, coordinate i of a row has the bits of coordinate i mod `period`.
     """
     if period not in (32, 64, 128, 256, ROW):
         raise CodecSpecError(f"random bits are repeated after 32, 64, 128 or 256 coordinates, not {period!r}")
@@ -190,20 +208,25 @@ def random16(period: int = ROW) -> Value:
 
 
 def coin() -> Value:
-    """A fair coin of a coordinate, true or false: the same wherever the formula names it. Rows that need none draw none."""
+    """Return a fair coin of a coordinate, true or false: the same one wherever the formula calls this.
+
+    Rows that use no coin draw no random bits for it.
+    """
     return Value("coin", Dtype.BOOL, span=Span.COORDINATE)
 
 
 def settle(fixed: Value, exact: Value) -> Value:
-    """floor(fixed / 2^16), where `fixed` is floor(exact) + a multiple of 2^16 + random16(); and one more, by up to 128 further
-    random bits, where 16 were too few to tell. So the expectation is exactly exact / 2^16 + the multiple.
+    """Return floor(fixed / 2^16), plus 1 if 16 random bits leave the rounding open and further random bits round up.
+
+    `fixed` has to be floor(exact) + m 2^16 + random16(), with an integer m. If the low 16 bits of `fixed` are all ones, up to 128
+    further random bits decide whether 1 is added. The expected value is exact / 2^16 + m.
     """
     _of(exact, None, "settle")
     return Value("settle", Dtype.U32, (_of(fixed, Dtype.U32, "settle"), exact), Span.COORDINATE)
 
 
 def stochastic(x: Value, lowest: int) -> Value:
-    """`x` (in units of 2^-16) rounded at random to a whole number of 2^16, without bias, less `lowest`, which none is below."""
+    """Return `x` / 2^16 rounded at random to an integer, without bias, minus `lowest`. No rounded value may be below `lowest`."""
     return settle(u32(i32(floor(x))) + (-lowest << 16) + random16(), x)
 
 
@@ -220,7 +243,7 @@ def _cast(x: Value | Number, kind: Dtype) -> Value:
 
 
 def _of(x: Value, kind: Dtype | None, word: str) -> Value:
-    """`x`, of `kind`, or of any real one. CodecSpecError."""
+    """Return `x` if it has the kind `kind` (None: f32 or f64). Raise CodecSpecError otherwise."""
     if not isinstance(x, Value) or (x.kind is not kind if kind else not x.kind.real):
         found = x.kind.value if isinstance(x, Value) else type(x).__name__
         raise CodecSpecError(f"{word} takes {kind.value if kind else 'real numbers'}, not {found}")

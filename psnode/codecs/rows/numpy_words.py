@@ -1,4 +1,4 @@
-"""The words of formulas in NumPy: one operation at a time, on arrays of rows or on single numbers."""
+"""The operations of formulas in NumPy, one at a time, on arrays of rows or on single numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def apply(value: Value, arguments: list[Any]) -> Any:
-    """The numbers that the operation of `value`, a constant, a conversion or a word of the table, makes of `arguments`."""
+    """Return the result of the operation of `value` (a constant, a conversion, or an entry of _OPERATIONS) on `arguments`."""
     if value.op == "constant":
         return np.array(value.detail, value.kind.value)
     if value.op == "cast":
@@ -53,7 +53,7 @@ def apply(value: Value, arguments: list[Any]) -> Any:
 
 
 def number(end: Value, known: Mapping[Value, Any]) -> Any:
-    """The number of the array `end`, made of constants and of numbers that are `known`, as NumPy's of its kind."""
+    """Return the number `end` of the array as a NumPy scalar of its kind. It depends on constants and on `known` numbers only."""
     made = dict(known)
     with np.errstate(all="ignore"):
         for value in below([end], known=list(known)):
@@ -62,7 +62,7 @@ def number(end: Value, known: Mapping[Value, Any]) -> Any:
 
 
 def tree(x: Any) -> Any:
-    """Sums of rows by the tree of psnode.codecs.kernels.norms."""
+    """Return the sums of rows, added by the tree of psnode.codecs.kernels.norms."""
     e = x.reshape(-1, 8, 64).transpose(1, 0, 2)
     lanes = ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]))
     s = lanes.reshape(-1, 4, 16)
@@ -73,7 +73,7 @@ def tree(x: Any) -> Any:
 
 
 def norm_of(x: Floats) -> float:
-    """The L2 norm of `x`, of any size, as psnode.codecs.kernels.norms takes it."""
+    """Return the L2 norm of `x`, of any size, with the same bits as psnode.codecs.kernels.norms."""
     total = 0.0
     for row in np.concatenate([x, np.zeros(-x.size % ROW, np.float32)]).reshape(-1, ROW):
         with np.errstate(all="ignore"):

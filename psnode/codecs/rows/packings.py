@@ -1,6 +1,6 @@
-"""Packings: how one number a coordinate becomes the last part of a body, and back, in NumPy.
+"""Packings: NumPy code that packs one code per coordinate into the last part of a body, and unpacks it.
 
-`planes`, `fitted`, `halves`, `trits` and `sparse` take codes, `signs` conditions. Layouts are those of docs/payload-format.md.
+`planes`, `fitted`, `halves`, `trits` and `sparse` take codes, `signs` conditions. docs/payload-format.md describes the layouts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from psnode.errors import CodecSpecError, PayloadError
 
 _WIDTHS = (8, 4, 2, 1)
 _POWERS = 3 ** np.arange(DIGITS, dtype=np.uint32)[:, None]
-_TOP = 242  # the largest byte of five trits
-MOST_ROWS = 128  # of a bucket
+_TOP = 242  # the greatest byte of five trits
+MOST_ROWS = 128  # in a bucket
 NO_WIDTHS = np.zeros(0, np.uint8)
 
 
 class Packed(NamedTuple):
-    """Codes below 2^bits of a row's coordinates, to be packed the way that `form` says.
+    """The codes of coordinates, each below 2^bits, to be packed in the way that `form` names.
 
-    `width`: a number of the array, the bits that they are packed by, of which `bits` are the most; None: by `bits`. Where codes
-    are fitted to buckets, `bucket` is the rows of one, and `widths` are the bits of a code in each of them, once they are known.
+    `width` is a number of the array, the bits per code, at most `bits`; None means that codes have `bits` bits. If codes are
+    fitted to buckets, `bucket` is the number of rows in a bucket, and `widths` holds the bits per code of every bucket, once they
+    are known.
     """
 
     value: Value
@@ -42,12 +43,12 @@ class Packed(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows that are packed together: a unit."""
+        """The number of rows that are packed together, which make a unit."""
         return {"trits": DIGITS, "sparse": tbq.BLOCK // 512, "fitted": self.bucket}.get(self.form, 1)
 
     @property
     def unit(self) -> int:
-        """Bytes of a unit; of one that varies, the most."""
+        """Bytes of a unit; the maximum if its length varies."""
         return self.nbytes(512 * self.rows)
 
     @property
@@ -57,16 +58,16 @@ class Packed(NamedTuple):
 
     @property
     def is_told(self) -> bool:
-        """True if numbers in front of the codes say how these are packed."""
+        """True if numbers before the codes tell how the codes are packed."""
         return self.form == "fitted" or self.width is not None
 
     @property
     def in_blocks(self) -> bool:
-        """True if every unit has a length of its own."""
+        """True if units differ in length."""
         return self.form in ("sparse", "fitted")
 
     def length(self, data: Bytes, size: int) -> int:
-        """Bytes of the `size` codes that `data` begins with; if they have a width of their own, see Program.packing."""
+        """Return the bytes of the `size` codes at the start of `data`. If `width` is set, use the result of Program.packing."""
         if self.form == "fitted":
             full, rest = divmod(size, 512 * self.bucket)
             last = packed_nbytes(rest, int(self.widths[full])) if rest else 0
@@ -74,18 +75,18 @@ class Packed(NamedTuple):
         return tbq.length(readonly(data), size) if self.in_blocks else self.nbytes(size)
 
     def starts(self, data: Bytes, units: int) -> Int32s:
-        """The places where `count` units begin in `data`, and the end of the last, if they have lengths of their own."""
+        """Return the offsets of the first `units` units in `data`, and the end of the last one, if units differ in length."""
         if self.form == "fitted":
             lengths = 64 * self.bucket * self.widths[:units].astype(np.uint32)
             return np.concatenate([np.zeros(1, np.uint32), lengths.cumsum(dtype=np.uint32)]).view(np.int32)
         return tbq.block_starts(readonly(data), units)
 
     def of_unit(self, unit: int) -> Packed:
-        """The packing of unit number `unit`."""
+        """Return the packing of unit number `unit`."""
         return self._replace(bits=int(self.widths[unit])) if self.form == "fitted" else self
 
     def nbytes(self, size: int) -> int:
-        """Bytes that `size` codes take, or take at most."""
+        """Return the bytes that `size` codes take; the maximum if the length varies."""
         if self.form == "sparse":
             return 2 * -(-size // tbq.BLOCK) + -(-size // DIGITS)
         if self.form == "trits":
@@ -95,7 +96,7 @@ class Packed(NamedTuple):
         return packed_nbytes(size, self.bits) if self.form == "planes" else -(-size * self.bits // 8)
 
     def pack(self, codes: Words32) -> Bytes:
-        """The bytes of the codes of a unit or less."""
+        """Return the packed bytes of at most one unit of codes."""
         if self.form == "sparse":
             return _block(codes)
         if self.form == "trits":
@@ -111,7 +112,7 @@ class Packed(NamedTuple):
         return np.concatenate([np.empty(0, np.uint8), *(_plane(codes, width, shift) for width, shift in _split(self.bits))])
 
     def unpack(self, data: Bytes, count: int) -> Words32:
-        """Inverse of `pack`, for `count` codes that `data` begins with."""
+        """Return the first `count` codes of `data`: the inverse of `pack`."""
         if self.form == "sparse":
             return _from_block(data, count)
         if self.form == "trits":
@@ -131,7 +132,7 @@ class Packed(NamedTuple):
         return codes
 
     def cut(self, unit: Bytes, count: int, out: Bytes) -> None:
-        """Write the first `count` codes of a packed unit, fewer than all, to `out`."""
+        """Write the first `count` codes of a packed full unit to `out`. `count` is less than a unit."""
         if self.form == "planes":
             cut_row(unit, self.bits, count, out)
             return
@@ -153,7 +154,7 @@ class Packed(NamedTuple):
             out[-1] &= np.uint8(2 ** (count % 8) - 1)
 
     def fill(self, data: Bytes, count: int, unit: Bytes) -> None:
-        """Inverse of `cut`: the codes from `count` on are 0, or those that a sparse form leaves out."""
+        """Write a full packed unit to `unit`: the inverse of `cut`. Codes from `count` on are 0, or 1 in the sparse form."""
         if self.form == "planes":
             fill_row(readonly(data), self.bits, count, unit)
         elif self.form == "fitted":
@@ -172,12 +173,12 @@ class Packed(NamedTuple):
             unit[: data.size] = data
 
     def _last_row(self, count: int) -> tuple[Packed, int, int]:
-        """The packing of rows of the last unit, where the row begins that is not full, and how many codes it has."""
+        """Return the packing of the last unit's rows, the offset of its incomplete row, and the number of codes in that row."""
         row = Packed(self.value, "planes", int(self.widths[-1]))
         return row, 64 * row.bits * (count // 512), count % 512
 
     def _is_padded(self, data: Bytes, count: int) -> bool:
-        """True if no bit is 1 after the last of `count` codes of the incomplete row that `data` ends with."""
+        """Return True if no bit is 1 after the last of the `count` codes of an incomplete row, with which `data` ends."""
         last, row = data[data.size - self.nbytes(count) :], np.zeros(self.unit, np.uint8)
         again = np.empty(last.size, np.uint8)
         self.fill(last, count, row)
@@ -185,7 +186,7 @@ class Packed(NamedTuple):
         return bool((again == last).all())
 
     def check(self, data: Bytes, size: int, owner: str) -> None:
-        """PayloadError, naming `owner`, unless `data` is as long as it is to be and no bits follow the last code or digit."""
+        """Raise PayloadError, naming `owner`, unless `data` has the right length and no bit follows the last code or digit."""
         if self.form == "sparse":
             if not tbq.is_valid(readonly(data), size):
                 raise PayloadError(f"{owner}: {data.size} bytes that are not blocks of {size} coordinates")
@@ -210,10 +211,10 @@ class Packed(NamedTuple):
 
 
 def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
-    """Codes below 2^width, 1 to 16 bits each; uint32.
+    """Pack uint32 codes below 2^width with `width` bits each, 1 to 16.
 
-    The width may be a number of the array, uint32, that is made of numbers which are sent: from 0 to `most`, which a larger one
-    counts as.
+    The width may also be a number of the array (uint32), computed from numbers that are sent. It is limited to `most`, and may be
+    0.
     """
     bits = most if isinstance(width, Value) else width
     if not isinstance(bits, int) or not 1 <= bits <= 16:
@@ -227,9 +228,10 @@ def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
 
 
 def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
-    """Codes below 2^most, in every bucket of `rows` rows as planes of the bits that its largest code has; uint32.
+    """Pack uint32 codes below 2^most. In every bucket of `rows` rows, codes have the bits of the bucket's largest code.
 
-    These widths, a byte each, are sent after the numbers, with zeros to a multiple of 4 bytes.
+    Codes are packed in planes. The widths, a byte per bucket, are sent after the numbers, filled up with zeros to a multiple of 4
+    bytes.
     """
     if not isinstance(most, int) or not 1 <= most <= 16:
         raise CodecSpecError(f"planes have 1 to 16 bits, not {most}")
@@ -239,27 +241,30 @@ def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
 
 
 def halves(codes: Value) -> Packed:
-    """Codes below 2^16, two bytes each, the lower one first; uint32."""
+    """Pack uint32 codes below 2^16 into two bytes each, the lower byte first."""
     return Packed(_checked(codes, Dtype.U32, "halves"), "halves", 16)
 
 
 def signs(conditions: Value) -> Packed:
-    """One bit each, 1 where the condition is true."""
+    """Pack conditions into one bit each, 1 where the condition is true."""
     return Packed(_checked(conditions, Dtype.BOOL, "signs"), "signs", 1)
 
 
 def trits(codes: Value) -> Packed:
-    """Codes 0, 1, 2, five to a byte; uint32."""
+    """Pack uint32 codes 0, 1 and 2, five to a byte."""
     return Packed(_checked(codes, Dtype.U32, "trits"), "trits", 2)
 
 
 def sparse(codes: Value) -> Packed:
-    """Codes 0, 1, 2, of which 1 is frequent: by blocks five to a byte, or two bytes for each other one, the shorter; uint32."""
+    """Pack uint32 codes 0, 1 and 2, where 1 is frequent.
+
+    Each block uses the shorter of two forms: five codes to a byte, or two bytes for each code other than 1.
+    """
     return Packed(_checked(codes, Dtype.U32, "sparse"), "sparse", 2)
 
 
 def _block(codes: Words32) -> Bytes:
-    """A block of psnode.codecs.kernels.tbq."""
+    """Return the bytes of a block of psnode.codecs.kernels.tbq."""
     places = np.flatnonzero(codes != 1)
     if 2 * places.size < -(-codes.size // DIGITS):
         entries = places | np.where(codes[places] == 0, 0x8000, 0)
@@ -286,7 +291,7 @@ def _checked(value: Value, kind: Dtype, word: str) -> Value:
 
 
 def _split(width: int) -> list[tuple[int, int]]:
-    """Widths of planes, and the lowest bit of the codes that each holds."""
+    """Return the widths of planes, and the lowest bit of the codes that each plane holds."""
     parts, shift = [], 0
     for part in [8] * (width // 8) + [part for part in _WIDTHS[1:] if width % 8 & part]:
         parts.append((part, shift))

@@ -1,10 +1,10 @@
-"""Selections: a formula says how coordinates rank, and those of the greatest ranks are sent, as indices and values.
+"""Selections: a formula ranks the coordinates, and those of the greatest ranks are sent as indices and values.
 
-    def rank(self, v: Value) -> Value:          # of each coordinate of a row: u32, the greater the sooner it is sent; 0: never
+    def rank(self, v: Value) -> Value:          # u32 for each coordinate of a row; greater ranks are sent first, rank 0 never
         return bits(v) & 0x7FFFFFFF
 
-The kernel `mark` is made of that. Which rank is the least to be sent, and how indices and values travel, is the codec's
-(psnode.codecs.selection). On a processor selections run by kernels by hand.
+The CUDA kernel `mark` is generated from this formula. The codec (psnode.codecs.selection) determines the least rank that is sent,
+and how indices and values are coded. On a CPU, hand-written kernels select.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _CLOSING = """\
 
 
 class Ranking(Protocol):
-    """A formula of the order in which coordinates are sent."""
+    """A formula for the order in which coordinates are sent."""
 
     @property
     def id(self) -> str: ...
 
     def rank(self, v: Value) -> Value:
-        """The rank of each coordinate of a row `v` of float32: u32."""
+        """Return the rank (u32) of each coordinate of a row `v` of float32."""
 
 
 def text_of(ranking: Ranking) -> str:
-    """The text of the CUDA kernels: a function of the formula alone. CodecSpecError for a formula that gives no rank."""
+    """Return the text of the CUDA kernels, which depends only on the formula. Raise CodecSpecError if it gives no rank."""
     v = Value("input", Dtype.F32, span=Span.COORDINATE)
     rank = ranking.rank(v)
     if not isinstance(rank, Value) or rank.kind is not Dtype.U32 or rank.span is not Span.COORDINATE:

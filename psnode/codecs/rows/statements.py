@@ -1,7 +1,8 @@
-"""Statements over a row: numbers, loops over 512 coordinates, ifs with such loops in them. Languages derive from this.
+"""Writer of the statements of a kernel for one row: numbers, loops over 512 coordinates, and conditions around such loops.
 
-The operands of a value are computed where the value is needed: in the loop that stores it; or before that loop, if it is a number
-of the row, or has to be there as a whole, in a room of its own.
+The generators for Numba and CUDA derive from this class. An operand is computed in the loop that stores the value. Two sorts of
+operands are computed before that loop: numbers of the row, and values that are needed as a whole array, which get an array of
+512.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ Then = Callable[[str, list[str]], list[str]]
 
 
 class Store(NamedTuple):
-    """The statement that stores a value {x} in place {at}, and one that goes with it, about the place alone."""
+    """The statement that stores a value {x} in place {at}, and a second statement (`beside`), which depends only on the place."""
 
     form: str
     beside: str = ""
 
     def lines(self, at: str, x: str) -> list[str]:
-        """The statements themselves."""
+        """Return both statements for the place `at` and the value `x`."""
         return [self.form.format(at=at, x=x), self.beside.format(at=at)]
 
 
 class Statements(ABC):
-    """A writer of statements; `rooms`: arrays of 512 that were needed. `uses_random`, `uses_coins`: whether such are drawn."""
+    """Writer of statements for one program.
+
+    `rooms` lists the arrays of 512 that the statements need; `uses_random` and `uses_coins` are true if they draw random words or
+    coins.
+    """
 
     opening, otherwise, closing = "if {}:", "else:", ""
 
@@ -44,48 +49,51 @@ class Statements(ABC):
 
     @abstractmethod
     def literal(self, value: Value) -> str:
-        """A constant."""
+        """Return the text of a constant."""
 
     @abstractmethod
     def expression(self, value: Value, names: list[str]) -> str:
-        """One operation on values that have names."""
+        """Return the expression of one operation; `names` are the names of its operands."""
 
     @abstractmethod
     def reduced(self, value: Value) -> str:
-        """The expression of a number of the row that is made of all its coordinates, or of the whole input."""
+        """Return the expression of a number that is reduced from all coordinates of a row, or from the whole input."""
 
     @abstractmethod
     def assigned(self, value: Value, name: str, expression: str) -> str:
-        """The statement that gives `expression` a name."""
+        """Return the statement that assigns `expression` to `name`."""
 
     @abstractmethod
     def filled(self) -> list[str]:
-        """The statements that draw a row's random words."""
+        """Return the statements that draw a row's random words."""
 
     @abstractmethod
     def tossed(self) -> list[str]:
-        """The statements that draw a row's coins."""
+        """Return the statements that draw a row's coins."""
 
     @abstractmethod
     def loop(self, ends: list[Value], then: Then, random: bool) -> None:
-        """A loop over the row with the operands of `ends`; `then`: the statements, from a place and the names of the ends."""
+        """Append a loop over the row that computes `ends`.
+
+        `then` returns the loop's last statements, given a place and the ends' names.
+        """
 
     @abstractmethod
     def stored(self, end: Value, store: Store) -> None:
-        """Store a value of every coordinate that is no branch."""
+        """Append the statements that store a value of every coordinate which does not branch."""
 
     def put(self, *lines: str) -> None:
-        """Statements as they are."""
+        """Append `lines` at the current indentation, leaving out empty ones."""
         self._lines += ["    " * self.indent + line for line in lines if line]
 
     def taken(self) -> list[str]:
-        """The lines since the last time."""
+        """Return the lines appended since the last call, and forget them."""
         lines, self._lines = self._lines, []
         return lines
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """An indented block: values computed in it are known in it alone."""
+        """Indent the statements of a block. Values computed in it are unknown after it."""
         kept = dict(self._names), self._filled, self._tossed
         self.indent += 1
         yield
@@ -94,20 +102,23 @@ class Statements(ABC):
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        """A block under a condition."""
+        """Open a block under a condition."""
         self.put(self.opening.format(condition))
         with self.block():
             yield
         self.put(self.closing)
 
     def define(self, value: Value, expression: str) -> str:
-        """A name for `value`, which is computed here."""
+        """Append the assignment of `expression` to a new name for `value`. Return the name."""
         name = self._names[value] = self.fresh()
         self.put(self.assigned(value, name, expression))
         return name
 
     def number(self, end: Value) -> str:
-        """The name of a number of a row or the array, computed here unless it is known; or a constant."""
+        """Return the name of a number of a row or the array, or the text of a constant.
+
+        A number that has no name yet is computed at this place.
+        """
         if end.op == "constant":
             return self.literal(end)
         if end not in self._names:
@@ -118,19 +129,19 @@ class Statements(ABC):
         return self._names[end]
 
     def numbers(self, ends: list[Value], span: Span = Span.ARRAY) -> None:
-        """Compute the numbers of the array, or of another span, that `ends` are made of, here."""
+        """Append the computation of all numbers of the given span that `ends` depend on."""
         for value in below(ends, known=list(self._names)):
             if value.span is span:
                 self.number(value)
 
     def draw(self, ends: list[Value]) -> None:
-        """Draw the random words of `ends` here, if they are made of such."""
+        """Append the drawing of a row's random words, if `ends` depend on them and they have not been drawn."""
         if not self._filled and any(value.op == "random16" for value in below(ends)):
             self.put(*self.filled())
             self._filled = self.uses_random = True
 
     def into(self, end: Value, store: Store) -> None:
-        """Store a value of every coordinate."""
+        """Append the statements that store a value of every coordinate, with if and else around the loops of a branch."""
         if not branches(end):
             self.stored(end, store)
             return
@@ -144,7 +155,7 @@ class Statements(ABC):
         self.put(self.closing)
 
     def run(self, ends: list[Value], then: Then) -> None:
-        """A loop, after the values that it needs."""
+        """Append a loop that computes `ends`, after the values that it needs."""
         self.prepare(ends)
         random = any(value.op == "random16" for value in self.inside(ends))
         if random and not self._filled:
@@ -156,7 +167,7 @@ class Statements(ABC):
         self.loop(ends, then, random)
 
     def room(self, value: Value) -> str:
-        """The name of an array that holds `value`, filled here unless it was."""
+        """Return the name of an array that holds `value`. The array is filled at this place unless it was filled before."""
         if value not in self._names:
             name = f"room{len(self.rooms)}"
             self.rooms.append((name, value.kind))
@@ -166,14 +177,17 @@ class Statements(ABC):
 
     @abstractmethod
     def kept_in(self, room: str) -> str:
-        """The form of a store into a room."""
+        """Return the form of a store into the array `room`."""
 
     def inside(self, ends: list[Value]) -> list[Value]:
-        """Values that a loop computes for `ends`: those of coordinates that are not stored."""
+        """Return the values that a loop computes for `ends`: values of coordinates that are not stored in an array."""
         return [value for value in below(ends, known=list(self._names)) if value.span is Span.COORDINATE]
 
     def named(self, ends: list[Value], leaf: Callable[[Value], str | None], at: str) -> list[str]:
-        """Name all operands of `ends`, in a loop, and return the names of the ends. `leaf`: values that no operation makes."""
+        """Name all operands of `ends` in a loop, and return the names of the ends.
+
+        `leaf` returns the expression of a value that is not the result of an operation, else None.
+        """
         names: dict[Value, str] = {}
 
         def name_of(value: Value) -> str:
@@ -190,16 +204,16 @@ class Statements(ABC):
         return [self.lane(end, name_of(end)) for end in ends]
 
     def lane(self, value: Value, name: str) -> str:
-        """A number of a row, in a loop over coordinates."""
+        """Return the name of `value` as an operand in a loop over coordinates."""
         return name
 
     def fresh(self) -> str:
-        """A name that was not used."""
+        """Return an unused name."""
         self._count += 1
         return f"n{self._count}"
 
     def prepare(self, ends: list[Value]) -> None:
-        """Numbers, and arrays for values that cannot be computed inside a loop."""
+        """Append the computation of everything that a loop cannot compute: numbers, and arrays for values that branch."""
         ahead, seen = list(ends), set[Value]()
         while ahead:
             value = ahead.pop()
@@ -215,12 +229,15 @@ class Statements(ABC):
 
 
 def branches(value: Value) -> bool:
-    """True for a `where` of a row or the array between values of coordinates."""
+    """Return True for a `where` between values of coordinates whose condition is a number of the row or the array."""
     return value.op == "where" and value.span is Span.COORDINATE and value.args[0].span < Span.COORDINATE
 
 
 def place_of(program: Program, column: Column, divided: str = "/") -> str:
-    """The place of a column's number for the row `row`, among the numbers of an array. `divided`: how whole numbers are."""
+    """Return the index, as an expression, of the number that `column` has for the row `row`, among the numbers of the body.
+
+    `divided` is the operator of integer division.
+    """
     if any(column.name == other.name for other in program.of_array):
         return str([other.name for other in program.of_array].index(column.name))
     if column.name in (names := [other.name for other in program.of_buckets]):

@@ -1,7 +1,7 @@
-"""Programs without the branches that rows of N(0,1) never take: a kernel then executes all of its text.
+"""Programs without the branches that rows of N(0,1) never take, so that a kernel executes all of its text.
 
-A condition on numbers of the row or the array is decided by one such row. In the header, a norm far from one, and coordinates
-that 16 random bits do not settle (one row in 128), are left out.
+One such row decides every condition on numbers of the row or the array. In the CUDA header, two branches are removed: norms far
+from 1, and coordinates that 16 random bits do not settle (which occur in one row of 128).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from psnode.codecs.rows.interpreter import Interpreted, RowEvaluation
 from psnode.codecs.rows.language import ROW
 from psnode.codecs.rows.values import Span, Value, below
 
-_SELDOM = {  # as psnode/codecs/rows/cuda/rows.h has it
+_SELDOM = {  # exactly as in psnode/codecs/rows/cuda/rows.h
     "if (ANY(tie)) {": "if (false) {",
     "if (sum >= 0x1p-120 && sum <= 0x1p120) return": "return",
 }
 
 
 def usual(program: Program) -> Program:
-    """The program that makes the same of a row of N(0,1), with one side of each condition on its numbers."""
+    """Return a program with the same results for a row of N(0,1), with one side of each condition on numbers."""
     x = np.random.default_rng(1).standard_normal(ROW).astype(np.float32)
     tops, key = program.of_input(ROW), np.array(Key.derive(1, "usual").words, np.uint64)
     Interpreted(program).survey(x, tops)
@@ -49,7 +49,7 @@ def usual(program: Program) -> Program:
 
 
 def _decided(ends: Sequence[Value], found: RowEvaluation) -> dict[Value, Value]:
-    """Replacements for all operands of `ends`."""
+    """Return replacements for all operands of `ends`."""
     made: dict[Value, Value] = {}
     for value in below(ends):
         args = [made[arg] for arg in value.args]
@@ -63,7 +63,7 @@ def _decided(ends: Sequence[Value], found: RowEvaluation) -> dict[Value, Value]:
 
 
 def usual_text(text: str) -> str:
-    """A whole text of kernels without the seldom branches of the header."""
+    """Return the whole text of the kernels, without the rare branches of the header."""
     for rare, instead in _SELDOM.items():
         if rare not in text:
             raise AssertionError(f"the kernels have no {rare!r}")

@@ -1,8 +1,8 @@
-"""Values of a formula: an operation and its operands. Operators of Python build them; nothing is computed here.
+"""Values of a formula: an operation and its operands. Python's operators build them; nothing is computed here.
 
-A value has a kind, the type of its numbers, and a span: one number for all arrays, for an array, for a bucket of rows, for a row
-of 512 coordinates or for a coordinate. Numbers of Python take the kind of the other operand. Kinds never change by
-themselves.
+A value has a kind, the type of its numbers, and a span: the set that shares one number (all arrays, an array, a bucket of rows, a
+row of 512 coordinates, or a single coordinate). Python numbers take the kind of the other operand. There is no implicit
+conversion between kinds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psnode.errors import CodecSpecError
 
 
 class Dtype(Enum):
-    """The type of a value's numbers."""
+    """The kind of a value: the type of its numbers."""
 
     F32 = "float32"
     F64 = "float64"
@@ -36,7 +36,7 @@ class Dtype(Enum):
 
 
 class Span(IntEnum):
-    """Count of a value's numbers."""
+    """The set of coordinates that shares one number of a value, in increasing order of detail."""
 
     CONSTANT = 0
     ARRAY = 1
@@ -50,7 +50,10 @@ _LIMITS = {Dtype.I32: (-(2**31), 2**31 - 1), Dtype.U32: (0, 2**32 - 1)}
 
 
 class Value:
-    """One node of a formula's graph: the operation `op` on `args`; `detail`: a constant's number, a field's name."""
+    """A node of a formula's graph: the operation `op` on `args`.
+
+    `detail` holds the number of a constant, the name of a field, or another parameter of the operation.
+    """
 
     __slots__ = ("args", "detail", "kind", "op", "span")
 
@@ -139,7 +142,7 @@ class Value:
 
 
 def constant(number: Number, kind: Dtype) -> Value:
-    """`number` as a value. CodecSpecError unless the kind has it, rounded if it is real."""
+    """Return `number` as a constant of the given kind. Raise CodecSpecError if it is not finite or not in the kind's range."""
     if kind in _LIMITS:
         low, high = _LIMITS[kind]
         if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
@@ -153,7 +156,7 @@ def constant(number: Number, kind: Dtype) -> Value:
 
 
 def pair(a: Value | Number, b: object) -> tuple[Value, Value]:
-    """Both as values of one kind, which one of them has. CodecSpecError."""
+    """Return both as values of one kind; a Python number takes the kind of the other. Raise CodecSpecError if kinds differ."""
     if isinstance(a, Value) and isinstance(b, Value):
         if a.kind is not b.kind:
             raise CodecSpecError(f"{a.kind.value} and {b.kind.value} do not mix: convert one of them, as in f32(x)")
@@ -209,7 +212,7 @@ def _compare(op: str, a: Value, b: object) -> Value:
 
 
 def replaced(end: Value, instead: Mapping[Value, Value]) -> Value:
-    """The value that is made as `end` is, with others instead of those that are named."""
+    """Return a copy of `end` in which the values that are keys of `instead` are replaced."""
     made = dict(instead)
     for value in below([end], known=list(instead)):
         args = [made[arg] for arg in value.args]
@@ -218,7 +221,7 @@ def replaced(end: Value, instead: Mapping[Value, Value]) -> Value:
 
 
 def below(ends: Sequence[Value], known: Sequence[Value] = ()) -> Iterator[Value]:
-    """All operands of `ends`, at any depth, and the ends, each once and after its own operands; not those of `known`."""
+    """Yield all operands of `ends`, at any depth, and the ends: each once, after its own operands. Skip the values in `known`."""
     seen = set(known)
     for end in ends:
         ahead = [(end, False)]

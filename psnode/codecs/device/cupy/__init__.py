@@ -1,1 +1,1 @@
-"""CUDA kernels compiled and launched by CuPy."""
+"""CUDA kernels that CuPy compiles and launches."""

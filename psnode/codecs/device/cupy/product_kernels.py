@@ -11,14 +11,14 @@ SUMS = 2  # <x, y> and <y, y>
 
 
 class ProductKernels(Loaded):
-    """Kernels of a contractive form."""
+    """The kernels of a contractive form."""
 
     names = ("measure", "fold_sums")
 
     def measure(self, stream: int, arrays: EncodeArrays, size: int, count: int, to: int) -> None:
-        """Code `count` rows, of which `size` coordinates are given; `arrays.error`: room for `nbytes_of_products`.
+        """Code `count` rows, which hold `size` coordinates. `arrays.error` points to `nbytes_of_products` bytes.
 
-        <x, y> and <y, y>, with y the decoded x, are written to `to`, two float64: anything, unless all of x is finite.
+        <x, y> and <y, y>, with y the decoded x, are written to `to`, two float64. They are meaningless unless all of x is finite.
         """
         rows = rows_of(size)
         addresses = [np.uint64(address) for address in arrays[:-2]]
@@ -27,5 +27,5 @@ class ProductKernels(Loaded):
 
 
 def nbytes_of_products(size: int) -> int:
-    """Bytes that `measure` needs for the parts of rows."""
+    """Return the number of bytes that `measure` needs for the parts of rows."""
     return nbytes_of_sums(size, SUMS)

@@ -1,8 +1,9 @@
-"""CUDA text on a device: compiled by NVRTC through CuPy, kept on disk, launched on a stream of the caller's.
+"""CUDA text on a device: compiled by NVRTC through CuPy, cached on disk, and launched on a stream of the caller.
 
-CuPy's RawModule hands NVRTC `-ftz=true` after all options of a caller's, and the last one counts: numbers below 2^-126 would
-become zero, and payloads other ones than the processor's. So CuPy's compiler is called without it, and RawModule loads what it
-made. Memory is the caller's too: kernels take addresses. Nothing here has met a GPU yet; tests run it on a stand-in for CuPy.
+CuPy's RawModule passes `-ftz=true` to NVRTC after the caller's options, and the last option counts. Numbers below 2^-126 would
+become zero, and payloads would differ from the CPU's. Therefore, CuPy's compiler is called without this option, and RawModule
+loads the result. Memory belongs to the caller: kernels take addresses. This code has not yet run on a GPU; tests run it on a
+substitute for CuPy.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--p
 _BUCKET = re.compile(r"^#define BUCKET_ROWS (\d+)u$", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(?!host\.h)(\w+\.h)"$', re.MULTILINE)
 _THREADS, _ROWS_PER_BLOCK, _MOST_BLOCKS = 256, 8, 65535
-BLOCK_ROWS, ROOM = 40, 8192  # of a packing that varies: rows of a block, and bytes of its room, as sparse.h has it
+BLOCK_ROWS, ROOM = 40, 8192  # of packings in blocks: rows of a block, and bytes of scratch per block, as in sparse.h
 
 
 def import_cupy() -> Any:
-    """CuPy. ConfigurationError, with a remedy, if it is absent or broken."""
+    """Return the module cupy. Raise ConfigurationError, with a remedy, if it is missing or broken."""
     try:
         import cupy
-    except Exception as error:  # an import that fails half-way raises whatever it met
+    except Exception as error:  # an import that fails half-way can raise anything
         raise ConfigurationError(f"CuPy cannot be imported ({in_one_line(error)}): {installing('gpu')}") from error
     return cupy
 
 
 def standalone(text: str) -> str:
-    """`text` with the headers that it includes for a GPU, so that it alone is the compiler's input."""
+    """Return `text` with the GPU headers that it includes, as the only input of the compiler."""
     while match := _INCLUDE.search(text):
         text = text[: match.start()] + (HEADERS / match[1]).read_text() + text[match.end() :]
     return text
 
 
 class DeviceIdentity(NamedTuple):
-    """The facts beside the text on which a kernel's results depend: names of a device, and versions."""
+    """The facts, besides the text, on which a kernel's results depend: the device, and versions."""
 
     device: str
     capability: str
@@ -53,7 +54,7 @@ class DeviceIdentity(NamedTuple):
 
     @classmethod
     def of(cls, device: int) -> DeviceIdentity:
-        """That of CUDA device number `device`."""
+        """Return the identity of CUDA device number `device`."""
         cupy = import_cupy()
         name = cupy.cuda.runtime.getDeviceProperties(device)["name"]
         return cls(
@@ -65,18 +66,18 @@ class DeviceIdentity(NamedTuple):
         )
 
     def file(self, text: str, suffix: str) -> Path:
-        """The file of the results for `text`, in the directory of generated modules, where only this user may write."""
+        """Return the path of the file for `text` in the directory of generated modules, to which only this user can write."""
         digest = xxhash.xxh3_128_hexdigest("\0".join((text, *OPTIONS, *self)).encode())
         return directory() / f"psnode_rows_{digest}{suffix}"
 
 
 class Loaded:
-    """The kernels of a text on CUDA device number `device`, compiled now unless their file exists.
+    """The kernels of a text on CUDA device number `device`, compiled unless their file exists.
 
-    A call gives a kernel to `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory.
+    A call launches a kernel on `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory.
     """
 
-    names: ClassVar[tuple[str, ...]]  # of kernels that every text has
+    names: ClassVar[tuple[str, ...]]  # kernels that every text has
 
     def __init__(self, text: str, device: int) -> None:
         self._cupy, self._device = import_cupy(), device
@@ -85,7 +86,7 @@ class Loaded:
         with self._cupy.cuda.Device(device):
             try:
                 self._load(path)
-            except Exception:  # no such file, or no kernels in it that this driver takes
+            except Exception:  # no such file, or a file that this driver rejects
                 write_whole(path, self._compiled(self.text))
                 self._load(path)
 
@@ -100,7 +101,7 @@ class Loaded:
         return image.encode() if isinstance(image, str) else bytes(image)
 
     def _launch(self, name: str, stream: int, count: int, *arguments: Any) -> None:
-        """Have `count` warps run a kernel, or each several times."""
+        """Launch a kernel with `count` warps, or fewer warps that run it several times."""
         if name not in self._functions:
             self._functions[name] = self._module.get_function(name)
         blocks = min(-(-count // _ROWS_PER_BLOCK), _MOST_BLOCKS)
@@ -108,7 +109,7 @@ class Loaded:
             self._functions[name]((blocks,), (_THREADS,), arguments)
 
     def _fold(self, stream: int, source: int, target: int, to: int, count: int, sums: int) -> None:
-        """Write the totals of `sums` sequences of `count` float64 each at `source` to `to`. `target`: room for those of 512."""
+        """Write the totals of `sums` sequences of `count` float64 each, at `source`, to `to`. `target`: room for sums of 512."""
         while True:
             groups = rows_of(count)
             numbers = map(np.uint32, (count, groups, sums))
@@ -120,9 +121,10 @@ class Loaded:
 
 
 class Kernels(Loaded):
-    """Kernels that code and decode rows, `count` full ones. `blocks`: the packing is one of blocks that vary in length.
+    """Kernels that encode and decode `count` full rows.
 
-    `bucket`: the rows of a bucket to which the widths of codes are fitted, or 0.
+    `blocks` is true if the packing consists of blocks of variable length. `bucket` is the number of rows in a bucket to which the
+    widths of codes are fitted, or 0.
     """
 
     names = ("survey", "encode", "decode", "fold_sums")
@@ -133,13 +135,13 @@ class Kernels(Loaded):
         self.bucket = int(found[1]) if (found := _BUCKET.search(text)) else 0
 
     def survey(self, stream: int, x: int, tops: int, count: int) -> None:
-        """Raise the extremes at `tops`, as Functions.survey."""
+        """Update the extremes at `tops`, as Functions.survey does."""
         self._launch("survey", stream, count, np.uint64(x), np.uint64(tops), np.uint32(count))
 
     def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
-        """Write `sums` sums over all of `size` coordinates to `tops`, as Functions.sum_up; `done` is lowered.
+        """Write `sums` sums over all of `size` coordinates to `tops`, as Functions.sum_up does, and lower `done`.
 
-        First every row's part in each, then sums of 512 of those, until one is left.
+        Every row's part of each sum is computed first; then the parts are added 512 at a time until one number is left.
         """
         count, source, target = rows_of(size), arrays.room, arrays.room + 8 * sums * rows_of(size)
         addresses = [np.uint64(address) for address in arrays]
@@ -149,7 +151,7 @@ class Kernels(Loaded):
         self._fold(stream, source, target, arrays.tops + 8 * FIRST_SUM, count, sums)
 
     def encode(self, stream: int, arrays: EncodeArrays, first: int, rows: int, count: int) -> None:
-        """Code `count` rows, the first of which is number `first` of `rows`, as Functions.encode; `done` is lowered."""
+        """Encode `count` rows, the first of which is row number `first` of `rows`, as Functions.encode does, and lower `done`."""
         if not self.blocks:
             addresses = [np.uint64(address) for address in arrays[:-2]]
             numbers: list[Any] = [np.uint32(number) for number in (first, rows, count)]
@@ -167,11 +169,11 @@ class Kernels(Loaded):
         self._launch("copy_blocks", stream, blocks, rooms, starts, np.uint64(arrays.packed), np.uint32(blocks))
 
     def place(self, stream: int, side: int, starts: int, first: int, rows: int, count: int) -> None:
-        """Write to `starts` where the codes of each bucket begin, by the widths at `side`, and where the last one ends."""
+        """Write the offsets of the codes of each bucket, and the end of the last one, to `starts`, from the widths at `side`."""
         self._launch("place_buckets", stream, 1, np.uint64(side), np.uint64(starts), *map(np.uint32, (first, rows, count)))
 
     def decode(self, stream: int, arrays: DecodeArrays, weight: float, adding: bool, first: int, rows: int, count: int) -> None:
-        """Overwrite `out` with the decoded values, or add weight times those."""
+        """Overwrite `out` with the decoded values, or add `weight` times the decoded values."""
         addresses = [np.uint64(address) for address in arrays[:-1]]
         numbers = np.float32(weight), np.int32(adding), *map(np.uint32, (first, rows, count))
         starts = [np.uint64(arrays.starts)] if self.blocks or self.bucket else []
@@ -179,17 +181,17 @@ class Kernels(Loaded):
 
 
 class _Stream(NamedTuple):
-    """A stream by its address, as CUDA's protocol for streams has it."""
+    """A stream given by its address, according to CUDA's stream protocol."""
 
     address: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """The protocol's version, and the address."""
+        """Return the version of the protocol, and the address."""
         return 0, self.address
 
 
 class SumArrays(NamedTuple):
-    """Addresses for `sum_up`; `room`: as many bytes as `nbytes_of_sums` says."""
+    """Addresses for `sum_up`. `room` points to `nbytes_of_sums` bytes."""
 
     x: int
     room: int
@@ -199,15 +201,15 @@ class SumArrays(NamedTuple):
 
 
 def nbytes_of_sums(size: int, sums: int) -> int:
-    """Bytes that `sum_up` needs for parts of `sums` sums over `size` coordinates."""
+    """Return the number of bytes that `sum_up` needs for the parts of `sums` sums over `size` coordinates."""
     return 8 * sums * (rows_of(size) + rows_of(rows_of(size)))
 
 
 class EncodeArrays(NamedTuple):
-    """Addresses for `encode`, in the order of its arguments; `error`: 0 if it is not wanted, and it may be `x`.
+    """Addresses for `encode`, in the order of its arguments. `error` is 0 if no error is wanted, and may equal `x`.
 
-    Of packings that vary also `starts`, uint32: where each block or bucket begins in `packed`, and where the last one ends; and
-    ROOM bytes a block at `rooms`.
+    Packings of variable length also need `starts` (uint32), the offset of each block or bucket in `packed` and the end of the
+    last one, and `rooms`, with ROOM bytes per block.
     """
 
     x: int

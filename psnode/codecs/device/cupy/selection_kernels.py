@@ -8,12 +8,12 @@ import numpy as np
 
 from psnode.codecs.device.cupy.row_kernels import Loaded
 
-BLOCK_ROWS = 8  # as select.h has it
-ROOM = 2 * 512 * BLOCK_ROWS  # bytes in which a block lists its coordinates
+BLOCK_ROWS = 8  # as in select.h
+ROOM = 2 * 512 * BLOCK_ROWS  # bytes for the list of a block's coordinates
 
 
 class Lists(NamedTuple):
-    """Addresses of the lists of `blocks` blocks: uint32 counts, those up to its end, and ROOM bytes each."""
+    """Addresses of the lists of `blocks` blocks: uint32 counts, uint32 cumulative counts (`ends`), and ROOM bytes per block."""
 
     counts: int
     ends: int
@@ -27,17 +27,20 @@ class SelectionKernels(Loaded):
     names = ("mark", "collect", "square_rows", "norm_of_rows")
 
     def mark(self, stream: int, x: int, limit: int, rows: int, lists: Lists) -> None:
-        """List and count the coordinates whose rank is `limit` >= 1 or greater, by block."""
+        """List and count the coordinates of each block whose rank is at least `limit`, which is 1 or greater."""
         numbers = map(np.uint32, (limit, rows, lists.blocks))
         self._launch("mark", stream, lists.blocks, np.uint64(x), np.uint64(lists.counts), np.uint64(lists.rooms), *numbers)
 
     def collect(self, stream: int, x: int, lists: Lists, indices: int, values: int) -> None:
-        """Write their ascending indices (uint32) and values (float32); `lists.ends` says how many there are."""
+        """Write the ascending indices (uint32) and the values (float32) of the listed coordinates.
+
+        Their number is in `lists.ends`.
+        """
         addresses = map(np.uint64, (x, lists.rooms, lists.counts, lists.ends, indices, values))
         self._launch("collect", stream, lists.blocks, *addresses, np.uint32(lists.blocks))
 
     def norm(self, stream: int, x: int, sums: int, rows: int) -> None:
-        """Write the L2 norm of all values, rows added one after the other, to the first of `rows` float64."""
+        """Write the L2 norm of all values, with rows added one after another, to the first of `rows` float64."""
         arguments = np.uint64(x), np.uint64(sums), np.uint32(rows)
         self._launch("square_rows", stream, rows, *arguments)
         self._launch("norm_of_rows", stream, 1, *arguments)

@@ -1,4 +1,4 @@
-"""The kernels of the master's optimizers on a device, launched by CuPy: cuda/descent.h."""
+"""The kernels of the master's optimizers on a device, launched by CuPy: see cuda/descent.h."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LANES = 32
 
 
 class StepKernels(Loaded):
-    """Kernels that move vectors, coordinate by coordinate, on CUDA device number `device`."""
+    """Kernels that update vectors, coordinate by coordinate, on CUDA device number `device`."""
 
     names = ("descend_plain", "descend_momentum", "descend_nesterov", "descend_beside", "adam")
 
@@ -23,6 +23,9 @@ class StepKernels(Loaded):
     def step(
         self, name: str, stream: int, vectors: Sequence[int], numbers: Sequence[np.float32 | np.int32], once: bool, size: int
     ) -> None:
-        """Have one of them move `vectors` of `size` float32, by `numbers`; `once`: products and sums round once, together."""
+        """Launch the kernel `name` on `vectors` of `size` float32, with `numbers`.
+
+        `once`: a product and a sum are rounded together.
+        """
         addresses = [np.uint64(vector) for vector in vectors]
         self._launch(name, stream, -(-size // _LANES), *addresses, *numbers, np.int32(once), np.uint64(size))

@@ -1,1 +1,1 @@
-"""All LLVM text of the package: instructions that Numba does not make of loops, each with its equivalent in NumPy."""
+"""All LLVM instructions of the package that Numba does not generate from loops, each with its equivalent in NumPy."""

@@ -1,10 +1,11 @@
-"""From a function of values to machine code inside a kernel.
+"""Conversion of a Python function of values to machine code inside a kernel.
 
-A function under `instructions` computes with numbers, and with vectors of 32 or 64 of them. When a kernel that calls it is
-compiled, it is run once, with a `RuntimeValue` for every number and an `Array` for every array, and its operations on them become
-machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy's numbers and arrays.
+A function decorated with `instructions` computes with numbers, and with vectors of 32 or 64 numbers. When a kernel that calls the
+function is compiled, the function is run once, with a `RuntimeValue` for every number and an `Array` for every array, and its
+operations on them become machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy numbers and
+arrays.
 
-Numba itself turns no loop into 16-bit lanes or masks. Vectors lower to whatever the processor has.
+Numba itself never turns a loop into 16-bit lanes or masks. LLVM lowers the vectors to those of the processor.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WIDE = '"prefer-vector-width"="512"'
 
 
 def _numba(hint: Any, given: Any = None) -> Any:
-    """Numba's type of an annotation: of a number or of some alike. Arrays, however annotated, keep the given type."""
+    """Return Numba's type for the annotation of a number, or of a tuple of equal types. Arrays keep the type `given`."""
     if get_origin(hint) is tuple:
         words = get_args(hint)
         return types.UniTuple(_HINTS[words[0]], len(words))  # type: ignore[no-untyped-call]
@@ -55,7 +56,10 @@ def _result(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 
 def instructions(function: F) -> F:
-    """`function`, which computes with values, for use inside kernels. Its annotations are the types of numbers and the result."""
+    """Make `function`, which computes with values, callable inside kernels.
+
+    Annotations give the types of numbers and of the result.
+    """
     hints = get_type_hints(function)
     names = inspect.signature(function).parameters
 
@@ -73,14 +77,14 @@ def instructions(function: F) -> F:
 
 
 def _paired(typed: Any, equivalent: Callable[..., Any]) -> Any:
-    """Numba's intrinsic of a typing function, with its plain equivalent."""
+    """Return Numba's intrinsic for a typing function, with its plain equivalent attached."""
     compiled: Any = intrinsic(typed)
     compiled.equivalent = equivalent
     return compiled
 
 
 def plain(compiled: F) -> F:
-    """The same for NumPy's numbers and arrays: equal bits, and the same bytes written."""
+    """Return the function for NumPy numbers and arrays: it gives the same bits, and writes the same bytes."""
 
     def run(*arguments: Any) -> Any:
         with np.errstate(all="ignore"):
@@ -92,7 +96,7 @@ def plain(compiled: F) -> F:
 def _wide(typing: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if has("avx512vbmi2") and not has("prefer-256-bit"):
-            set.add(builder.function.attributes, _WIDE)  # llvmlite knows attributes with a value by name only
+            set.add(builder.function.attributes, _WIDE)  # llvmlite knows attributes with a value only by their text
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -105,7 +109,7 @@ def _floats_at(typing: Any, address: Any) -> Any:
     return types.CPointer(types.float32)(types.int64), generate  # type: ignore[no-untyped-call]
 
 
-# Let LLVM use vectors of 512 bits in the function that calls this, where they are no slower for being wide.
+# Let LLVM use vectors of 512 bits in the calling function, on processors that they do not slow down.
 wide = cast(Callable[[], None], _paired(_wide, lambda: None))
-# The float32 at an address, for `numba.carray`.
+# A pointer to the float32 at an address, for `numba.carray`.
 floats_at = cast(Callable[[int], Any], _paired(_floats_at, lambda at: ctypes.cast(at, ctypes.POINTER(ctypes.c_float))))

@@ -1,4 +1,4 @@
-"""Operations on values and arrays: each with the LLVM instructions first, then the same in NumPy.
+"""Operations on values and arrays. Each function has the LLVM instructions first, then the same operation in NumPy.
 
 tests/codecs/test_llvm.py shows that the bits are equal.
 """
@@ -12,11 +12,11 @@ from llvmlite import ir  # type: ignore[import-untyped]
 
 from psnode.codecs.kernels.llvm.runtime_values import BOOL, I1, I8, I32, I64, Array, RuntimeValue, call, element, has, wants_hints
 
-_LINE = 64  # bytes in a line of the cache
+_LINE = 64  # bytes in a cache line
 
 
 def _both(name: str, one: Any, other: Any) -> RuntimeValue:
-    """LLVM's function s`name` or u`name` of two vectors, of which one may be a constant."""
+    """Call LLVM's function s`name` or u`name` on two vectors, one of which may be a constant."""
     model = one if isinstance(one, RuntimeValue) else other
     operands = model.operand(one), model.operand(other)
     full = f"{'s' if model.dtype.kind == 'i' else 'u'}{name}"
@@ -24,7 +24,7 @@ def _both(name: str, one: Any, other: Any) -> RuntimeValue:
 
 
 def load(array: Any, start: Any, lanes: int) -> Any:
-    """The vector array[start : start + lanes]. Nothing checks that it lies within the array."""
+    """Return the vector array[start : start + lanes]. The bounds of the array are not checked."""
     if isinstance(array, Array):
         found = array.builder.load(array.address(start, ir.VectorType(element(array.dtype), lanes)))
         found.align = array.dtype.itemsize
@@ -43,9 +43,9 @@ def store(array: Any, start: Any, value: Any) -> None:
 
 
 def prefetch(array: Any, start: Any, nbytes: int, writing: bool) -> None:
-    """Ask for `nbytes` of `array` from element `start` on, which may lie beyond its end. In NumPy nothing.
+    """Prefetch `nbytes` of `array` from element `start` on, which may extend past its end.
 
-    Nor for processors that are slower for it.
+    In NumPy, and for processors that prefetching slows down, nothing is done.
     """
     if isinstance(array, Array) and wants_hints():
         address = array.address(start, I8)
@@ -56,7 +56,7 @@ def prefetch(array: Any, start: Any, nbytes: int, writing: bool) -> None:
 
 
 def spread(number: Any, lanes: int) -> Any:
-    """The vector with `number` in every lane."""
+    """Return the vector with `number` in every lane."""
     if isinstance(number, RuntimeValue):
         kind, builder = ir.VectorType(element(number.dtype), lanes), number.builder
         undefined = ir.Constant(kind, ir.Undefined)
@@ -67,7 +67,7 @@ def spread(number: Any, lanes: int) -> Any:
 
 
 def unpacked(word: Any) -> Any:
-    """The mask with bit j of `word` in lane j."""
+    """Return the mask with bit j of `word` in lane j."""
     if isinstance(word, RuntimeValue):
         mask = ir.VectorType(I1, 8 * word.dtype.itemsize)
         return RuntimeValue(word.builder, word.builder.bitcast(word.value, mask), BOOL)
@@ -75,7 +75,7 @@ def unpacked(word: Any) -> Any:
 
 
 def packed(mask: Any) -> Any:
-    """The word with lane j of `mask` in bit j."""
+    """Return the word with lane j of `mask` in bit j."""
     if isinstance(mask, RuntimeValue):
         lanes = mask.value.type.count
         return RuntimeValue(mask.builder, mask.builder.bitcast(mask.value, ir.IntType(lanes)), f"u{lanes // 8}")
@@ -83,36 +83,36 @@ def packed(mask: Any) -> Any:
 
 
 def select(mask: Any, one: Any, other: Any) -> Any:
-    """`one` in the lanes of the mask, elsewhere `other`, which may be a constant."""
+    """Return `one` in the lanes of the mask, and `other`, which may be a constant, in the other lanes."""
     if isinstance(mask, RuntimeValue):
         return RuntimeValue(mask.builder, mask.builder.select(mask.value, one.value, one.operand(other)), one.dtype)
     return np.where(mask, one, np.asarray(other, one.dtype))
 
 
 def minimum(one: Any, other: Any) -> Any:
-    """The smaller integers."""
+    """Return the smaller of two integers in each lane."""
     return _both("min", one, other) if isinstance(one, RuntimeValue) else np.minimum(one, other)
 
 
 def maximum(one: Any, other: Any) -> Any:
-    """The larger integers."""
+    """Return the larger of two integers in each lane."""
     return _both("max", one, other) if isinstance(one, RuntimeValue) else np.maximum(one, other)
 
 
 def absolute(one: Any) -> Any:
-    """The magnitudes of integers; that of the least one is itself."""
+    """Return the magnitudes of signed integers. The least integer, which has no magnitude of its type, is returned as it is."""
     if isinstance(one, RuntimeValue):
         return RuntimeValue(one.builder, call(one.builder, "abs", one.value.type, one.value, ir.Constant(I1, 0)), one.dtype)
     return np.abs(one)
 
 
 def add_saturated(one: Any, other: Any) -> Any:
-    """Sums of integers, or the nearest integer that there is."""
+    """Return sums of integers, limited to the range of the type."""
     return _both("add.sat", one, other) if isinstance(one, RuntimeValue) else _cut(one.astype(np.int64) + other, one.dtype)
 
 
 def subtract_saturated(one: int, other: Any) -> Any:
-    """The differences of a constant and integers, or the nearest integer that there is."""
+    """Return the differences of a constant and integers, limited to the range of the type."""
     return _both("sub.sat", one, other) if isinstance(other, RuntimeValue) else _cut(one - other.astype(np.int64), other.dtype)
 
 
@@ -121,7 +121,7 @@ def _cut(exact: Any, dtype: Any) -> Any:
 
 
 def rotate_left(word: Any, distance: int) -> Any:
-    """A word rotated by 1 bit or more, and less than all."""
+    """Return a word rotated left by `distance` bits, at least 1 and less than its width."""
     if isinstance(word, RuntimeValue):
         arguments = word.value, word.value, word.operand(distance)
         return RuntimeValue(word.builder, call(word.builder, "fshl", word.value.type, *arguments), word.dtype)
@@ -129,21 +129,21 @@ def rotate_left(word: Any, distance: int) -> Any:
 
 
 def trailing_zeros(word: Any) -> Any:
-    """The position of the lowest one of a uint64, which must not be 0; int64."""
+    """Return the position of the lowest one of a uint64, which must not be 0, as an int64."""
     if isinstance(word, RuntimeValue):
         return RuntimeValue(word.builder, call(word.builder, "cttz", word.value.type, word.value, ir.Constant(I1, 1)), np.int64)
     return (int(word) & -int(word)).bit_length() - 1
 
 
 def population(word: Any) -> Any:
-    """The number of ones of a uint64; int64."""
+    """Return the number of ones of a uint64, as an int64."""
     if isinstance(word, RuntimeValue):
         return RuntimeValue(word.builder, call(word.builder, "ctpop", word.value.type, word.value), np.int64)
     return int(word).bit_count()
 
 
 def pick(table: Any, index: Any, size: int) -> Any:
-    """table[index] of 32 lanes: the table holds `size` numbers of 16 bits, 32 or 64, and every index is below that."""
+    """Return table[index] for 32 lanes. The table holds `size` numbers of 16 bits, 32 or 64; every index is below `size`."""
     if not isinstance(table, Array):
         return table[index]
     builder, kind = table.builder, index.value.type
@@ -162,32 +162,32 @@ def pick(table: Any, index: Any, size: int) -> Any:
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c of float32, rounded once."""
+    """Return a * b + c of float32, rounded once."""
     if isinstance(a, RuntimeValue):
         return RuntimeValue(a.builder, a.builder.fma(a.value, b.value, c.value), a.dtype)
     product, addend = np.float64(a) * b, np.float64(c)  # the product is exact
     total = product + addend
     back = total - product
-    lost = (product - (total - back)) + (addend - back)  # exactly, Knuth's TwoSum; not a number where the total is not finite
+    lost = (product - (total - back)) + (addend - back)  # the exact error (Knuth's TwoSum); NaN if total is not finite
     odd = total.view(np.int64) & 1
-    nearer = np.nextafter(total, np.copysign(np.inf, lost))  # rounded to odd, so that rounding again does no harm
+    nearer = np.nextafter(total, np.copysign(np.inf, lost))  # rounded to odd, which makes the second rounding harmless
     return np.where(np.isfinite(lost) & (lost != 0) & (odd == 0), nearer, total).astype(np.float32)[()]
 
 
 def moves() -> bool:
-    """True if the processor can `compress` and `expand` vectors of 16 bits."""
+    """Return True if the processor can `compress` and `expand` vectors of 16 bits."""
     return has("avx512vbmi2")
 
 
 def compress(values: Any, mask: Any) -> Any:
-    """The uint16 of the lanes in `mask`, moved together to the first lanes; 0 in the rest."""
+    """Return the uint16 of the lanes in `mask`, moved to the first lanes; 0 in the other lanes."""
     if isinstance(values, RuntimeValue):
         return _moved("compress", values, mask)
     return np.concatenate([values[mask], np.zeros(int((~mask).sum()), values.dtype)])
 
 
 def expand(values: Any, mask: Any) -> Any:
-    """The first uint16, moved apart to the lanes in `mask`; 0 in the others."""
+    """Return the first uint16, moved to the lanes in `mask`; 0 in the other lanes."""
     if isinstance(values, RuntimeValue):
         return _moved("expand", values, mask)
     found = np.zeros_like(values)

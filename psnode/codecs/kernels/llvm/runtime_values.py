@@ -1,6 +1,6 @@
-"""Numbers, vectors and arrays that are known when the program runs, and the abilities of the processor.
+"""Numbers, vectors and arrays that are known when the program runs, and the features of the processor.
 
-Their operators give the results of those of NumPy's arrays of the same dtype, bit for bit.
+Their operators give the same bits as the operators of NumPy arrays of the same dtype.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 
 @cache
 def processor() -> tuple[str, str]:
-    """Name and features, between commas, of the processor that Numba compiles for, by LLVM's words."""
+    """Return the name and the features (separated by commas) of the processor that Numba compiles for, in LLVM's terms."""
     _, name, features = cpu_target.target_context.codegen().magic_tuple()
     return name, features
 
 
 @cache
 def has(feature: str) -> bool:
-    """True if the processor that Numba compiles for has a `feature`, by LLVM's name of it."""
+    """Return True if the processor that Numba compiles for has `feature`, named as in LLVM."""
     return f"+{feature}" in processor()[1].split(",")
 
 
-UNASKED = ("znver1", "znver2", "znver3", "znver4")  # processors that are not to be asked for memory ahead, by LLVM's names
+UNASKED = ("znver1", "znver2", "znver3", "znver4")  # processors, by LLVM's names, on which kernels do not prefetch
 
 
 @cache
 def wants_hints() -> bool:
-    """True if kernels are to ask for memory ahead.
+    """Return True if kernels are to prefetch.
 
-    AMD's Zen 4 brings it in time by itself, and is slowed down by being asked; its elder ones are taken to be like it, and Zen 5
-    is as much faster for it (docs/results/2026-11-24-processors.md, 2026-11-25-processors.md).
+    AMD's Zen 4 fetches memory in time by itself, and prefetching slows it down. Earlier Zen processors are assumed to be alike.
+    Zen 5 is sped up as much as Zen 4 is slowed down (docs/results/2026-11-24-processors.md, 2026-11-25-processors.md).
     """
     return processor()[0] not in UNASKED
 
 
 @cache
 def rounds_once() -> bool:
-    """True if that processor has an instruction for a * b + c, which rounds once."""
+    """Return True if the processor has an instruction for a * b + c that rounds once."""
     return has("fma") or bool(cpu_target.target_context.codegen().magic_tuple()[0].startswith("aarch64"))
 
 
@@ -68,13 +68,13 @@ def _comparison(relation: str) -> Any:
 class RuntimeValue:
     """A number, or a vector of numbers, that is known when the program runs. Comparisons are those of integers."""
 
-    __array_ufunc__ = None  # operators with an array are left to this class
+    __array_ufunc__ = None  # NumPy leaves operators with an array to this class
 
     def __init__(self, builder: Any, value: Any, dtype: Any) -> None:
         self.builder, self.value, self.dtype = builder, value, np.dtype(dtype)
 
     def operand(self, other: Any) -> Any:
-        """`other` for an operation with this: a value, or a constant in every lane, or an array of constants."""
+        """Return `other` as an operand of this value: another value, a constant in every lane, or an array of constants."""
         if isinstance(other, RuntimeValue):
             return other.value
         kind = self.value.type
@@ -98,11 +98,11 @@ class RuntimeValue:
         return RuntimeValue(self.builder, self.builder.sub(self.operand(0), self.value), self.dtype)
 
     def view(self, dtype: Any) -> RuntimeValue:
-        """The same bits as numbers of another kind of their size."""
+        """Return the same bits as numbers of another type of the same size."""
         return RuntimeValue(self.builder, self.builder.bitcast(self.value, like(self.value.type, dtype)), dtype)
 
     def astype(self, dtype: Any) -> RuntimeValue:
-        """The integers in more or fewer bits."""
+        """Return the integers converted to more or fewer bits."""
         target = like(self.value.type, dtype)
         wider = self.builder.sext if self.dtype.kind == "i" else self.builder.zext
         change = wider if np.dtype(dtype).itemsize > self.dtype.itemsize or self.dtype == BOOL else self.builder.trunc
@@ -116,7 +116,7 @@ class Array:
         self.builder, self.data, self.dtype = builder, data, np.dtype(dtype)
 
     def address(self, start: Any, kind: Any) -> Any:
-        """The address of element `start`, as one of a `kind`."""
+        """Return the address of element `start`, as a pointer to the LLVM type `kind`."""
         index = start.value if isinstance(start, RuntimeValue) else ir.Constant(I64, start)
         return self.builder.bitcast(self.builder.gep(self.data, [index]), kind.as_pointer())
 
@@ -133,7 +133,7 @@ def like(kind: Any, dtype: Any) -> Any:
 
 
 def call(builder: Any, name: str, result: Any, *arguments: Any, overloaded: bool = True) -> Any:
-    """LLVM's function `name`, which is overloaded by the type of its first argument."""
+    """Call LLVM's function `name`, which is overloaded by the type of its first argument unless `overloaded` is false."""
     kind = arguments[0].type
     lanes = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
     full = f"llvm.{name}.{lanes}i{getattr(kind, 'element', kind).width}" if overloaded else f"llvm.{name}"

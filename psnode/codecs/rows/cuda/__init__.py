@@ -1,1 +1,1 @@
-"""From a program to the text of CUDA kernels, in the words of the headers beside these modules."""
+"""Generation of CUDA kernels from a program. The kernels use the macros and functions of the headers in this directory."""

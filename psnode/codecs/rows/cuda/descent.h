@@ -1,5 +1,5 @@
-// Steps of the master's optimizers: what psnode/exchange/update/sgd.py and adam.py do to each coordinate, in their order of
-// rounding. `once`: a product and a sum round once, as where the processor has an instruction for both.
+// Steps of the master's optimizers, as psnode/exchange/update/sgd.py and adam.py do them for each coordinate, with the same order
+// of rounding. `once`: a product and a sum are rounded together, as on a CPU with an instruction for both.
 
 INLINE float multiply_add(float a, float b, float c, int once) { return once ? MULTIPLY_ADD(a, b, c) : a * b + c; }
 

@@ -1,12 +1,12 @@
-// The words of generated kernels on a GPU: a thread is a lane of a warp, and a warp takes a row of 512 values.
-// host.h has the same words for a processor.
+// The macros of generated kernels on a GPU: a thread is a lane of a warp, and a warp processes a row of 512 values. host.h has
+// the same macros for a CPU.
 
 typedef unsigned char byte;
 typedef unsigned short half_word;
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 
-// Numbers of a lane.
+// Numbers of one lane.
 typedef float F32;
 typedef double F64;
 typedef int I32;
@@ -27,7 +27,7 @@ typedef bool MASK;
 #define LANE (threadIdx.x & 31)
 #define ALL 0xFFFFFFFFu
 
-// From a number of the row to one of each lane, and back.
+// From a number of the row to a number in each lane, and back.
 #define SPREAD_F32(x) (x)
 #define SPREAD_F64(x) (x)
 #define SPREAD_I32(x) (x)
@@ -56,7 +56,7 @@ typedef bool MASK;
 INLINE uint32 bits_of(float x) { return __float_as_uint(x); }
 INLINE float float_of(uint32 x) { return __uint_as_float(x); }
 
-// Across the warp.
+// Operations across the warp.
 #define SHUFFLE_DOWN(x, by) __shfl_down_sync(ALL, (x), (by))
 #define SHUFFLE_UP(x, by) __shfl_up_sync(ALL, (x), (by))
 #define SHUFFLE_XOR(x, by) __shfl_xor_sync(ALL, (x), (by))
@@ -66,7 +66,7 @@ INLINE float float_of(uint32 x) { return __uint_as_float(x); }
 #define ONES_BELOW(word) ((uint32)__popc((word) & ((1u << LANE) - 1)))
 #define TOGETHER __syncwarp()
 
-// Memory: place `at` + the lane.
+// Memory accesses at place `at` plus the lane.
 #define LOAD_F32(from, at) ((from)[(at) + LANE])
 #define STORE_F32(to, at, x) ((to)[(at) + LANE] = (x))
 #define LOAD_F64(from, at, end) ((at) + LANE < (end) ? (from)[(at) + LANE] : 0.0)

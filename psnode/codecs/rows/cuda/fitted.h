@@ -1,11 +1,12 @@
-// Buckets of BUCKET_ROWS rows, whose codes are packed by the bits that the largest of them has. NUMBERS of the array and COLUMNS of
-// buckets lie in front of these widths, a byte each. Where the codes of a bucket begin, a sum of the widths before it says.
+// Buckets of BUCKET_ROWS rows, each packed with the bits that its largest code needs. Before these widths (a byte each) are
+// NUMBERS numbers of the array and COLUMNS numbers per bucket. The offset of a bucket's codes follows from the sum of the widths
+// before it.
 
 #define BUCKETS(rows) (((rows) + (BUCKET_ROWS - 1)) / BUCKET_ROWS)
 #define WIDTHS(side, rows) ((byte *)((side) + (NUMBERS + COLUMNS * BUCKETS(rows))))
 #define BUCKET_BYTES (64 * BUCKET_ROWS)
 
-// The L2 norm of a bucket that is finite: the squares of its rows, one after the other.
+// The L2 norm of a finite bucket. The sums of squares of its rows are added one after another.
 INLINE double bucket_norm(const float *x) {
     double sum = 0;
     ROLLED for (uint32 part = 0; part < BUCKET_ROWS; part++) {
@@ -17,13 +18,13 @@ INLINE double bucket_norm(const float *x) {
     return careful_norm(x, BUCKET_ROWS, 1);
 }
 
-// How many coordinates, of `size`, the bucket of a row has.
+// The number of coordinates in the bucket of a row; the array has `size` coordinates.
 INLINE uint32 size_of_bucket(uint32 size, uint32 row) {
     const uint32 left = size - 512 * BUCKET_ROWS * (row / BUCKET_ROWS);
     return left < 512 * BUCKET_ROWS ? left : 512 * BUCKET_ROWS;
 }
 
-// The ones of all codes of a row, too.
+// `some` with the ones of all codes of a row added.
 INLINE U32 with_ones(U32 some, const U32 (&codes)[16]) {
     EACH(k) some = some | codes[k];
     return some;
@@ -37,7 +38,8 @@ INLINE uint32 width_of(U32 some) {
     return bits;
 }
 
-// Where the codes of each bucket of `size` rows begin, and where the last one ends. The first is that of row number `first`.
+// Write the offsets of the codes of each bucket of `size` rows, and the end of the last bucket. The first bucket begins with row
+// number `first`.
 KERNEL place_buckets(const uint32 *side, uint32 *starts, uint32 first, uint32 rows, uint32 size) {
     const uint32 count = size / BUCKET_ROWS;
     ROWS(at, 1) {

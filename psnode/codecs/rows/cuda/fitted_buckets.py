@@ -1,7 +1,7 @@
-"""The CUDA kernels of buckets of rows whose codes are packed by the bits that the largest of them has: rows/cuda/fitted.h.
+"""The CUDA kernels for buckets of rows, each packed with the bits that its largest code needs: see rows/cuda/fitted.h.
 
-`measure` finds the numbers of each bucket, and its width by making its codes; `place_buckets` where each begins. So `encode`,
-which makes the codes anew, and `decode` take a row as other kernels do.
+`measure` computes the numbers of each bucket, and its width by making its codes. `place_buckets` computes the offset of each
+bucket. With both, `encode`, which makes the codes again, and `decode` process single rows, as for other packings.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ HERE = "packed + starts[at / BUCKET_ROWS] + 64 * bits * (at % BUCKET_ROWS)"
 
 
 def header(program: Program) -> list[str]:
-    """The lines in front of its kernels."""
+    """Return the lines before the kernels."""
     defined = {"BUCKET_ROWS": program.packed.bucket, "NUMBERS": len(program.of_array), "COLUMNS": len(program.of_buckets)}
     return [*(f"#define {name} {number}u" for name, number in defined.items()), '#include "fitted.h"', ""]
 
 
 def measure(program: Program) -> list[str]:
-    """The lines of the kernel of that name."""
+    """Return the lines of the kernel `measure`."""
     rows, columns = CudaRows(program), (*program.of_array, *program.of_buckets)
     ends = [*(column.value for column in columns), program.packed.value]
     rows.numbers(ends)
@@ -69,7 +69,7 @@ def measure(program: Program) -> list[str]:
 
 
 def read(program: Program, rows: CudaRows, span: Span, ends: Sequence[Value]) -> None:
-    """Name the fields of a span that `ends` are made of, which lie in the body."""
+    """Name the fields of a span that `ends` depend on and that the body holds."""
     columns = {column.name: column for column in program.numbers}
     for value in below(ends):
         if value.op == "field" and value.span is span:
@@ -78,6 +78,6 @@ def read(program: Program, rows: CudaRows, span: Span, ends: Sequence[Value]) ->
 
 
 def word(column: Column, rows: CudaRows) -> str:
-    """The four bytes of a number."""
+    """Return the expression of a number as a 32-bit word."""
     found = rows.number(column.value)
     return f"bits_of({found})" if column.value.kind is Dtype.F32 else f"(uint32)({found})"

@@ -1,5 +1,5 @@
-// The words of generated kernels on a processor: a warp is a vector of 32 lanes. So the very text that a GPU runs can be run, and
-// looked at, where there is none. Built with -ffp-contract=off -fwrapv.
+// The macros of generated kernels on a CPU: a warp is a vector of 32 lanes. The same text as on a GPU can thus be run and
+// examined without a GPU. Built with -ffp-contract=off -fwrapv.
 
 #include <cmath>
 #include <cstdint>
@@ -31,7 +31,7 @@ typedef I32 MASK;  // -1 and 0
 static const U32 LANE = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
                          16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
 
-// x - 0 is x, -0 too.
+// x - 0 is x, also for x = -0.
 INLINE F32 SPREAD_F32(float x) { return x - F32{}; }
 INLINE F64 SPREAD_F64(double x) { return x - F64{}; }
 INLINE I32 SPREAD_I32(int32_t x) { return I32{} + x; }

@@ -1,4 +1,4 @@
-"""The CUDA kernel that takes each row's part of a program's sums over the whole input. `fold_sums` of rows.h does the rest."""
+"""The CUDA kernel that computes each row's part of a program's sums over the whole input. `fold_sums` (rows.h) adds the parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROW = [
 
 
 def sum_rows(program: Program) -> list[str]:
-    """Its lines."""
+    """Return the lines of the kernel `sum_rows`."""
     rows = CudaRows(program)
     rows.numbers([value.args[0] for value in program.sums])
     before = rows.taken()
@@ -37,7 +37,7 @@ def sum_rows(program: Program) -> list[str]:
 
 
 def _norms(program: Program) -> list[str]:
-    """The kernel for norms of all of x, which takes their rows' parts."""
+    """Return the lines of the kernel for norms of all of x, which uses the parts of the rows."""
     places = [place for place, value in enumerate(program.sums) if value.op == NORM]
     if not places:
         return []

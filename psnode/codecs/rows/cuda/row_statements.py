@@ -1,7 +1,7 @@
-"""Statements over a row in C++ for CUDA, in the words of psnode/codecs/rows/cuda: a row is 16 registers of a warp.
+"""Statements over a row in C++ for CUDA, with the macros of psnode/codecs/rows/cuda: a row is 16 registers of a warp.
 
-Numbers of a row have plain types, and are spread over the lanes where coordinates meet them. Arithmetic of int32 is done in
-uint32, whose overflow is defined.
+Numbers of a row have plain types, and are spread over the lanes where they are combined with coordinates. Arithmetic of int32 is
+done in uint32, whose overflow is defined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FUNCTIONS = ("floor", "sqrt", "abs")
 
 
 class CudaRows(Statements):
-    """Loops are unrolled, so that everything is in registers."""
+    """Writer of C++ statements. Loops are unrolled, so that all values are in registers."""
 
     opening, otherwise, closing = "if ({}) {{", "}} else {{".format(), "}"
 
@@ -126,5 +126,5 @@ def _leaf(value: Value) -> str | None:
 
 
 def rooms_of(rows: CudaRows) -> list[str]:
-    """Statements that make room for values of all coordinates of a row."""
+    """Return the statements that declare arrays for values of all coordinates of a row."""
     return [f"        {LANES[kind]} {name}[16];" for name, kind in rows.rooms]

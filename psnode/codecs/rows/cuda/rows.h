@@ -1,5 +1,5 @@
-// What generated kernels call, in the words of device.h and host.h. A row of 512 values is 16 registers of a warp: register k of
-// lane t is coordinate t + 32 k.
+// Functions of generated kernels, with the macros of device.h and host.h. A row of 512 values is 16 registers of a warp: register
+// k of lane t is coordinate t + 32 k.
 
 #ifdef __CUDACC__
 #include "device.h"
@@ -11,7 +11,7 @@
 #define FINITE_BELOW 0x7F800000u
 #define LARGEST 3.4028234663852886e38
 
-// Threefry 4x32-13, as psnode.codecs.kernels.threefry; W: a number, or one of each lane.
+// Threefry 4x32-13, as in psnode.codecs.kernels.threefry. W: a number, or a number per lane.
 template <typename W> INLINE void rotate(W &x, int by) { x = (x << by) | (x >> (32 - by)); }
 
 template <typename W> INLINE void threefry(W (&x)[4], const uint32 (&key)[5]) {
@@ -41,13 +41,13 @@ INLINE void key_of(const uint64 *words, uint32 (&key)[5]) {
     key[4] = key[0] ^ key[1] ^ key[2] ^ key[3] ^ 0x1BD11BDAu;
 }
 
-// The key among the numbers of a body.
+// The key from the numbers of a body.
 INLINE void key_of_words(const uint32 *words, uint32 (&key)[5]) {
     for (int i = 0; i < 4; i++) key[i] = words[i];
     key[4] = key[0] ^ key[1] ^ key[2] ^ key[3] ^ 0x1BD11BDAu;
 }
 
-// The random words of a row: word q of calls t and t + 32 serve lane t, 16 bits for each of its 16 coordinates.
+// The random words of a row. Lane t uses the four words of call t and of call t + 32: 16 bits for each of its 16 coordinates.
 INLINE void draw(U32 (&words)[8], const uint32 (&key)[5], uint32 stream, uint32 row) {
     UNROLL for (int half = 0; half < 2; half++) {
         U32 x[4] = {LANE + (64 * row + 32 * half), SPREAD_U32(stream), SPREAD_U32(0), SPREAD_U32(0)};
@@ -58,7 +58,7 @@ INLINE void draw(U32 (&words)[8], const uint32 (&key)[5], uint32 stream, uint32 
 
 #define SIXTEEN(words, k) ((k) < 8 ? (words)[(k) & 7] & 0xFFFF : (words)[(k) & 7] >> 16)
 
-// The coins of a row: bit t of the word of lane k < 16 is that of coordinate t + 32 k. 16 rows share 64 calls.
+// The coins of a row: bit t of the word of lane k < 16 belongs to coordinate t + 32 k. 16 rows share 64 calls.
 INLINE U32 toss(const uint32 (&key)[5], uint32 stream, uint32 row) {
     U32 x[4] = {(LANE & 15) + (64 * (row / 16) + 16 * (row & 3)), SPREAD_U32(stream), SPREAD_U32(0), SPREAD_U32(0)};
     threefry(x, key);
@@ -68,7 +68,7 @@ INLINE U32 toss(const uint32 (&key)[5], uint32 stream, uint32 row) {
 
 #define COIN(coins, k) BITS_OF_WORD(OF_LANE(coins, k))
 
-// True with probability `fraction`: 128 bits of a stream of their own are below it.
+// True with probability `fraction`, which is compared with 128 bits of a separate stream.
 SELDOM bool chance(double fraction, uint32 a, uint32 b, uint32 c, uint32 d, uint32 stream, uint32 index) {
     const uint32 key[5] = {a, b, c, d, a ^ b ^ c ^ d ^ 0x1BD11BDAu};
     uint32 x[4] = {index, stream + 256, 0, 0};
@@ -82,7 +82,7 @@ SELDOM bool chance(double fraction, uint32 a, uint32 b, uint32 c, uint32 d, uint
     return false;
 }
 
-// fixed / 2^16 without its fraction, and one more where 16 random bits were too few to tell and further ones say so.
+// floor(fixed / 2^16), plus 1 if 16 random bits leave a tie and further random bits decide to round up.
 INLINE U32 settle(U32 fixed, F64 exact, const uint32 (&key)[5], uint32 stream, uint32 start) {
     U32 code = fixed >> 16;
     const MASK tie = EQ(fixed & 0xFFFF, SPREAD_U32(0xFFFF));
@@ -94,7 +94,7 @@ INLINE U32 settle(U32 fixed, F64 exact, const uint32 (&key)[5], uint32 stream, u
     return code;
 }
 
-// The sum of a row, by the tree of psnode.codecs.kernels.norms. V: F32 or F64.
+// The sum of a row, added by the tree of psnode.codecs.kernels.norms. V: F32 or F64.
 template <typename V> INLINE auto tree_sum(const V (&x)[16]) {
     const V a = ((x[0] + x[2]) + (x[4] + x[6])) + ((x[8] + x[10]) + (x[12] + x[14]));
     const V b = ((x[1] + x[3]) + (x[5] + x[7])) + ((x[9] + x[11]) + (x[13] + x[15]));
@@ -119,7 +119,7 @@ INLINE uint32 top_bits(const F32 (&x)[16]) {
     return OF_LANE(top, 0);
 }
 
-// True if so many rows from number `first` on are finite.
+// True if `count` rows from number `first` on are finite.
 INLINE bool finite_rows(const float *x, uint32 first, uint32 count) {
     uint32 top = 0;
     for (uint32 at = first; at < first + count; at++) {
@@ -131,7 +131,7 @@ INLINE bool finite_rows(const float *x, uint32 first, uint32 count) {
     return top < FINITE_BELOW;
 }
 
-// Five trits to a byte; a byte that is none counts as the largest.
+// Bytes of five trits each, limited to the largest valid byte.
 INLINE U32 digits_of(U32 bytes) {
     const U32 top = SPREAD_U32(242);
     return SELECT(GT(bytes, top), top, bytes);
@@ -165,7 +165,7 @@ INLINE double l2_norm(const F32 (&x)[16]) {
     return norm < top ? top : norm > LARGEST ? LARGEST : norm;
 }
 
-// A row's part of a sum over the whole input: psnode.codecs.kernels.trees. `here`: coordinates that are not beyond the last.
+// A row's part of a sum over the whole input: see psnode.codecs.kernels.trees. `here`: the number of coordinates before the end.
 INLINE double row_sum(const F32 (&x)[16], uint32 here) {
     F32 kept[16];
     EACH(k) kept[k] = SELECT(LT(LANE + 32 * k, SPREAD_U32(here)), x[k], SPREAD_F32(0));
@@ -175,7 +175,7 @@ INLINE double row_sum(const F32 (&x)[16], uint32 here) {
     return 0x1p10 * (double)tree_sum(kept);
 }
 
-// The products of a row with what it decodes to, and of that with itself: psnode.codecs.kernels.dots. They are written to the places
+// The products <x, y> and <y, y> of a row x and its decoded row y: see psnode.codecs.kernels.dots. They are written to the places
 // of row number `row` of `rows`.
 INLINE void put_products(const F32 (&x)[16], const F32 (&y)[16], uint32 here, double *dots, uint32 row, uint32 rows) {
     F32 kept[16], products[16];
@@ -195,7 +195,7 @@ INLINE void put_products(const F32 (&x)[16], const F32 (&y)[16], uint32 here, do
     STORE_F64(dots, rows + (uint64)row, yy);
 }
 
-// Where each of 32 neighbours of these lengths begins, the first one at `end`, which becomes the end of the last.
+// The offsets of 32 neighbours with these lengths. The first one begins at `end`, which becomes the end of the last one.
 INLINE U32 starts_of(U32 lengths, uint32 &end) {
     U32 sum = lengths;
     for (int by = 1; by < 32; by *= 2) {
@@ -213,7 +213,7 @@ INLINE double count_512(const MASK (&x)[16], uint32 here) {
     return (double)count;
 }
 
-// The sum of `count` rows' parts, one after the other.
+// The sum of the parts of `count` rows, added one after another.
 INLINE double chain(const double *parts, uint32 count) {
     double total = 0;
     for (uint32 first = 0; first < count; first += 32) {
@@ -223,7 +223,7 @@ INLINE double chain(const double *parts, uint32 count) {
     return total;
 }
 
-// The L2 norm of `up` times so many rows, coordinate by coordinate.
+// The L2 norm of `up` times `count` rows, coordinate by coordinate.
 SELDOM double careful_norm(const float *x, uint32 count, float up) {
     double total = 0, top = 0;
     for (uint32 at = 0; at < 16 * count; at++) {
@@ -238,7 +238,8 @@ SELDOM double careful_norm(const float *x, uint32 count, float up) {
     return norm < top ? top : norm > LARGEST ? LARGEST : norm;
 }
 
-// The norm of all of `count` rows takes the place of the first one's part, and zeros those of the others: what their tree adds up to.
+// Replace the part of the first row by the norm of all `count` rows, and the other parts by zeros, so that their tree gives the
+// norm.
 INLINE void norm_of_all(const float *x, double *parts, uint32 count) {
     const double total = chain(parts, count);
     double norm = sqrt(total);
@@ -249,7 +250,7 @@ INLINE void norm_of_all(const float *x, double *parts, uint32 count) {
     for (uint32 at = 0; at < count; at++) STORE_F64(parts, at, at ? 0.0 : norm);
 }
 
-// Sums of so many numbers each become sums of `groups`, 512 numbers at a time.
+// Reduce each of `sums` sequences of `numbers` numbers to `groups` sums of 512 numbers.
 KERNEL fold_sums(const double *from, double *to, uint32 numbers, uint32 groups, uint32 sums) {
     ROWS(at, groups * sums) {
         F64 x[16];
@@ -258,7 +259,7 @@ KERNEL fold_sums(const double *from, double *to, uint32 numbers, uint32 groups, 
     }
 }
 
-// Codes of `bits` bits, 0 to 16, in planes, as psnode.codecs.kernels.planes: byte j of a plane is made in the lane j mod 32.
+// Codes of `bits` bits, 0 to 16, in planes, as in psnode.codecs.kernels.planes. Lane j mod 32 makes byte j of a plane.
 template <int WIDTH> INLINE byte *pack_plane(const U32 (&codes)[16], int shift, byte *to) {
     UNROLL for (int m = 0; m < 2 * WIDTH; m++) {
         U32 word = SPREAD_U32(0);
@@ -295,12 +296,13 @@ INLINE void unpack_planes(U32 (&codes)[16], int bits, const byte *from) {
     if (bits & 1) from = unpack_plane<1>(codes, bits & ~1, from);
 }
 
-// Places among all float32, as integers ordered alike.
+// Conversions between float32 and integers in the same order.
 INLINE int ordered(int bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
 INLINE float top_of(int place) { return float_of((uint32)ordered(place)); }
 INLINE float least_of(int place) { return float_of(((uint32)place + 1) & 0x7FFFFFFF); }
 
-// Raise tops: the largest magnitude, the least and the greatest value, and behind the size the least magnitude above 0 less one.
+// Update tops: the largest magnitude, the least and the greatest value, and, after the size, the bits of the least nonzero
+// magnitude minus 1.
 KERNEL survey(const float *x, int *tops, uint32 count) {
     ROWS(at, count) {
         I32 least = SPREAD_I32(0x7FFFFFFF), greatest = SPREAD_I32(~0x7FFFFFFF), tiny = SPREAD_I32(0x7FFFFFFF);

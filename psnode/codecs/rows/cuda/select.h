@@ -1,10 +1,11 @@
-// Coordinates of the greatest ranks: a warp takes a block of 8 rows, and lists those that reach a limit in a room of its own. Where
-// each block's coordinates begin is known once all are counted; then they are copied there, with their values.
+// Coordinates of the greatest ranks. A warp processes a block of 8 rows, and lists the coordinates that reach a limit in the
+// block's scratch. When all blocks are counted, each list is copied to its place, with the values.
 
 #define SELECT_ROWS 8
 #define SELECT_BYTES (2 * 512 * SELECT_ROWS)
 
-// List the coordinates of row number `part` of a block whose ranks reach `limit`. `found`: how many were before it.
+// List the coordinates of row number `part` of a block whose ranks reach `limit`. `found`: the number of coordinates listed
+// before.
 INLINE void list_ranks(const U32 (&ranks)[16], uint32 limit, uint32 part, byte *room, uint32 &found) {
     EACH(k) {
         const MASK kept = GE(ranks[k], SPREAD_U32(limit));
@@ -14,7 +15,8 @@ INLINE void list_ranks(const U32 (&ranks)[16], uint32 limit, uint32 part, byte *
     }
 }
 
-// From the rooms of `blocks` blocks to ascending indices, and their values. `ends`: how many coordinates there are up to each block.
+// Copy the lists of `blocks` blocks to ascending indices, and their values. `ends`: the number of coordinates up to the end of
+// each block.
 KERNEL collect(const float *x, const byte *rooms, const uint32 *counts, const uint32 *ends, uint32 *indices, float *values,
                uint32 blocks) {
     ROWS(at, blocks) {
@@ -29,7 +31,7 @@ KERNEL collect(const float *x, const byte *rooms, const uint32 *counts, const ui
     }
 }
 
-// The sum of the squares of each of `count` rows.
+// Write the sum of the squares of each of `count` rows.
 KERNEL square_rows(const float *x, double *sums, uint32 count) {
     ROWS(row, count) {
         F32 v[16];
@@ -38,7 +40,7 @@ KERNEL square_rows(const float *x, double *sums, uint32 count) {
     }
 }
 
-// From such sums to the L2 norm of all, in the place of the first.
+// Replace the first of these sums by the L2 norm of all rows.
 KERNEL norm_of_rows(const float *x, double *sums, uint32 count) {
     ROWS(at, 1) { norm_of_all(x, sums, count); }
 }

@@ -1,5 +1,6 @@
-// Blocks of 40 rows with codes 0, 1, 2: five to a byte, or two bytes for each that is not 1 (psnode.codecs.kernels.tbq). A warp takes a
-// block, and writes both forms to a room of its own. What is shorter is copied behind the blocks before it, once all lengths are known.
+// Blocks of 40 rows with codes 0, 1, 2: five codes to a byte, or two bytes for each code other than 1
+// (psnode.codecs.kernels.tbq). A warp processes a block, and writes both forms to the block's scratch. When all lengths are
+// known, the shorter form is copied to its place after the blocks before it.
 
 #define BLOCK_ROWS 40
 #define DENSE_BYTES 4096
@@ -8,7 +9,7 @@
 
 INLINE U32 length_of(U32 sent) { return SELECT(LT(sent, SPREAD_U32(DENSE_BYTES / 2)), 2 * sent + 2, SPREAD_U32(DENSE_BYTES + 2)); }
 
-// Row number `part` of a block into its room, in both forms. `sent`: how many codes before it are not 1.
+// Append row number `part` of a block to its scratch, in both forms. `sent`: the number of codes other than 1 so far.
 INLINE void append_row(const U32 (&codes)[16], uint32 part, byte *room, uint32 &sent) {
     const uint32 powers[5] = {1, 3, 9, 27, 81}, power = powers[part / 8];
     byte *bytes = room + 512 * (part % 8);
@@ -24,13 +25,13 @@ INLINE void append_row(const U32 (&codes)[16], uint32 part, byte *room, uint32 &
     }
 }
 
-// Codes of row number `part` of a block that is dense.
+// The codes of row number `part` of a dense block.
 INLINE void digits_of_row(U32 (&codes)[16], uint32 part, const byte *bytes) {
     const uint32 powers[5] = {1, 3, 9, 27, 81}, power = powers[part / 8];
     EACH(k) codes[k] = digits_of(LOAD_8(bytes + 512 * (part % 8), 32 * k)) / power % 3;
 }
 
-// Codes of entries `first` to `first` + 511 of `sent`, their places in the block, and which of them there are.
+// The codes and places of the entries `first` to `first` + 511 of `sent`. `listed` is true for entries that exist.
 INLINE void list_entries(U32 (&codes)[16], U32 (&places)[16], MASK (&listed)[16], const byte *entries, uint32 first, uint32 sent) {
     EACH(k) {
         const U32 entry = GET_16(entries, first + 32 * k, sent);
@@ -40,7 +41,8 @@ INLINE void list_entries(U32 (&codes)[16], U32 (&places)[16], MASK (&listed)[16]
     }
 }
 
-// From how many codes each of `count` blocks lists to where its bytes begin, in place; behind them where the last one ends.
+// Replace, for each of `count` blocks, the number of its listed codes by the offset of its bytes, and append the end of the last
+// block.
 KERNEL place_blocks(uint32 *starts, uint32 count) {
     ROWS(at, 1) {
         uint32 end = 0;
@@ -52,7 +54,7 @@ KERNEL place_blocks(uint32 *starts, uint32 count) {
     }
 }
 
-// Copy the shorter form of `count` blocks from their rooms to where `starts` says.
+// Copy the shorter form of `count` blocks from their scratch to the offsets in `starts`.
 KERNEL copy_blocks(const byte *rooms, const uint32 *starts, byte *packed, uint32 count) {
     ROWS(at, count) {
         const uint32 words = (starts[at + 1] - starts[at]) / 2 - 1, dense = words == DENSE_BYTES / 2;

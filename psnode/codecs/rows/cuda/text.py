@@ -1,8 +1,8 @@
-"""From a program to the text of its CUDA kernels, `encode` and `decode`, and `sum_rows` where it has sums over the whole input.
-Beside them are `survey` and `fold_sums` of psnode/codecs/rows/cuda/rows.h.
+"""Generation of CUDA kernels from a program: `encode`, `decode`, and `sum_rows` if there are sums over the whole input.
 
-A warp takes a row at a time and exchanges nothing with others. The same text is C++ for a processor, with a warp as a vector of
-32 lanes: g++ -std=c++17 -ffp-contract=off -fwrapv. On a GPU: --fmad=false; division and root are IEEE's by default.
+The kernels `survey` and `fold_sums` are in psnode/codecs/rows/cuda/rows.h. A warp processes one row at a time and exchanges
+nothing with other warps. The same text is also C++ for a CPU, with a warp as a vector of 32 lanes: g++ -std=c++17
+-ffp-contract=off -fwrapv. On a GPU, it needs --fmad=false; division and square root are those of IEEE 754 by default.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _UNIT = [
 
 
 def text_of(program: Program) -> str:
-    """The kernels' text: a function of the program alone."""
+    """Return the text of the kernels, which depends only on the program."""
     sums = [*sum_rows(program), ""] if program.sums else []
     more = ['#include "sparse.h"', ""] if program.packed.form == "sparse" else []
     if program.packed.form == "fitted":
@@ -66,7 +66,7 @@ def text_of(program: Program) -> str:
 
 
 def measuring_text_of(program: Program) -> str:
-    """The text of a kernel for the contractive form, `measure`; not for packings in blocks."""
+    """Return the text of the kernel `measure` for the contractive form. Packings in blocks are not supported."""
     assert not program.packed.in_blocks, program.id
     return "\n".join([_HEADER.format(program.id), *_encode(program, measuring=True), ""])
 
@@ -113,7 +113,7 @@ def _encode(program: Program, measuring: bool = False) -> list[str]:
 
 
 def _encode_fitted(program: Program) -> list[str]:
-    """The kernel that packs rows whose numbers and widths lie in the body."""
+    """Return the kernel that packs rows whose numbers and widths are already in the body."""
     rows, (codes, kept) = CudaRows(program), program.with_fields
     rows.numbers([codes, kept])
     before = rows.taken()
@@ -164,13 +164,17 @@ def _decode(program: Program) -> list[str]:
 
 
 def _with_starts(lines: list[str], starts: str) -> list[str]:
-    """The opening of a kernel that takes where blocks begin, too."""
+    """Return the opening of a kernel with an additional parameter, the offsets of blocks."""
     end = next(at for at, line in enumerate(lines) if line.endswith(") {"))
     return [*lines[:end], lines[end].replace(") {", f", {starts}) {{"), *lines[end + 1 :]]
 
 
 def _decode_blocks(program: Program, rows: CudaRows) -> list[str]:
-    """All coordinates of a dense block; of another one those that are listed, and if nothing is added to, first all as a 1."""
+    """Return the kernel that decodes blocks.
+
+    Of a dense block, all coordinates are decoded. Of a sparse block, only the listed ones are decoded; unless the values are
+    added to `out`, all coordinates are written as code 1 first.
+    """
     for at, column in enumerate(program.of_array):
         value = next((value for value in below([program.decoded]) if value.op == "field" and value.detail == column.name), None)
         if value is not None:
@@ -214,7 +218,7 @@ def _codes(program: Program) -> str:
 
 
 def _width(width: Value | None, rows: CudaRows) -> list[str]:
-    """The line that names the width of the codes, if it is a number of the array."""
+    """Return the line that names the width of the codes, if it is a number of the array."""
     return [] if width is None else [f"const uint32 bits = {rows.number(width)};"]
 
 

@@ -1,6 +1,6 @@
-"""Formulas of psnode's own codecs. So their payloads can be made on any processor.
+"""Formulas of psnode's own codecs, from which kernels for any processor can be generated.
 
-A formula belongs to a codec at its settings; where rows cannot express those, it is None.
+A formula belongs to a codec at its settings; it is None where rows cannot express these settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANKED = ("graddrop", "threshold", "topk")
 
 
 def formula_of(codec: Codec) -> Formula | None:
-    """The formula of a codec that runs by one, or has one beside kernels by hand; None if there is none at its settings."""
+    """Return the formula of a codec, even if the codec also has hand-written kernels; None if there is none at its settings."""
     if isinstance(codec, Generated):
         return codec.formula()
     cls = _KNOWN.get(codec.id)
@@ -30,10 +30,10 @@ def formula_of(codec: Codec) -> Formula | None:
 
 
 def ranking_of(codec: Codec) -> Ranking | None:
-    """The formula by which a codec selects coordinates; None if it does not, or by other means."""
+    """Return the formula that ranks the coordinates for a codec; None if the codec does not select by rank."""
     return MagnitudeRanks() if codec.id in _RANKED else None
 
 
 def has_formula(codec: Codec) -> bool:
-    """True if kernels of `codec` are made of a formula, for a processor or for a device."""
+    """Return True if kernels of `codec` are generated from a formula, for a CPU or for a GPU."""
     return formula_of(codec) is not None or ranking_of(codec) is not None

@@ -1,4 +1,4 @@
-"""Base of the formulas of psnode's codecs."""
+"""Base class of the formulas of psnode's codecs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psnode.codecs.table import number_of
 
 
 class Known(ABC):
-    """A formula for a codec of psnode's."""
+    """A formula for one of psnode's codecs."""
 
     may_overflow = False
 
@@ -20,13 +20,13 @@ class Known(ABC):
 
     @classmethod
     def expresses(cls, codec: Any) -> bool:
-        """True if the formula is the codec's at its settings."""
+        """Return True if the formula expresses `codec` at its settings."""
         return True
 
     @abstractmethod
     def to_fields(self, v: Value) -> Fields:
-        """As Formula.to_fields."""
+        """Return the fields that are sent, as Formula.to_fields does."""
 
     @abstractmethod
     def from_fields(self, *fields: Any, **named: Any) -> Value:
-        """As Formula.from_fields."""
+        """Return the decoded values, as Formula.from_fields does."""

@@ -1,4 +1,4 @@
-"""Norms that float32 can divide by."""
+"""The range of norms that float32 arithmetic can divide by."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _LOW, _HIGH = 2.0**-50, 2.0**50
 
 
 def ordinary(norm: Value) -> Value:
-    """True for norms whose inverse, times 2^16 levels, float32 has with all its bits."""
+    """Return True for a norm in 2^-50 to 2^50, for which 2^16 levels / norm is a normal float32."""
     return (norm >= _LOW) & (norm <= _HIGH)

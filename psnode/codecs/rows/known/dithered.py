@@ -1,4 +1,4 @@
-"""dithered without an entropy stage."""
+"""Formula of the codec dithered without an entropy stage."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from psnode.codecs.rows.values import Value
 
 _UNIT = 65536.0
 _TINIEST = 2.0**-149
-_QUARTER = 128  # coordinates of a row whose dithers share two bits with those of the other quarters
+_QUARTER = 128  # a quarter of a row; the dithers of coordinates j, 128 + j, 256 + j and 384 + j share two random bits
 
 
 class DitheredRows(Known):
-    """dithered: the coordinate in units of step times its bucket's root mean square, 2^16 of it, is rounded by its dither.
+    """dithered: coordinates in units of delta = step times their bucket's root mean square are rounded with a dither.
 
-    As q lies in less than 15 bits, so does 2^16 q in an int32. Units outside 2^-50 to 2^50 are divided by in float64.
+    The arithmetic is in units of 2^-16 delta: the rounded integer q has less than 15 bits, so 2^16 q fits into an int32. A delta
+    outside 2^-50 to 2^50 is divided by in float64.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -69,28 +70,31 @@ class DitheredRows(Known):
 
 
 def _root_mean_square(norm: Value, size: Value) -> Value:
-    """Rounded up, and 0 for 0 alone."""
+    """Return the root mean square, rounded up, so that only a norm of 0 gives 0."""
     exact = maximum(norm / sqrt(f64(size)), _TINIEST)
     nearest = f32(exact)
     return where(norm == 0, 0.0, where(f64(nearest) >= exact, nearest, from_bits(bits(nearest) + 1)))
 
 
 def _dither() -> Value:
-    """k, 0 to 2^16 - 1: random bits, of which bits 13 and 14 of the magnitude are replaced by the quarter of |u|."""
+    """Return the dither k, 0 to 2^16 - 1: random bits, with bits 13 and 14 of the magnitude replaced by the quarter of |u|."""
     half = random16()
     quarter = (place_in_row() >> 7) ^ ((random16(_QUARTER) >> 13) & 3)
     return ((half & 0x1FFF) | (quarter << 13)) ^ ((half >> 15) + 0x7FFF)
 
 
 def _code(rounded: Value, dither: Value) -> Value:
-    """0 for 0, then the integer next to it that the dither favours, then the other one, and so on."""
+    """Return the code of a rounded integer.
+
+    0 has the code 0; the neighbour of 0 that the dither favours has the code 1, the other neighbour 2, and so on.
+    """
     flip = i32(-_sign(dither))
     signed = (i32(rounded << 16) >> 16 ^ flip) - flip
     return u32(signed << 1 ^ signed >> 31)
 
 
 def _integer(code: Value, dither: Value) -> Value:
-    """Inverse of _code, modulo 2^32."""
+    """Return the integer of a code, modulo 2^32: the inverse of _code."""
     flip = -_sign(dither)
     return ((code >> 1 ^ -(code & 1)) ^ flip) - flip
 

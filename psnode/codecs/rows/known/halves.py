@@ -1,4 +1,4 @@
-"""fp16 and bf16."""
+"""Formulas of the codecs fp16 and bf16."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from psnode.codecs.rows.language import bits, f32, from_bits, minimum, where
 from psnode.codecs.rows.packings import halves
 from psnode.codecs.rows.values import Value
 
-_REBIASED = 112 << 23  # between the exponents of binary16 and binary32
+_REBIASED = 112 << 23  # the difference of the exponent biases of binary32 and binary16, in place
 
 
 class Bf16Rows(Known):
-    """bf16: the upper half of a float32, rounded to nearest even, at most the largest."""
+    """bf16: the upper half of a float32, rounded to nearest even and limited to the largest finite value."""
 
     def to_fields(self, v: Value) -> Fields:
         kept = minimum(bits(v) & MAGNITUDE, 0x7F7F0000)
@@ -25,7 +25,10 @@ class Bf16Rows(Known):
 
 
 class Fp16Rows(Known):
-    """fp16: below 2^-14 a multiple of 2^-24, which adding 1/2 rounds to; else 11 bits of the float32, rounded to nearest even."""
+    """fp16: IEEE binary16, rounded to nearest even and limited to the largest finite value.
+
+    Below 2^-14, values are multiples of 2^-24, to which adding 1/2 rounds. Others keep 11 significant bits of the float32.
+    """
 
     def to_fields(self, v: Value) -> Fields:
         magnitude = bits(v) & MAGNITUDE

@@ -1,4 +1,4 @@
-"""Numbers of even steps."""
+"""Factors for quantisation in equal steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from psnode.codecs.rows.values import Value
 
 
 def factor(span: Value, steps: int) -> Value:
-    """2^16 steps / span in float32, or the next number below where span times that is more than 2^16 steps; 0 for 0."""
+    """Return 2^16 steps / span as a float32, such that span times the factor is at most 2^16 steps; 0 for a span of 0."""
     end = steps * 65536.0
     nearest = f32(end / f64(span))
     return where(span == 0, 0.0, where(span * nearest > end, below_by_one(nearest), nearest))
 
 
 def below_by_one(x: Value) -> Value:
-    """The next float32 towards 0 of a positive one."""
+    """Return the next float32 below a positive one."""
     return from_bits(bits(x) - 1)

@@ -1,4 +1,4 @@
-"""minmax."""
+"""Formula of the codec minmax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psnode.codecs.rows.values import Value
 
 
 class MinMaxRows(Known):
-    """minmax: even steps from the least to the greatest value, in units of which float32 has the span and its inverse."""
+    """minmax: equal steps from the least to the greatest value, scaled so that float32 can hold the span and its inverse."""
 
     def to_fields(self, v: Value) -> Fields:
         steps = 2**self.codec.bits - 1
@@ -19,14 +19,14 @@ class MinMaxRows(Known):
         up = self._up(least, greatest)
         base = least * up
         scaled = (v * up - base) * factor(greatest * up - base, steps)
-        codes = stochastic(clip(scaled, 0.0, steps * 65536.0), 0)  # cuts off nothing but zeros that fill up the last row
+        codes = stochastic(clip(scaled, 0.0, steps * 65536.0), 0)  # clips only the zeros that fill up the last row
         return Fields(width=u32(self.codec.bits), least=least, greatest=greatest, codes=planes(codes, self.codec.bits))
 
     def from_fields(self, width: Value, least: Value, greatest: Value, codes: Value) -> Value:
         steps, up = 2**self.codec.bits - 1, self._up(least, greatest)
         base, end = least * up, greatest * up
         step = f32((f64(greatest) - f64(least)) * f64(up) / float(steps))
-        for _ in range(2):  # rounding the step and its product takes the last value beyond the end by less than two of its units
+        for _ in range(2):  # rounding puts the last value above the end by less than two units in the last place of the step
             step = where(base + step * float(steps) > end, below_by_one(step), step)
         return (base + f32(i32(codes)) * step) * (1.0 / up)
 

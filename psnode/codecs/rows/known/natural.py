@@ -1,4 +1,4 @@
-"""natural."""
+"""Formula of natural compression (codec natural): every value is rounded to a power of two."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from psnode.codecs.rows.packings import planes
 from psnode.codecs.rows.values import Value
 
 MAX_EXPONENTS = 255
-_BIAS, _FRACTION, _NORMAL = 127, 0x7FFFFF, 1 << 23  # of a float32's exponent; the bits after it; 2^-126
-_FURTHER = 149  # added to the bias: numbers below 2^-126 have exponents of their own
+_BIAS, _FRACTION, _NORMAL = 127, 0x7FFFFF, 1 << 23  # bias of the exponent, bits of the mantissa, bits of 2^-126
+_FURTHER = 149  # widens an exponent for numbers below 2^-126
 
 
 class NaturalRows(Known):
-    """natural: the exponent of |v| is the code, its mantissa the way to the next one.
+    """natural: every value is rounded at random, without bias, to a power of two.
 
-    The exponent and 16 bits of the mantissa are one integer, which rounding at random carries over. Where values lie below
-    2^-126, these keep their value with an exponent of more bits; those below the least of 255 exponents go to it or to 0.
+    The code of a zero is 0. Any other code is 1 + 2 x (steps of the exponent below the largest one) + the sign bit. To round, the
+    exponent and the top 16 bits of the mantissa are treated as one integer: adding 16 random bits carries into the exponent with
+    the right probability. If any value is below 2^-126, all exponents are widened, so that subnormal numbers are represented too.
+    At most 255 exponents are kept; values smaller than the least of them are rounded at random to that power of two or to 0.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -44,15 +46,15 @@ class NaturalRows(Known):
         return Fields(ends=ends, codes=planes(q, _width(ends), most=(2 * MAX_EXPONENTS).bit_length()))
 
     def _near(self, v: Value, t: Value) -> Value:
-        """The code of 0 or of a number that is not below 2^-126, when all are of 255 exponents."""
+        """Return the code of 0 or of a normal number, if no value but 0 is below 2^-126: all exponents then fit into 255."""
         magnitude = bits(v) & MAGNITUDE
         rounded = settle((magnitude >> 7) + random16(), _way(magnitude))
         return where(magnitude == 0, u32(0), _code(t + _BIAS - rounded, v))
 
     def _far(self, v: Value, t: Value, exponents: Value) -> Value:
-        """The code of any number."""
+        """Return the code of any number, with widened exponents."""
         magnitude = bits(v) & MAGNITUDE
-        widened, highest = _widened(magnitude), t + (_BIAS + _FURTHER)  # the exponent of the largest power of two
+        widened, highest = _widened(magnitude), t + (_BIAS + _FURTHER)  # widened exponent of the largest power of two
         lowest = highest - exponents + 1 << 16
         is_above = widened >> 7 >= lowest
         unit = where(exponents == MAX_EXPONENTS, from_bits((MAX_EXPONENTS - 1 + 16 - _FURTHER + _BIAS - t) << 23), 0.0)
@@ -63,7 +65,7 @@ class NaturalRows(Known):
 
     def from_fields(self, ends: Value, codes: Value) -> Value:
         t, exponents = _read(ends)
-        place = codes - 1  # of 0: beyond all others
+        place = codes - 1  # for code 0, this is greater than any other place
         steps, sign = place >> 1, place << 31
         is_normal = (i32(t) <= _BIAS) & (i32(t - exponents) >= -_BIAS)
         near = from_bits((t + _BIAS - steps << 23) | sign)
@@ -72,33 +74,33 @@ class NaturalRows(Known):
 
 
 def _widened(magnitude: Value) -> Value:
-    """The bits of a float32, as those of 2^149 times the number, with an exponent of more bits; of 0 they are 0."""
+    """Return the bits of 2^149 times the float32 with bits `magnitude`, with a wider exponent; 0 for 0."""
     return where(magnitude < _NORMAL, bits(f32(i32(magnitude))), magnitude + (_FURTHER << 23))
 
 
 def _way(number: Value) -> Value:
-    """The mantissa of bits of a float32: the way to the next power of two, times 2^16."""
+    """Return 2^16 times the mantissa of a float32 given by its bits: its relative distance from the power of two below."""
     return f32(i32(number & _FRACTION)) * 2.0**-7
 
 
 def _code(steps: Value, v: Value) -> Value:
-    """The code of a power of two `steps` steps below the largest, with the sign of `v`."""
+    """Return the code of a power of two `steps` steps below the largest, with the sign of `v`."""
     return (steps << 1) + 1 + (bits(v) >> 31)
 
 
 def _power(exponent: Value) -> Value:
-    """The power of two with a widened exponent; the largest float32 for 2^128."""
+    """Return the power of two with the widened exponent `exponent`; the largest float32 instead of 2^128."""
     small = from_bits(exponent - (_FURTHER - 64) << 23) * 2.0**-64
     other = where(exponent > _FURTHER + 2 * _BIAS, LARGEST, from_bits(exponent - _FURTHER << 23))
     return where(exponent <= _FURTHER, small, other)
 
 
 def _read(ends: Value) -> tuple[Value, Value]:
-    """The exponent of the largest power of two, modulo 2^32, and how many there are."""
+    """Return the exponent of the largest power of two, modulo 2^32, and the number of exponents."""
     return u32(i32(ends << 16) >> 16), ends >> 16
 
 
 def _width(ends: Value) -> Value:
-    """The bits of the largest code, twice as many as there are exponents."""
+    """Return the number of bits of the largest code, which is twice the number of exponents."""
     exponents = ends >> 16
     return where(exponents == 0, u32(0), (bits(f32(i32(exponents))) >> 23) - (_BIAS - 2))

@@ -1,4 +1,4 @@
-"""nuqsgd."""
+"""Formula of the codec nuqsgd."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from psnode.codecs.rows.language import (
 from psnode.codecs.rows.packings import planes
 from psnode.codecs.rows.values import Value
 
-_BIAS, _FRACTION = 127, 0x7FFFFF  # of a float32's exponent, and the bits after it
+_BIAS, _FRACTION = 127, 0x7FFFFF  # the bias of a float32's exponent, and the bits of its mantissa
 
 
 class NuqsgdRows(Known):
-    """nuqsgd with buckets of 512: the exponent of |v| / norm is the level, its mantissa the way to the next one.
+    """nuqsgd with buckets of 512: |v| / norm is rounded at random, without bias, to a power of two.
 
-    Rows of larger buckets are coded as buckets of 512, with given norms.
-
-    The exponent and 16 bits of the mantissa are one integer, which rounding at random carries over: e 2^16 + f is for
-    2^(e - 127) (1 + f / 2^16). Norms outside 2^-50 to 2^50 are divided by in float64.
+    Rows of larger buckets are coded like buckets of 512, with norms that the caller gives. To round, the exponent and 16 bits of
+    the mantissa are treated as one integer: e 2^16 + f stands for 2^(e - 127) (1 + f / 2^16), and adding random bits carries into
+    the exponent. Norms outside 2^-50 to 2^50 are divided by in float64.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -47,7 +46,7 @@ class NuqsgdRows(Known):
         return Fields(levels=u32(s), bucket=u32(ROW), norms=norm, codes=planes(q, (2 * s + 2).bit_length()))
 
     def _near(self, r: Value) -> Value:
-        """The exponent that `r` (float32, at most 1) is rounded to; one below the least level for 0."""
+        """Return the exponent to which `r` (float32, at most 1) is rounded; for 0, one below the exponent of the least level."""
         s = self.codec.levels
         below = minimum(r, 2.0**-s) * 2.0 ** (s + 16)
         is_above = r >= 2.0**-s
@@ -55,7 +54,7 @@ class NuqsgdRows(Known):
         return settle(start + random16(), where(is_above, f32(i32(bits(r) & _FRACTION)) * 2.0**-7, below))
 
     def _far(self, r: Value) -> Value:
-        """The same of float64."""
+        """Return the same for a float64."""
         s = self.codec.levels
         rounded = bits(f32(r)) >> 23
         exponent = where(f64(from_bits(rounded << 23)) > r, rounded - 1, rounded)
@@ -68,7 +67,7 @@ class NuqsgdRows(Known):
         return where(exponent < _BIAS - self.codec.levels, u32(0), 2 * _BIAS + 1 - (exponent << 1) + negative)
 
     def from_fields(self, levels: Value, bucket: Value, norms: Value, codes: Value) -> Value:
-        place = codes - 1  # of 0: beyond all others
+        place = codes - 1  # for code 0, this is greater than any other place
         magnitude = norms * from_bits(_BIAS - (place >> 1) << 23)
         signed = from_bits(bits(magnitude) ^ (place << 31))
         return where(place < 2 * self.codec.levels + 2, signed, 0.0)

@@ -1,4 +1,4 @@
-"""qsgd with buckets of 512."""
+"""Formula of the codec qsgd with buckets of 512."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from psnode.codecs.rows.values import Value
 
 
 class QsgdRows(Known):
-    """qsgd with buckets of 512: norms from 2^-50 to 2^50 in float32, others in float64."""
+    """qsgd with buckets of 512. The arithmetic is float32 for norms of 0 or from 2^-50 to 2^50, and float64 for others."""
 
     def to_fields(self, v: Value) -> Fields:
         s = self.codec.levels

@@ -1,18 +1,18 @@
-"""topk, threshold and graddrop: their kernels are the same."""
+"""Formula of the codecs topk, threshold and graddrop, whose kernels are the same."""
 
 from __future__ import annotations
 
 from psnode.codecs.rows.language import bits
 from psnode.codecs.rows.values import Value
 
-MAGNITUDE = 0x7FFFFFFF  # a float32's bits but for its sign, in the order of its magnitude
+MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign, which are ordered like magnitudes
 
 
 class MagnitudeRanks:
-    """The magnitude decides; zeros are never sent."""
+    """Coordinates rank by their magnitude; zeros are never sent."""
 
     id = "magnitude"
 
     def rank(self, v: Value) -> Value:
-        """As Ranking.rank."""
+        """Return the rank of each coordinate, as Ranking.rank does."""
         return bits(v) & MAGNITUDE

@@ -1,4 +1,4 @@
-"""sign."""
+"""Formula of the codec sign."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.codecs.rows.values import Value
 
 
 class SignRows(Known):
-    """sign: one bit; zeros of either sign toss a coin."""
+    """sign: one bit per coordinate. A coin decides the sign of a zero, whether 0 or -0."""
 
     def to_fields(self, v: Value) -> Fields:
         return Fields(negative=signs(is_negative(v)))
@@ -20,5 +20,5 @@ class SignRows(Known):
 
 
 def is_negative(v: Value) -> Value:
-    """True for numbers below 0, and for a zero of either sign if its coin says so."""
+    """Return True for numbers below 0, and for zeros of either sign whose coin is true."""
     return where(any_of(v == 0), where(v == 0, coin(), v < 0), v < 0)

@@ -1,4 +1,4 @@
-"""tbq."""
+"""Formula of the codec tbq."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psnode.codecs.rows.values import Value
 
 
 class TbqRows(Known):
-    """tbq: -tau, 0 or tau, whichever side of the thresholds; a tau of 0 sends nothing."""
+    """tbq: values of at least tau become tau, values of at most -tau become -tau, all others 0. A tau of 0 sends nothing."""
 
     def to_fields(self, v: Value) -> Fields:
         if self.codec.tau is None:

@@ -1,4 +1,4 @@
-"""terngrad."""
+"""Formula of the codec terngrad."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from psnode.codecs.rows.values import Value
 
 
 class TernGradRows(Known):
-    """terngrad: -s, 0 or s, the largest magnitude of all, or `clip` times the root of the mean square if that is less."""
+    """terngrad: -s, 0 or s, rounded at random without bias.
+
+    s is the largest magnitude of the input, or `clip` times the root mean square if that is less; values are limited to -s..s
+    first.
+    """
 
     def to_fields(self, v: Value) -> Fields:
         scale = largest_of_all(v)

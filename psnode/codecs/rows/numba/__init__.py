@@ -1,1 +1,1 @@
-"""From a program to the text of a Python module with Numba kernels."""
+"""Generation of a Python module with Numba kernels from a program."""

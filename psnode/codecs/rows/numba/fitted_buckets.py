@@ -1,4 +1,4 @@
-"""The Numba kernel that encodes buckets of rows whose codes are packed by the bits that the largest of them has."""
+"""The Numba kernel that encodes buckets of rows, each packed with the bits that its largest code needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psnode.codecs.rows.values import Span, below
 
 
 class EncodingKernel(Protocol):
-    """The members of a generated kernel that encode_body asks for."""
+    """The members of a generated kernel that encode_body uses."""
 
     program: Program
     rows: NumbaRows
@@ -19,17 +19,17 @@ class EncodingKernel(Protocol):
 
     @property
     def digits(self) -> int:
-        """Coordinates of a bucket."""
+        """Return the number of coordinates of a bucket."""
 
     def place(self, column: Column) -> str:
-        """The number of a column, in the row `row`."""
+        """Return the expression of the number of a column, in the row `row`."""
 
     def left(self, start: str) -> None:
-        """Put the statements that serve the sinks after the row at `start` is coded."""
+        """Append the statements that serve the sinks after the row at `start` is coded."""
 
 
 def widths_of(program: Program) -> list[str]:
-    """The line that finds the bits of a code in every bucket, in front of the codes."""
+    """Return the line that locates the widths of all buckets, which precede the codes."""
     if program.packed.form != "fitted":
         return []
     columns = len(program.of_buckets)
@@ -39,7 +39,7 @@ def widths_of(program: Program) -> list[str]:
 
 
 def encode_body(kernel: EncodingKernel) -> list[str]:
-    """The statements for a bucket; codes of all its rows are kept until their bits are known."""
+    """Return the statements for a bucket. The codes of all its rows are kept until their width is known."""
     program, rows = kernel.program, kernel.rows
     ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]
     with rows.block():
@@ -73,7 +73,7 @@ def encode_body(kernel: EncodingKernel) -> list[str]:
 
 
 def unpacking(program: Program) -> list[str]:
-    """Lines that unpack a row's codes, the first one that was not."""
+    """Return the lines that unpack the codes of the next row."""
     lines = [f"bits = np.int64(widths[row // {program.packed.bucket}])"]
     if program.packed.bits > 8:
         lines.append("unpack_codes(codes, 512, bits, room, cells[used // 4 :], packed[:0])")
@@ -83,5 +83,5 @@ def unpacking(program: Program) -> list[str]:
 
 
 def coded(bits: int) -> Store:
-    """The statement that keeps a code of `bits` bits."""
+    """Return the statement that stores a code of `bits` bits."""
     return Store(f"part[{{at}}] = np.uint{8 if bits <= 8 else 16}({{x}})")

@@ -1,4 +1,4 @@
-"""The Numba kernels that take a program's sums over the whole input: before the sweep that codes, or in it."""
+"""The Numba kernels that compute a program's sums over the whole input, before the sweep that codes or in that sweep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psnode.codecs.rows.values import Dtype, Span, Value
 
 
 def sum_up(program: Program) -> list[str]:
-    """Its lines. Sums of rows are kept for all rows, one float64 each, and then summed by trees."""
+    """Return the lines of the kernel `sum_up`. One float64 is kept per row and sum, and trees add them up at the end."""
     if all(value.op == NORM for value in program.sums):
         return _norm_alone(program)
     rows = NumbaRows(program, "")
@@ -37,7 +37,7 @@ def sum_up(program: Program) -> list[str]:
 
 
 def _norm_alone(program: Program) -> list[str]:
-    """Lines of a kernel that takes nothing but the norm, which tells of values that are not finite."""
+    """Return the lines of a kernel that computes only the norm, which also detects values that are not finite."""
     return [
         "@kernel",
         "def sum_up(x, key, tops):",
@@ -51,7 +51,10 @@ def _norm_alone(program: Program) -> list[str]:
 
 
 def _each_row(adding: list[str]) -> list[str]:
-    """The lines that begin a loop over rows, with zeros after the end of x. `adding`: those that add parts to them."""
+    """Return the lines that begin a loop over rows, with zeros after the end of x.
+
+    `adding`: the lines that add parts to the rows.
+    """
     return [
         "    for start in range(0, x.size, 512):",
         "        row, here = start // 512, min(512, x.size - start)",
@@ -74,7 +77,7 @@ def _totals(program: Program) -> list[str]:
 
 
 def _sum_row(program: Program, rows: NumbaRows, coded: str = "") -> None:
-    """Statements that note a row's parts of all sums. `coded`: the array with the packed codes, if these are conditions."""
+    """Append the statements that store a row's part of every sum. `coded`: the array of the codes, if they are conditions."""
     for place, value in enumerate(program.sums):
         if value.op != NORM:
             found = (
@@ -84,7 +87,7 @@ def _sum_row(program: Program, rows: NumbaRows, coded: str = "") -> None:
 
 
 def _of_row(x: Value, rows: NumbaRows) -> str:
-    """The expression of a row's part of a sum."""
+    """Return the expression of a row's part of a sum, after appending the statements that it needs."""
     if x.span is Span.ROW:
         return rows.number(x)
     if x.kind is Dtype.BOOL:
@@ -96,10 +99,10 @@ def _of_row(x: Value, rows: NumbaRows) -> str:
 
 
 class CodeAndSum(Kernel):
-    """The kernel that codes rows and takes the sums in one sweep: see Program.sums_beside."""
+    """The kernel that codes rows and computes the sums in one sweep: see Program.sums_beside."""
 
     def lines(self) -> list[str]:
-        """Its lines."""
+        """Return the lines of the kernel."""
         program, rows = self.program, self.rows
         ends = [*(column.value for column in program.of_rows), program.packed.value]
         rows.numbers([*ends, *(value.args[0] for value in program.sums)])
@@ -110,7 +113,7 @@ class CodeAndSum(Kernel):
                 rows.put("part = halves[start : start + 512] if here == 512 else spare")
             rows.into(program.packed.value, self.coded._replace(beside="top = max(top, np.uint32(bits_of(v[{at}]) & MAGNITUDE))"))
             rows.put("if top >= INFINITE:", "    return False")
-            if program.of_rows or program.packed.form != "halves":  # halves lie where they are packed
+            if program.of_rows or program.packed.form != "halves":  # halves are stored where they are packed
                 with rows.when("here == 512"):
                     for column in program.of_rows:
                         rows.put(f"{self.place(column)} = {rows.number(column.value)}")

@@ -1,4 +1,4 @@
-"""A generated Numba kernel: the numbers of the body, and a row's codes."""
+"""A generated Numba kernel: the numbers of the body, and the codes of a row."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PARTS = [
     "            cursor = add_parts(parts, cursor, start, min(start + {0}, x.size))",
     "            if cursor == NOT_FINITE:",
     "                return {1}",
-]  # a stretch of rows that are packed together, or of as many as the first-level cache keeps
+]  # parts are added to a stretch: rows that are packed together, or as many as fit into the first-level cache
 _VIEWS = {Dtype.F32: "side.view(np.float32)", Dtype.I32: "side.view(np.int32)", Dtype.U32: "side"}
 
 
 class Kernel:
-    """Base of the kernels that code or decode rows."""
+    """Base of the kernels that encode or decode rows."""
 
     def __init__(self, program: Program, decodes: bool = False) -> None:
         self.program = program
@@ -31,11 +31,11 @@ class Kernel:
 
     @property
     def digits(self) -> int:
-        """Coordinates of a unit."""
+        """The number of coordinates of a unit."""
         return 512 * self.program.packed.rows
 
     def scratch(self) -> list[str]:
-        """Room for a row, as far as it is used."""
+        """Return the lines that allocate scratch for a row, as far as it is used."""
         lines = ["    room = new_rows()", "    low, low_words, lanes = room.low, room.low_words, np.empty(576, np.float32)"]
         if self.program.packed.form == "sparse":
             return [*lines, f"    digits, used = np.empty({self.digits}, np.uint8), 0", *rooms_of(self.rows)]
@@ -54,20 +54,20 @@ class Kernel:
         return lines + rooms_of(self.rows)
 
     def views(self) -> list[str]:
-        """The numbers before the packing by kind."""
+        """Return the lines that name views of the numbers before the packing, by kind."""
         kinds = sorted({column.value.kind.value for column in self.columns})
         return [*(f"    {kind}s = {_VIEWS[Dtype(kind)]}" for kind in kinds), *widths_of(self.program)]
 
     def place(self, column: Column) -> str:
-        """The number of a column, in the row `row`."""
+        """Return the expression of the number of a column, in the row `row`."""
         return f"{column.value.kind.value}s[{place_of(self.program, column, '//')}]"
 
     def width(self, width: Value | None) -> list[str]:
-        """The line that names the width of the codes, if it is a number of the array."""
+        """Return the line that names the width of the codes, if it is a number of the array."""
         return [] if width is None else [f"bits = np.int64({self.rows.number(width)})"]
 
     def packing(self, verb: str) -> list[str]:
-        """Lines that pack a row's codes, or unpack them."""
+        """Return the lines that pack (`verb` "pack") or unpack a row's codes."""
         form, most = self.program.packed.form, self.program.packed.bits
         bits: int | str = most
         here = f"cells[start // 512 * {16 * most} :]"
@@ -97,13 +97,13 @@ class Kernel:
         return [f"{verb}_row(low_words, {bits}, {here})" if verb == "pack" else f"{verb}_row({here}, {bits}, low_words)"]
 
     def adding(self, refused: str = "start") -> list[str]:
-        """Lines that add parts to the memory of a stretch of rows, and return `refused` if one is not finite."""
+        """Return the lines that add parts to a stretch of rows in memory, and return `refused` if a part is not finite."""
         packed = self.program.packed
         return [line.format(512 * (packed.rows if packed.form == "fitted" else max(4, packed.rows)), refused) for line in _PARTS]
 
 
 def _coded(packed: Packed, decodes: bool) -> tuple[str, Store]:
-    """The array that takes the codes of a row, and how they are stored."""
+    """Return the name of the array that takes the codes of a row, and the statement that stores a code."""
     if packed.form == "halves":
         return "part", Store("part[{at}] = np.uint16({x})")
     if packed.form == "fitted" and not decodes:

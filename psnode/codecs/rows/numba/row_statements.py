@@ -1,4 +1,4 @@
-"""Statements over a row in Python, for Numba, which widens the arithmetic of 32-bit integers: each result is converted back."""
+"""Statements over a row in Python for Numba, which widens 32-bit integer arithmetic: each result is converted back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _LOW, _HIGH = "np.uint32(words[i] & ONES)", "np.uint32(words[i] >> SIXTEEN)"
 
 
 class NumbaRows(Statements):
-    """`codes`: the expression of the code in place {}. A random word serves two coordinates: such loops take two at a time."""
+    """Writer of Python statements. `codes` is the expression of the code in place {}.
+
+    A random word serves two coordinates, so loops that use random bits process two coordinates at a time.
+    """
 
     def __init__(self, program: Program, codes: str) -> None:
         super().__init__(program)
@@ -75,7 +78,10 @@ class NumbaRows(Statements):
         }[value.op]
 
     def summed(self, x: Value) -> str:
-        """The name of the sum of a row by the tree of `sum_512`, as float64; not finite if it leaves float32."""
+        """Append the sum of a row by the tree of `sum_512`, and return its name.
+
+        The sum is a float64, not finite if float32 overflows.
+        """
         self.prepare([x])
         total = self.fresh()
         if any(value.op in _DRAWN for value in self.inside([x])):
@@ -90,7 +96,7 @@ class NumbaRows(Statements):
         return total
 
     def _any(self, condition: Value) -> str:
-        """One loop that stores nothing, unless the condition has to lie in a room."""
+        """Append a loop that stores nothing, unless the condition needs an array, and return the result's expression."""
         if any(value.op == "settle" for value in self.inside([condition])):
             self.room(condition)
         found = self.fresh()
@@ -129,7 +135,10 @@ class NumbaRows(Statements):
                 self._coordinate(ends, then, "256 + i", _HIGH)
 
     def _short_loop(self, ends: list[Value], then: Then, period: int) -> None:
-        """A loop over the coordinates that have random bits of their own, and over those that share these."""
+        """Append a loop over the coordinates that have their own random bits.
+
+        Each pass of the loop also has the statements for the coordinates that share these bits.
+        """
         self.put(f"for i in range({period}):")
         with self.block():
             for first in range(0, 512, period):
@@ -139,11 +148,11 @@ class NumbaRows(Statements):
                 self._coordinate(ends, then, at, f"np.uint32({word})", first)
 
     def _coordinate(self, ends: list[Value], then: Then, at: str, word: str, first: int | None = None) -> None:
-        """Name and use the ends in place `at`: `first` + i in a loop over coordinates that share random bits."""
+        """Name the ends in place `at` and append the statements that use them. With shared random bits, `at` is `first` + i."""
         self.put(*then(at, self.named(ends, partial(self._leaf, at, word, first=first), at)))
 
     def _leaf(self, at: str, word: str, value: Value, first: int | None = None) -> str | None:
-        """The expression of the operand that a loop finds in place `at`."""
+        """Return the expression of an operand that a loop finds in place `at`, else None."""
         leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "coin": f"coins[{at}] != np.uint8(0)"}
         leaves["place_in_row"] = f"np.uint32({at})"
         if value.op != "random16" or value.detail == 512:
@@ -152,7 +161,7 @@ class NumbaRows(Statements):
         return f"np.uint32(words[{f'{at} & {period - 1}' if first is None else f'{first % period} + i'}] & ONES)"
 
     def _settled(self, end: Value, open_ones: list[Value], store: Store) -> None:
-        """Every settle by 16 bits; and where these leave one open, the row again, one by one, with further bits."""
+        """Append a loop that settles with 16 bits, and a second loop with further bits, which runs for rows with a tie."""
         self.put("worst = np.uint32(0)")
 
         def first(at: str, names: list[str]) -> list[str]:
@@ -170,12 +179,12 @@ class NumbaRows(Statements):
 
 
 def _periods(values: list[Value]) -> set[int]:
-    """After how many coordinates random bits are repeated."""
+    """Return the periods after which random bits are repeated."""
     return {int(str(value.detail)) for value in values if value.op == "random16"}
 
 
 def rooms_of(rows: NumbaRows) -> list[str]:
-    """Statements that allocate memory for a row's random words, and for values of all its coordinates."""
+    """Return the statements that allocate memory for a row's random words and coins, and for values of all its coordinates."""
     lines = []
     if rows.uses_random:
         lines.append("    words = np.empty(256, np.uint32)")

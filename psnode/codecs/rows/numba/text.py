@@ -1,8 +1,8 @@
-"""From a program to the text of a Python module with two Numba kernels, `encode_sum` and `decode`.
+"""Generation of a Python module with two Numba kernels, `encode_sum` and `decode`, from a program.
 
-A row lies in the first-level cache; every part of the formula that is needed as a whole is a simple loop over it: codes to pack,
-values to sum, draws that may have to be settled. All else is computed in the loop that needs it. A row's or an array's
-`where` becomes an if with such loops in it.
+A row stays in the first-level cache. Every part of the formula that is needed as a whole (codes to pack, values to sum, draws
+that may have to be settled) is a simple loop over the row. Everything else is computed in the loop that needs it. A `where` of a
+row or the array becomes an `if` around such loops.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def lose(side, rows, packed, x, error):
 
 '''
 
-_TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # conditions on numbers of a row that is not finite
+_TELLING = {"l2_norm": "{} < 0", "largest": "not {} < np.inf"}  # conditions on numbers of a row, true if the row is not finite
 
 
 def text_of(program: Program) -> str:
-    """The module's text: a function of the program alone."""
+    """Return the text of the module, which depends only on the program."""
     sums = [*sum_up(program), "", ""] if program.sums else []
     if program.sums_beside:
         sums += [*CodeAndSum(program).lines(), "", "", _LOSE]
@@ -79,7 +79,7 @@ def text_of(program: Program) -> str:
 
 
 def _survey(program: Program) -> str:
-    """The calls that find as many extremes of the whole input as the program takes."""
+    """Return the calls that find the extremes of the whole input that the program needs."""
     if "least_magnitude_of_all" not in program.extremes:
         return "survey_ends(x, tops, parts)"
     beside = program.extremes & {"least_of_all", "greatest_of_all"}
@@ -130,7 +130,7 @@ class Encode(Kernel):
         ]
 
     def _buckets(self, before: list[str]) -> list[str]:
-        """The lines of a kernel that takes a bucket of rows at a time."""
+        """Return the lines of a kernel that processes one bucket of rows at a time."""
         adding = [] if self.program.sweeps else self.adding()
         body = encode_body(self)
         return [
@@ -146,7 +146,10 @@ class Encode(Kernel):
         ]
 
     def _row(self, ends: list[Value]) -> bool:
-        """The statements for a row; true if one loop makes the codes, and the processor itself asks for memory in time."""
+        """Append the statements for a row.
+
+        Return True if a single loop makes the codes, so that the processor prefetches by itself.
+        """
         rows, form, coded = self.rows, self.program.packed.form, self.coded
         for column in (column for column in self.program.of_rows if column.value.op == "given"):
             rows.define(column.value, self.place(column))
@@ -170,7 +173,7 @@ class Encode(Kernel):
         return refused is None
 
     def left(self, start: str) -> None:
-        """The statements that use a row's codes: inner products, and the error of the row at `start`."""
+        """Append the statements that use a row's codes: inner products, and the error of the row at `start`."""
         rows = self.rows
         rows.put("if dots.size:")
         with rows.block():
@@ -187,9 +190,9 @@ class Encode(Kernel):
             rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
 
     def _refused(self, ends: list[Value]) -> str | None:
-        """The condition under which a row is not coded, empty if there is none; None: the loop over the row is to find out."""
+        """Return the condition under which a row is not coded, or an empty text; None if the loop over the row must find out."""
         if self.program.sweeps or self.program.sums:
-            return ""  # the sweep has looked at all of the input
+            return ""  # the sweep has checked all of the input
         if self.program.packed.rows > 1:
             return f"start % {self.digits} == 0 and not is_finite(x[start : start + {self.digits}])"
         for value in below(ends):
@@ -220,9 +223,9 @@ class _Decode(Kernel):
             rows.put(*self.packing("unpack"), "if adding:")
             with rows.block():
                 form = "y[{at}] += weight * {x}"
-                if program.packed.form == "sparse":  # -0 stays -0 where nothing was sent
+                if program.packed.form == "sparse":  # -0 must stay -0 where nothing was sent
                     form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
-                if program.packed.form == "fitted":  # a loop of its own: coordinates that share random bits lie far apart
+                if program.packed.form == "fitted":  # a separate loop, because coordinates that share random bits are far apart
                     rows.into(program.decoded, Store("shown[{at}] = {x}"))
                     rows.put("for i in range(512):", "    y[i] += weight * shown[i]")
                 else:
