@@ -47,7 +47,7 @@ _LOCK = ".psnode-kernels.lock"
 
 
 class _ColdError(Exception):
-    """A kernel is not in the cache."""
+    """Error: a kernel is not in the cache."""
 
 
 class _Watch(numba_events.Listener):

@@ -15,11 +15,12 @@ _PARTS = (Kind.WEIGHTS, Kind.DELTA)
 class EarlyFrames:
     """Store of early frames: parts of versions by version and group, and the master's other frames in their order.
 
-    `sources[g]` is the rank that sends group g. Frames of one rank come in the order in which it sent them. At most `limit` bytes
-    are kept, without STATE frames, of which there is only one per promotion of a spare.
+    `sources[g]` is the rank that sends group g. Frames of one rank come in the order in which it sent them. At most
+    `limit` bytes are kept, not counting STATE frames, of which there is only one per promotion of a spare.
 
-    Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last part, and
-    beyond the limit. The error names that sender; beyond the limit, the sender of most of the bytes.
+    Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last
+    part, and if more than `limit` bytes are kept. The error names the sender; in the last case, the sender of most of the
+    bytes.
     """
 
     def __init__(self, sources: Sequence[int], limit: int) -> None:

@@ -38,7 +38,7 @@ def _total(segments: Iterable[Segment], codecs: Iterable[Codec]) -> float:
 
 
 def _share(codec: Codec, segments: list[Segment]) -> float:
-    """Return the bytes of a payload as a share of the most that it may have.
+    """Return the size of a payload as a share of the most that it may have.
 
     The share is measured on the largest of `segments` of at most _MOST coordinates.
     """

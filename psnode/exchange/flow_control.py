@@ -1,9 +1,10 @@
 """Flow control: a bound on the bytes of weights in flight to each rank.
 
-Rounds that do not wait for all workers outpace a slow worker, and no round waits for a spare. Weights that a rank has not yet
-taken fill the master's memory while the rank's host receives nothing, and the rank's memory while its main thread is busy. A rank
-with more than half of the limit outstanding is asked to answer as soon as it has caught up. A rank above the limit is held: it
-is sent no version until it has answered, and then all weights of the newest version.
+Rounds that do not wait for all workers outpace a slow worker, and no round waits for a spare. Weights that a rank has
+not yet taken fill the master's memory while the rank's host receives nothing, and the rank's memory while its main
+thread is busy. If more than half of the limit is outstanding, the rank is asked to answer once it has taken
+everything sent so far. Above the limit it is held: it is sent no version until it has answered, and then all weights
+of the newest version.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ class GradientSource(Laid, Protocol):
 class Gradients:
     """Store that takes over the gradients of `parameters`, laid out by `plan` as one float32 vector.
 
-    `collect` is called by the training thread, every other method by the coding thread. With a GPU, `fetch` copies each gradient
-    to its place on the host as soon as it is finished, in the order in which gradients finish. A reader waits only for the
-    gradients in its range.
+    The training thread calls `collect` and `clear`; the coding thread calls the methods that read. With a GPU, `fetch`
+    copies each gradient to its place on the host as soon as it is finished, in the order in which gradients finish. A
+    reader waits only for the gradients in its range.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class Gradients:
     def collect(self, name: str) -> None:
         """Take a parameter's finished gradient and set its `grad` to None; a missing gradient counts as zeros.
 
-        This is cheaper than having torch accumulate into a buffer of ours, which would have to be cleared before and added to.
+        This is cheaper than accumulation by torch in a buffer of ours: no buffer is cleared before the pass, added to, or
+        copied.
         """
         parameter, place = self._parameters[name], self._places[name]
         gradient, parameter.grad = parameter.grad, None
@@ -111,7 +112,7 @@ class Gradients:
         return found
 
     def flat(self, start: int, stop: int) -> Floats:
-        """Return coordinates [start, stop) as one array, which is valid until the next call for this range."""
+        """Return coordinates [start, stop) as one array. A later call for any of these coordinates may overwrite it."""
         found = self._flat[start:stop]
         for name in self._names(start, stop):
             if self._taken[name] is None:

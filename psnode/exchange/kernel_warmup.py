@@ -96,7 +96,7 @@ def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...
 
 
 def run_piece(piece: Piece) -> None:
-    """Run `piece` on normal values, and on values like gradients: of a scale that changes along the array, with outliers."""
+    """Run `piece` on normal values, and on values like those of gradients: their scale varies along the array, with outliers."""
     for shape in piece.shapes:
         values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         _RUN[piece.what](piece, values)

@@ -35,12 +35,12 @@ _SLACK = 4  # times the master's own limit, which does not count all frames
 
 
 class Receiver:
-    """Receiver that puts versions of the weights in place, one after another. For the training thread alone.
+    """Receiver that puts versions of the weights in place, one after another. Only the training thread uses it.
 
-    `sources`: by group, the rank that its weights come from. `downlink`: by segment, the codec of DELTA frames. `patience`: the
-    longest silence of the master that is tolerated, in seconds. `returned(version, groups)` is called with the groups of this
-    worker's gradient that a version did not use, `clipped(version, factors)` with the groups used only in part. `waited`: the
-    seconds spent waiting for the expected version.
+    `sources`: by group, the rank that its weights come from. `downlink`: by segment, the codec of DELTA frames.
+    `patience`: the longest silence of the master that is tolerated, in seconds. `returned(step, groups)` is called with
+    the groups of this worker's gradient of `step` that were not used, and `clipped(step, factors)` with the groups used
+    only in part. `waited`: the seconds spent waiting for the expected version.
     """
 
     def __init__(

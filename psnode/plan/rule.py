@@ -1,4 +1,4 @@
-"""Making of plans: the codec of each tensor, the cuts into segments, and the segments that travel together."""
+"""Construction of plans: the codec of each tensor, the cuts into segments, and the segments that travel together."""
 
 from __future__ import annotations
 

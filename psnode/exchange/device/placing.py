@@ -30,7 +30,7 @@ class Placed(NamedTuple):
 
 
 def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -> Placed:
-    """Let those of `coders` use `device` whose codecs have kernels with the host's results, under a rule a device can follow.
+    """Let a coder use `device` if its codecs have kernels with the host's results, and a device can follow its rule.
 
     Segments that travel uncompressed need no verdict. ConfigurationError if CuPy is absent.
     """

@@ -75,8 +75,8 @@ class Bounded(Rule):
     """`k` gradients close the round, unless that would leave an awaited worker's gradient staler than `staleness`.
 
     SSP (Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013), with
-    staleness counted in versions; None never waits: ASP (Dean et al., "Large scale distributed deep networks", NIPS 2012,
-    section 4.1). Nothing that a living worker sends is dropped.
+    staleness counted in versions. With None a round never waits: ASP (Dean et al., "Large scale distributed deep
+    networks", NIPS 2012, section 4.1). No gradient of a living worker is dropped.
     """
 
     staleness: int | None

@@ -37,7 +37,7 @@ class Held(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """Record that the push of `rank` in `step` was added times `factor`, which is below 1."""
+    """Clipping of one push: the push of `rank` in `step` was added times `factor`, which is below 1."""
 
     rank: int
     step: int

@@ -8,9 +8,8 @@ the largest of
     u / 2        u: the median over the workers of the largest of the last 100 norms of each
     w            the median over the other workers of their latest norms: a rise that all see is no worker's fault
 
-All medians are lower medians, so that one worker of two, or of four, cannot raise them alone. For the same reason a
-norm counts whether the push was accepted or not, and a norm that most workers have had once is usual. Norms of zero
-are ignored.
+All medians are lower medians, so that one worker of two, or one of four, cannot raise them alone. Therefore norms of
+refused pushes may count as well, and a norm that most workers have had once is usual. Norms of zero are ignored.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPa
     """Return norms for a checkpoint.
 
     Their names are RANK/RANGE for each group of `part` (psnode.records.state_names), RANK/whole for whole gradients, and
-    LARGEST for the largest norm ever accepted.
+    `largest` for the largest norm ever accepted.
     """
     named = [*((where, groups[group]) for group, where in _ranges(part).items() if group in groups), (WHOLE, whole)]
     found = {

@@ -40,8 +40,8 @@ Wholes = dict[tuple[int, int], float]  # norms of whole gradients, by rank and s
 class Beyond(NamedTuple):
     """Verdict that a whole gradient of this `norm` is not accepted, as the norm is above `bound`.
 
-    `usual`: the reference norm, of which a part of the gradient may count; 0 if there is none. `group`: the group of its
-    largest push.
+    `usual`: the reference norm, to which the gradient may be scaled down; 0 if there is none, so that no part of the
+    gradient counts. `group`: the group of its largest push.
     """
 
     norm: float
@@ -154,7 +154,7 @@ class Judge:
         return Beyond(norm, bound, usual, largest) if norm > bound else None
 
     def outlier(self) -> str:
-        """Return a line about a rank's latest gradient, if accepted and of over 10 times the others' median norm, else ""."""
+        """Return a line about a latest gradient that was accepted with over 10 times the others' median norm, else ""."""
         refused = {rank for rank, _ in self.verdicts}
         for rank, norm in sorted(self._latest.items(), key=lambda item: -item[1]):
             others = median([other for who, other in self._latest.items() if who != rank])

@@ -1,4 +1,4 @@
-"""torch's optimizers that work coordinate by coordinate: on the master one for each group, over ranges of coordinates."""
+"""torch's optimizers that work coordinate by coordinate. The master has one per group, over ranges of coordinates."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class WholeUpdate(Update):
         total[:] = 0
 
     def state(self) -> Tensors:
-        """Return the memories that the optimizers keep of their tensors, and the numbers of theirs that have changed."""
+        """Return the memories that the optimizers keep of their tensors, and changed numbers in their parameter groups."""
         found = {}
         for own in (each for tensors in self._tensors.values() for each in tensors):
             for key, value in own.optimizer.state.get(own.parameter, {}).items():
@@ -128,7 +128,7 @@ def _made(name: str, parameter: nn.Parameter, param_group: ParamGroup) -> tuple[
 def _taken(
     name: str, parameter: nn.Parameter, param_group: ParamGroup, own: MakeOptimizer
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """Return the task's optimizer, and its learning rates before the schedule over that of the run."""
+    """Return the task's optimizer, and the learning rates of its parameter groups divided by that of the run."""
     optimizer = own(name, parameter)
     held = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
     if [id(each) for group in held for each in group["params"]] != [id(parameter)]:
