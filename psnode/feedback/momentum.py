@@ -46,10 +46,12 @@ class _SenderMomentum(Feedback):
 class MomentumCorrection(_SenderMomentum):
     """DGC: momentum is accumulated before coding, and set to 0 at sent coordinates (momentum factor masking).
 
-    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). With nesterov: u = m (u + g), v = v + u
-    + g. A lossless codec leaves u unchanged, as no coordinate waits while another is sent. With clip > 0 a segment's
-    gradient is first scaled to a norm of at most clip / sqrt(workers). Lin et al., "Deep gradient compression", ICLR
-    2018, section 3, appendix B.
+    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). With nesterov u = m (u + g), v = v + u
+    + g.
+
+    A lossless codec leaves u unchanged, as no coordinate waits while another is sent. With clip > 0 a segment's gradient
+    is first scaled to a norm of at most clip / sqrt(workers). Lin et al., "Deep gradient compression", ICLR 2018, section
+    3, appendix B.
     """
 
     id: ClassVar[str] = "dgc"

@@ -111,7 +111,7 @@ class Coding:
         return self.feedback.gathering if self.scheme.gathers_decay else None
 
     def phase(self, steps: int, steps_per_epoch: int) -> int:
-        """Return the phase of the warm-up, counted from 0, after `steps` steps. It goes on rising after the warm-up."""
+        """Return the phase of the warm-up, counted from 0, after `steps` steps. It keeps rising after the warm-up."""
         return int(steps / (self.scheme.ratio_epochs * steps_per_epoch))
 
 

@@ -59,11 +59,12 @@ class Downlink:
     """Downlink that keeps y, the weights of `part` that every worker holds, and moves y towards x.
 
     Dense: y is x, and a group's frame replaces the weights of a worker. Coded: the frame carries D = E(x - y) segment by
-    segment, where E is the codec in its contractive form, and y += decode(D) is computed here and on every worker, bit
-    for bit alike. The loss of D is a part of the next x - y, so y needs no error feedback of its own. `mover` may be
-    replaced by a mover with x and y elsewhere; `replica` then keeps old values. `heirs`: by group, the ranks to which
-    this rank sends it. `recipients`: those of the heirs that get new versions, at first all. `flow_control` counts the
-    bytes of all frames.
+    segment, where E is the codec in its contractive form; y += decode(D) is computed here and on every worker, with the
+    same bits. The loss of D is a part of the next x - y, so y needs no error feedback of its own.
+
+    `mover` may be replaced by a mover with x and y elsewhere; `replica` then keeps old values. `heirs`: by group, the
+    ranks to which this rank sends it. `recipients`: those of the heirs that get new versions, at first all.
+    `flow_control` counts the bytes of all frames.
 
     The loss of a codec is sent in later steps, so y lags x. With a `lead`, y moves towards x + lead (x - x before the
     update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.

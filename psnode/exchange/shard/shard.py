@@ -301,7 +301,7 @@ class Shard:
         self._rounds.restore((_origin(frame), frame) for frame in unpack(found))
 
     def outlier(self) -> str:
-        """Return a line about a push whose norm is out of proportion and that was applied all the same, else ""."""
+        """Return a line about a push whose norm is out of proportion and that was applied nevertheless, else ""."""
         return self._reduction.outlier()
 
     @property

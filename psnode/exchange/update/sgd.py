@@ -42,7 +42,7 @@ def descend(
 def descend_beside(
     x: Floats, velocity: Floats, total: Floats, *, factor: float, lr: float, decay: float, momentum: float, nesterov: bool
 ) -> None:
-    """Take one step on `x` with gradients that their senders have gathered into a momentum; gather weight decay likewise.
+    """Take one step on `x` with gradients that their senders have gathered into a momentum; gather weight decay as they do.
 
         velocity = momentum * velocity + decay * x
         x = x - lr * (factor * total + (decay * x + momentum * velocity if nesterov else velocity))

@@ -125,8 +125,8 @@ class Update(ABC):
 class Descent(Update):
     """Update by SGD in one pass of psnode's own, with torch's results (psnode.exchange.update.sgd).
 
-    `gathering`: the momentum into which the senders have gathered their gradients; weight decay is gathered here
-    likewise.
+    `gathering`: the momentum into which the senders have gathered their gradients; weight decay is gathered here as they
+    do.
     """
 
     in_one_pass = True
