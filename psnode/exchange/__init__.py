@@ -1,1 +1,1 @@
-"""The data plane: gradients on their way up, weights on their way down."""
+"""Data plane: gradients on the way to the master, and weights on the way to the workers."""

@@ -1,4 +1,4 @@
-"""Payloads exchanged through torch.distributed: gathered by all ranks, or summed undecoded by an all-reduce."""
+"""Exchange of payloads through torch.distributed: gathered by all ranks, or summed undecoded by an all-reduce."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from psnode.codecs import Payload
 from psnode.codecs.sketches.linear import cells_of
 
 Sizes = npt.NDArray[np.int64]
-_ALIGNED = 4  # bytes at whose multiples payloads begin
+_ALIGNED = 4  # payloads begin at multiples of this number of bytes
 
 
 class Collectives:
-    """The exchange among the ranks of a process group of gloo, on host memory. One thread calls it."""
+    """Exchange among the ranks of a gloo process group, with arrays on the host. One thread calls it."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -27,17 +27,23 @@ class Collectives:
 
     @classmethod
     def among(cls, parent: dist.ProcessGroup | None) -> Self:
-        """An exchange of its own among the ranks of `parent`, or of all; these ranks call it together."""
+        """Create an exchange with a process group of its own among the ranks of `parent`, or of all ranks.
+
+        All these ranks call it together.
+        """
         ranks = dist.get_process_group_ranks(parent or dist.group.WORLD)
         return cls(dist.new_group(ranks, backend="gloo", use_local_synchronization=True))
 
     def sizes(self, own: Sequence[int]) -> Sizes:
-        """Numbers of every rank, of as many as `own`: (ranks, numbers)."""
+        """Gather a list of integers from every rank, all of the same length. Returns an array of shape (ranks, numbers)."""
         mine = torch.tensor(own, dtype=torch.int64)
         return np.stack([each.numpy() for each in self._gather(mine)])
 
     def gathered(self, own: Sequence[Payload], sizes: Sizes) -> Iterator[list[Payload]]:
-        """Payloads of every rank, in order; `sizes`: their bytes, (ranks, payloads). Each starts at a multiple of 4 bytes."""
+        """Yield the payloads of each rank, in order of rank. `sizes`: their bytes, of shape (ranks, payloads).
+
+        In the messages each payload starts at a multiple of 4 bytes.
+        """
         if not own:
             return
         stops = np.cumsum(_padded(sizes), axis=1)
@@ -50,24 +56,24 @@ class Collectives:
             yield [Payload.from_bytes(array[a : a + n]) for a, n in zip(ends - _padded(lengths), lengths, strict=True)]
 
     def merged(self, payload: Payload) -> Payload:
-        """The sketch of the sum of all ranks' arrays, whose sketches were made under one key."""
+        """Return the sketch of the sum of all ranks' arrays. All ranks' sketches were made with the same key."""
         data = payload.data.copy()
         dist.all_reduce(torch.from_numpy(cells_of(data, len(payload.shape))), group=self._group)
         return Payload(data)
 
     def at_first(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """On rank 0 the tensors of all ranks, of the shape of `mine`, elsewhere none."""
+        """Return the tensors of all ranks on rank 0, and an empty list elsewhere. All have the shape of `mine`."""
         found = [torch.empty_like(mine) for _ in range(self.ranks if self.rank == 0 else 0)]
         dist.gather(mine, found or None, dst=dist.get_global_rank(self._group, 0), group=self._group)
         return found
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks, of the shape of `mine`."""
+        """Return the tensors of all ranks, all of the shape of `mine`."""
         found = [torch.empty_like(mine) for _ in range(self.ranks)]
         dist.all_gather(found, mine, group=self._group)
         return found
 
 
 def _padded(nbytes: Any) -> Any:
-    """Bytes of payloads with their padding of zeros."""
+    """Return the bytes of payloads with their padding of zeros."""
     return -(-nbytes // _ALIGNED) * _ALIGNED

@@ -1,8 +1,9 @@
-"""Kernels of a step, compiled before the first one, once on a machine: in processes side by side, and cached on disk.
+"""Compilation of the kernels of a step before the first step: once per machine, in parallel processes, cached on disk.
 
-A step is made of pieces, each with kernels of its own: gradients are coded and added, weights are updated, coded and read. A
-piece is run on a few values of the kind that it will meet. Numba loads cached kernels; all others are compiled by processes
-that import neither torch nor MPI. One rank of a host does so, and the others wait for it.
+A step consists of pieces, each with kernels of its own: gradients are coded and added, weights are updated, coded and
+read. To compile its kernels, a piece is run on a few values like those of the job. Numba loads cached kernels; all
+others are compiled by processes that import neither torch nor MPI. One rank of a host compiles, and the others wait
+for it.
 """
 
 from __future__ import annotations
@@ -41,23 +42,26 @@ _LOG = logging.getLogger(__name__)
 
 _COMPILES = "numba:compile"
 ANEW = "in every process anew (to keep them, set NUMBA_CACHE_DIR to a directory that you can write and others cannot)"
-_PATIENCE = 600.0  # seconds that another rank of this host may take
+_PATIENCE = 600.0  # seconds to wait for another rank of this host
 _LOCK = ".psnode-kernels.lock"
 
 
 class _ColdError(Exception):
-    """A kernel is not in the cache."""
+    """Error: a kernel is not in the cache."""
 
 
 class _Watch(numba_events.Listener):
-    """Counts the kernels that this thread compiles, those inside others left out; with `refuses` it raises _ColdError instead."""
+    """Listener that counts the kernels this thread compiles, without kernels compiled inside others.
+
+    With `refuses` it raises _ColdError instead of letting a kernel be compiled.
+    """
 
     def __init__(self, *, refuses: bool) -> None:
         self.count = 0
         self._refuses, self._thread, self._depth = refuses, threading.get_ident(), 0
 
     def on_start(self, event: Any) -> None:
-        """A kernel is about to be compiled."""
+        """Count a kernel that is about to be compiled, or refuse it."""
         if threading.get_ident() != self._thread:
             return
         if self._refuses:
@@ -66,14 +70,14 @@ class _Watch(numba_events.Listener):
         self._depth += 1
 
     def on_end(self, event: Any) -> None:
-        """A kernel is compiled, or could not be."""
+        """Note that a kernel is compiled, or could not be."""
         if threading.get_ident() == self._thread:
             self._depth -= not self._refuses
 
 
 @contextlib.contextmanager
 def watched(*, refuses: bool = False) -> Iterator[_Watch]:
-    """Record the kernels that are compiled inside the context."""
+    """Count the kernels that are compiled inside the context."""
     watch = _Watch(refuses=refuses)
     numba_events.register(_COMPILES, watch)  # type: ignore[no-untyped-call]
     try:
@@ -93,7 +97,7 @@ def prepare(coding: Coding, config: Config) -> None:
 
 
 def _is_cached(piece: Piece) -> bool:
-    """True if nothing had to be compiled for `piece`, all kernels of which are loaded then."""
+    """Return True if nothing had to be compiled for `piece`. All of its kernels are then loaded."""
     try:
         with watched(refuses=True):
             _load(piece)
@@ -104,7 +108,7 @@ def _is_cached(piece: Piece) -> bool:
 
 @cache
 def _load(piece: Piece) -> None:
-    """Run `piece`, once in a process: its kernels stay."""
+    """Run `piece`, once per process, which then keeps its kernels."""
     run_piece(piece)
 
 
@@ -124,7 +128,7 @@ def _compile(pieces: Sequence[Piece]) -> None:
 
 
 def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
-    """Each piece as it is compiled, and the number of its kernels."""
+    """Compile `pieces`. Yield each piece when it is compiled, with the number of kernels compiled for it."""
     jobs = _jobs(pieces)
     processes = min(len(jobs), usable_cores())
     if processes < 2 or _nothing_is_kept():
@@ -150,7 +154,10 @@ def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
 
 
 def _jobs(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """The pieces that share stages of codecs, and with them kernels, together: side by side both would be compiled twice."""
+    """Return `pieces` in jobs: pieces that share stages of codecs share kernels, and are put in one job.
+
+    In two jobs the shared kernels would be compiled twice.
+    """
     jobs: list[tuple[set[str], list[Piece]]] = []
     for piece in pieces:
         ids = {stage.id for stage in get_codec(piece.codec).spec.stages}
@@ -163,7 +170,7 @@ def _jobs(pieces: Sequence[Piece]) -> list[list[Piece]]:
 def _feed(
     child: subprocess.Popen[str], waiting: queue.SimpleQueue[Sequence[Piece]], done: queue.SimpleQueue[tuple[Piece, int]]
 ) -> None:
-    """Have a child compile the pieces of waiting jobs. One that it cannot compile counts as done."""
+    """Let `child` compile the pieces of waiting jobs. A piece that the child cannot compile counts as done."""
     assert child.stdin is not None and child.stdout is not None
     with contextlib.suppress(queue.Empty):
         while True:
@@ -186,26 +193,26 @@ def _child() -> subprocess.Popen[str]:
 
 
 def serve() -> None:
-    """Compile pieces that come in, a line each, and answer with the number of kernels."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    """Compile the pieces that arrive on standard input, one per line, and answer each with the number of compiled kernels."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     for line in sys.stdin:
-        with watched() as watch, contextlib.suppress(Exception):  # the parent meets it again
+        with watched() as watch, contextlib.suppress(Exception):  # the parent repeats the piece and raises
             run_piece(Piece.parse(json.loads(line)))
         print(watch.count, flush=True)
 
 
 def _nothing_is_kept() -> bool:
-    """True if compiled kernels are not cached: there is no place for them (psnode.codecs.kernels.jit), or Numba is off."""
+    """Return True if compiled kernels are not cached: psnode.codecs.kernels.jit has no place for them, or Numba is off."""
     return isinstance(getattr(add_scaled, "_cache", NullCache()), NullCache)
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Wait until no other process of this host compiles for the same cache; where it cannot be locked, go on all the same."""
+    """Hold the lock of the cache, so that no other process of this host compiles for it; do without if it cannot be locked."""
     lock: BaseFileLock | None = None
     dispatcher: Any = add_scaled
     if not _nothing_is_kept():
-        with contextlib.suppress(OSError):  # Timeout is one
+        with contextlib.suppress(OSError):  # Timeout is an OSError
             lock = FileLock(Path(dispatcher._cache.cache_path) / _LOCK, timeout=_PATIENCE, fallback_to_soft=False)
             lock.acquire()
     try:

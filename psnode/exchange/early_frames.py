@@ -1,4 +1,4 @@
-"""Early frames: those that have come to a worker and are not due yet, whatever the order between their senders."""
+"""Early frames: frames that a worker has received before they are due. Frames of different senders come in any order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _PARTS = (Kind.WEIGHTS, Kind.DELTA)
 
 
 class EarlyFrames:
-    """Parts of versions, kept by version and group, and the master's other frames, kept in their order.
+    """Store of early frames: parts of versions by version and group, and the master's other frames in their order.
 
-    `sources[g]` is the rank that group g comes from. The frames of one rank come in the order in which it sent them; between
-    ranks there is no order. Kept frames have at most `limit` bytes in all, STATE not counted, of which there is one a promotion.
+    `sources[g]` is the rank that sends group g. Frames of one rank come in the order in which it sent them. At most
+    `limit` bytes are kept, not counting STATE frames, of which there is only one per promotion of a spare.
 
-    Raises WireError, with the sender, for a frame that its sender must not send or that goes back to an earlier version, and
-    for one that passes the limit: then with the sender of most bytes.
+    Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last
+    part, and if more than `limit` bytes are kept. The error names the sender; in the last case, the sender of most of the
+    bytes.
     """
 
     def __init__(self, sources: Sequence[int], limit: int) -> None:
@@ -27,14 +28,14 @@ class EarlyFrames:
         self._limit = limit
         self._parts: dict[int, dict[int, Frame]] = {}
         self._others: deque[Frame] = deque()
-        self._newest = dict.fromkeys(sources, 0)  # by sender: the version of its last part
-        self._bytes: Counter[int] = Counter()  # kept, by sender
+        self._newest = dict.fromkeys(sources, 0)  # by sender, the version of its last part
+        self._bytes: Counter[int] = Counter()  # number of bytes kept, by sender
         self._total = 0
         self._due = 0
-        self._whole = -1  # the newest version that is in place as a whole; later ones before `_due` were skipped
+        self._whole = -1  # the newest version in place as a whole; later ones before `_due` were skipped
 
     def expect(self, version: int, *, skipping: bool = False) -> None:
-        """Expect frames of `version`. Unless `skipping`, the one before is in place. Earlier parts are dropped."""
+        """Expect frames of `version`. Earlier parts are dropped; unless `skipping`, version - 1 is in place as a whole."""
         self._due = version
         if not skipping:
             self._whole = version - 1
@@ -43,7 +44,10 @@ class EarlyFrames:
                 self._drop(frame)
 
     def put(self, frame: Frame) -> None:
-        """Keep a frame. Whole weights of a version before the due one are in place already, or were skipped: they are dropped."""
+        """Keep a frame until it is due.
+
+        A part of an earlier version is dropped if it is whole weights or if that version was skipped; otherwise it is an error.
+        """
         if frame.kind not in _PARTS:
             if frame.sender != MASTER:
                 raise unexpected(frame)
@@ -61,7 +65,7 @@ class EarlyFrames:
         self._count(frame, 1)
 
     def _put_part(self, frame: Frame) -> None:
-        """Keep one part a group and version: whole weights replace earlier ones."""
+        """Keep a part, one per group and version. Whole weights replace an earlier part."""
         earlier = self._parts.get(frame.version, {}).get(frame.group)
         if frame.version < self._due or (earlier is not None and frame.kind is Kind.DELTA):
             raise unexpected(frame)
@@ -71,7 +75,7 @@ class EarlyFrames:
         parts[frame.group] = frame
 
     def part(self, version: int) -> Frame | None:
-        """Take the oldest part of `version`; None if there is none."""
+        """Remove and return the oldest part of `version`; None if there is none."""
         if not (parts := self._parts.get(version)):
             return None
         frame = parts.pop(next(iter(parts)))
@@ -79,15 +83,15 @@ class EarlyFrames:
         return frame
 
     def has(self, version: int, group: int) -> bool:
-        """True if this part has come and was not taken."""
+        """Return True if this part has come and was not taken."""
         return group in self._parts.get(version, ())
 
     def is_whole(self, version: int) -> bool:
-        """True if all parts of `version` have come and none was taken."""
+        """Return True if all parts of `version` have come and none was taken."""
         return len(self._parts.get(version, ())) == len(self._sources)
 
     def passed(self, group: int, version: int) -> bool:
-        """True if the sender of `group` has begun a version after `version`."""
+        """Return True if the sender of `group` has sent a part of a version after `version`."""
         return self._newest[self._sources[group]] > version
 
     @property
@@ -97,11 +101,11 @@ class EarlyFrames:
 
     @property
     def ended(self) -> bool:
-        """True if the last version is declared complete: the master's next frames are for others than the receiver."""
+        """True if the newest of `others` closes the last version of the job; later frames are not for the receiver."""
         return bool(self._others) and Flag.STOP in self._others[-1].flags
 
     def other(self) -> Frame | None:
-        """Take the oldest of the master's other frames; None if there is none."""
+        """Remove and return the oldest of `others`; None if there is none."""
         if not self._others:
             return None
         frame = self._others.popleft()
@@ -109,7 +113,7 @@ class EarlyFrames:
         return frame
 
     def put_back(self, frame: Frame) -> None:
-        """Undo `other`: the next one to be taken is `frame`."""
+        """Undo `other`: make `frame` the oldest of `others` again."""
         self._others.appendleft(frame)
         self._count(frame, 1)
 
@@ -129,10 +133,10 @@ class EarlyFrames:
 
 
 def describe(frame: Frame) -> str:
-    """Description of a frame that came instead of the expected one, for an error message."""
+    """Describe a frame that came instead of the expected one, for an error message."""
     return f"a {frame.kind.name} frame of group {frame.group}, step {frame.step}, version {frame.version}"
 
 
 def unexpected(frame: Frame) -> WireError:
-    """Error for a frame that has no place, whatever came before it."""
+    """Return the error for a frame that is never expected, whatever came before it."""
     return WireError(f"nobody expects {describe(frame)}", frame.sender)

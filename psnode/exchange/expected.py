@@ -1,4 +1,4 @@
-"""Bytes that a step will take, before there is one: payloads of normal values, scaled to the sizes of the plan."""
+"""Estimates of a step's bytes before the first step, from payloads of normal values scaled to the sizes of the plan."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from psnode.plan.coding import Coding
 from psnode.plan.groups import Segment
 from psnode.protocol.wire import HEADER_BYTES
 
-_MOST = 1 << 20  # coordinates that are coded to learn a codec's size
+_MOST = 1 << 20  # the most coordinates that are coded to estimate a codec's payload size
 
 
 def step_bytes(coding: Coding) -> tuple[float, float]:
-    """Expected bytes of a worker's gradients up, and of the weights down to one worker, with the headers of their frames.
+    """Return the expected bytes of a worker's gradients up and of the weights down to one worker, frame headers included.
 
-    Exact for codecs whose payloads have one size; for the others an estimate from normal values, after the warm-up of a ratio.
+    They are exact for codecs whose payloads have a fixed size, and for other codecs estimated from normal values.
+    Warm-ups of a ratio are not counted.
     """
     plan, down = coding.plan, coding.down
     headers = HEADER_BYTES * len(plan.groups)
@@ -37,7 +38,10 @@ def _total(segments: Iterable[Segment], codecs: Iterable[Codec]) -> float:
 
 
 def _share(codec: Codec, segments: list[Segment]) -> float:
-    """Bytes of a payload over the most that it may have, in the largest of `segments` that is not too large."""
+    """Return the size of a payload as a share of the most that it may have.
+
+    The share is measured on the largest of `segments` of at most _MOST coordinates.
+    """
     if codec.lossless:
         return 1.0
     found = max((segment for segment in segments if segment.size <= _MOST), key=lambda segment: segment.size, default=None)

@@ -1,4 +1,4 @@
-"""Memories of a worker's segments: where they lie, and their names in a checkpoint. GradientSender changes them."""
+"""Storage of the memories of a worker's segments, and their names in a checkpoint. GradientSender changes the memories."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 class FeedbackMemories:
-    """One float32 vector a memory, in the order of the plan: a segment's part is a slice of it, and so is a tensor's.
+    """Storage of memories: one float32 vector per memory, in plan order. A segment or a tensor has a slice of the vector.
 
-    Pages of a vector that belong to no segment with that memory are never written to, and so take no room.
+    Pages of a vector that no segment uses are never written to, and so take no memory.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -30,13 +30,16 @@ class FeedbackMemories:
         self._vectors: dict[str, Floats] = {}
 
     def vector(self, name: str) -> Floats:
-        """The vector of memory `name`, zeros at first."""
+        """Return the vector of memory `name`, at first all zeros."""
         if name not in self._vectors:
             self._vectors[name] = untouched(self._plan.size)
         return self._vectors[name]
 
     def state(self, coders: Sequence[SegmentCoder]) -> Tensors:
-        """All that a checkpoint holds of `coders`, those of all segments in order: views of memories and codebooks."""
+        """Return views of all memories and codebooks, and copies of learning rates, for a checkpoint.
+
+        `coders`: the coders of all segments, in order.
+        """
         found = {f"{FEEDBACK}{key}": torch.from_numpy(part) for key, part in self._held(coders).items()}
         for coder, name in zip(coders, state_names.ranges(self._plan, self._plan.segments), strict=True):
             if coder.codebook.size:
@@ -48,10 +51,11 @@ class FeedbackMemories:
         return found | {f"{FEEDBACK}{RATE}/{name}": value for name, value in by_tensor.items()}
 
     def load(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Inverse of `state`, also of one that was written by another plan. CheckpointError if it does not fit this run.
+        """Load the result of `state`, also if another plan wrote it. CheckpointError if it does not fit this run.
 
-        A tensor that was not compressed before begins with zeros. One that is compressed no more keeps its memory of values still
-        owed, which leaves with its next gradient. Codebooks of segments that are gone are left out.
+        The memory of a tensor that was not compressed before begins with zeros. A tensor that is no longer compressed keeps
+        its memory if it holds values still owed, which are sent with the next gradient. Codebooks of segments that no longer
+        exist are ignored.
         """
         own = {key: value for key, value in tensors.items() if key.startswith(FEEDBACK)}
         self._check(coders, own)
@@ -68,7 +72,7 @@ class FeedbackMemories:
                 coder.restore()
 
     def _check(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Refuse memories of no rule of `coders`, of no tensor, or of another size than the tensor or codebook."""
+        """Raise CheckpointError for an entry that belongs to no memory of `coders` or no tensor, or that has the wrong size."""
         memories = {name for coder in coders for name in (*coder.state, coder.forgone)}
         for key, value in tensors.items():
             memory, _, name = key.removeprefix(FEEDBACK).partition("/")
@@ -83,7 +87,7 @@ class FeedbackMemories:
                 raise CheckpointError(f"the checkpoint's worker state does not fit this run: {problem}")
 
     def _held(self, coders: Sequence[SegmentCoder]) -> dict[str, Floats]:
-        """Memories by name and tensor, as MEMORY/TENSOR, of tensors of which a segment has that memory."""
+        """Return the memories as MEMORY/TENSOR, for each tensor of which some segment has the memory."""
         return {
             f"{memory}/{name}": self._vectors[memory][self._places[name]]
             for coder, inside in zip(coders, state_names.overlaps(self._plan, self._plan.segments), strict=True)
@@ -93,12 +97,16 @@ class FeedbackMemories:
         }
 
     def _owes(self, tensors: Mapping[str, torch.Tensor], memory: str | None, name: str, part: slice) -> bool:
-        """True if `memory` of tensor `name` holds something in `part`, a range of the flat vector."""
+        """Return True if `memory` of tensor `name` has a nonzero value in `part`, a range of the flat vector."""
         value, start = tensors.get(f"{FEEDBACK}{memory}/{name}"), self._places[name].start
         return value is not None and bool(value[part.start - start : part.stop - start].any())
 
     def _load_rates(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take the rates that rescaled memories are in units of: in a segment of several the largest, for all of its memory."""
+        """Load the learning rates that are the units of rescaled residuals.
+
+        If the coordinates of a segment have different rates, the segment gets the largest, and its residual is converted to
+        that unit.
+        """
         runs = state_names.collected(self._plan, tensors, f"{FEEDBACK}{RATE}/")
         for coder in coders if any(run.value for run in runs) else ():
             if not coder.feedback.rescales or coder.feedback.memory is None:

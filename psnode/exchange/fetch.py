@@ -1,4 +1,4 @@
-"""Bringing gradients from a device to the host while it goes on computing."""
+"""Copies of gradients from a device to the host, while the device continues to compute."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 
 class Coming(Protocol):
-    """A copy under way."""
+    """Copy in progress."""
 
     def synchronize(self) -> None:
-        """Return when it is complete."""
+        """Block until the copy is complete."""
 
 
 Fetch = Callable[[torch.Tensor, torch.Tensor], Coming]  # (source on the device, target on the host)
 
 
 class SideStream:
-    """Copies from a CUDA device to pinned memory in a stream of its own, one after another in the order of the calls.
+    """Copier from a CUDA device to pinned memory, in a stream of its own and in the order of the calls.
 
-    A copy waits for the work given to the calling thread's current stream before the call, and for nothing after it: the gradient
-    of a layer leaves while the layers before it are still computed.
+    A copy waits for the work submitted to the calling thread's current stream before the call, and for nothing submitted
+    later: the gradient of a layer is copied while the layers before it are still computed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,14 +33,14 @@ class SideStream:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-            source.record_stream(self._stream)  # its memory is not used again before the copy is over
+            source.record_stream(self._stream)  # torch does not reuse its memory before the copy is done
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         return done
 
 
 class OnDemand:
-    """A tensor that stays on its device, to be copied to `target` on the host at its first use on the host."""
+    """Tensor that stays on its device, and is copied to `target` on the host when the host first needs it."""
 
     def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
         self._source, self._target = source, target
@@ -48,12 +48,12 @@ class OnDemand:
         self._computed.record()
 
     def ready(self) -> torch.Tensor:
-        """The tensor, for work that is given to the calling thread's current stream: it waits for the work that computes it."""
+        """Return the tensor, for work submitted to the calling thread's current stream: the stream waits for the tensor."""
         stream = torch.cuda.current_stream()
         stream.wait_event(self._computed)
-        self._source.record_stream(stream)  # its memory is not used again before that work is over
+        self._source.record_stream(stream)  # torch does not reuse its memory before that work is done
         return self._source
 
     def synchronize(self) -> None:
-        """Copy it."""
+        """Copy the tensor to the host."""
         self._target.copy_(self.ready())

@@ -14,7 +14,7 @@ from psnode.tasks import tensor_names
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that take part in the exchange, in state-dict order. ConfigurationError unless all are float32."""
+    """Return the parameters that take part in the exchange, in state-dict order. ConfigurationError unless all are float32."""
     found = {name: parameter for name, parameter in tensor_names.parameters(model) if parameter.requires_grad}
     for name, parameter in found.items():
         if parameter.dtype is not torch.float32:
@@ -23,12 +23,12 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def describe(model: nn.Module) -> list[Tensor]:
-    """The trainable tensors of `model`, in state-dict order."""
+    """Return the trainable tensors of `model`, in state-dict order."""
     return [Tensor(name, tuple(parameter.shape)) for name, parameter in trainable(model).items()]
 
 
 class MovedParameter(NamedTuple):
-    """A parameter that has left its place in the vector; `view`: that place."""
+    """Parameter that has left its place in the vector. `view`: that place."""
 
     name: str
     parameter: nn.Parameter
@@ -36,9 +36,9 @@ class MovedParameter(NamedTuple):
 
 
 class FlatModel:
-    """`model` with its trained `parameters` as views of `vector`: float32, `plan.size` long, given with any values.
+    """`model` with its trained `parameters` as views of `vector`, a float32 vector of length `plan.size`.
 
-    The values are copied from the model.
+    `vector` is given with any values; the model's values are copied into it.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, vector: torch.Tensor) -> None:
@@ -54,7 +54,7 @@ class FlatModel:
             parameter.grad = None
 
     def moved(self) -> Iterator[MovedParameter]:
-        """Parameters that the model has given other memory, or another order of coordinates."""
+        """Yield the parameters that the model has moved to other memory or given another order of coordinates."""
         for name, view in self.views.items():
             parameter = self.parameters[name]
             if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():

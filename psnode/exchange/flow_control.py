@@ -1,9 +1,10 @@
-"""Flow control: a bound on the bytes in flight to each rank.
+"""Flow control: a bound on the bytes of weights in flight to each rank.
 
-Rounds that do not wait for everybody outpace a slow worker, and nothing waits for a spare. Untaken weights fill
-memory: the master's while the rank's host takes nothing, the rank's own while its main thread is busy. A rank with half of
-the limit outstanding is asked to answer as soon as it has caught up. A rank above the limit is held: no version is sent to it
-until it has answered, and then all weights of the newest one.
+Rounds that do not wait for all workers outpace a slow worker, and no round waits for a spare. Weights that a rank has
+not yet taken fill the master's memory while the rank's host receives nothing, and the rank's memory while its main
+thread is busy. If more than half of the limit is outstanding, the rank is asked to answer once it has taken
+everything sent so far. Above the limit it is held: it is sent no version until it has answered, and then all weights
+of the newest version.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ SETS = 2
 
 
 def limit_of(weights: int) -> int:
-    """The limit in bytes where a whole set of weights has `weights` bytes."""
+    """Return the limit in bytes for a set of weights of `weights` bytes."""
     return max(LEAST, SETS * weights)
 
 
 @dataclass
 class Hold:
-    """A rank gets nothing from `version` on. `unused`: the groups of its gradient of that step which were not used."""
+    """Hold on a rank, which is sent no version from `version` on.
+
+    `unused`: the groups of the rank's gradient computed on `version` - 1 that were not used.
+    """
 
     version: int
     answered: bool = False
@@ -32,7 +36,10 @@ class Hold:
 
 @dataclass
 class _Account:
-    """Bytes since the start. `asked`: the number of the question that is not answered yet; `mark`: the bytes sent before that."""
+    """Bytes sent to and taken by one rank since the start.
+
+    `asked`: number of the question that is not answered yet; `mark`: the bytes that had been sent before this question.
+    """
 
     sent: int = 0
     taken: int = 0
@@ -41,11 +48,11 @@ class _Account:
 
 
 class FlowControl:
-    """Bounds the bytes of weights in flight from one root to each rank.
+    """Bound on the bytes of weights in flight from one root to each rank.
 
-    The root counts what it sends, in the threads that send; the rest is for the thread that decides who is asked and held.
-    `weights`: the bytes of a whole set, float32. The bound is the limit, max(64 MiB, twice the weights), and beyond it the
-    version that passed it and one whole set.
+    `sent` is called by the threads that send; every other method by the thread that decides which ranks are asked and held.
+    `weights`: bytes of a whole set of float32 weights. The limit is max(64 MiB, twice `weights`). At most the version that passed
+    the limit and one whole set of weights are in flight beyond it.
     """
 
     def __init__(self, weights: int) -> None:
@@ -55,24 +62,24 @@ class FlowControl:
         self._counting = threading.Lock()
 
     def sent(self, ranks: Iterable[int], nbytes: int) -> None:
-        """To each of `ranks` went `nbytes`."""
+        """Count `nbytes` as sent to each of `ranks`."""
         with self._counting:
             for rank in ranks:
                 self._accounts.setdefault(rank, _Account()).sent += nbytes
 
     def settle(self, ranks: Iterable[int]) -> None:
-        """Everything sent to `ranks` counts as taken: they do nothing before they have it."""
+        """Count everything sent to `ranks` as taken, as these ranks do nothing before they have it."""
         for rank in ranks:
             if (account := self._accounts.get(rank)) is not None:
                 account.taken = account.sent
 
     def outstanding(self, rank: int) -> int:
-        """The bytes that `rank` was sent and is not known to have taken."""
+        """Return the number of bytes that were sent to `rank` and that it is not known to have taken."""
         account = self._accounts.get(rank, _Account())
         return account.sent - account.taken
 
     def ask(self, rank: int, number: int) -> bool:
-        """True if `rank` is to be asked now; question `number` is then under way."""
+        """Return True if `rank` has to be asked now. Question `number` then counts as asked."""
         account = self._accounts.get(rank)
         if account is None or account.asked is not None or 2 * self.outstanding(rank) <= self.limit:
             return False
@@ -80,7 +87,7 @@ class FlowControl:
         return True
 
     def hold(self, rank: int, version: int) -> bool:
-        """True if `rank` is held from `version` on; the question of this number is then under way."""
+        """Return True if `rank` has to be held from `version` on. It is then held, and question `version` counts as asked."""
         if rank in self.held or self.outstanding(rank) <= self.limit:
             return False
         account = self._accounts[rank]
@@ -89,7 +96,7 @@ class FlowControl:
         return True
 
     def answer(self, rank: int, number: int) -> bool:
-        """`rank` has come to question `number`; True if it was held until then."""
+        """Record the answer of `rank` to question `number`. Return True if the rank is held."""
         account = self._accounts.get(rank)
         if account is None or account.asked != number:
             return False
@@ -100,12 +107,12 @@ class FlowControl:
         return True
 
     def release(self, *, everybody: bool) -> dict[int, Hold]:
-        """Release the held ranks that have answered, or all if `everybody`; returns them."""
+        """Release and return the held ranks that have answered, or with `everybody` all held ranks."""
         found = {rank: hold for rank, hold in self.held.items() if hold.answered or everybody}
         for rank in found:
             del self.held[rank]
         return found
 
     def let_go(self, rank: int) -> Hold | None:
-        """`rank` takes no part any more: how it was held, if it was."""
+        """Release `rank`, which takes no part any more. Return its hold, or None if it was not held."""
         return self.held.pop(rank, None)

@@ -1,7 +1,8 @@
-"""Memory that the exchange takes on a master and on a worker: vectors of the model's size by purpose, before there is a job.
+"""Memory that the exchange takes on a master and on a worker, by purpose and before a job starts.
 
-A vector is float32, one value a trained parameter. Activations of the forward pass, libraries, and buffers that every
-program has are not counted: the figures depend on the scheme, the optimizer and the number of workers alone.
+The unit is a vector: float32, one value per trained parameter. Not counted are activations of the forward pass,
+libraries, and buffers that every program has. So the figures depend only on the scheme, the optimizer and the number
+of workers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from psnode.exchange.expected import step_bytes
 from psnode.plan.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 
-_SIDE = 64  # of the matrix that an optimizer of whole tensors is tried on
+_SIDE = 64  # sides of the matrix on which an optimizer of whole tensors is tried
 
 
 class Use(NamedTuple):
@@ -29,7 +30,7 @@ class Use(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Uses of memory of the master and of each worker. `vector`: the bytes of the model's trained weights."""
+    """Memory use of the master and of each worker. `vector`: the bytes of the model's trained weights."""
 
     vector: int
     master: tuple[Use, ...]
@@ -37,17 +38,17 @@ class Footprint(NamedTuple):
 
     @property
     def master_bytes(self) -> float:
-        """All that the master holds."""
+        """Bytes that the master holds in all."""
         return sum(use.nbytes for use in self.master)
 
     @property
     def worker_bytes(self) -> float:
-        """All that one worker holds."""
+        """Bytes that one worker holds in all."""
         return sum(use.nbytes for use in self.worker)
 
 
 def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
-    """Uses of memory in a job of `workers` workers. Codes some values to learn the size of payloads."""
+    """Return the memory use in a job of `workers` workers. Codes some values to estimate the size of payloads."""
     vector = 4 * coding.plan.size
     up, down = step_bytes(coding)
     return Footprint(vector, tuple(_master(vector, up, down, coding, config, workers)), tuple(_worker(vector, up, down, coding)))
@@ -86,7 +87,7 @@ def _worker(vector: int, up: float, down: float, coding: Coding) -> Sequence[Use
 
 
 def optimizer_vectors(coding: Coding, config: Config) -> float:
-    """Vectors that the master's optimizer keeps; 0 for one of the task's own, which is not known."""
+    """Return the number of vectors that the master's optimizer keeps; 0 for a task's own optimizer, as it is unknown."""
     if config.optimizer == "sgd":
         return float(coding.scheme.momentum > 0 or (coding.gathering is not None and config.weight_decay > 0))
     if config.optimizer == OWN:

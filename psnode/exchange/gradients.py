@@ -1,4 +1,4 @@
-"""The gradients of one backward pass: left where torch put them, unless a caller needs them contiguous."""
+"""Gradients of one backward pass: they stay where torch put them, unless a caller needs them contiguous."""
 
 from __future__ import annotations
 
@@ -17,31 +17,35 @@ from psnode.plan.groups import Plan
 
 
 def sparse_gradients(name: str) -> ConfigurationError:
-    """Error for a parameter whose gradients are no dense tensors."""
+    """Return the error for a parameter whose gradient is not a dense tensor."""
     return ConfigurationError(f"parameter {name} has sparse gradients: use a dense embedding (sparse=False)")
 
 
 class GradientSource(Laid, Protocol):
-    """The gradient of one round, as a sender reads it. `Gradients` holds that of one backward pass."""
+    """Gradient of one round, as a sender reads it. `Gradients` holds the gradient of one backward pass."""
 
     def pieces(self, start: int, stop: int) -> Sequence[tuple[int, torch.Tensor]]:
-        """`parts` of gradients that are kept on the device."""
+        """Return the `parts` of gradients that are kept on the device."""
 
     def absent(self, start: int, stop: int) -> list[int]:
-        """Indices, in the order of the plan, of the tensors with a part in [start, stop) that the loss did not depend on."""
+        """Return the indices of tensors without a gradient, because the loss did not depend on them, in ascending order.
+
+        Indices count, from 0 and in the order of the plan, the tensors with a part in [start, stop).
+        """
 
     def keep(self, names: Collection[str]) -> None:
         """Leave the gradients of these parameters on the device."""
 
     def clear(self) -> None:
-        """Let go of the gradient, which was sent."""
+        """Release the gradient after it was sent."""
 
 
 class Gradients:
-    """Takes over the gradients of `parameters`, which `plan` lays out as one vector of float32.
+    """Store that takes over the gradients of `parameters`, laid out by `plan` as one float32 vector.
 
-    `collect` belongs to the thread that trains, the rest to the one that codes. From a GPU `fetch` brings each gradient to
-    its place on the host as soon as it is finished, in the order in which they are; only who reads a range waits for it.
+    The training thread calls `collect` and `clear`; the coding thread calls the methods that read. With a GPU, `fetch`
+    copies each gradient to its place on the host as soon as it is finished, in the order in which gradients finish. A
+    reader waits only for the gradients in its range.
     """
 
     def __init__(
@@ -61,9 +65,10 @@ class Gradients:
         self._covers: dict[tuple[int, int], list[str]] = {}
 
     def collect(self, name: str) -> None:
-        """Take over a parameter's finished gradient, from which it parts; zeros if it has none.
+        """Take a parameter's finished gradient and set its `grad` to None; a missing gradient counts as zeros.
 
-        Cheaper than having torch accumulate in memory of ours: nothing is zeroed before the pass, added to, or copied.
+        This is cheaper than accumulation by torch in a buffer of ours: no buffer is cleared before the pass, added to, or
+        copied.
         """
         parameter, place = self._parameters[name], self._places[name]
         gradient, parameter.grad = parameter.grad, None
@@ -81,11 +86,11 @@ class Gradients:
             self._taken[name] = self._flat[place]
 
     def keep(self, names: Collection[str]) -> None:
-        """Leave the gradients of these parameters on the device, until they are read on the host."""
+        """Leave the gradients of these parameters on the device until they are read on the host."""
         self._stays = frozenset(names)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """`parts` of gradients kept on the device, as tensors on it, for work given to the calling thread's current stream."""
+        """Return the `parts` of gradients kept on the device, for work submitted to the calling thread's current CUDA stream."""
         found = []
         for name in self._names(start, stop):
             if self._taken[name] is not None:
@@ -95,7 +100,7 @@ class Gradients:
         return found
 
     def parts(self, start: int, stop: int) -> Parts:
-        """Coordinates [start, stop) of the vector in pieces, each with its offset from `start`; the others are zeros."""
+        """Return coordinates [start, stop) as pieces, each with its offset from `start`. Coordinates in no piece are zeros."""
         found = []
         for name in self._names(start, stop):
             if (coming := self._coming.pop(name, None)) is not None:
@@ -107,7 +112,7 @@ class Gradients:
         return found
 
     def flat(self, start: int, stop: int) -> Floats:
-        """The same as one array, which is valid until it is asked for again."""
+        """Return coordinates [start, stop) as one array. A later call for any of these coordinates may overwrite it."""
         found = self._flat[start:stop]
         for name in self._names(start, stop):
             if self._taken[name] is None:
@@ -118,17 +123,20 @@ class Gradients:
         return found
 
     def absent(self, start: int, stop: int) -> list[int]:
-        """Indices, in the order of the plan, of the tensors with a part in [start, stop) that the loss did not depend on."""
+        """Return the indices of tensors without a gradient, because the loss did not depend on them, in ascending order.
+
+        Indices count, from 0 and in the order of the plan, the tensors with a part in [start, stop).
+        """
         return [index for index, name in enumerate(self._names(start, stop)) if self._taken[name] is None]
 
     def clear(self) -> None:
-        """Let go of the collected gradients."""
+        """Release the collected gradients."""
         self._taken.clear()
         self._coming.clear()
         self._staying.clear()
 
     def _names(self, start: int, stop: int) -> list[str]:
-        """The tensors that have a part in a range."""
+        """Return the names of the tensors with a part in [start, stop), in the order of the plan."""
         if (start, stop) not in self._covers:
             self._covers[start, stop] = list(self._plan.covering(start, stop))
         return self._covers[start, stop]

@@ -1,4 +1,4 @@
-"""Pieces of a step, each with kernels of its own, and runs of them on a few values."""
+"""Pieces of a step, each with kernels of its own, and runs of the pieces on a few values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from psnode.feedback import Context, get_feedback
 from psnode.plan.coding import Coding, SegmentCoding
 from psnode.plan.groups import IDENTITY, Segment
 
-_MOST = 1 << 20  # values
-_ROW = 512  # values that codecs pack together
+_MOST = 1 << 20  # the most values of an array
+_ROW = 512  # number of values that codecs pack together
 _LEAST_SCALE, _FAR_OUT, _FAR_APART = 1e-4, 32, 2048
 CODED, ADDED, MOVED, READ = "gradients coded", "gradients added", "weights coded", "weights read"
 UPDATED, ADAM = "weights updated", "weights updated by Adam"
 
 
 class Piece(NamedTuple):
-    """One of the things above, done to segments of `shapes` with `codec`; `rule`: further parameters.
+    """Piece of a step: an operation, one of the constants above, done to segments of `shapes` with `codec`.
 
-    That is the feedback rule of gradients that are coded, and the aggregator too of those that are added; of an update by SGD
-    momentum, weight decay, Nesterov's form, and True if the decay is gathered beside a momentum of the senders.
+    `rule`: further parameters. For coded gradients it is the feedback rule, and for added gradients also the aggregator.
+    For an update by SGD it is momentum, weight decay, Nesterov's form, and True if weight decay is gathered beside a
+    momentum of the senders. For weights it is True if they are coded as changes.
     """
 
     what: str
@@ -46,18 +47,18 @@ class Piece(NamedTuple):
 
     @classmethod
     def parse(cls, fields: Sequence[Any]) -> Self:
-        """A piece that was written as JSON."""
+        """Return a piece that was written as JSON."""
         what, codec, shapes, rule = fields
         return cls(what, codec, tuple(tuple(shape) for shape in shapes), tuple(rule))
 
 
 def pieces_of(coding: Coding, config: Config) -> list[Piece]:
-    """All pieces of a step: those with most to compile first, as far as that is known."""
+    """Return all pieces of a step: those with most to compile first, as far as this is known."""
     segments, down, momentum = coding.plan.segments, coding.down, coding.scheme.momentum
     moved = _by_codec(segments, [get_codec(IDENTITY)] * len(segments) if down is None else down)
     coded = _by_codec(segments, coding.up)
     for codec, shapes in _by_codec(segments, [each.ups[0] for each in coding.segments]).items():
-        coded.setdefault(codec, shapes)  # a larger ratio may be coded in another way
+        coded.setdefault(codec, shapes)  # with a larger ratio, kernels may differ
     rules = {repr(codec): repr(each.feedback) for each in coding.segments for codec in each.ups}
     found = [Piece(CODED, codec, shapes, (rules[codec],)) for codec, shapes in coded.items()]
     found += [Piece(MOVED, codec, shapes, (down is not None,)) for codec, shapes in moved.items()]
@@ -73,7 +74,7 @@ def pieces_of(coding: Coding, config: Config) -> list[Piece]:
 
 
 def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """By codec the shapes of some segments, chosen by `_chosen`."""
+    """Return, by codec, the shapes that `_chosen` chooses from its segments."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for segment, codec in sorted(zip(segments, codecs, strict=True), key=lambda pair: (pair[1].id == IDENTITY, pair[0].size)):
         if segment.size:
@@ -82,7 +83,10 @@ def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str,
 
 
 def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...], ...]:
-    """The smallest and the largest that is not too large, as small arrays may go other ways; and one that ends inside a row."""
+    """Return the smallest shape, one that ends inside a row, and the largest of at most _MOST values.
+
+    Arrays of different sizes may use different kernels.
+    """
     fitting = [shape for shape in shapes if math.prod(shape) <= _MOST]
     if len(fitting) < len(shapes) and not codec.shaped:
         fitting.append((_MOST,))
@@ -92,7 +96,7 @@ def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...
 
 
 def run_piece(piece: Piece) -> None:
-    """Do it, on normal values; and on such as gradients are, whose scale changes along the array, a few of them far out."""
+    """Run `piece` on normal values, and on values like those of gradients: their scale varies along the array, with outliers."""
     for shape in piece.shapes:
         values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         _RUN[piece.what](piece, values)
@@ -103,7 +107,7 @@ def run_piece(piece: Piece) -> None:
 
 
 class _Laid:
-    """A gradient as psnode.exchange.gradients lays it out, of two tensors."""
+    """Gradient of two tensors, as psnode.exchange.gradients lays it out."""
 
     def __init__(self, values: Floats) -> None:
         self._values = values.reshape(-1)

@@ -1,4 +1,4 @@
-"""The machine of a rank, and how its processor rounds: reported at the start, and kept in the run's machines.json."""
+"""Machine of a rank, and the rounding of its processor: reported at the start, and kept in the run's machines.json."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from psnode.config.cores import usable_cores
 
 @dataclass(frozen=True)
 class Machine:
-    """`host`: its name; `cores`: those that the rank may use.
+    """Machine of a rank. `host`: its name; `cores`: number of cores that the rank may use.
 
-    `arithmetic` decides bits of an optimizer step: `fma`, whether psnode's SGD rounds a * b + c once; `aten`, the vector
-    instructions of torch's optimizers, as `torch.backends.cpu.get_cpu_capability` calls them.
+    `arithmetic`: properties on which the bits of an optimizer step depend. `fma`: True if psnode's SGD rounds a * b + c
+    once; `aten`: the vector instructions of torch's optimizers, as named by `torch.backends.cpu.get_cpu_capability`.
     """
 
     host: str
@@ -26,6 +26,6 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """That of this process."""
+        """Return the machine of this process."""
         fma = rounds_once()
         return cls(socket.gethostname(), usable_cores(), {"fma": fma, "aten": torch.backends.cpu.get_cpu_capability()})

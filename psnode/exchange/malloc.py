@@ -1,7 +1,7 @@
-"""Freed memory: kept by the process from step to step, given back once after the start.
+"""Settings of malloc: the process keeps freed memory from step to step, and gives it back once after the start.
 
-Every step allocates and frees the same activations and gradients. glibc hands such blocks back to the kernel, which clears each
-page anew: a quarter of the time of a ResNet-18 step at batch 16.
+Every step allocates and frees the same activations and gradients. By default glibc returns such blocks to the kernel,
+which clears each page again: a quarter of the time of a ResNet-18 step at batch 16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LARGEST = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Have malloc serve blocks of up to 1 GiB from memory that is kept; False where malloc is not glibc's, or refuses."""
+    """Let malloc serve blocks of up to 1 GiB from memory that it keeps. Return False if malloc is not glibc's or refuses."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -25,9 +25,10 @@ def keep_freed_memory() -> bool:
 
 
 def give_back() -> bool:
-    """Give all that is freed back to the system, also from between blocks in use; False where malloc cannot.
+    """Give all freed memory back to the system, also from between blocks in use. Return False if malloc cannot do so.
 
-    For the end of a start-up, whose models, gradients and copies lay elsewhere than those of the steps.
+    This is for the end of the start-up, whose models, gradients and copies lay at other addresses than those of the
+    steps.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

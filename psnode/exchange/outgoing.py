@@ -1,4 +1,4 @@
-"""Group frames on their way out."""
+"""Group frames that are being sent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from psnode.transport.base import Pending
 
 
 class OutgoingFrames:
-    """The last frame of every group: once it has left, the next one takes its memory, since fresh pages are slow.
+    """Buffers of the last frame of every group. Once it has left, the group's next frame reuses them, as fresh pages are slow.
 
-    One thread a group at a time.
+    A group is used by one thread at a time.
     """
 
     def __init__(self, link: FrameChannel) -> None:
@@ -21,7 +21,7 @@ class OutgoingFrames:
         self._last: dict[int, tuple[Bytes, list[Pending]]] = {}
 
     def begin(self, group: int, payloads: int, nbytes: int) -> GroupFrame:
-        """A frame in the making, with room for `payloads` of together at most `nbytes` bytes, padding included."""
+        """Return an unfinished frame with room for `payloads` payloads of at most `nbytes` bytes together, padding included."""
         last = self._last.get(group)
         free = last is not None and all(pending.done for pending in last[1])
         return GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
@@ -36,7 +36,7 @@ class OutgoingFrames:
         version: int,
         flags: Flag = Flag.NONE,
     ) -> Bytes:
-        """Seal the frame and send it to `ranks`; the sealed frame, which must not be written to."""
+        """Seal the frame and send it to `ranks`. Return the sealed frame, which must not be written to."""
         link = self._link
         sealed = frame.seal(kind, flags=flags, sender=link.rank, job=link.job, group=group, step=step, version=version)
         self._last[group] = frame.buffer, link.send_frame(ranks, sealed)

@@ -1,9 +1,10 @@
-"""The published weights as they arrive: applied group by group, as late as possible and as early as needed.
+"""Receiving of published weights: a worker applies them group by group, as late as possible and as early as needed.
 
-Between a worker's backward pass and its next one a new version of the weights comes down, in as many frames as there are
-groups, and a VERSION_COMPLETE frame that closes it. The next forward pass need not wait for all of that: a layer only needs its
-own. Groups may come from several ranks, each of which keeps its own order: a part of the next version may come before the
-master's word that this one is complete, and that word before the last part.
+Between a worker's backward pass and its next forward pass a new version of the weights arrives: one frame per group, and a
+VERSION_COMPLETE frame that closes the version. The forward pass need not wait for the whole version: each layer waits only for
+its own weights. Groups may come from several ranks. The frames of one rank arrive in the order sent, but between ranks there is
+no order: a part of the next version may arrive before the VERSION_COMPLETE frame of this one, and that frame before the last
+part of this version.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from psnode.records.timeline import Tracer
 from psnode.transport.clock import Clock
 
 _IDENTITY = get_codec("identity")
-_SLACK = 4  # above the master's own limit, which counts less than all frames
+_SLACK = 4  # times the master's own limit, which does not count all frames
 
 
 class Receiver:
-    """Puts versions of the weights in place, one after another. For the thread that trains.
+    """Receiver that puts versions of the weights in place, one after another. Only the training thread uses it.
 
-    `sources`: by group, the rank that it comes from; `downlink`: the codecs of the segments in DELTA frames; `patience`: how long
-    the master may keep silent, in seconds; `returned(version, groups)` is told which groups of this worker's gradient a version
-    did not use, and `clipped(version, factors)` which of them it used in part. `waited` is how long the waits for the version
-    took in all.
+    `sources`: by group, the rank that its weights come from. `downlink`: by segment, the codec of DELTA frames.
+    `patience`: the longest silence of the master that is tolerated, in seconds. `returned(step, groups)` is called with
+    the groups of this worker's gradient of `step` that were not used, and `clipped(step, factors)` with the groups used
+    only in part. `waited`: the seconds spent waiting for the expected version.
     """
 
     def __init__(
@@ -64,20 +65,20 @@ class Receiver:
         self._returned = returned
         self._clipped = clipped
         self._early = EarlyFrames(sources, _SLACK * limit_of(4 * plan.size))
-        self.version = 0  # the newest of the weights that are there or coming
-        self._closing: Frame | None = None  # the master's word that the version is complete, while parts are missing
+        self.version = 0  # the expected version: in place, or arriving
+        self._closing: Frame | None = None  # VERSION_COMPLETE, while parts of the version are missing
         self._flags: Flag | None = None
-        self._skipped = False  # versions before this one were never whole here: a change of weights has no base
-        self._spare = False  # this rank did not take part
-        self.missing: set[int] = set()  # groups whose weights are of an older version
+        self._skipped = False  # True if the version before is not complete here: a DELTA has no base
+        self._spare = False  # the last closed version had Flag.SPARE: this rank computes no gradients
+        self.missing: set[int] = set()  # groups whose weights here are still of an older version
         self.waited = 0.0
-        self.deal: Reshard | None = None  # the newest that has come, until it is taken
-        self.statistics: dict[str, torch.Tensor] = {}  # with it, for a rank without its own
-        self.applied: int | None = None  # gradients, by this version; None: its number tells
-        self.checkpoints: list[int] = []  # of versions that were passed over, until this rank contributes to them
+        self.deal: Reshard | None = None  # the newest RESHARD received, until the training loop takes it
+        self.statistics: dict[str, torch.Tensor] = {}  # buffers sent along with `deal` to a rank without its own
+        self.applied: int | None = None  # number of gradients applied; None: the version number implies it
+        self.checkpoints: list[int] = []  # checkpoints to which this rank has still to contribute
 
     def expect(self, version: int) -> None:
-        """Expect `version`: no weight may be used before it is required."""
+        """Expect `version`. Every weight must be requested by `require` before it is used."""
         self.waited = 0.0
         self._expect(version, skipping=False)
 
@@ -89,29 +90,33 @@ class Receiver:
         self._early.expect(version, skipping=skipping)
 
     def hold(self, version: int) -> None:
-        """The weights that are there are those of `version`, which is not closed yet."""
+        """Declare that the weights in place are those of `version`, which is not closed yet."""
         self.expect(version)
         self.missing = set()
 
     def assume(self, version: int) -> None:
-        """The weights that are there count as the whole of `version`, closed."""
+        """Declare that the weights in place are the whole of `version`, and that it is closed."""
         self.expect(version)
         self.missing, self._flags = set(), Flag.NONE
 
     def require(self, start: int, stop: int) -> None:
-        """Return when coordinates [start, stop) are those of the version, applying whatever comes meanwhile."""
+        """Block until coordinates [start, stop) are of the expected version. Other frames are handled as they arrive."""
         if any(start < self._plan.groups[index].stop and self._plan.groups[index].start < stop for index in self.missing):
             wanted = {g.index for g in self._plan.groups if start < g.stop and g.start < stop}
             self._take_while(lambda: bool(wanted & self.missing))
 
     def complete(self) -> Flag:
-        """Return when the whole version is in place and closed: the flags of the frame that closed it."""
+        """Block until the expected version is in place and closed. Return the flags of the frame that closed it."""
         self._take_while(lambda: self._flags is None)
         assert self._flags is not None
         return self._flags
 
     def behind(self) -> bool:
-        """True if a later version than the expected one has come as a whole, or will when the master hears of it."""
+        """Return True if this worker lags and has to catch up before it computes.
+
+        That is so if a later version has arrived as a whole, or if the master sends no more weights until this worker answers
+        (ASK with HOLD). All frames that have arrived are kept; the call does not wait for more.
+        """
         try:
             while not self._early.ended:
                 self._keep(self._link.next(0))
@@ -120,7 +125,7 @@ class Receiver:
         return any(frame.version > self.version and self._is_there(frame) for frame in self._early.others)
 
     def _is_there(self, frame: Frame) -> bool:
-        """True if `frame` closes a version all of which has come, or says that none comes before it is answered."""
+        """Return True if `frame` closes a version of which all parts have come, or has Flag.HOLD."""
         return Flag.HOLD in frame.flags or (frame.kind is Kind.VERSION_COMPLETE and self._early.is_whole(frame.version))
 
     def _keep(self, event: object) -> None:
@@ -144,7 +149,7 @@ class Receiver:
         self.waited += time.perf_counter() - begin
 
     def _take(self) -> None:
-        """Put a part in place or follow the master's next word, if one is due; else wait for a frame."""
+        """Put a part in place, or follow the master's next control frame, if one is due; otherwise wait for a frame."""
         if (part := self._early.part(self.version)) is not None:
             self._place(part)
         elif self._closing is None and (word := self._early.other()) is not None:
@@ -154,7 +159,7 @@ class Receiver:
             self._check_senders()
 
     def _place(self, part: Frame) -> None:
-        """Apply a part of the version. Whole weights may come once more, to a worker that is readmitted at once."""
+        """Apply a part of the version. Whole weights may come twice, to a worker that is suspended and readmitted at once."""
         if part.kind is Kind.DELTA and (self._skipped or part.group not in self.missing):
             raise self._unexpected(part)
         self._apply(part)
@@ -163,15 +168,15 @@ class Receiver:
             self._close(self._closing)
 
     def _follow(self, word: Frame) -> None:
-        """Do as the master says, once everything before `word` is done."""
-        if word.kind is Kind.ASK and Flag.HOLD in word.flags:  # no version follows before the answer
+        """Carry out `word`, the next control frame of the master. All frames before it have been carried out."""
+        if word.kind is Kind.ASK and Flag.HOLD in word.flags:  # the master sends no version before the answer
             self._answer(word)
             return
         if word.version > self.version:
             self._skip(word)
             return
         if self._spare and word.version == self.version - 1 and len(self.missing) == len(self._plan.groups):
-            self.hold(word.version)  # no worker is left in its round: this rank may join it, or it is the last
+            self.hold(word.version)  # its round has no worker left: this spare may join, or no version follows
         if word.version != self.version:
             raise self._untimely(word)
         match word.kind:
@@ -196,22 +201,25 @@ class Receiver:
                 raise self._unexpected(word)
 
     def _skip(self, word: Frame) -> None:
-        """Go on from the version of `word`: this worker was suspended, and is readmitted with whole weights."""
+        """Continue from the version of `word`: this worker was suspended, and is readmitted with whole weights."""
         sent = [group.index for group in self._plan.groups if self._sources[group.index] == word.sender]
         if not all(self._early.has(word.version, group) for group in sent):
             raise self._untimely(word)
         self._expect(word.version, skipping=True)
-        self._early.put_back(word)  # the parts that have come are first
+        self._early.put_back(word)  # the parts that have come are applied first
 
     def _close(self, word: Frame) -> None:
-        """All of the version is in place, as `word` says: take note of its flags, and of its unused groups of this worker's."""
+        """Close the version, all parts of which are in place: keep the flags of `word`, report this worker's unused groups."""
         if unused := wire.unpack_groups(word.body, len(self._plan.groups), word.sender):
             self._returned(word.step, unused)
         self._closing, self._flags = None, word.flags
         self._spare = Flag.SPARE in word.flags
 
     def _check_senders(self) -> None:
-        """WireError if the version is declared complete, and a missing part will not come: its sender has begun a later one."""
+        """Raise WireError if the version is declared complete but a missing part cannot come any more.
+
+        A part cannot come any more if its sender has sent parts of a later version.
+        """
         for group in self.missing if self._closing is not None else ():
             if self._early.passed(group, self.version) and not self._early.has(self.version, group):
                 raise WireError(f"group {group} of version {self.version} was left out", self._sources[group])
@@ -225,14 +233,14 @@ class Receiver:
         return WireError(f"rank {self._link.rank} did not expect {describe(frame)}", frame.sender)
 
     def _answer(self, question: Frame) -> None:
-        """Everything before `question` is taken: so the master may send on. Or take note of a checkpoint to contribute to."""
+        """Answer `question`, since everything sent before it has been taken. A question about a checkpoint is only noted."""
         if Flag.CHECKPOINT in question.flags:
             self.checkpoints.append(question.step)
         else:
             self._link.send(MASTER, Kind.ASK, step=question.step, version=question.version)
 
     def listen(self) -> object:
-        """The next event. DeadlineExceededError if the master keeps silent for too long."""
+        """Return the next event. DeadlineExceededError if the master stays silent for longer than `patience`."""
         clock = Clock()
         end = clock.now() + self._patience
         while True:
@@ -247,7 +255,7 @@ class Receiver:
                     ) from None
 
     def _apply(self, frame: Frame) -> None:
-        """Put a group's weights in place, or add their change."""
+        """Replace a group's weights, or add their change."""
         group = self._plan.groups[frame.group]
         with self._tracer.span("apply", group=frame.group):
             if frame.kind is Kind.WEIGHTS:

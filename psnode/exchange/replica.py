@@ -1,4 +1,4 @@
-"""A worker's copy y of the published weights, which versions change and hashes are of."""
+"""A worker's copy y of the published weights. Versions change y, and digests are computed from y."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def _is_host(device: torch.device) -> bool:
 
 
 class Replica:
-    """y, flat in the order of the plan, in the memory of `theta`, the vector that the model computes with.
+    """Copy y of the published weights, flat in plan order, in the memory of the model's own vector `theta`.
 
-    On a device y is also on the host, and `publish` copies it to theta. `weights` is y on the host, float32. Of segments that
-    are changed on the device it only holds weights that came whole.
+    If theta is on a device, y also exists on the host, and `publish` copies it to theta. `weights`: y on the host,
+    float32. Segments that are changed on the device have current values only in theta; in `weights` they have those that
+    last came whole.
     """
 
     def __init__(self, theta: torch.Tensor) -> None:
@@ -34,16 +35,16 @@ class Replica:
         self._changed_there: dict[int, Change] = {}
 
     def change_on_device(self, plan: Plan, codecs: Sequence[Codec]) -> list[Verdict]:
-        """Have changes decoded where the model looks, from now on, as far as that gives the host's weights; the verdicts.
+        """Decode changes on the model's device from now on, where this gives the same weights as the host. Return the verdicts.
 
-        `codecs`: of the segments' changes. ConfigurationError if CuPy is absent.
+        `codecs`: the codec of each segment's changes. ConfigurationError if CuPy is absent.
         """
         self._changed_there, verdicts = changes_on(plan, codecs, self._theta)
         self._stream = torch.cuda.current_stream(self._device)
         return verdicts
 
     def is_changed_there(self, segment: Segment) -> bool:
-        """True if changes of the segment are decoded where the model looks, and not on the host."""
+        """Return True if changes of the segment are decoded on the model's device, and not on the host."""
         return segment.index in self._changed_there
 
     def change(self, segment: Segment, codec: Codec, payload: Payload) -> None:
@@ -56,23 +57,23 @@ class Replica:
             self.publish(segment.start, segment.stop)
 
     def _order(self) -> None:
-        """Have a change that was given to a stream of the model's own be over before other streams use these weights."""
+        """Complete a change that is queued in a CUDA stream of the model's own before other streams use these weights."""
         if (stream := torch.cuda.current_stream(self._device)) != self._stream:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(stream)
             done.synchronize()
 
     def publish(self, start: int, stop: int) -> None:
-        """Make a change of `weights` in a range visible to the model."""
-        if not self._on_host:  # not in the background: the next version may be written into `weights` at once
+        """Make a change of `weights` in [start, stop) visible to the model."""
+        if not self._on_host:  # a copy in the background could meet the next version in `weights`
             self._theta[start:stop].copy_(self._host[start:stop])
 
     def digest(self) -> int:
-        """xxh3_64 of the weights."""
+        """Return xxh3_64 of the weights."""
         weights = self.weights if self._on_host else self._theta.cpu().numpy()
         return xxhash.xxh3_64_intdigest(weights.data)
 
     def release(self) -> None:
-        """Let go of the vector: no version is to come."""
+        """Release the vector, as no further version will come."""
         self._theta = self._host = torch.empty(0)
         self.weights = self._host.numpy()

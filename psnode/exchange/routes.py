@@ -1,7 +1,8 @@
-"""Routes: the way of each group's gradients to a root, and of its weights to every reader.
+"""Routes of groups: gradients to a root, and weights from the root to every reader.
 
-A topology is a function of the ranks and the plan to routes, and this module alone knows one by its name. A sender is told the
-rank that a group's gradient goes to, a receiver the rank that its weights come from, a shard the routes of which it is a root.
+A topology is a function from the ranks and the plan to routes; only this module refers to topologies by name. A sender is given
+the rank to which a group's gradient goes, a receiver the rank from which its weights come, and a shard the routes of which its
+rank is the root.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from psnode.plan.roles import MASTER, Layout
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of one group. `root`: the rank in which the sum of its gradients is complete; `readers`: who gets its weights."""
+    """Route of one group. `root`: the rank that completes the sum of its gradients; `readers`: the ranks that get its weights."""
 
     root: int
     readers: Sequence[int]
 
     def up(self, rank: int) -> int:
-        """The rank to which `rank` sends its gradient."""
+        """Return the rank to which `rank` sends its gradient."""
         return self.root
 
     def down(self, rank: int) -> int:
-        """The rank from which `rank` gets the weights."""
+        """Return the rank from which `rank` gets the weights."""
         return self.root
 
     def heirs(self, rank: int) -> tuple[int, ...]:
-        """The ranks to which `rank` sends the weights."""
+        """Return the ranks to which `rank` sends the weights."""
         return tuple(self.readers) if rank == self.root else ()
 
 
 def star(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """By group: every worker sends to the master, and every reader hears from it."""
+    """Return the routes of a star, by group: every worker sends to the master, and the master sends to every reader."""
     return tuple(Route(MASTER, layout.readers) for _ in plan.groups)
 
 
 def routes_of(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """The routes of a job, by group. Every rank makes the same ones."""
+    """Return the routes of a job, by group. Every rank computes the same routes."""
     return star(layout, plan)

@@ -1,4 +1,4 @@
-"""Coding of one segment on a worker: codec, feedback rule, memories, and the codebook that is kept."""
+"""Coding of one segment on a worker, with its codec, feedback rule, memories and fitted codebook."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
     from psnode.codecs.device.protocols import DeviceCodec
     from psnode.exchange.device.segment import DeviceSegment
 
-CODEBOOK_BYTES = 4096  # padded with zeros
+CODEBOOK_BYTES = 4096  # size of a codebook, padded with zeros
 
 
 class Laid(Protocol):
-    """A gradient laid out by the plan, see psnode.exchange.gradients."""
+    """Gradient laid out by the plan, see psnode.exchange.gradients."""
 
     def parts(self, start: int, stop: int) -> Parts:
-        """Coordinates [start, stop) in pieces, each with its offset from `start`; the others are zeros."""
+        """Return coordinates [start, stop) as pieces, each with its offset from `start`. Coordinates in no piece are zeros."""
 
     def flat(self, start: int, stop: int) -> Floats:
-        """The same as one array."""
+        """Return coordinates [start, stop) as one array."""
 
 
 class SegmentCoder:
-    """One segment's codec, feedback rule and memory.
+    """Coder of one segment, with its codec, feedback rule and memories.
 
-    With refit=k a codec codes the first of every k steps as it is, and is then fitted to it for the next k - 1 steps; not in the
-    warm-up. `memory`: the vector, laid out by the plan, of which the memory of a name is a part; None: an array of its own.
+    With refit=k a codec codes the first of every k rounds unfitted; it is then fitted to the coded values, and codes the
+    next k - 1 rounds in the fitted form. There is no fit during the warm-up. `memory` returns, by name, the vector in
+    plan order whose slice is the segment's memory; None: the segment has arrays of its own.
     """
 
     def __init__(self, coding: SegmentCoding, *, memory: Callable[[str], Floats] | None = None) -> None:
@@ -44,22 +45,25 @@ class SegmentCoder:
         self.feedback: Feedback = coding.feedback
         self._coding, self._memory = coding, memory
         self._state: State = self._begin()
-        self.on_device: DeviceSegment | None = None  # where it is coded on a device
+        self.on_device: DeviceSegment | None = None  # set if the segment is coded on a device
         self.max_nbytes = coding.limit
         self._refit = coding.up.traits.refit
-        self.codebook = np.zeros(CODEBOOK_BYTES if self._refit > 1 else 0, np.uint8)  # after writing to it call `restore`
+        self.codebook = np.zeros(CODEBOOK_BYTES if self._refit > 1 else 0, np.uint8)  # call `restore` after writing to this array
         self._fitted: Codec | None = None
-        self.rate = 0.0  # the learning rate of the last push, which a rescaled memory is in units of; 0: not known
+        self.rate = 0.0  # learning rate of the last push, the unit of a rescaled residual; 0: unknown
 
     @property
     def state(self) -> State:
-        """The memories on the host, for callers that read or change them; the newest values, even if a device holds them."""
+        """The newest memories, on the host, for callers that read or change them.
+
+        If a device holds newer values, they are copied from it first.
+        """
         if self.on_device is not None:
             self.on_device.settle()
         return self._state
 
     def _begin(self) -> State:
-        """Memories before the first step."""
+        """Return the memories before the first step."""
         segment = self.segment
         if self._memory is None:
             return self.feedback.init(segment.size)
@@ -67,18 +71,21 @@ class SegmentCoder:
 
     @property
     def forgone(self) -> str | None:
-        """The memory in which its rule keeps the loss of coding, where this segment has none, since it travels as it is."""
+        """Name of the memory in which the run's rule keeps the loss of coding, if this segment has no such memory.
+
+        A segment that travels uncompressed has none.
+        """
         return self._coding.rule.memory if self.feedback.memory is None else None
 
     def remember(self) -> None:
-        """Have that memory all the same: something is owed from when the segment's tensors were compressed."""
+        """Give the segment the memory `forgone` after all: values are still owed from when its tensors were compressed."""
         self.feedback = self._coding.rule
         self._state = self._begin()
 
     def context(self, workers: int, rate: float, before: float) -> Context:
-        """Context of the push that follows, of a step with learning rate `rate`.
+        """Return the context of the next push, in a step with learning rate `rate`.
 
-        `before`: that of the step before, for a memory which does not tell its unit.
+        `before`: learning rate of the step before; it is used if no earlier push has recorded a rate.
         """
         last = self.rate or before
         if rate > 0:
@@ -86,27 +93,31 @@ class SegmentCoder:
         return Context(workers, last / rate if rate > 0 else 1.0)
 
     def use(self, codecs: Mapping[str, DeviceCodec], device: torch.device) -> None:
-        """Code on `device` from now on, by the forms there of `codecs_by_spec`."""
-        from psnode.exchange.device.segment import DeviceSegment  # torch with it, which compiling kernels has no use for
+        """Code on `device` from now on. `codecs`: the device's forms of `codecs_by_spec`."""
+        from psnode.exchange.device.segment import DeviceSegment  # imports torch, of no use to `compilation`
 
         self.on_device = DeviceSegment(codecs, device, self.feedback, self.segment.shape, self._state)
 
     @property
     def codecs_by_spec(self) -> dict[str, Codec] | None:
-        """The codecs of all phases, if none is ever fitted, and a device could follow the rule."""
+        """The codecs of all phases, by spec; None if a codec is fitted or a device cannot follow the feedback rule."""
         from psnode.exchange.device.rules import rule_of
 
         could = self._refit == 1 and rule_of(self.feedback) is not None
         return {repr(codec): codec for codec in self._coding.ups} if could else None
 
     def codec(self, phase: int, number: int = 1) -> Codec:
-        """The codec for the round of this number, counted from 1, in `phase` of the warm-up, or after it."""
+        """Return the codec for round `number`, counted from 1, in `phase` of the warm-up."""
         if self._fitted is not None and not self._due(number):
             return self._fitted
         return self._coding.in_phase(phase)
 
     def push(self, gradients: Laid, codec: Codec, key: Key, out: Bytes, context: Context) -> tuple[Floats, Payload]:
-        """Code the segment's part of `gradients` with `codec`; that part, or an array of its shape if the rule only adds it."""
+        """Code the segment's part of `gradients` with `codec`.
+
+        Returns this part of the gradient and the payload. If the rule only adds the gradient to a memory, an array of the
+        segment's shape, with other values, is returned in place of the gradient.
+        """
         segment, feedback = self.segment, self.feedback
         if feedback.only_adds and feedback.memory is not None:
             parts = gradients.parts(segment.start, segment.stop)
@@ -116,7 +127,10 @@ class SegmentCoder:
         return gradient, feedback.push(gradient, self.state, codec, key, out, context)
 
     def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, number: int) -> None:
-        """Keep the codebook for the values behind `payload`, the last push of `gradient`, if that is due in round `number`."""
+        """Fit the codec to the values that were coded as `payload`, and keep the codebook, if a fit is due in round `number`.
+
+        `gradient` and `payload` are the input and the result of the last push. There is no fit in a phase of the warm-up.
+        """
         if self._refit == 1 or not self._due(number) or phase < len(self._coding.ups) - 1:
             return
         codec = self._coding.up
@@ -126,7 +140,7 @@ class SegmentCoder:
         self.codebook[: len(spec)] = np.frombuffer(spec, np.uint8)
 
     def restore(self) -> None:
-        """Use the codebook that was written to `codebook`."""
+        """Use the codebook whose spec was written to `codebook`."""
         spec = self.codebook.tobytes().rstrip(b"\0").decode()
         self._fitted = get_codec(spec) if spec else None
 

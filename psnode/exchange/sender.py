@@ -1,4 +1,4 @@
-"""Coding and sending a worker's gradients, in a thread of its own beside back-propagation; unused parts return."""
+"""Coding and sending of a worker's gradients in a thread beside back-propagation, and return of unused parts to the residuals."""
 
 from __future__ import annotations
 
@@ -36,11 +36,14 @@ _SKIPS = 3
 
 
 class GradientSender:
-    """Takes indices of finished groups, codes and sends them in that order. `targets`: by group, the rank that it goes to.
+    """Sender that codes and sends finished groups, in the order in which their indices are pushed.
 
-    `gradients` must not change until `drain` has returned. From the first group of
-    a step whose gradient is not finite, none is coded or sent any more, and their memories stay as they were (but for
-    rounding): the master is told to go on without. Three such steps in a row are an error.
+    `targets`: by group, the rank to which it is sent. `gradients` must not change between the first push and the return
+    of `drain`.
+
+    If a group's gradient is not finite, this group and all later ones of the step are neither coded nor sent. Their
+    memories keep their values, except for rounding, and the master is told to proceed without them (SKIP_STEP). The third
+    such step in a row is an error.
     """
 
     def __init__(
@@ -70,25 +73,25 @@ class GradientSender:
             [SegmentCoder(coding.segments[segment.index], memory=self._memories.vector) for segment in group.segments]
             for group in plan.groups
         ]
-        self.before_change: Callable[[int], None] = lambda group: None  # told that the memories of a group change next
+        self.before_change: Callable[[int], None] = lambda group: None  # called before a group's memories change
         self._frames = OutgoingFrames(link)
-        self._sent: dict[int, tuple[Bytes, int]] = {}  # the frames of this round and their numbers of payloads, by group
-        self._round = Round(0, 0)  # before the first
+        self._sent: dict[int, tuple[Bytes, int]] = {}  # by group: its frame of this round, and the number of payloads
+        self._round = Round(0, 0)  # before the first round
         self._seconds = 0.0
         self._nbytes = 0
-        self.weight: int | None = None  # of the step in the mean, if gradients have one; before the first group is pushed
+        self.weight: int | None = None  # of this step's gradient in the mean; set between `begin` and the first push
         self._lost: tuple[float, float] | None = None
         self._skipped: NonFiniteGradientError | None = None
-        self._skips = 0  # steps in a row
+        self._skips = 0  # number of skipped steps in a row
         self._error: Exception | None = None
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
-        self._stream: AbstractContextManager[object] = nullcontext()  # that groups are coded on
+        self._stream: AbstractContextManager[object] = nullcontext()  # the CUDA stream in which groups are coded
         self._thread = threading.Thread(target=self._run, name=f"encode-{link.rank}", daemon=True)
         self._thread.start()
 
     def code_on(self, device: torch.device) -> list[Verdict]:
-        """Code on `device` from now on where it can, before the first group. Returns the verdicts on the codecs."""
+        """Code on `device` where possible. Call this before the first push. Return the verdicts on the codecs."""
         placed = place_on(self._plan, [coder for coders in self._coders for coder in coders], device)
         self._gradients.keep(placed.names)
         if placed.stream is not None:
@@ -97,13 +100,13 @@ class GradientSender:
 
     @property
     def coded_there(self) -> int:
-        """Coordinates of the gradient that are coded on a device."""
+        """Number of coordinates of the gradient that are coded on a device."""
         return sum(coder.segment.size for coders in self._coders for coder in coders if coder.on_device is not None)
 
     def begin(self, now: Round, *, measure: bool) -> None:
-        """The groups to come are the gradient of round `now`.
+        """Begin round `now`: the groups pushed from now on belong to its gradient.
 
-        `measure`: decode every payload once more, for `relative_error`.
+        `measure`: decode every payload again, to compute `relative_error`.
         """
         self.weight = None
         self._round, self._seconds = now, 0.0
@@ -115,20 +118,24 @@ class GradientSender:
         self._rate_before = self._lr(now.finished - now.steps) if now.finished else self._rate
 
     def reschedule(self, lr: Schedule, steps_per_epoch: int, epoch_offset: int, workers: int) -> None:
-        """From the next step on, take the learning rate from `lr` and count epochs for `workers` workers."""
+        """Use another learning-rate schedule from the next step on.
+
+        `steps_per_epoch` and `epoch_offset`, both in steps, determine the phase of the warm-up. `workers`: number of workers
+        in the job.
+        """
         self._lr = lr
         self._epoch_offset = epoch_offset
         self._steps_per_epoch = steps_per_epoch
         self._workers = workers
 
     def push(self, index: int) -> None:
-        """Group `index` is finished. Returns at once; any thread may call it."""
+        """Queue group `index`, whose gradient is finished. Returns at once; any thread may call it."""
         self._queue.put(index)
 
     def drain(self) -> float:
-        """Wait until every pushed group is coded and handed to the transport; the seconds spent on coding.
+        """Wait until all groups of the step are coded and handed to the transport. Return the seconds spent on coding.
 
-        Raises errors of coding, NonFiniteGradientError after three steps in a row with such a gradient.
+        Raises errors of coding. NonFiniteGradientError at the third step in a row whose gradient is not finite.
         """
         for _ in self._plan.groups:
             self._idle.acquire()
@@ -141,16 +148,17 @@ class GradientSender:
         return self._seconds
 
     def give_back(self, step: int, groups: Collection[int]) -> None:
-        """The master did not use `groups` of the gradient of `step`: their payloads return to the residuals, where there are.
+        """Add the payloads of `groups` back to the residuals, if any: the master did not use them in the gradient of `step`.
 
-        After `drain`, before the next `begin`. Groups that were not sent, and steps that were not taken, are passed over.
+        Call this after `drain` and before the next `begin`. Groups that were not sent are ignored, and so is an earlier
+        `step`.
         """
         self.give_back_parts(step, dict.fromkeys(groups, np.float32(0)))
 
     def give_back_parts(self, step: int, factors: Mapping[int, np.float32]) -> None:
-        """`give_back`, where the master used these groups of the gradient of `step` times these factors, from 0 to 1.
+        """Like `give_back` for groups of which the master used a part: `factors` holds the factor of each group, from 0 to 1.
 
-        1 - factor is float32, and so is its product with the decoded payload.
+        The part 1 - factor returns. It is float32, and so is its product with the decoded payload.
         """
         for index, factor in factors.items() if step == self._round.last_step else ():
             if (sent := self._sent.pop(index, None)) is not None:
@@ -158,18 +166,18 @@ class GradientSender:
                 frame, payloads = sent
                 coders = self._coders[index]
                 parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
-                for coder, data in zip(coders, parts, strict=False):  # absent tensors and the weight come last
+                for coder, data in zip(coders, parts, strict=False):  # the last parts are absent tensors and the weight
                     codec = coder.codec(self._phase, self._round.number)
                     _put_back(coder, codec, Payload.from_bytes(data), float(np.float32(1) - factor))
 
     @property
     def relative_error(self) -> float | None:
-        """||p - decoded|| / ||p|| over all that the step's codecs were given; None where it was not measured."""
+        """||p - decoded|| / ||p|| over all values p that were coded in the step; None if `begin` did not ask to measure."""
         return None if self._lost is None else math.sqrt(self._lost[0] / self._lost[1]) if self._lost[1] else 0.0
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the frames of this step. After `drain`."""
+        """Size of the step's frames in bytes. Valid after `drain`."""
         return self._nbytes
 
     def close(self) -> None:
@@ -178,16 +186,16 @@ class GradientSender:
         self._thread.join()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The memories of all segments, for a checkpoint: views, named by memory and tensor (psnode.records.state_names)."""
+        """Return the memories of all segments for a checkpoint: views, by memory and tensor (psnode.records.state_names)."""
         return self._memories.state([coder for coders in self._coders for coder in coders])
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """The arrays of `state` that a push or a returned gradient changes, by group."""
+        """Return, by group, the arrays of `state` that change with a push or when a payload returns to a residual."""
         arrays = ([array for coder in coders for array in (*coder.state.values(), coder.codebook)] for coders in self._coders)
         return [[torch.from_numpy(array) for array in found] for found in arrays]
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Inverse of `state`, by whatever plan it was written. CheckpointError if it is of another model or feedback rule."""
+        """Load the result of `state`, also if another plan wrote it. CheckpointError for another model or feedback rule."""
         self._memories.load([coder for coders in self._coders for coder in coders], tensors)
 
     def _run(self) -> None:
@@ -197,7 +205,7 @@ class GradientSender:
                 if self._error is None and self._skipped is None:
                     with self._stream:
                         self._send(self._plan.groups[index])
-            except Exception as error:  # handed to the thread that trains, which owns the decision
+            except Exception as error:  # `drain` raises it in the training thread
                 self._error = error
             self._seconds += time.perf_counter() - start
             self._idle.release()
@@ -215,12 +223,12 @@ class GradientSender:
         self.before_change(group.index)
         try:
             pairs = list(zip(coders, codecs, strict=True))
-            fitted = any(codec.traits.refit > 1 for codec in codecs)  # a codebook that was fitted stays
+            fitted = any(codec.traits.refit > 1 for codec in codecs)  # a fit cannot be undone
             for coder, _ in pairs:
                 segment = coder.segment
                 if coder.on_device is not None:
                     coder.on_device.check(self._gradients.pieces(segment.start, segment.stop))
-                elif fitted or not coder.feedback.sums:  # else coding finds a part that is not finite, and is undone
+                elif fitted or not coder.feedback.sums:  # else coding itself finds such parts, and is undone
                     self._check(segment)
             for coder, codec in pairs:
                 segment = coder.segment
@@ -251,7 +259,7 @@ class GradientSender:
                 raise_nonfinite(part, place, NonFinitePartError)
 
     def _undo(self, coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
-        """Restore a segment's memory from before the gradient was added and `payload` taken from it."""
+        """Restore a segment's memory to its values before the gradient was added to it and `payload` subtracted."""
         if coder.feedback.memory is not None:
             parts = self._gradients.parts(coder.segment.start, coder.segment.stop)
             decoded = codec.decode(payload).reshape(-1)
@@ -277,6 +285,6 @@ class GradientSender:
 
 
 def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload, weight: float = 1.0) -> None:
-    """Return the decoded `payload`, times `weight`, to the residual it was taken from, if there is one."""
+    """Add the decoded `payload` times `weight` back to the residual from which it was subtracted, if there is one."""
     if coder.feedback.memory is not None:
         codec.decode_add(payload, coder.state[coder.feedback.memory], weight)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Adds up seconds by name; any thread may use it."""
+    """Sums of seconds by name. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,7 +18,7 @@ class Stopwatch:
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
-        """Count the time that the block takes."""
+        """Add the time that the block takes to `name`."""
         start = time.perf_counter()
         try:
             yield
@@ -27,7 +27,7 @@ class Stopwatch:
                 self._seconds[name] += time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """The seconds counted since the last call."""
+        """Return the seconds counted since the last call, by name."""
         with self._lock:
             taken, self._seconds = self._seconds, defaultdict(float)
         return taken

@@ -1,4 +1,4 @@
-"""The model that a worker trains, theta: no other code writes its parameters, and its buffers keep their types."""
+"""A worker's model, with weights theta. No other code may write its parameters, and its buffers keep their types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psnode.tasks.inventory import bits, give_own_memory, load, norm_statistics,
 
 
 def written(name: str, *, trained: bool = True) -> ConfigurationError:
-    """Error for a model that changes its parameter `name`."""
+    """Return the error for a model that changes its parameter `name`."""
     if not trained:
         return ConfigurationError(
             f"the model itself writes parameter {name}, which is not trained: the master would not hear of it; "
@@ -29,7 +29,7 @@ def written(name: str, *, trained: bool = True) -> ConfigurationError:
 
 
 class TrainedModel(FlatModel):
-    """`model` on `device`, where `vector` is theta, with the values that the model has."""
+    """`model` on `device`, with its parameters in `vector`, which is theta and begins with the model's values."""
 
     def __init__(self, model: nn.Module, plan: Plan, device: torch.device) -> None:
         super().__init__(model.to(device), plan, torch.empty(plan.size, device=device))
@@ -39,11 +39,11 @@ class TrainedModel(FlatModel):
         self._versions |= {name: parameter._version for name, parameter in self._frozen.items()}
 
     def check(self, *, settled: bool = True) -> None:
-        """Make sure that the model computes with `vector`, after a step of it.
+        """Check that the model computes with `vector`. Call this after a step of the model.
 
-        Parameters that it moved to other memory are views again, if they hold equal values (flatten_parameters).
-        ConfigurationError for one that it wrote, or gave other values. Not `settled`: the weights have changed since, so that
-        values say nothing.
+        A parameter that the model moved to other memory becomes a view of `vector` again, if it has equal values
+        (flatten_parameters). ConfigurationError for a parameter that the model wrote or gave other values. `settled`: False
+        if the weights have changed since the step, so that values cannot be compared.
         """
         moved = {each.name: each for each in self.moved()}
         for name in self.views:
@@ -60,25 +60,26 @@ class TrainedModel(FlatModel):
                 raise written(name, trained=False)
 
     def marks(self) -> dict[str, int]:
-        """xxh3_64 of each parameter, to find a write that leaves no trace (weight.data.clamp_())."""
+        """Return xxh3_64 of each parameter, to find a write that leaves no trace, such as weight.data.clamp_()."""
         return {name: xxhash.xxh3_64_intdigest(bits(value)) for name, value in (*self.views.items(), *self._frozen.items())}
 
     def compare(self, marks: dict[str, int]) -> None:
-        """ConfigurationError for a parameter that has changed since `marks` were taken."""
+        """Raise ConfigurationError for a parameter that has changed since `marks` were taken."""
         for name, mark in self.marks().items():
             if mark != marks[name]:
                 raise written(name, trained=name in self.views)
 
     def release(self) -> None:
-        """Give the parameters memory of their own, and let go of the vector: no step is to come."""
+        """Give the parameters memory of their own, and release the vector, as no further step will come."""
         self.views.clear()
         give_own_memory(self.model)
         self.vector = torch.empty(0)
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """A copy of the model's persistent buffers (batch-norm statistics), by state-dict name, where the model is.
+        """Return copies of the model's persistent buffers (batch-norm statistics), by state-dict name, on the model's device.
 
-        ConfigurationError for one that has another dtype than at the first call, or a norm's with another shape.
+        ConfigurationError for a buffer whose dtype differs from that at the first call, or a norm's buffer with another
+        shape.
         """
         own = dict(tensor_names.buffers(self.model, aliases=True))
         found = {name: own[name].detach() for name in self._persistent if name in own}
@@ -92,7 +93,7 @@ class TrainedModel(FlatModel):
         return {name: value.clone() for name, value in found.items()}
 
     def load_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
-        """Inverse of `buffers`."""
+        """Load the result of `buffers`."""
         load(self.model, buffers, strict=False)
 
     @cached_property

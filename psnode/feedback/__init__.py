@@ -1,7 +1,7 @@
-"""Memories of a sender between steps.
+"""Feedback rules: a sender's memories between steps.
 
-A Feedback is a rule without memory of its own; the memory is a State, a dict of flat float32 arrays that the caller owns, saves
-in checkpoints and passes to every push, which updates it in place.
+A Feedback is a rule without data of its own. Its memories are a State, a dict of flat float32 arrays, which the
+caller owns, saves in checkpoints and passes to every push; a push updates it in place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Error compensated quantisation: a share of an accumulated, decaying error is added to the gradient before it is quantised."""
+"""Error compensated quantisation: a share of an accumulated, decaying error is added to the gradient before quantisation."""
 
 from __future__ import annotations
 

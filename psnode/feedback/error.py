@@ -19,13 +19,14 @@ from psnode.feedback.none import NoFeedback
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Feedback):
-    """Error feedback: the coding error is added to the next gradient: p = g + decay * e, send C(p), e = p - C(p).
+    """Error feedback, which adds the coding error to the next gradient: p = g + decay * e, send C(p), e = p - C(p).
 
-    Converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2);
-    an unbiased codec is therefore used in its contractive form. With decay=1 the sum of all sent values + e = the sum of g.
-    rescale=true multiplies e by lr_s/lr_t, where s is the last step that was coded: the residual is kept in units of
-    weights when the learning rate changes (Zheng, Huang, Kwok, "Communication-efficient distributed blockwise momentum SGD with
-    error-feedback", NeurIPS 2019, algorithm 1). The sum of lr * sent values + lr * e = the sum of lr * g, each with its own lr.
+    It converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2); an
+    unbiased codec is therefore used in its contractive form. With decay=1 the sum of all sent values + e = the sum of g.
+    With rescale=true, e is multiplied by lr_s/lr_t, where s is the last step that was coded and t this one: the residual
+    is kept in units of weights when the learning rate changes (Zheng, Huang, Kwok, "Communication-efficient distributed
+    blockwise momentum SGD with error-feedback", NeurIPS 2019, algorithm 1). The sum of lr * sent values + lr * e = the
+    sum of lr * g, each with its own lr.
     """
 
     id: ClassVar[str] = "ef"
@@ -86,5 +87,5 @@ class ErrorFeedback(Feedback):
         return residual
 
     def factor(self, context: Context) -> np.float32:
-        """Return the factor of the residual before a gradient is added."""
+        """Return the factor by which the residual is multiplied before a gradient is added."""
         return np.float32(self.decay * (context.lr_ratio if self.rescale else 1.0))

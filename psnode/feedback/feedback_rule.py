@@ -1,4 +1,4 @@
-"""Rules of senders: the memories of a segment between steps, and the values coded in place of its gradient."""
+"""Feedback rules of senders: the memories of a segment between steps, and the values coded in place of its gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ State = dict[str, Floats]
 
 
 class Context(NamedTuple):
-    """Facts of the job that a rule may need: the number of workers, and lr of the last push / lr of this one."""
+    """Facts of the job that a rule may need.
+
+    `workers`: number of workers; `lr_ratio`: learning rate of the last push over that of this push.
+    """
 
     workers: int = 1
     lr_ratio: float = 1.0
@@ -27,7 +30,10 @@ ALONE = Context()
 
 
 class Gathering(NamedTuple):
-    """A momentum: v = momentum v + gain g; v, or with nesterov gain g + momentum v, replaces g."""
+    """Momentum v = momentum v + gain g into which a gradient g is gathered.
+
+    g is replaced by v or, with nesterov, by gain g + momentum v.
+    """
 
     momentum: float
     gain: float = 1.0
@@ -37,10 +43,10 @@ class Gathering(NamedTuple):
 class Feedback(ABC):
     """Rule of a sender: the memories of a segment, and the values coded in place of its gradient.
 
-    `memory` names the array of the coded values minus the decoded ones, if the rule keeps one. `masks`: momentum is forgotten at
-    sent coordinates, so the rule is for codecs that leave coordinates out. `only_adds`: a gradient is added to that array and not
-    used again, so that `push_parts` needs no array of it. `scratch` names arrays that every push overwrites: they are not part of
-    a checkpoint.
+    `memory`: name of the residual, the array of the coded values minus the decoded ones; None: the rule keeps none.
+    `masks`: True if momentum is set to 0 at sent coordinates, so that the rule is for codecs that leave coordinates out.
+    `only_adds`: True if a gradient is only added to the residual, so that `push_parts` needs no array for the gradient.
+    `scratch`: names of arrays that every push overwrites, and that are not saved in a checkpoint.
     """
 
     id: ClassVar[str]
@@ -51,17 +57,17 @@ class Feedback(ABC):
 
     @property
     def gathering(self) -> Gathering | None:
-        """The momentum in which gradients are gathered before they are coded, if the rule has one: it is then the only one."""
+        """The momentum into which gradients are gathered before coding, or None. With a momentum here the job uses no other."""
         return None
 
     @property
     def rescales(self) -> bool:
-        """True if the memory is kept in units of weights: a gradient then counts with the learning rate of its own version."""
+        """True if the residual is kept in units of weights. A gradient then counts with the learning rate of its own version."""
         return False
 
     @property
     def sums(self) -> bool:
-        """True if it `only_adds`, and to all of the memory: subtracting the gradient then undoes a push."""
+        """True if the rule `only_adds`, and to the whole residual: subtracting the gradient then undoes a push."""
         return False
 
     @abstractmethod
@@ -75,12 +81,13 @@ class Feedback(ABC):
     def merges(self, codec: Codec) -> bool:
         """Return True if the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
 
-        A memory holds the coded values minus the decoded ones of this payload: with one, merged payloads must decode to the sum.
+        A residual holds the coded values minus the decoded values of the sender's own payload. So with a residual, merged
+        payloads must decode to the sum of these decoded values.
         """
         return codec.linear and (self.memory is None or codec.traits.decodes_linearly)
 
     def dense(self) -> Feedback:
-        """Return the rule for a segment that is not compressed, in a job whose other segments follow this one."""
+        """Return the rule for a segment that is not compressed, in a job whose other segments follow this rule."""
         return self
 
     @abstractmethod
@@ -93,9 +100,9 @@ class Feedback(ABC):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        """Code a segment's gradient (float32, the segment's shape) and update `state`.
+        """Code a segment's gradient (float32, of the segment's shape) and update `state`. Return the payload.
 
-        `codec` is the result of `form`. `out` is passed on to encode. The gradient is not modified.
+        `codec`: the result of `form`. `out`: passed on to encode. The gradient is not modified.
         """
 
     def push_parts(
@@ -108,14 +115,14 @@ class Feedback(ABC):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        """`push` for the gradient of `shape` that consists of `parts`, flat, and of zeros."""
+        """Code, like `push`, a gradient of `shape` that consists of the flat `parts` and is zero elsewhere."""
         gradient = np.zeros(math.prod(shape), np.float32)
         for place, part in parts:
             gradient[place : place + part.size] = part
         return self.push(gradient.reshape(shape), state, codec, rng, out, context)
 
     def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
-        """Return the array that the last push gave to the codec; `gradient` and `state` as that push left them."""
+        """Return the array that the last push gave to the codec. `gradient` and `state` are as this push left them."""
         return gradient if self.memory is None else state[self.memory].reshape(gradient.shape) + decoded
 
     def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
@@ -128,5 +135,5 @@ class Feedback(ABC):
 
 
 def energy(values: Floats) -> float:
-    """Return the sum of the squares."""
+    """Return the sum of the squares of `values`, accumulated in float64."""
     return float(np.sum(np.square(values, dtype=np.float64)))

@@ -34,7 +34,7 @@ class _SenderMomentum(Feedback):
         return Gathering(self.momentum, nesterov=self.nesterov)
 
     def _accumulate(self, gradient: Floats, u: Floats, v: Floats, workers: int) -> None:
-        """u = m u + g and v += u, or with nesterov u = m (u + g) and v += u + g, of the clipped gradient."""
+        """Update u and v with the clipped gradient g: u = m u + g and v += u; with nesterov u = m (u + g) and v += u + g."""
         flat, scale = np.ascontiguousarray(gradient).reshape(-1), np.float32(1)
         if self.clip:
             norm, limit = math.sqrt(square_sum(flat)), self.clip / math.sqrt(workers)
@@ -44,11 +44,14 @@ class _SenderMomentum(Feedback):
 
 @dataclass(frozen=True, repr=False)
 class MomentumCorrection(_SenderMomentum):
-    """DGC: momentum is accumulated before coding, and forgotten at sent coordinates (momentum factor masking).
+    """DGC: momentum is accumulated before coding, and set to 0 at sent coordinates (momentum factor masking).
 
-    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). nesterov: u = m (u + g), v = v + u + g. A
-    lossless codec leaves u as it is: no coordinate waited while another was sent. clip > 0 first scales a segment's gradient to a
-    norm of at most clip / sqrt(workers). Lin et al., "Deep gradient compression", ICLR 2018, section 3, appendix B.
+    u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). With nesterov u = m (u + g), v = v + u
+    + g.
+
+    A lossless codec leaves u unchanged, as no coordinate waits while another is sent. With clip > 0 a segment's gradient
+    is first scaled to a norm of at most clip / sqrt(workers). Lin et al., "Deep gradient compression", ICLR 2018, section
+    3, appendix B.
     """
 
     id: ClassVar[str] = "dgc"
@@ -81,9 +84,9 @@ class MomentumCorrection(_SenderMomentum):
 
 @dataclass(frozen=True, repr=False)
 class LocalMomentum(_SenderMomentum):
-    """Momentum at the sender, with nothing held back: DGC's rule for the vectors that it sends uncompressed.
+    """Momentum at the sender, without a residual: DGC's rule for the vectors that it sends uncompressed.
 
-    u = m u + g is coded; with nesterov u = m (u + g), and u + g is coded. Parameters are those of `dgc`.
+    u = m u + g is coded; with nesterov u = m (u + g), and u + g is coded. The parameters are those of `dgc`.
     """
 
     id: ClassVar[str] = "momentum"

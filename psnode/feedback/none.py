@@ -1,4 +1,4 @@
-"""No memory, for unbiased codecs."""
+"""The rule without memory, for unbiased codecs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.feedback.feedback_rule import ALONE, Context, Feedback, State
 
 @dataclass(frozen=True, repr=False)
 class NoFeedback(Feedback):
-    """Codes every gradient independently; for unbiased codecs."""
+    """Rule that codes every gradient independently; for unbiased codecs."""
 
     id: ClassVar[str] = "none"
 

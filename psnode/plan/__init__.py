@@ -1,1 +1,1 @@
-"""Tensors, the segments that they are coded in, and the groups that travel together."""
+"""Tensors of a model, the segments in which they are coded, and the groups that travel together."""

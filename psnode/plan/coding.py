@@ -1,7 +1,7 @@
-"""The coding of a plan's segments: codec forms of both directions in every phase of a run, and the limits of payloads.
+"""Coding of a plan's segments: the codecs of both directions in every phase of a run, and the limits of payloads.
 
-Plan and scheme name codecs and the feedback rule in text. A Coding parses them once; code that encodes, decodes, checks or
-predicts a segment asks it.
+A plan and a scheme name codecs and the feedback rule in text. A Coding parses the names once, for all code that
+encodes, decodes, checks or predicts a segment.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from psnode.config.scheme import Scheme
 from psnode.feedback import Feedback, Gathering, get_feedback
 from psnode.plan.groups import IDENTITY, Plan, Segment
 
-ALL = 0  # in the place of a rank: payloads can be merged if all workers of a step share one key
+ALL = 0  # in place of a rank: all workers of a step share one key, so that their payloads can be merged
 
 
 @dataclass(frozen=True)
 class SegmentCoding:
-    """The forms in which one segment crosses the links.
+    """Coding of one segment in both directions.
 
-    `rule`: the run's feedback rule; `feedback`: the one that this segment follows. `ups`: the codec of its gradient in each phase
-    of a warm-up, in the form that the rule needs; the last holds for all later steps. `down`: the codec of a change of its
-    weights; None if weights travel whole.
+    `rule`: the run's feedback rule; `feedback`: the rule that this segment follows. `ups`: the codec of its gradient in
+    each phase of a warm-up, in the form that the rule needs; the last codec is used in all later steps. `down`: the codec
+    of a change of its weights; None if weights travel whole.
     """
 
     segment: Segment
@@ -47,10 +47,10 @@ class SegmentCoding:
         clipped: bool = False,
         down: Codec | None = None,
     ) -> SegmentCoding:
-        """The coding of a segment with the codec that it names.
+        """Return the coding of a segment with the codec that it names.
 
-        `warmup`: the sparsifier's ratio in each phase before the codec's own. `clipped`: the master may use a part of a push, so
-        that a segment which travels as it is needs the rule's memory as well.
+        `warmup`: the sparsifier's ratio in each phase before the codec's own ratio. `clipped`: True if the master may use a
+        part of a push; then a segment that travels uncompressed also needs the rule's residual.
         """
         codec = get_codec(segment.codec)
         needs_memory = clipped and rule.memory is not None
@@ -63,22 +63,22 @@ class SegmentCoding:
         return self.ups[-1]
 
     def in_phase(self, phase: int) -> Codec:
-        """The codec of the gradient in `phase` of the warm-up, counted from 0, or after it."""
+        """Return the codec of the gradient in `phase`, counted from 0. Phases after the warm-up have the last codec."""
         return self.ups[min(phase, len(self.ups) - 1)]
 
     @cached_property
     def limit(self) -> int:
-        """The most bytes of a gradient's payload in any phase."""
+        """Largest size of a gradient's payload in any phase, in bytes."""
         return max(codec.max_nbytes(self.segment.shape) for codec in self.ups)
 
     @property
     def merges(self) -> bool:
-        """True if workers' payloads can be summed undecoded and decoded once; not lossless ones: adding them is as much work."""
+        """True if workers' payloads are summed undecoded and decoded once. Lossless ones are not: adding them is as much work."""
         return not self.up.lossless and self.feedback.merges(self.up)
 
 
 class Coding:
-    """The coding of every segment of `plan` under `scheme`, by the segment's number."""
+    """Coding of every segment of `plan` under `scheme`, by the segment's number."""
 
     def __init__(self, plan: Plan, scheme: Scheme) -> None:
         self.plan, self.scheme = plan, scheme
@@ -102,34 +102,34 @@ class Coding:
 
     @property
     def limits(self) -> list[int]:
-        """The most bytes that a worker's payload of each segment has, in any phase."""
+        """By segment, the largest size of a worker's payload in any phase, in bytes."""
         return [each.limit for each in self.segments]
 
     @property
     def gathering(self) -> Gathering | None:
-        """The momentum with which the master gathers weight decay in place of the sender; None: as the optimizer defines it."""
+        """Momentum with which the master gathers weight decay in place of the senders; None: the optimizer applies the decay."""
         return self.feedback.gathering if self.scheme.gathers_decay else None
 
     def phase(self, steps: int, steps_per_epoch: int) -> int:
-        """The phase of the warm-up, counted from 0, after `steps` steps; phases after the last change nothing."""
+        """Return the phase of the warm-up, counted from 0, after `steps` steps. It keeps rising after the warm-up."""
         return int(steps / (self.scheme.ratio_epochs * steps_per_epoch))
 
 
 def gradient_key(seed: int, rank: int, step: int, group: int, segment: int) -> Key:
-    """The key under which `rank` codes a segment of its gradient of `step`; ALL in its place where payloads are merged."""
+    """Return the key with which `rank` codes a segment of its gradient of `step`. If payloads are merged, `rank` is ALL."""
     return Key.derive(seed, "gradient", rank, step, group, segment)
 
 
 def is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:
-    """True if payloads of `codec` may be as large as an array of `shape`; one that is made for others is trusted."""
+    """Return True if payloads of `codec` may be as large as an array of `shape`, unless the codec is adaptive."""
     return not codec.traits.adaptive and codec.max_nbytes(shape) >= 4 * math.prod(shape)
 
 
 def _downs(plan: Plan, spec: str) -> list[Codec]:
-    """The codec of a change of each segment's weights.
+    """Return the codec of a change of each segment's weights.
 
-    Segments that travel up as they are, among others that are coded, travel down so too: they are the small tensors.
-    So does whatever the codec would not make smaller.
+    Changes travel uncompressed if `spec` would not make them smaller. So do those of segments whose gradients travel
+    uncompressed while other segments are coded: these segments are the small tensors.
     """
     codec, identity = get_codec(spec).contractive(), get_codec(IDENTITY)
     some_coded = any(segment.codec != IDENTITY for segment in plan.segments)

@@ -1,8 +1,8 @@
 """Plans: segments that are coded, and groups that travel together.
 
-The trainable tensors of a model lie in one flat float32 vector, in the order in which back-propagation
-finishes their gradients. A Segment is the input of one encode call, a Group the content of one frame; both are
-ranges of that vector. Every rank works by the same Plan, and --resume reuses it.
+The trainable tensors of a model lie in one flat float32 vector, in the order in which back-propagation finishes their
+gradients. A Segment is the input of one encode call, and a Group is the content of one frame; both are ranges of this
+vector. Every rank works by the same Plan, and --resume reuses it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Plan:
         return tuple(segment for group in self.groups for segment in group.segments)
 
     def slices(self) -> dict[str, slice]:
-        """Ranges of the tensors in the flat vector, by name."""
+        """Return the ranges of the tensors in the flat vector, by name."""
         found, start = {}, 0
         for tensor in self.tensors:
             found[tensor.name] = slice(start, start + tensor.size)
@@ -99,11 +99,11 @@ class Plan:
         return found
 
     def covering(self, start: int, stop: int) -> dict[str, slice]:
-        """Ranges of the tensors with a part in coordinates [start, stop), in order, by name."""
+        """Return the ranges of the tensors with a part in coordinates [start, stop), by name and in order."""
         return {name: place for name, place in self.slices().items() if place.start < stop and start < place.stop}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe form."""
+        """Return the plan in a form that JSON can hold."""
         return {
             "tensors": [[tensor.name, list(tensor.shape)] for tensor in self.tensors],
             "groups": [[[s.codec, s.start, list(s.shape)] for s in group.segments] for group in self.groups],
@@ -111,7 +111,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Inverse of to_dict. ConfigurationError if the groups do not cover the tensors exactly."""
+        """Return a plan from the result of to_dict. ConfigurationError if the groups do not cover the tensors exactly."""
         try:
             tensors = tuple(Tensor(str(name), tuple(map(int, shape))) for name, shape in data["tensors"])
             groups, index = [], 0

@@ -1,4 +1,4 @@
-"""Some groups of a plan, with a flat vector of their own: whatever works by a plan works by a part of one."""
+"""Parts of a plan: some of its groups, with a flat vector of their own. Code that works by a plan can work by a part."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from psnode.plan.groups import Group, Plan, Tensor
 
 @dataclass(frozen=True)
 class PlanPart:
-    """`own`: the groups of the part, laid one after another. They and their segments keep their numbers in the `whole` plan, so
-    that `own.groups[i].index` may be any; a tensor that lies only partly in the part is flat in it.
+    """Part of the plan `whole`. `own`: the part's groups, laid one after another, as a plan.
 
-    `pieces`: by such a tensor, ranges of its coordinates that belong to the part, in order.
+    Groups and segments of `own` keep their numbers in `whole`, so that `own.groups[i].index` may differ from i. A tensor
+    of which only some coordinates belong to the part is flat in `own`. `pieces`: by name of such a tensor, the ranges of
+    these coordinates, in order.
     """
 
     whole: Plan
@@ -32,12 +33,12 @@ class PlanPart:
 
 
 def all_of(plan: Plan) -> PlanPart:
-    """The part that is the whole plan."""
+    """Return the part that is the whole plan."""
     return PlanPart(plan, plan)
 
 
 def part_of(plan: Plan, groups: Iterable[int]) -> PlanPart:
-    """The part of these groups. ValueError for a number that no group has."""
+    """Return the part with these groups. ValueError for a number that no group has."""
     chosen = sorted(set(groups))
     if unknown := [index for index in chosen if not 0 <= index < len(plan.groups)]:
         raise ValueError(f"the plan has {len(plan.groups)} groups, and none of number {unknown[0]}")
@@ -62,7 +63,7 @@ def part_of(plan: Plan, groups: Iterable[int]) -> PlanPart:
 
 
 def _laid(groups: Iterable[Group]) -> Iterable[Group]:
-    """The groups with places one after another, from 0."""
+    """Yield the groups moved to places one after another, from 0."""
     start = 0
     for group in groups:
         shift = start - group.start

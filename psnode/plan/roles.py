@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MASTER = 0  # the rank that decides who takes part, in every topology
+MASTER = 0  # decides in every topology which ranks take part
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Layout:
 
     @classmethod
     def of(cls, size: int, spares: int) -> Layout:
-        """Layout of a job of `size` ranks; of no workers if there are too few."""
+        """Return the layout of a job of `size` ranks. It has no workers if there are too few ranks."""
         return cls(max(0, size - 1 - spares), min(spares, size - 1))
 
     @property
@@ -26,7 +26,7 @@ class Layout:
 
     @property
     def first(self) -> int:
-        """The worker that looks at the model and the data for all."""
+        """The worker that inspects the model and the data for all workers."""
         return self.computing.start
 
     @property
@@ -40,5 +40,8 @@ class Layout:
         return range(self.computing.start, self.waiting.stop)
 
     def place(self, rank: int) -> int:
-        """Number of the share of examples that `rank` begins with, from 0. A spare gets another with the place that it takes."""
+        """Return the number, from 0, of the share of examples with which `rank` begins.
+
+        A spare gets another share when it takes a worker's place.
+        """
         return (rank - self.computing.start) % self.workers

@@ -1,4 +1,4 @@
-"""The plan by rule: which codec each tensor has, where segments are cut, and which of them travel together."""
+"""Construction of plans: the codec of each tensor, the cuts into segments, and the segments that travel together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from psnode.plan.groups import IDENTITY, Group, Plan, Segment, Tensor
 
 GroupBy = Literal["layer", "bytes", "model"]
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
-_TALL = 4  # a tensor that is coded by its shape is cut into blocks with at least this many times more rows than columns
+_TALL = 4  # blocks of a tensor that is coded by its shape have at least this many times as many rows as columns
 DEFAULT_GROUP_BYTES = 16 << 20
 SMALL_MODEL_BYTES = 4 << 20  # a model up to this size is one group, if `group_bytes` allows it
-_LAST_GROUP_BYTES = 1 << 20  # so is the rest of a larger one up to this size
+_LAST_GROUP_BYTES = 1 << 20  # the rest of a larger model up to this size is one group, too
 _SCRAP_BYTES = 1 << 16  # a smaller rest joins the previous group
-MAX_SEGMENT = 1 << 28  # coordinates; a payload holds no more
+MAX_SEGMENT = 1 << 28  # number of coordinates; a payload holds no more
 
 
 def make_plan(
@@ -34,14 +34,17 @@ def make_plan(
     whole_tensors: bool = False,
     code_small: bool = False,
 ) -> Plan:
-    """The plan by rule for `tensors`, given in the order in which their gradients finish.
+    """Return the plan for `tensors`, which are given in the order in which their gradients finish.
 
-    Tensors with one dimension or none, smaller than `min_compress_bytes`, or whose payload could be as large as
-    they are (unless the codec is adaptive), travel as identity. Within a group the coded tensors come before the identity
-    ones: each codec then sees one long run; one that needs shapes sees large embeddings in blocks of rows. No segment and no
-    group of several has more than MAX_SEGMENT coordinates; ConfigurationError for a larger tensor that the codec cannot take in
-    pieces. With `whole_tensors` groups end where tensors do. With `code_small` small tensors are coded as well: by a codec that
-    joins tensors whatever their size, as far as the joined payload becomes smaller.
+    Three kinds of tensors travel as identity: those with fewer than two dimensions, those smaller than
+    `min_compress_bytes`, and those whose payload could be as large as they are, unless the codec is adaptive. Within a
+    group the coded tensors come before the identity ones, so that each codec sees one long run. A codec that needs shapes
+    sees large embeddings in blocks of rows.
+
+    No segment and no group of several segments has more than MAX_SEGMENT coordinates. ConfigurationError for a larger
+    tensor that the codec cannot take in pieces. With `whole_tensors` groups end where tensors end. With `code_small`
+    small tensors are coded as well: a codec that joins tensors takes them whatever their size, as far as the joined
+    payload becomes smaller.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
@@ -76,7 +79,7 @@ def make_plan(
 
 
 def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
-    """The plan of `tensors` that `scheme` and the settings say."""
+    """Return the plan of `tensors` under `scheme` and the settings."""
     return make_plan(
         tensors,
         scheme.codec,
@@ -102,10 +105,10 @@ def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int, *, small: boo
 
 
 def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
-    """Runs of neighbouring tensors, one run a group (before partition).
+    """Return runs of neighbouring tensors, one run per group, before `_partition`.
 
-    Groups of `group_bytes` cost few frames. But the last group is coded, sent, added and sent back after the backward
-    pass, when nothing overlaps with it: a group ends where it has two thirds of the rest.
+    Groups of `group_bytes` need few frames. But the last group is coded, sent, added and sent back after the backward
+    pass, when there is nothing to overlap with. So a group ends as soon as it has two thirds of the remaining bytes.
     """
     if group_by == "model":
         return [list(tensors)]
@@ -127,7 +130,7 @@ def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> lis
 
 
 def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]]:
-    """The shapes of the segments made of one run of tensors with the same codec, about `limit` bytes each."""
+    """Return the shapes of the segments, of about `limit` bytes each, made of a run of tensors with the same codec."""
     codec = get_codec(spec)
     if codec.shaped:
         return [shape for tensor in run for shape in _row_blocks(tensor.shape, limit)]
@@ -137,9 +140,9 @@ def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]
 
 
 def _row_blocks(shape: tuple[int, ...], limit: float) -> list[tuple[int, ...]]:
-    """`shape` in blocks of rows of about `limit` bytes, if these are much taller than wide, as those of an embedding are.
+    """Cut `shape` into blocks of rows of about `limit` bytes, if the blocks are much taller than wide, as those of an embedding.
 
-    A term costs rows + columns, and every block has terms of its own: of tall blocks they cost a quarter more at most.
+    A term costs rows + columns, and every block has its own terms; for tall blocks they cost at most a quarter more.
     """
     rows, columns = shape[0], math.prod(shape[1:])
     limit = min(limit, 4 * MAX_SEGMENT)
@@ -151,7 +154,7 @@ def _row_blocks(shape: tuple[int, ...], limit: float) -> list[tuple[int, ...]]:
 
 
 def _pieces(size: int, limit: float) -> list[tuple[int, ...]]:
-    """`size` coordinates in flat segments of about `limit` bytes."""
+    """Cut `size` coordinates into flat segments of about `limit` bytes. Return their shapes."""
     count = max(1, round(4 * size / limit), -(-size // MAX_SEGMENT))
     step = max(1, -(-size // (count * PARTITION))) * PARTITION
     return [(min(step, size - start),) for start in range(0, max(size, 1), step)]

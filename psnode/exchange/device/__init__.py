@@ -1,1 +1,1 @@
-"""Segments of a plan that are coded where a CUDA device has them (docs/gpu.md)."""
+"""Coding of a plan's segments on the CUDA device that has their values (docs/gpu.md)."""

@@ -1,4 +1,4 @@
-"""Decide which segments of a plan are coded on a device, and which changes of weights it decodes."""
+"""Decisions about a device: the segments of a plan that it codes, and the changes of weights that it decodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER_BITS = "a device makes other last bits of its factors"
 
 
 class Placed(NamedTuple):
-    """A decision: `names` of the tensors with a part coded on the device, the stream for it, and a verdict a codec."""
+    """Decision of `place_on`: `names` of tensors with a part coded on the device, its CUDA stream, and a verdict per codec."""
 
     names: frozenset[str]
     stream: torch.cuda.Stream | None
@@ -30,9 +30,9 @@ class Placed(NamedTuple):
 
 
 def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -> Placed:
-    """Have those of `coders` use `device` whose codecs have kernels, which code as the host does, under a rule it can follow.
+    """Let a coder use `device` if its codecs have kernels with the host's results, and a device can follow its rule.
 
-    Segments that travel as they are need no verdict. ConfigurationError if CuPy is absent.
+    Segments that travel uncompressed need no verdict. ConfigurationError if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     names: set[str] = set()
@@ -58,16 +58,17 @@ def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -
 
 
 class Encoders(NamedTuple):
-    """Coding of segments, by number, where their values lie, and a verdict on each codec."""
+    """Encoders of segments, by number, on the device of their values, and a verdict on each codec."""
 
     by_segment: dict[int, DeviceEncoder]
     verdicts: list[Verdict]
 
 
 def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> Encoders:
-    """Coding on `device` of `codecs`, one a segment, as far as that gives the host's bytes; factors of svd differ in last bits.
+    """Return encoders on `device` for `codecs`, one per segment, as far as they give the host's bytes.
 
-    Segments that travel as they are need no verdict, and empty ones no coding. ConfigurationError if CuPy is absent.
+    The factors of svd differ in their last bits, so that svd has no encoder. Segments that travel uncompressed need no
+    verdict, and empty segments no encoder. ConfigurationError if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     found: dict[int, DeviceEncoder] = {}
@@ -81,16 +82,16 @@ def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> En
 
 
 class Changes(NamedTuple):
-    """Segments, by number, that are changed where the weights lie, and a verdict on each codec of the others."""
+    """Changes of segments, by number, that are decoded on the device of the weights, and a verdict on each codec."""
 
     by_segment: dict[int, Change]
     verdicts: list[Verdict]
 
 
 def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Changes:
-    """Have payloads of `codecs`, one a segment, added to `weights`, the plan's flat vector, where it lies.
+    """Return changes that add payloads of `codecs`, one per segment, to `weights`, the plan's flat vector, on its device.
 
-    Those that travel as they are need no verdict, and empty ones no change. ConfigurationError if CuPy is absent.
+    Segments that travel uncompressed need no verdict, and empty segments no change. ConfigurationError if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     found: dict[int, Change] = {}
@@ -108,6 +109,6 @@ def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Ch
 
 
 def _coded(plan: Plan, codecs: Sequence[Codec]) -> list[tuple[Segment, Codec]]:
-    """The segments that do not travel as they are, each with its codec."""
+    """Return the segments that are compressed and not empty, each with its codec."""
     pairs = zip(plan.segments, codecs, strict=True)
     return [(segment, codec) for segment, codec in pairs if segment.size and not codec.lossless]

@@ -1,6 +1,6 @@
-"""Feedback rules where their memories lie on a device: the host's operations in the host's order, each rounded by itself.
+"""Feedback rules on a device: the host's operations in the host's order, each rounded by itself.
 
-Products and sums are operations of their own, so that none is contracted to one that rounds once.
+Products and sums are separate operations, so that they are not fused into one that rounds once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _Gather: TypeAlias = Callable[[Any, torch.Tensor, Memories, Pieces, Context], No
 
 
 class DeviceRule(NamedTuple):
-    """A rule's part in a push: `gather` makes of a gradient the values to code, in memory `coded`, or in a room of no memory.
+    """Device form of a feedback rule: `gather` turns a gradient into the values to code.
 
-    `keeps`: that memory keeps the loss of coding.
+    `coded`: the memory in which these values lie; None: they lie in a buffer that is no memory. `keeps`: True if that
+    memory keeps the loss of coding.
     """
 
     coded: str | None
@@ -34,12 +35,12 @@ class DeviceRule(NamedTuple):
 
 
 def rule_of(rule: Feedback) -> DeviceRule | None:
-    """The rule on a device; None if it is the host's: one of the user's own."""
+    """Return the device form of `rule`; None if only the host can follow it, for example a user's own."""
     return _RULES.get(type(rule))
 
 
 def _covering(pieces: Pieces, size: int) -> Iterator[tuple[slice, torch.Tensor | float]]:
-    """The pieces, and zeros where there is none."""
+    """Yield the pieces and, for coordinates in no piece, 0.0, each with its slice of a segment of `size` values."""
     end = 0
     for place, piece in pieces:
         if end < place:
@@ -91,12 +92,15 @@ def _correction(
 
 
 def _clipped(rule: MomentumCorrection | LocalMomentum, values: torch.Tensor, pieces: Pieces, workers: int) -> torch.Tensor:
-    """The gradient of the whole segment, in memory of its own, scaled down to the norm that is allowed. Waits for nothing."""
+    """Return the gradient of the whole segment in a new tensor, scaled down to the permitted norm.
+
+    The call does not wait for the device.
+    """
     gradient = torch.zeros_like(values)
     for place, piece in pieces:
         gradient[place : place + piece.numel()].copy_(piece)
     norm, limit = square_sum(gradient).sqrt_(), rule.clip / math.sqrt(workers)
-    scale = torch.where(norm > limit, torch.full_like(norm, limit) / norm, 1.0)  # limit / norm is a product in torch
+    scale = torch.where(norm > limit, torch.full_like(norm, limit) / norm, 1.0)  # torch computes number / tensor as a product
     return gradient.mul_(scale.float())
 
 

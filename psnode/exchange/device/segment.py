@@ -20,10 +20,10 @@ from psnode.feedback import Context, Feedback, State
 
 
 class DeviceSegment:
-    """The values of a segment of `shape` on a device, and its memories under `rule`. `codecs` code it, by their specs.
+    """Values of a segment of `shape` on a device, with its memories under `rule`. `codecs`: its device codecs, by spec.
 
-    `homes` are the memories' places on the host. A reader or writer of those calls `settle` first, which
-    writes the newest memories to the homes; the next push reads them again.
+    `homes`: the memories' arrays on the host. A caller that reads or changes them first calls `settle`, which copies the
+    newest memories to them; the next push reads them again.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class DeviceSegment:
         self._pushed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
-        """Have the memories on the host."""
+        """Copy the newest memories to their homes on the host."""
         if not self._is_home:
             torch.cuda.current_stream(self._device).wait_event(self._pushed)
             for name, home in self._homes.items():
@@ -56,7 +56,7 @@ class DeviceSegment:
                     raise_nonfinite(found, place, NonFinitePartError)
 
     def push(self, pieces: Pieces, codec: Codec, key: Key, out: Bytes, context: Context) -> Payload:
-        """Code a finite gradient with `codec`, as the feedback rule has it; only the payload's bytes come to the host.
+        """Code a finite gradient with `codec` under the feedback rule. Only the payload's bytes are copied to the host.
 
         NonFiniteGradientError if the sum with the residual is not finite.
         """
@@ -64,7 +64,7 @@ class DeviceSegment:
         payload = assemble(codec, self._shape, key, lambda words, body: self._code(encoder, pieces, words, body, context), out)
         if self._feedback.masks and not codec.lossless:
             self._forget(codec, payload)
-        self._pushed.record()  # the masking is not waited for, and settling uses another stream
+        self._pushed.record()  # `settle` uses another stream, and must wait for the masking
         return payload
 
     def _code(self, encoder: DeviceEncoder, pieces: Pieces, words: Words, body: Bytes, context: Context) -> int:
@@ -82,7 +82,7 @@ class DeviceSegment:
         return used
 
     def _forget(self, codec: Codec, payload: Payload) -> None:
-        """Momentum factor masking: no momentum where `payload` carries something."""
+        """Set the momentum to 0 where `payload` has values (momentum factor masking)."""
         momentum = self._memories["momentum"]
         if codec.sparse:
             momentum[torch.from_numpy(codec.support(payload)).to(self._device)] = 0
@@ -90,7 +90,7 @@ class DeviceSegment:
             momentum.zero_()
 
     def _encoder(self, codec: Codec) -> DeviceEncoder:
-        """The encoder of `codec`; memory is taken at the first push of each, and that of an earlier phase let go of."""
+        """Return the encoder of `codec`. It takes memory at its first push, when the encoder of an earlier phase is released."""
         spec = repr(codec)
         if spec not in self._encoders:
             encoder = self._codecs[spec].encoder(self._shape)
@@ -102,14 +102,14 @@ class DeviceSegment:
         return self._encoders[spec]
 
     def _take_memory(self, padded: int) -> None:
-        """Take memory of `padded` float32 for the values, and that of the memories which are not among these."""
+        """Allocate `padded` float32 for the values, and arrays for those memories that do not lie among the values."""
         self._values = torch.zeros(padded, dtype=torch.float32, device=self._device)
         for name, home in self._homes.items():
             coded = name == self._rule.coded
             self._memories[name] = self._values[: self._size] if coded else torch.zeros(home.size, device=self._device)
 
     def _grow(self, padded: int) -> None:
-        """Keep the values in memory of `padded` float32, more than an earlier phase's codec needed."""
+        """Move the values to an array of `padded` float32, for a codec that needs more than the codec of an earlier phase."""
         values = torch.zeros(padded, dtype=torch.float32, device=self._device)
         values[: self._size] = self._values[: self._size]
         self._values = values

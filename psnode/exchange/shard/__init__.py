@@ -1,1 +1,1 @@
-"""Rounds, reduction and downlink of the groups that a rank is the root of."""
+"""Rounds, reduction and downlink of the groups of which a rank is the root."""

@@ -1,4 +1,4 @@
-"""Streaming reductions of decoded gradients."""
+"""Aggregators: rules that add decoded gradients as they come."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from psnode.errors import ConfigurationError
 
 
 class Aggregator(ABC):
-    """Adds payloads to an accumulator one by one; holds nothing itself.
+    """Rule that adds payloads to an accumulator one by one, without state of its own.
 
-    `merges`: whether payloads of a linear codec may be merged first, and their sum be added in their place.
-    `clips`: whether payloads are added with weights that all of the round decide on (psnode.exchange.shard.median_clipping).
+    `merges`: True if payloads of a linear codec may first be merged, and their sum added in their place. `clips`: True if
+    payloads are added with weights that depend on all pushes of the round (psnode.exchange.shard.median_clipping).
     """
 
     merges: ClassVar[bool] = False
@@ -31,19 +31,19 @@ class Aggregator(ABC):
         """Add one worker's payload of a segment, times `weight`, to the segment's accumulator `out` (flat, zeros at first)."""
 
     def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
-        """`add` of a payload that was measured, without checking it again where that can be."""
+        """Add a payload that was measured, like `add`, but where possible without checking it again."""
         self.add(codec, payload, out, weight)
 
     @abstractmethod
     def finish(self, out: Floats, count: float, rng: RandomSource | None = None) -> float:
-        """Turn the accumulator of `count` gradients into the gradient to apply, but for a factor, which is returned.
+        """Turn the accumulator of `count` gradients into the gradient to apply, except for a factor. Return the factor.
 
-        Chance is `rng`'s.
+        Random decisions are drawn from `rng`.
         """
 
 
 class Mean(Aggregator):
-    """The mean over the gradients really added."""
+    """Mean of the gradients that were added."""
 
     merges: ClassVar[bool] = True
 
@@ -58,23 +58,23 @@ class Mean(Aggregator):
 
 
 class ClippedMean(Mean):
-    """The mean of pushes that are scaled to at most the median norm of the round's."""
+    """Mean of the pushes of a round, each scaled down to at most the median of their norms."""
 
     merges: ClassVar[bool] = False
     clips: ClassVar[bool] = True
 
 
 class Majority(Aggregator):
-    """The sign that most workers sent: 1 or -1. Tied votes, and coordinates without votes, are decided at random.
+    """Majority vote: the sign that most workers sent, 1 or -1. Ties and coordinates without votes are decided at random.
 
-    A worker's vote is the sign of its values, so that tensors which travel as they are vote too; 0 abstains. The coin is that
-    of the codec `sign`, drawn anew with every `rng`.
+    A worker's vote is the sign of its values, so that tensors which travel uncompressed vote as well; 0 abstains. The
+    random decision is that of the codec `sign`, drawn anew with every `rng`.
 
     Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019.
     """
 
     def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
-        """Every vote weighs the same."""
+        """Add a worker's votes. Every vote counts the same, whatever the `weight`."""
         if codec.traits.votes:
             codec.decode_add(payload, out)
         else:
@@ -93,7 +93,7 @@ _AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean, MAJORITY: Maj
 
 
 def get_aggregator(name: str) -> Aggregator:
-    """The aggregator called `name`; ConfigurationError names the valid ones."""
+    """Return the aggregator called `name`. ConfigurationError names the valid ones."""
     if name not in _AGGREGATORS:
         raise ConfigurationError(f"unknown aggregator {name!r}: choose from {', '.join(_AGGREGATORS)}")
     return _AGGREGATORS[name]()

@@ -1,4 +1,4 @@
-"""The sums of a shard's groups, and the optimizer's step on each: where they lie, and who computes them."""
+"""Arithmetic of a shard: the sums of its groups, and the optimizer's steps on them, in the host's memory or on a device."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from psnode.plan.groups import Group, Plan, Segment
 
 
 class Arithmetic(Protocol):
-    """The sums of all groups, zeros at first, and the optimizer. Called in lanes: for a group by one thread at a time."""
+    """Sums of all groups, zeros at first, and optimizer steps. It is called in lanes, for one group by one thread at a time."""
 
     def add(self, part: MeasuredPayload, weight: float) -> None:
         """Add the decoded part of a push, times `weight`."""
 
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
-        """Add a payload that was not measured, times `weight`. CodecError."""
+        """Add a payload that was not measured, times `weight`. Raises CodecError."""
 
     def total(self, group: Group) -> Floats:
-        """The group's sum on the host, to look at."""
+        """Return the group's sum on the host. The caller must not write to it."""
 
     def is_finite(self, group: Group) -> bool:
-        """True if all of the group's sum is finite."""
+        """Return True if all of the group's sum is finite."""
 
     def is_zero(self, group: Group, where: slice) -> bool:
-        """True if all of a range of the group's sum is 0."""
+        """Return True if the coordinates `where` of the group's sum are all 0."""
 
     def finish(self, group: Group, count: float, rng: RandomSource) -> float:
-        """Turn the sum of `count` gradients into the gradient to apply, but for a factor, which is returned."""
+        """Turn the sum of `count` gradients into the gradient to apply, except for a factor. Return the factor."""
 
     def clear(self, group: Group) -> None:
-        """Have the group's sum be 0."""
+        """Set the group's sum to 0."""
 
     def update(self, group: Group, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """One optimizer step with the gradient factor * sum; resets the sum to 0. See Parameters.update."""
+        """Take one optimizer step with the gradient factor * sum, and set the sum to 0. See Parameters.update."""
 
 
 class HostArithmetic:
-    """Sums in the host's memory. `codecs`: of the segments' pushes."""
+    """Sums in the host's memory. `codecs`: by segment, the codec of pushes."""
 
     def __init__(self, plan: Plan, codecs: Sequence[Codec], aggregator: Aggregator, parameters: Parameters) -> None:
         self._codecs, self._aggregator, self._parameters = codecs, aggregator, parameters

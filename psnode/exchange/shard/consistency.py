@@ -1,8 +1,8 @@
-"""Rules of consistency: closing of a group's round, accepted gradients, order of addition. Pure decisions.
+"""Rules of consistency. They decide when a group's round closes, which gradients it accepts, and the order of addition.
 
-There is one sequence of versions: the open round of version v makes version v + 1 of a group. A gradient computed on version u
-and applied to version v has staleness v - u. A worker computes on the newest version it has, and only on one newer than the
-last it computed on.
+There is one sequence of versions: the open round of version v makes version v + 1 of a group. A gradient computed on
+version u and applied to version v has staleness v - u. A worker computes on the newest version that it has, and only
+if this is newer than the version of its last gradient.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Rule(ABC):
-    """Decides over one group.
+    """Decisions about one group.
 
-    `k`: the gradients that close a round. `patient`: a gradient that comes after its round has closed waits for the next one;
-    else it is dropped, and returns to its sender's memory.
+    `k`: the number of gradients that close a round. `patient`: True if a gradient that comes after its round has closed
+    waits for the next round; otherwise it is dropped, and returns to its sender's residual.
     """
 
     k: int
@@ -36,13 +36,14 @@ class Rule(ABC):
 
     @abstractmethod
     def accepts(self, based: int, version: int) -> bool:
-        """True if a gradient computed on version `based` may be applied to `version`."""
+        """Return True if a gradient computed on version `based` may be applied to `version`."""
 
     @abstractmethod
     def closes(self, arrived: int, awaited: Mapping[int, int], version: int) -> bool:
-        """True if the round of `version` closes with `arrived` gradients.
+        """Return True if the round of `version` closes with `arrived` gradients.
 
-        `awaited`: who may still come, each with the oldest version that its gradient can be computed on.
+        `awaited`: the workers whose gradients may still come, each with the oldest version on which its gradient can be
+        computed.
         """
 
 
@@ -55,7 +56,7 @@ class Synchronous(Rule):
     """
 
     k: int
-    backups: bool = field(default=False, compare=False)  # under kofn, even if k is all of them
+    backups: bool = field(default=False, compare=False)  # True under kofn, even if k is the number of workers
     patient: ClassVar[bool] = False
 
     @property
@@ -74,8 +75,8 @@ class Bounded(Rule):
     """`k` gradients close the round, unless that would leave an awaited worker's gradient staler than `staleness`.
 
     SSP (Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013), with
-    staleness counted in versions; None never waits: ASP (Dean et al., "Large scale distributed deep networks", NIPS 2012,
-    section 4.1). Nothing that a living worker sends is dropped.
+    staleness counted in versions. With None a round never waits: ASP (Dean et al., "Large scale distributed deep
+    networks", NIPS 2012, section 4.1). No gradient of a living worker is dropped.
     """
 
     staleness: int | None
@@ -96,7 +97,7 @@ class Bounded(Rule):
 
 
 def rule_of(config: Config, workers: int) -> Rule:
-    """The rule that the configuration names, in a job of `workers`."""
+    """Return the rule that the configuration names, for a job of `workers` workers."""
     match config.consistency:
         case "bsp":
             return Synchronous(workers)
@@ -109,27 +110,28 @@ def rule_of(config: Config, workers: int) -> Rule:
 
 
 def gradients_a_round(config: Config, workers: int) -> int:
-    """Number of workers' batches in a version when all are equally fast: epochs are counted by it."""
+    """Return the number of batches that workers compute per version if all are equally fast. Epochs are counted with it."""
     rule = rule_of(config, workers)
     return min(workers, rule.k) if rule.patient else workers
 
 
 class AdditionOrder(Generic[T]):
-    """Turns arrivals in any order into additions in ascending rank, so that sums are reproducible. `expected`: in this order.
+    """Order of additions by ascending rank, whatever the order of arrival, so that sums are reproducible.
 
-    An item waits until those of all lower expected ranks have been handed out. With `by_rank=False` items are
-    handed out as they come. An arrival costs the logarithm of the number of items that wait.
+    `expected`: the awaited ranks, ascending. An item waits until the items of all lower expected ranks have been handed
+    out. With `by_rank=False` items are handed out as they come. An arrival costs the logarithm of the number of items
+    that wait.
     """
 
     def __init__(self, expected: Sequence[int], *, by_rank: bool) -> None:
         self._expected = expected if by_rank else ()
-        self._passed = 0  # the number of them that have offered or are excused, without a gap
+        self._passed = 0  # number of leading expected ranks that have offered or are excused
         self._excused: set[int] = set()
-        self._held: list[tuple[int, T]] = []  # a heap by rank, of which there is one item at most
+        self._held: list[tuple[int, T]] = []  # a heap by rank, with at most one item per rank
         self.arrived: set[int] = set()
 
     def offer(self, rank: int, item: T) -> list[T]:
-        """Take `rank`'s item; returns the items to add now, in this order. A rank offers once."""
+        """Take the item of `rank`, which may offer only once. Return the items to add now, in order."""
         if rank in self.arrived:
             raise ValueError(f"rank {rank} offered twice")
         self.arrived.add(rank)
@@ -137,12 +139,12 @@ class AdditionOrder(Generic[T]):
         return self._ready()
 
     def excuse(self, rank: int) -> list[T]:
-        """`rank` is not expected any more; returns the items that waited for it alone. Its items stay."""
+        """Expect no item from `rank` any more. Return the items that waited only for it. An item it has offered counts."""
         self._excused.add(rank)
         return self._ready()
 
     def rest(self) -> list[T]:
-        """All items that still wait, in ascending rank: no other is expected."""
+        """Return all items that still wait, in ascending rank. No further item is expected."""
         self._passed = len(self._expected)
         return self._ready()
 

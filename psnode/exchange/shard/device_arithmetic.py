@@ -1,4 +1,4 @@
-"""The sums of a shard on a device: payloads are sent to it and added on it, and the optimizer moves weights on it."""
+"""Sums of a shard on a device, where payloads are added and the optimizer moves the weights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _NOTHING = np.empty(0, np.float32)
 
 
 class DeviceArithmetic:
-    """Sums beside the copies of weights and memories, which `parameters` move: Arithmetic, with the host's bits.
+    """Arithmetic on the device that holds the copies of weights and memories. Its results equal the host's, bit for bit.
 
-    `changes`: of segments, by number, whose payloads are decoded on the device. Others are decoded on the host, and so are those
-    added with a weight: their values are copied to the device. A push was checked and measured on the host before, by its scales
-    where these bound it.
+    `parameters` moves the weights. `changes`: by number, the segments whose payloads are decoded on the device. Payloads
+    of other segments, and payloads added with a weight, are decoded on the host, and their values are copied to the
+    device. A push was checked and measured on the host before; codecs whose scales bound the norm are measured by their
+    scales.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class DeviceArithmetic:
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
         change = self._changes.get(segment.index)
         if change is not None and weight == 1:
-            with contextlib.suppress(PayloadError):  # the host has taken it: one of other parameters, say
+            with contextlib.suppress(PayloadError):  # e.g. of other parameters, which the host accepts
                 change.add(payload)
                 return
         decoded = self._codecs[segment.index].decode(payload).reshape(-1)

@@ -1,4 +1,4 @@
-"""The arithmetic of the downlink on a device: changes of weights are coded where these lie."""
+"""Arithmetic of the downlink on a device: changes of weights are coded where the weights lie."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from psnode.plan.groups import Group, Segment
 
 
 class DeviceMover:
-    """x and y on a device, flat, the copies of others: Mover, with the host's bits.
+    """Mover for flat copies of x and y on a device. Its results equal the host's, bit for bit.
 
-    `encoders` and `changes`: of the segments, by number, that are coded on the device, and of those whose payloads are decoded on
-    it. For others the difference comes to the host, or y does, and the host changes it.
+    `encoders`: by number, the segments that are coded on the device; `changes`: by number, the segments whose payloads
+    are decoded on the device. For a segment without encoder the difference x - y is copied to the host and coded by the
+    host. For a segment without change the payload is decoded on the host: either its values are copied to the device, or
+    y is copied to the host and back.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class DeviceMover:
         elif codec.lossless:
             y.add_(torch.from_numpy(codec.decode(payload).reshape(-1)).to(y.device))
         else:
-            moved = y.cpu().numpy()  # -0 stays where a sparse payload has nothing
+            moved = y.cpu().numpy()  # here -0 stays where a sparse payload has no value
             codec.decode_add(payload, moved)
             y.copy_(torch.from_numpy(moved))
         return payload

@@ -1,4 +1,4 @@
-"""Sending the weights down, coded or dense."""
+"""Sending of the weights to the workers, coded or dense."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _PURPOSE = "downlink"
 
 
 class Mover(Protocol):
-    """The arithmetic of the downlink. Called in lanes, for a group by one thread at a time."""
+    """Arithmetic of the downlink. It is called in lanes, for one group by one thread at a time."""
 
     def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
-        """Code the segment's x - y with `codec`, into `out`, and move y by the decoded values."""
+        """Code the segment's x - y with `codec` into `out`, and move y by the decoded values. Return the payload."""
 
     def whole(self, group: Group) -> Floats:
-        """The group's y, on the host, to look at."""
+        """Return the group's y on the host. The caller must not write to it."""
 
 
 class HostMover:
-    """x and y in the host's memory, flat; `largest`: the size of the largest segment."""
+    """Mover for flat x and y in the host's memory. `largest`: size of the largest segment."""
 
     def __init__(self, x: Floats, y: Floats, largest: int) -> None:
         self._x, self._y, self._largest = x, y, largest
-        self._scratch: list[Floats] = []  # room for a change, one for every thread that has needed it at a time
+        self._scratch: list[Floats] = []  # buffers for a change, as many as threads have used at one time
 
     def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
         scratch = self._scratch.pop() if self._scratch else np.empty(self._largest, np.float32)
@@ -56,15 +56,17 @@ class HostMover:
 
 
 class Downlink:
-    """Keeps y, the weights of `part` that every worker holds, and moves it towards x.
+    """Downlink that keeps y, the weights of `part` that every worker holds, and moves y towards x.
 
-    Dense: y is x, and a group's frame replaces it. Coded: the frame carries D = E(x - y) segment by segment, E in the codec's
-    contractive form, and y += decode(D) here and on every worker, bit for bit alike. The part that D misses is in the
-    next x - y: y needs no error feedback of its own. `mover` may be replaced by one that has x and y elsewhere; `replica` then
-    is y as it began. `heirs`: by group the ranks to which this one sends it; the `recipients` are those of them that get new
-    versions, at first all. The `flow_control` is told the bytes of all frames.
+    Dense: y is x, and a group's frame replaces the weights of a worker. Coded: the frame carries D = E(x - y) segment by
+    segment, where E is the codec in its contractive form; y += decode(D) is computed here and on every worker, with the
+    same bits. The loss of D is a part of the next x - y, so y needs no error feedback of its own.
 
-    The error of a codec is sent in later steps, so y lags x. With a `lead` y moves towards x + lead (x - x before the
+    `mover` may be replaced by a mover with x and y elsewhere; `replica` then keeps old values. `heirs`: by group, the
+    ranks to which this rank sends it. `recipients`: those of the heirs that get new versions, at first all.
+    `flow_control` counts the bytes of all frames.
+
+    The loss of a codec is sent in later steps, so y lags x. With a `lead`, y moves towards x + lead (x - x before the
     update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.
     """
 
@@ -84,7 +86,7 @@ class Downlink:
         self.lead = np.float32(lead if self.codecs is not None else 0)
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()
-        self.home = torch.from_numpy(self.replica)  # y's memory on the host
+        self.home = torch.from_numpy(self.replica)  # the buffer of y on the host
         self._heirs = heirs
         self._flow_control = flow_control
         self.recipients = {group: tuple(ranks) for group, ranks in heirs.items()}
@@ -95,39 +97,39 @@ class Downlink:
         self.mover: Mover = HostMover(self._aim, self.replica, max((segment.size for segment in part.own.segments), default=0))
 
     def send_to(self, ranks: Iterable[int]) -> None:
-        """Send new versions to `ranks` alone. While no group is being sent."""
+        """Send new versions only to `ranks` from now on. Call this while no group is being sent."""
         chosen = frozenset(ranks)
         self.recipients = {group: tuple(rank for rank in heirs if rank in chosen) for group, heirs in self._heirs.items()}
 
     @property
     def differs(self) -> bool:
-        """True if y is apart from x and has to be saved with it."""
+        """True if y is a vector of its own, which has to be saved with x."""
         return self.replica is not self._x
 
     def state(self) -> dict[str, torch.Tensor]:
-        """y by tensor, for a checkpoint: views, named as psnode.records.state_names says; empty where y is x."""
+        """Return y by tensor for a checkpoint: views, named as in psnode.records.state_names; empty if y is x."""
         if not self.differs:
             return {}
         return {f"replica/{name}": torch.from_numpy(self.replica[where]) for name, where in self._places.items()}
 
     def memory(self, group: Group) -> torch.Tensor:
-        """The part of y that `send` changes."""
+        """Return the part of y that `send` changes for a group."""
         return torch.from_numpy(self.replica[group.start : group.stop])
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Inverse of `state`. CheckpointError if a tensor is missing or of another size."""
+        """Load the result of `state`. CheckpointError if a tensor is missing or of another size."""
         for key, part in self.state().items():
             if key not in tensors or tensors[key].shape != part.shape:
                 raise CheckpointError(f"the checkpoint's replica does not fit this network: {key} is missing or of another size")
             part.copy_(tensors[key])
 
     def hold(self, group: Group) -> None:
-        """The group's part of x is about to be updated, for the next `send`."""
+        """Keep the group's part of x, which is about to be updated, for the next `send`."""
         if self.lead:
             self._aim[group.start : group.stop] = self._x[group.start : group.stop]
 
     def send(self, group: Group, version: int) -> int:
-        """Send the group's part of `version` to its recipients; the bytes of all frames. One thread a group at a time."""
+        """Send the group's part of `version` to its recipients, from one thread at a time. Return the bytes of all frames."""
         if self.codecs is None:
             return self.send_dense(group, version)
         if self.lead:
@@ -144,8 +146,9 @@ class Downlink:
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
-        """Send the group's y as it is: to those of `ranks`, which have none or an old one, that the group's route names, or to
-        its recipients. Returns the bytes of all frames.
+        """Send the group's y uncoded: to those of `ranks` that its route names or, without `ranks`, to its recipients.
+
+        `ranks` have no y yet, or an old one. Returns the bytes of all frames.
         """
         frame = self._frames.begin(group.index, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
         payload = _IDENTITY.encode(self.mover.whole(group), Key.derive(0), out=frame.room)
@@ -161,5 +164,5 @@ class Downlink:
 
 
 def moved(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:
-    """Code x - y and move y by the decoded values."""
+    """Code x - y, and move y by the decoded values. Return the payload."""
     return codec.encode(Difference(x, y, scratch), key, sink=Added(y), out=out)

@@ -1,7 +1,7 @@
-"""Threads for the master's arithmetic: work of one group stays in order, groups run side by side.
+"""Threads for the master's arithmetic: the work of one group stays in order, and groups run side by side.
 
-Waiting work is done in the order in which the next forward pass needs it: the groups lie in the order in which
-back-propagation finishes them, so the last one comes first.
+Queued work is done in the order in which the next forward pass needs its results. Groups are numbered in the order in
+which back-propagation finishes them, so the last group comes first.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from psnode.errors import PsnodeError, in_one_line
 from psnode.transport.base import Inbox
 
 Work = Callable[[], object]
-_Queue = queue.PriorityQueue[tuple[float, int, Work | None]]  # minus the group, then the order of submission
+_Queue = queue.PriorityQueue[tuple[float, int, Work | None]]  # (-group, number of the submission, work)
 _MOST = 4
 
 
 def lane_count(groups: int) -> int:
-    """As many lanes as there are cores to spare beside the transport's thread, at most one a group."""
+    """Return the number of lanes: at most one per group, one per core except the transport's core, and 4."""
     return max(1, min(_MOST, usable_cores() - 1, groups))
 
 
 class GroupExecutor:
-    """`count` threads for work of `groups`.
+    """Pool of `count` threads, called lanes, for the work of `groups`.
 
-    The result of a piece of work (unless None; a list: each item), or its error, is posted to `inbox`.
+    The result of a piece of work, or the error that it raises, is posted to `inbox`: a list item by item, and None not at
+    all.
     """
 
     def __init__(self, inbox: Inbox, count: int, groups: Iterable[int]) -> None:
@@ -45,11 +46,11 @@ class GroupExecutor:
             thread.start()
 
     def submit(self, group: int, work: Work) -> None:
-        """Queue `work` after all earlier work of `group` and of later groups."""
+        """Queue `work`. In its lane it follows earlier work of `group`, and all queued work of later groups."""
         self._queues[self._lanes[group]].put((-group, next(self._numbers), work))
 
     def close(self) -> None:
-        """Finish the queue and end the threads."""
+        """Finish all queued work and end the threads."""
         for waiting in self._queues:
             waiting.put((math.inf, next(self._numbers), None))
         for thread in self._threads:
@@ -59,7 +60,7 @@ class GroupExecutor:
         while (work := waiting.get()[2]) is not None:
             try:
                 result = work()
-            except SystemExit as error:  # of a task, or a program: it would end this thread alone
+            except SystemExit as error:  # e.g. from a task; it would end only this thread
                 result = PsnodeError(in_one_line(error))
             except Exception as error:  # the owner of the inbox raises it
                 result = error

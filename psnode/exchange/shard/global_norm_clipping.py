@@ -4,9 +4,9 @@ The factor is that of torch.nn.utils.clip_grad_norm_:
 
     min(1, bound / (norm + 1e-6))
 
-Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1. The norm is known
-when the sum of the last group is; no weight moves before. Or it is estimated by that of the version before, which is known
-when the first group is summed, so that groups need not wait for each other.
+Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1. The norm
+is known only when the last group is summed, and no weight moves before. Alternatively it is estimated by the norm of
+the version before, which is known when the first group is summed: then groups need not wait for each other.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from psnode.errors import CheckpointError
 from psnode.records.history import AddedGradient
 
 _EPSILON = 1e-6
-_FACT = "gradient_norm"  # of a checkpoint's manifest
+_FACT = "gradient_norm"  # its key in a checkpoint's manifest
 
 
 class Summed(NamedTuple):
-    """The sum of a closed round: the pushes in it, the factor that makes it the gradient, and its ranges without a gradient."""
+    """Sum of a closed round.
+
+    `added`: the pushes in it; `factor`: turns the sum into the mean gradient; `idle`: ranges of the group without a
+    gradient.
+    """
 
     added: tuple[AddedGradient, ...]
     factor: float
@@ -34,10 +38,10 @@ class Summed(NamedTuple):
 
 
 class GlobalNorm:
-    """Finds the norm of all groups, and clips them. Lanes may call it side by side; one version at a time.
+    """Norm of all groups together, and clipping by this norm. Lanes may call it concurrently, for one version at a time.
 
-    `estimated`: by the norm of the last version that had a gradient; a version before which there was none is clipped by its own.
-    `norm`: L2 norm of the last mean gradient before it was clipped, nan before the first.
+    `estimated`: clip by the norm of the last version that had a gradient; a version before which no version had a
+    gradient is clipped by its own norm. `norm`: L2 norm of the last mean gradient before clipping, nan before the first.
     """
 
     def __init__(self, bound: float, groups: int, *, estimated: bool = False) -> None:
@@ -50,7 +54,10 @@ class GlobalNorm:
         self._found: dict[int, tuple[Summed, float]] = {}
 
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
-        """Take the sum of a group; returns those that can be moved now, clipped: this one, or all once the last one has come."""
+        """Take the sum of a group. Return the groups that can be moved now, clipped.
+
+        If the norm is estimated, this is the group itself; otherwise all groups, once the last one has come.
+        """
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:
             estimate = self._estimate
@@ -66,7 +73,7 @@ class GlobalNorm:
         return {index: each._replace(factor=each.factor * clip) for index, each in found.items()}
 
     def facts(self) -> dict[str, float]:
-        """The estimate for the next version, for a checkpoint's manifest. While no group is open."""
+        """Return the estimate for the next version, for a checkpoint's manifest. Call this while no group is open."""
         return {} if self._estimate is None else {_FACT: self._estimate}
 
     def take_up(self, facts: Mapping[str, object]) -> None:

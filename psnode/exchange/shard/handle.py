@@ -1,4 +1,4 @@
-"""All that the control plane asks of a shard, wherever its groups lie: rounds, weights and state."""
+"""Interface of a shard, or of all shards of a run together, to the control plane: rounds, weights and state."""
 
 from __future__ import annotations
 
@@ -16,93 +16,96 @@ Tensors = dict[str, torch.Tensor]
 
 
 class RoundsHandle(Protocol):
-    """Open rounds. Events of closed groups come in the inbox."""
+    """Open rounds. Events of closed groups are posted to the inbox."""
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
-        """Wait for gradients of `ranks` from the round of `version` on, which is opened next."""
+        """Wait for gradients of `ranks` computed on `version` or later."""
 
     def open(self, now: Round) -> None:
-        """Open round `now` for its groups. All of them are closed, or untouched."""
+        """Open round `now` for all groups, each of which is closed, or open without a gradient."""
 
     def offer(self, frame: Frame) -> bool:
-        """Take a gradient frame; False if it comes too late or twice, or from a rank that is not awaited."""
+        """Take a gradient frame. Return False if it comes too late or twice, or from a rank that is not awaited."""
 
     def keep(self, frame: Frame) -> bool:
-        """Take a gradient that comes after the last round, for a run that goes on later; False if the rule drops it."""
+        """Keep a gradient that comes after the last round, for a resumed run. Return False if the rule drops it."""
 
     def excuse(self, rank: int, version: int) -> None:
-        """Nothing more that was computed on `version` comes from `rank`: its round does not wait for it."""
+        """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Wait for `rank` no more; its gradients count. Returns by group the last of its steps that was taken."""
+        """Stop waiting for `rank`. Gradients that it has sent count. Return, by group, the last of its steps that was taken."""
 
     def force(self) -> None:
         """Close all open groups with the gradients received so far, even if there are none."""
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open and no gradient of any has come."""
+        """True if all groups are open and no gradient has come for any of them."""
 
     @property
     def idle(self) -> frozenset[int]:
-        """The ranks that have nothing to send before the version that follows the open round's."""
+        """Ranks that send nothing more before the open round is complete and the next version is published."""
 
     @property
     def missing(self) -> frozenset[int]:
-        """The ranks whose gradients some open group awaits."""
+        """Ranks whose gradients some open group still awaits."""
 
     @property
     def gradient_norm(self) -> float | None:
-        """L2 norm of the last version's mean gradient before clipping; None without --clip-grad-norm. While no group is open."""
+        """L2 norm of the last version's mean gradient before clipping, while no group is open; None without --clip-grad-norm."""
 
     def outlier(self) -> str:
-        """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""
+        """Return a line about a push whose norm is out of proportion and that was applied nevertheless, else ""."""
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of decoding, updating and sending since the last call, by name."""
+        """Return the seconds of decoding, updating and sending since the last call, by name."""
 
 
 class WeightsHandle(Protocol):
     """Weights x, which are updated, and y, which every recipient holds."""
 
     def send_to(self, ranks: Iterable[int]) -> None:
-        """Send new versions to `ranks` alone, each group to those of them that its route names. While no group is open."""
+        """Send new versions only to `ranks`, each group to those that its route names. Call this while no group is open."""
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, which is that of `version`, to `ranks`, each group to those that its route names; the bytes of all frames."""
+        """Send y, the weights of `version`, to `ranks`, each group to those that its route names.
+
+        Returns the bytes of all frames.
+        """
 
     @property
     def replica(self) -> Floats:
-        """y: flat, in the order of the plan."""
+        """y, flat in the order of the plan."""
 
     def digest(self) -> str:
-        """xxh3_128 of the bytes of all weights, x and frozen ones, as Weights.digest says."""
+        """Return xxh3_128 of the bytes of all weights, x and frozen ones, see Weights.digest."""
 
 
 class StateHandle(Protocol):
-    """State for a checkpoint. While no group is open, but for `memory` and `before_change`."""
+    """State for a checkpoint. Except for `memory` and `before_change`, it is used while no group is open."""
 
     def state(self) -> ShardState:
-        """Model, optimizer and y, for a checkpoint."""
+        """Return model, optimizer and y, for a checkpoint."""
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """By group of the plan the tensors of `state` that a later version changes. Nothing where `state` is copies."""
+        """Return, by group of the plan, the tensors of `state` that a later version changes; none if `state` returns copies."""
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """From now on call `tell` with every group that is about to change, in a thread that it may hold up."""
+        """Call `tell` from now on with every group that is about to change, in a thread that `tell` may delay."""
 
     @property
     def runs_own_code(self) -> bool:
-        """True if code from outside psnode runs between the first update of a version and the last, and `memory` changes."""
+        """True if code from outside psnode runs between a version's first and last update, and tensors of `memory` change."""
 
     def norms(self) -> Tensors:
-        """The norms that later pushes are compared with."""
+        """Return the norms with which later pushes are compared."""
 
     def facts(self) -> dict[str, float]:
-        """Facts for a checkpoint's manifest."""
+        """Return facts for a checkpoint's manifest."""
 
     def waiting(self) -> Tensors:
-        """The gradients that have come and wait for the next round."""
+        """Return the gradients that have come and wait for the next round."""
 
 
 class ShardHandle(RoundsHandle, WeightsHandle, StateHandle, Protocol):

@@ -1,12 +1,13 @@
-"""Clipping to the median: no push of a round moves the weights further than the median one.
+"""Clipping to the median: no push of a round moves the weights further than the median push.
 
 The pushes of a group are kept, coded, until its round closes. Each is then added times
 
     factor = min(1, m / ||push||)        m: the lower median of the norms of the round's pushes
 
-so that of four pushes two, and of five three, are added whole. The lower median is the norm of some push: while liars
-are at most half of the round, m is at most the largest norm of an honest push. The part clipped away is the worker's again: it is
-told the factor and adds 1 - factor times its push to its residual, if it has one.
+so that two pushes of four, and three of five, are added whole. The lower median is the norm of some push: while at
+most half of the round's workers send false gradients, m is at most the largest norm of an honest push. The clipped
+part returns to the worker, which is told the factor and adds 1 - factor times its push to its residual, if it has
+one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from psnode.protocol.wire import Frame
 
 
 class Held(NamedTuple):
-    """A push that waits for its round to close. `frame` holds the memory of its payloads; `norm` is that of `weight` times it."""
+    """Push that waits for its round to close.
+
+    `frame` owns the memory of the payloads. `norm`: L2 norm of `weight` times the push.
+    """
 
     frame: Frame
     push: Push
@@ -33,7 +37,7 @@ class Held(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """The push of `rank` in its `step` was added times `factor`, below 1."""
+    """Clipping of one push: the push of `rank` in `step` was added times `factor`, which is below 1."""
 
     rank: int
     step: int
@@ -41,7 +45,7 @@ class Clipped(NamedTuple):
 
 
 class Clipping:
-    """The pushes of every group's open round, in the order in which they are to be added. Groups may be used side by side."""
+    """Pushes held for every group's open round, in the order in which they are to be added. Groups may be used concurrently."""
 
     def __init__(self, codecs: Sequence[Codec], groups: Iterable[int]) -> None:
         self._codecs = codecs
@@ -53,17 +57,17 @@ class Clipping:
         self._held[frame.group].append(Held(frame, push, weight, norm))
 
     def _energy(self, part: MeasuredPayload) -> float:
-        """Sum of the squares of the decoded values; a measured norm may be larger."""
+        """Return the sum of the squares of the decoded values. It may be less than the square of `Measured.norm`."""
         decoded = self._codecs[part.segment.index].decode(part.payload).reshape(-1)
         return float(inner_products(decoded, decoded)[1])
 
     def take(self, group: int) -> list[tuple[Held, float]]:
-        """The pushes of a group whose round closes, each with its factor, a float32."""
+        """Remove and return the pushes of a group whose round closes, each with its factor, a float32 number."""
         held, self._held[group] = self._held[group], []
         return list(zip(held, factors([each.norm for each in held]), strict=True))
 
 
 def factors(norms: Sequence[float]) -> list[float]:
-    """Factors of pushes with these norms: float32 numbers from 0 to 1."""
+    """Return the factors of pushes with these norms: float32 numbers from 0 to 1."""
     limit = sorted(norms)[(len(norms) - 1) // 2] if norms else 0.0
     return [1.0 if norm <= limit else float(np.float32(limit / norm)) for norm in norms]

@@ -1,14 +1,15 @@
-"""Norms that pushes are measured by: those of the workers' earlier pushes, and of the others'.
+"""Reference norms with which the norms of pushes are compared: they come from earlier pushes of all workers.
 
-A worker's batch may honestly have a gradient of a hundred times the median: late in training nearly all batches have almost no
-loss, and one hard example has plenty (docs/decisions/norm-cap.md has the figures). So the reference is the largest of
+An honest gradient may have a hundred times the median norm: late in training nearly all batches have almost no loss,
+and a batch with one hard example has a large one (docs/decisions/norm-cap.md has the figures). So the reference is
+the largest of
 
-    m            the median of the last 25 norms of each worker
+    m            the median of the last 25 norms of each worker, all taken together
     u / 2        u: the median over the workers of the largest of the last 100 norms of each
     w            the median over the other workers of their latest norms: a rise that all see is no worker's fault
 
-Medians are the lower ones, so that one of two workers, or of four, cannot move them by itself; so norms count whether the push
-was accepted or not, and a norm that most workers have met once is usual. Norms of zero say nothing and are passed over.
+All medians are lower medians, so that one worker of two, or one of four, cannot raise them alone. Therefore norms of
+refused pushes may count as well, and a norm that most workers have had once is usual. Norms of zero are ignored.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ LARGEST = state_names.LARGEST
 
 
 class Norms:
-    """The norms of the pushes of a group, or of whole gradients. Its state: `kept`, by rank, oldest first."""
+    """Norms of the pushes of a group, or of whole gradients. Its state is `kept`: norms by rank, oldest first."""
 
     def __init__(self, kept: Mapping[int, Sequence[float]] | None = None) -> None:
         # by rank, then by step; those of a checkpoint have steps below zero
         self._kept = {rank: dict(enumerate(norms, -len(norms))) for rank, norms in sorted((kept or {}).items())}
-        self._silent = dict.fromkeys(self._kept, 0)  # number of norms of others since
-        self.usual = self._reference()  # the larger of m and u / 2; None before there is any norm
+        self._silent = dict.fromkeys(self._kept, 0)  # by rank, number of norms of others since its last
+        self.usual = self._reference()  # the larger of m and u / 2; None before the first norm
 
     @property
     def kept(self) -> dict[int, tuple[float, ...]]:
-        """The last norms of each rank."""
+        """The last norms of each rank, oldest first."""
         return {rank: tuple(norms.values()) for rank, norms in self._kept.items()}
 
     def reference(self, rank: int) -> float | None:
-        """The largest of m, u / 2 and w for `rank`; None: nothing is known."""
+        """Return the largest of m, u / 2 and w for `rank`; None if no norm is known."""
         latest = [next(reversed(norms.values())) for other, norms in self._kept.items() if other != rank]
         return max((value for value in (self.usual, median(latest)) if value is not None), default=None)
 
     def note(self, pushes: Mapping[tuple[int, int], float]) -> None:
-        """The norms of a round, by rank and step; a later one of the same step takes the place of the earlier."""
+        """Record the norms of a round, by rank and step. A later norm of the same step replaces the earlier one."""
         for (rank, step), norm in sorted(pushes.items()):
             if not norm:
                 continue
@@ -60,12 +61,12 @@ class Norms:
             while len(norms) > WINDOW:
                 norms.pop(next(iter(norms)))
             self._silent = {other: count + 1 for other, count in self._silent.items()} | {rank: 0}
-        for rank in [rank for rank, count in self._silent.items() if count > WINDOW * len(self._kept)]:  # it is gone
+        for rank in [rank for rank, count in self._silent.items() if count > WINDOW * len(self._kept)]:  # it has left
             for known in (self._kept, self._silent):
                 known.pop(rank, None)
 
     def renew(self) -> None:
-        """Compute `usual` from the norms noted: at the end of a round."""
+        """Compute `usual` anew from the recorded norms. Call this at the end of a round."""
         self.usual = self._reference()
 
     def _reference(self) -> float | None:
@@ -75,13 +76,15 @@ class Norms:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The lower median; None if there are no values."""
+    """Return the lower median; None if there are no values."""
     return sorted(values)[(len(values) - 1) // 2] if values else None
 
 
 def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPart) -> dict[str, torch.Tensor]:
-    """Norms for a checkpoint: of each group of `part`, named RANK/RANGE (psnode.records.state_names); of whole gradients,
-    RANK/whole; and the largest that was ever accepted.
+    """Return norms for a checkpoint.
+
+    Their names are RANK/RANGE for each group of `part` (psnode.records.state_names), RANK/whole for whole gradients, and
+    `largest` for the largest norm ever accepted.
     """
     named = [*((where, groups[group]) for group, where in _ranges(part).items() if group in groups), (WHOLE, whole)]
     found = {
@@ -91,9 +94,11 @@ def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPa
 
 
 def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int, list[float]]], dict[int, list[float]], float]:
-    """Inverse of `pack`; nothing of groups that the checkpoint does not know. CheckpointError if they are no norms.
+    """Return the groups' norms, the norms of whole gradients, and the largest norm of a checkpoint: the inverse of `pack`.
 
-    An older checkpoint has norms of groups alone: those of a rank are added up, from the latest back.
+    Groups that the checkpoint does not know have no norms. CheckpointError for values that cannot be norms. An older
+    checkpoint has only the groups' norms: those of each rank are combined to norms of whole gradients, from the latest
+    backwards.
     """
     groups: dict[str, dict[int, list[float]]] = {}
     largest = 0.0
@@ -112,14 +117,14 @@ def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int
 
 
 def _ranges(part: PlanPart) -> dict[int, str]:
-    """By group the name by which another plan knows it."""
+    """Return, by group, its RANGE, a name that does not depend on the plan's numbers of groups."""
     return dict(
         zip(part.groups, state_names.ranges(part.whole, [part.whole.groups[index] for index in part.groups]), strict=True)
     )
 
 
 def _added_up(groups: Iterable[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:
-    """Norms of whole gradients, by rank: the latest of all groups together, those before them together, and so on."""
+    """Return norms of whole gradients, by rank: one from the latest norms of all groups, one from those before, and so on."""
     found: dict[int, list[float]] = {}
     for each in groups:
         for rank, norms in each.items():

@@ -1,4 +1,4 @@
-"""A shard that computes on a device: the settings under which it can, and its parts put together."""
+"""A shard's arithmetic on a device: the settings under which this is possible, and the assembly of its parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psnode.plan.groups import Plan
 
 
 class OnDevice(NamedTuple):
-    """The arithmetic of a shard on a device. `on_host`: lines about codecs that still run on the host."""
+    """Arithmetic of a shard on a device. `on_host`: lines about codecs that still run on the host."""
 
     device_copies: DeviceCopies
     arithmetic: DeviceArithmetic
@@ -31,7 +31,7 @@ class OnDevice(NamedTuple):
 
 
 def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, downlink: Downlink, constrained: bool) -> str:
-    """The reason why all of the shard's arithmetic is the host's; empty if there is no reason."""
+    """Return the reason why all of the shard's arithmetic stays on the host; empty if there is no reason."""
     if not parameters.in_one_pass:
         return f"the optimizer {config.optimizer} is torch's or the task's; sgd, adam and adamw have kernels"
     if not isinstance(aggregator, Mean):
@@ -46,7 +46,7 @@ def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, dow
 
 
 def _of(plan: Plan, codecs: Sequence[Codec]) -> list[Codec]:
-    """The codecs of the segments of `plan`, which may be a part of the one that has all of `codecs`."""
+    """Return the codecs of the segments of `plan`, which may be a part of the plan that has all of `codecs`."""
     return [codecs[segment.index] for segment in plan.segments]
 
 
@@ -62,10 +62,10 @@ def place(
     *,
     constrained: bool,
 ) -> OnDevice | str:
-    """Put the arithmetic of a shard on `device`, or say in a line why it stays on the host.
+    """Put the arithmetic of a shard on `device`, or return one line that says why it stays on the host.
 
-    `codecs`: of the segments' pushes; `constrained`: the task constrains weights. Work for which the device's result differs
-    from the host's is left to the host. DeviceError if its memory does not suffice.
+    `codecs`: by segment, the codec of pushes. `constrained`: True if the task constrains the weights. Work whose result
+    on the device differs from the host's is left to the host. DeviceError if the device's memory does not suffice.
     """
     if reason := _refusal(config, aggregator, parameters, downlink, constrained):
         return reason

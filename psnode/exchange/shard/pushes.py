@@ -1,4 +1,4 @@
-"""Pushes of a worker for a group: read, checked and measured as a whole before any of it is added."""
+"""Pushes of workers for a group: each is read, checked and measured as a whole before any part of it is added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psnode.protocol.wire import Flag, Frame
 
 
 class MeasuredPayload(NamedTuple):
-    """A segment's payload, and the result of `Codec.measure`: its norm, and how to add it."""
+    """A segment's payload with the result of `Codec.measure`: its norm, and a function that adds it."""
 
     segment: Segment
     payload: Payload
@@ -28,8 +28,11 @@ class MeasuredPayload(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A worker's gradient of a group. `norm`: of all parts together, see Measured; `absent`: tensors that had no gradient;
-    `counts_as`: how many gradients of the usual weight it stands for in the mean."""
+    """A worker's gradient of a group.
+
+    `norm`: of all parts together, see Measured. `absent`: tensors without a gradient, numbered from 0 among the tensors
+    with a part in the group. `counts_as`: the number of gradients of the usual weight for which it counts in the mean.
+    """
 
     norm: float
     parts: tuple[MeasuredPayload, ...]
@@ -38,10 +41,13 @@ class Push(NamedTuple):
 
 
 class Reader:
-    """Reads gradient frames. `sizes`: the most bytes of each segment's payload; `merges`: which segments travel as sketches;
-    `unit`: the usual weight of a gradient, None where frames state none.
+    """Reader of gradient frames.
 
-    For several threads, each of which is done with a push before it reads the next: decoded parts lie in memory of the thread.
+    `sizes`: by segment, the most bytes of a payload. `merges`: by segment, True if its payloads are merged undecoded.
+    `unit`: the usual weight of a gradient, None if frames state no weight.
+
+    Several threads may use it, each of which must be done with a push before it reads the next: decoded parts lie in a
+    buffer of the thread.
     """
 
     def __init__(
@@ -52,7 +58,10 @@ class Reader:
         self._rooms = threading.local()
 
     def read(self, group: Group, frame: Frame) -> Push:
-        """All of a frame, which must live as long as the push is used. PayloadError or WireError if a part of it is not valid."""
+        """Return the push in `frame`, which must live as long as the push is used.
+
+        PayloadError or WireError if any part of the frame is not valid.
+        """
         absent = frozenset[int]()
         marked = Flag.PARTIAL in frame.flags
         weighed = Flag.WEIGHED in frame.flags
@@ -88,7 +97,7 @@ class Reader:
         return payload
 
     def _room(self, size: int) -> Floats:
-        """Memory of this thread for `size` values. Untouched until a codec decodes into it."""
+        """Return this thread's buffer for `size` float32 values. Its pages are untouched until a codec decodes into it."""
         room: Floats | None = getattr(self._rooms, "values", None)
         if room is None or room.size < size:
             self._rooms.values = room = np.empty(size, np.float32)

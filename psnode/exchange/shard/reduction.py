@@ -1,4 +1,4 @@
-"""From a group's coded gradients to its new weights on their way down."""
+"""Reduction: from a group's coded gradients to its new weights, which are sent down."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ from psnode.records.history import AddedGradient
 from psnode.records.timeline import Tracer
 
 _PURPOSE = "vote"
-_LARGEST = float(np.finfo(np.float32).max) / 2  # sums of norms below this are surely finite
+_LARGEST = float(np.finfo(np.float32).max) / 2  # sums whose norms add up to less are finite
 
 
 class Reduction:
-    """Adds frames of the groups of `part` to the sums of `arithmetic`, updates and sends: in lanes, in the order of submission.
+    """Reduction that adds gradient frames of the groups of `part` to the sums of `arithmetic`, updates weights and sends them.
 
-    A `constraint` is put on the weights when all groups are updated; none is sent before. Of a gradient whose norm is out of
-    all proportion by `norm_cap` (psnode.exchange.shard.verdicts) the suspicious pushes are refused or, where the rest returns to
-    a memory, scaled; they are held back until all groups of the round have come. A `global_norm`
-    clips the sums, and may hold them back until all have come. Frames state a weight if there is a `weight_unit`. The `average`
+    The work is done in lanes, for each group in the order of submission. A `constraint` is applied to the weights when
+    all groups are updated, and no group is sent before. If the norm of a gradient is out of proportion by `norm_cap`
+    (psnode.exchange.shard.verdicts), its suspicious pushes are refused, or scaled if the rest can return to a residual.
+    Suspicious pushes are held back until all groups of the round have come. A `global_norm` clips the sums, and may hold
+    them back until the sums of all groups are complete. Frames state a weight if there is a `weight_unit`. The `average`
     follows the weights.
     """
 
@@ -80,51 +81,51 @@ class Reduction:
         self._constraint = constraint
         self._global_norm = global_norm
         self._average = average
-        self.before_change: Callable[[int], None] = lambda group: None  # told in a lane: x, y and memories of a group change next
+        self.before_change: Callable[[int], None] = lambda group: None  # called in a lane before x, y and memories change
         self._closing = threading.Lock()
-        self._updated: dict[int, tuple[AddedGradient, ...]] = {}  # groups that wait for the others, with the pushes added to them
+        self._updated: dict[int, tuple[AddedGradient, ...]] = {}  # groups that wait for the others: pushes added to each
         self._merges = [aggregator.merges and segment.merges for segment in coding.segments]
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
         self._clipping = Clipping(codecs, groups) if aggregator.clips else None
-        self._clipped: dict[int, tuple[Clipped, ...]] = dict.fromkeys(groups, ())  # of the rounds that are being closed
+        self._clipped: dict[int, tuple[Clipped, ...]] = dict.fromkeys(groups, ())  # by group, of the round being closed
         self._scaled: dict[int, list[Clipped]] = {group: [] for group in groups}
         self.rescales = feedback.rescales
         self._added: dict[int, list[AddedGradient]] = {group: [] for group in groups}
-        self._counts: dict[int, list[float]] = {group: [] for group in groups}  # beside them: for how many gradients each stands
-        self._absent: dict[int, list[frozenset[int]]] = {group: [] for group in groups}  # beside them: tensors without a gradient
+        self._counts: dict[int, list[float]] = {group: [] for group in groups}  # for each of `_added`, its Push.counts_as
+        self._absent: dict[int, list[frozenset[int]]] = {group: [] for group in groups}  # for each of `_added`, its Push.absent
         self._reader = Reader(part.own, codecs, coding.limits, self._merges, seed, weight_unit)
-        self._judge = Judge(part, None if coding.scheme.aggregator == MAJORITY else norm_cap)  # votes weigh the same
-        self._most = dict.fromkeys(groups, 0.0)  # no coordinate of a group's sum is larger
+        self._judge = Judge(part, None if coding.scheme.aggregator == MAJORITY else norm_cap)  # all votes count the same
+        self._most = dict.fromkeys(groups, 0.0)  # by group, a bound on the coordinates of its sum
         self._suspects: dict[int, list[tuple[Frame, float]]] = {group: [] for group in groups}  # with their weights
         self._covered = {index: list(part.own.covering(group.start, group.stop).values()) for index, group in groups.items()}
         self._remembers = feedback.memory is not None
 
     def add(self, frame: Frame, weight: float = 1.0) -> None:
-        """Queue a gradient frame's payloads for addition, each times `weight`: one weight a step."""
+        """Queue the addition of a gradient frame's payloads, each times `weight`, which is the same for all frames of a step."""
         group = self._groups[frame.group]
         self._lanes.submit(group.index, partial(self._add, group, frame, weight))
 
     def close(self, index: int, version: int, lr: float, *, alone: bool = False) -> None:
-        """Queue the update of a group with the gradients added, if there are any, and the sending of its `version`.
+        """Queue the update of a group with the gradients added, if any, and the sending of its `version`.
 
-        `alone`: one worker at most takes part in the job.
+        `alone`: True if at most one worker takes part in the job.
         """
         self._lanes.submit(index, partial(self._hear, Closing(index, version, lr), alone))
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Compare with the norms that a checkpoint holds."""
+        """Load a checkpoint's norms, with which later pushes are compared."""
         self._judge.take_up(found)
 
     def norms(self) -> dict[str, torch.Tensor]:
-        """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
+        """Return the norms with which later pushes are compared, for a checkpoint. Call this while no group is open."""
         return dict(self._judge.state())
 
     def outlier(self) -> str:
-        """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""
+        """Return a line about a push whose norm is out of proportion and that was applied nevertheless, else ""."""
         return self._judge.outlier()
 
     def _add(self, group: Group, frame: Frame, weight: float) -> Refused | None:
-        """Add all of a frame or, if a part of it cannot be decoded, nothing. It waits if it may be out of bounds."""
+        """Add all parts of a frame, or none if one cannot be decoded. A push that may be out of bounds is held back."""
         with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
             try:
                 push = self._reader.read(group, frame)
@@ -138,7 +139,7 @@ class Reduction:
         return None
 
     def _add_push(self, group: Group, frame: Frame, push: Push, weight: float, factor: float = 1.0) -> None:
-        """Add all of it, or `factor` times it, or keep it if it may be clipped."""
+        """Add a push, or `factor` times it. With clipping to the median, hold it until its round closes."""
         if self._clipping is not None:
             self._clipping.hold(frame, push, weight)
         elif factor < 1:
@@ -156,7 +157,7 @@ class Reduction:
         self._absent[group.index].append(push.absent)
 
     def _hear(self, closing: Closing, alone: bool) -> list[GroupClosed | Refused | NotApplied | Scaled]:
-        """Close a group, unless it waits for a verdict, and those that waited, if now there is one."""
+        """Close a group unless it waits for a verdict; if verdicts are complete now, also close the groups that waited."""
         ready = self._judge.hear(closing, waits=bool(self._suspects[closing.group]), alone=alone)
         for each in ready:
             if each.group != closing.group:
@@ -164,7 +165,7 @@ class Reduction:
         return [event for each in ready if each.group == closing.group for event in self._close(each)]
 
     def _settle(self, group: Group) -> list[Refused | Scaled]:
-        """Add pushes that were held back, as far as the verdict on their worker's whole gradient lets them."""
+        """Add the pushes that were held back, as far as the verdict on their worker's whole gradient permits."""
         suspects, self._suspects[group.index] = self._suspects[group.index], []
         events: list[Refused | Scaled] = []
         for frame, weight in suspects:
@@ -182,13 +183,16 @@ class Reduction:
         return events
 
     def _factor(self, group: Group, beyond: Beyond) -> float:
-        """The part of a push that counts although its gradient is out of bounds; 0: none, as the rest would be lost."""
+        """Return the part of a push that counts although the norm of its gradient is out of bounds.
+
+        It is 0 if there is no usual norm, and if the rest of the push could not return to a residual.
+        """
         if not self._remembers or not beyond.usual or any(self._merges[segment.index] for segment in group.segments):
             return 0.0
         return float(np.float32(beyond.usual / beyond.norm))
 
     def _add_part(self, part: MeasuredPayload, step: int, weight: float) -> None:
-        """Add it decoded, or, if it can be merged, to the merged payload of its step, decoded once when the group closes."""
+        """Add a decoded part. A part that can be merged is merged with others of its step, and their sum is decoded later."""
         segment, payload, _ = part
         if self._merges[segment.index]:
             earlier, codec = self._merged.get((segment.index, step)), self._codecs[segment.index]
@@ -197,7 +201,7 @@ class Reduction:
             self._arithmetic.add(part, weight)
 
     def _add_merged(self, group: Group) -> None:
-        """Decode payloads merged since the group was last closed."""
+        """Decode and add the payloads merged since the group was last closed."""
         segments = {segment.index: segment for segment in group.segments}
         for index, step in sorted(key for key in tuple(self._merged) if key[0] in segments):
             segment, (payload, weight) = segments[index], self._merged.pop((index, step))
@@ -205,7 +209,7 @@ class Reduction:
                 self._arithmetic.add_payload(segment, payload, weight)
 
     def _add_clipped(self, group: Group) -> None:
-        """Add pushes held since the group was last closed, each with its factor."""
+        """Add the pushes held since the group was last closed, each times its factor."""
         found = []
         for (frame, push, weight, _), factor in self._clipping.take(group.index) if self._clipping is not None else ():
             with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
@@ -232,13 +236,13 @@ class Reduction:
         return events if own is None else [*events, *self._move(group, version, lr, own)]
 
     def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
-        """The group's sum, complete; cleared if nothing was added or it is not finite."""
+        """Complete the group's sum and return it. It is cleared if nothing was added or if it is not finite."""
         added, count, absent, sound = self._take(group)
         problems = []
         if not sound:
             problems = [NotApplied(group.index, tuple(each.rank for each in added))]
             added, absent = (), frozenset()
-        if not count:  # the losses of all counted nothing: no mean
+        if not count:  # all weights are 0: there is no mean
             added = ()
         idle = self._idle(group, absent)
         factor = 1.0
@@ -251,7 +255,7 @@ class Reduction:
         return Summed(added, factor, idle), problems
 
     def _move(self, group: Group, version: int, lr: float, summed: Summed) -> list[GroupClosed]:
-        """Update a group's weights and send them, or all groups' when the last is updated if there is a constraint."""
+        """Update a group's weights and send them. With a constraint, all groups are sent when the last one is updated."""
         with self._tracer.span("protect", group=group.index, version=version):
             self.before_change(group.index)
         self._downlink.hold(group)
@@ -278,9 +282,9 @@ class Reduction:
         return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index])
 
     def _idle(self, group: Group, absent: frozenset[int]) -> list[slice]:
-        """The ranges of a group whose tensors have no gradient from any worker, for the optimizer to leave alone as torch does.
+        """Return the ranges of a group whose tensors have no gradient from any worker: like torch, the optimizer skips them.
 
-        Not where memories are kept and some of one has come: that is a gradient of earlier steps.
+        If senders keep residuals, a range whose sum is not zero has received gradients of earlier steps, and is not returned.
         """
         found = []
         for index in sorted(absent):
@@ -291,8 +295,10 @@ class Reduction:
         return found
 
     def _take(self, group: Group) -> tuple[tuple[AddedGradient, ...], float, frozenset[int], bool]:
-        """The gradients that the group's sum holds, for how many they stand, the tensors that all of them lack, and whether
-        the sum is finite.
+        """Complete the group's sum, and reset its records for the next round.
+
+        Returns the gradients in the sum, the number for which they count, the tensors that all of them lack, and whether the
+        sum is finite.
         """
         added, self._added[group.index] = tuple(self._added[group.index]), []
         counts, self._counts[group.index] = self._counts[group.index], []
@@ -301,7 +307,7 @@ class Reduction:
         try:
             self._add_clipped(group)
             self._add_merged(group)
-        except CodecError:  # merged payloads say no more who sent them
+        except CodecError:  # the sender of a merged payload is no longer known
             most = math.inf
         sound = most <= _LARGEST or (most < math.inf and self._arithmetic.is_finite(group))
         return added, sum(counts), frozenset.intersection(*absent) if absent else frozenset(), sound

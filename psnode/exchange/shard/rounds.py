@@ -1,4 +1,4 @@
-"""The open round of every slot: gradients added to it, gradients that wait for the next, gradients that come too late."""
+"""Open rounds of all slots: gradients are added to them, wait for the next round, or come too late."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """The unit that a round closes at once: a group, in one phase of its exchange."""
+    """Unit that a round closes at once: a group, in one phase of its exchange."""
 
     group: int
     phase: int = 0
 
 
 class Origin(NamedTuple):
-    """The slot of a gradient, the rank that sent it, and the version of the weights that it was computed on."""
+    """Origin of a gradient: its slot, the rank that sent it, and the version of the weights on which it was computed."""
 
     slot: Slot
     rank: int
@@ -26,33 +26,33 @@ class Origin(NamedTuple):
 
 
 class Rounds(Generic[T]):
-    """Applies a Rule to each of `slots`. Holds gradients of any type, and knows their origins alone.
+    """Application of a Rule to each of `slots`. Gradients may be of any type, as only their origins are used.
 
-    `add(gradient)` queues an addition; `close(slot)` the slot's update, after its additions.
+    `add(gradient)` queues an addition; `close(slot)` queues the slot's update, after its additions.
 
-    Every gradient (rank, version, slot) is added at most once: the version that the next gradient of a worker must be
-    computed on rises with every one that is taken.
+    Every gradient (rank, version, slot) is added at most once: each gradient that is taken raises the base, the least
+    version on which the worker's next gradient may be computed.
 
-    The awaited workers are kept up to date with every gradient, so that an offer costs the same among any number of them. They
-    are in the order in which their bases rose: those that a bound of staleness waits for come first, and the rule finds them at
-    once.
+    The awaited workers are updated with every gradient, so that the cost of an offer does not depend on their number.
+    They are kept in the order in which their bases rose: the workers for which a bound on staleness waits come first, and
+    the rule finds them at once.
     """
 
     def __init__(
         self, slots: Iterable[Slot], rule: Rule, *, by_rank: bool, add: Callable[[T], None], close: Callable[[Slot], None]
     ) -> None:
         self._rule, self._by_rank, self._add, self._close = rule, by_rank, add, close
-        self._next: dict[Slot, dict[int, int]] = {slot: {} for slot in slots}  # rank -> the least base of its next gradient
+        self._next: dict[Slot, dict[int, int]] = {slot: {} for slot in slots}  # rank -> its base
         self._held: dict[Slot, list[tuple[Origin, T]]] = {slot: [] for slot in self._next}
         self._orders: dict[Slot, AdditionOrder[T]] = {}
-        self._awaited: dict[Slot, dict[int, int]] = {slot: {} for slot in self._next}  # those that the open round waits for
-        self._ranks: set[int] = set()  # who takes part
+        self._awaited: dict[Slot, dict[int, int]] = {slot: {} for slot in self._next}  # bases of awaited ranks
+        self._ranks: set[int] = set()  # the ranks that take part
         self._open: set[Slot] = set()
         self._excused: set[int] = set()
         self._version = 0
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
-        """Wait for `ranks` from the round of `version` on, which is opened next."""
+        """Wait for gradients of `ranks` computed on `version` or later."""
         for rank in ranks:
             self._ranks.add(rank)
             for slot, bases in self._next.items():
@@ -61,7 +61,7 @@ class Rounds(Generic[T]):
                     self._awaited[slot][rank] = version
 
     def open(self, version: int) -> None:
-        """Begin the round of `version`, with the gradients that have waited for it."""
+        """Open the round of `version`, and enter the gradients that have waited for it."""
         self._version = version
         self._excused.clear()
         ranks = sorted(self._ranks)
@@ -70,13 +70,13 @@ class Rounds(Generic[T]):
         self._open = set(self._next)
         for slot, held in self._held.items():
             self._held[slot] = []
-            for origin, gradient in held:  # all of them, before the rule is asked: waiting gradients must not pile up
+            for origin, gradient in held:  # all, before the rule is evaluated: waiting gradients must not pile up
                 self._enter(origin, gradient)
             if held:
                 self._judge(slot)
 
     def offer(self, origin: Origin, gradient: T) -> bool:
-        """Take a gradient; False if it comes too late or twice, or from a worker that is not awaited."""
+        """Take a gradient. Return False if it comes too late or twice, or from a worker that is not awaited."""
         if not self._is_due(origin) or not self._rule.accepts(origin.version, self._version):
             return False
         if self._is_late(origin) and not self._rule.patient:
@@ -87,12 +87,12 @@ class Rounds(Generic[T]):
         return True
 
     def _is_due(self, origin: Origin) -> bool:
-        """True if it is the gradient of a slot, of a worker that is awaited, and of no round whose gradient has come."""
+        """Return True if the slot exists, the worker takes part, and the version is not below the worker's base."""
         bases = self._next.get(origin.slot, {})
         return origin.rank in bases and origin.version >= bases[origin.rank]
 
     def keep(self, origin: Origin, gradient: T) -> bool:
-        """Take a gradient that comes after the last round, for one that may follow; False if the rule drops late ones."""
+        """Keep a gradient that comes after the last round, for a resumed run. Return False if the rule drops late gradients."""
         if not self._rule.patient or not self._is_due(origin):
             return False
         self._raise_base(origin.slot, origin.rank, origin.version + 1)
@@ -100,18 +100,18 @@ class Rounds(Generic[T]):
         return True
 
     def restore(self, gradients: Iterable[tuple[Origin, T]]) -> None:
-        """These have waited where a run was stopped that goes on now: the next round takes them."""
+        """Queue gradients for the next round that had waited when the resumed run was stopped."""
         for origin, gradient in gradients:
             if origin.slot in self._held:
                 self._held[origin.slot].append((origin, gradient))
 
     @property
     def waiting(self) -> list[T]:
-        """The gradients that have come and wait for the next round."""
+        """Gradients that have come and wait for the next round."""
         return [gradient for held in self._held.values() for _, gradient in held]
 
     def excuse(self, rank: int, version: int) -> None:
-        """No more gradients computed on `version` come from `rank`: those that came count, and its round waits for no more."""
+        """Expect no more gradients computed on `version` from `rank`. Those that came count, and their round does not wait."""
         for slot, bases in self._next.items():
             if bases.get(rank, version + 1) <= version:
                 self._raise_base(slot, rank, version + 1)
@@ -120,8 +120,9 @@ class Rounds(Generic[T]):
             self._pass_over(rank)
 
     def withdraw(self, rank: int) -> dict[Slot, int]:
-        """Wait for `rank` no more; gradients that it has sent count. By slot, the least version that its next one could be
-        computed on.
+        """Stop waiting for `rank`; gradients that it has sent count.
+
+        Returns, by slot, the least version on which its next gradient could be computed.
         """
         self._ranks.discard(rank)
         bases = {slot: bases.pop(rank, 0) for slot, bases in self._next.items()}
@@ -130,12 +131,12 @@ class Rounds(Generic[T]):
 
     @property
     def alone(self) -> bool:
-        """True if one worker at most takes part."""
+        """True if at most one worker takes part."""
         return len(self._ranks) <= 1
 
     @property
     def untouched(self) -> bool:
-        """True if all slots are open and no gradient of any has come."""
+        """True if all slots are open and no gradient has come for any of them."""
         return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders.values())
 
     def force(self) -> None:
@@ -145,12 +146,12 @@ class Rounds(Generic[T]):
 
     @property
     def idle(self) -> frozenset[int]:
-        """The workers who have nothing to send before the version that follows the open round's."""
+        """Workers that send nothing more before the open round is complete and the next version is published."""
         return frozenset(rank for rank in self._ranks if all(bases[rank] > self._version for bases in self._next.values()))
 
     @property
     def missing(self) -> frozenset[int]:
-        """The workers whose gradients some open slot still awaits."""
+        """Workers whose gradients some open slot still awaits."""
         return frozenset(rank for awaited in self._awaited.values() for rank in awaited)
 
     def _raise_base(self, slot: Slot, rank: int, base: int) -> None:
@@ -176,7 +177,7 @@ class Rounds(Generic[T]):
             self._judge(slot)
 
     def _judge(self, slot: Slot) -> None:
-        """Close the slot if the rule says so, or if it got nothing and everybody who is left has excused itself."""
+        """Close the slot if the rule says so, or if it has no gradient and all workers that are left were excused."""
         if slot in self._open:
             arrived, awaited = len(self._orders[slot].arrived), self._awaited[slot]
             nothing_comes = not awaited and not arrived and bool(self._excused)

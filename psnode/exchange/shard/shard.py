@@ -1,9 +1,9 @@
-"""The groups that one rank is the root of: from an offered gradient to the weights on their way down.
+"""Shard: the groups of which one rank is the root, from an offered gradient to the weights that are sent down.
 
 offer -> Rounds: is it due, and whose turn is it?
       -> Reduction: decoded, checked, and added to the group's sum
       -> Rule: the round closes, and the optimizer moves x
-      -> Downlink: y moves towards x, and the change leaves for every recipient
+      -> Downlink: y moves towards x, and the change is sent to every recipient
       -> GroupClosed, in the inbox of this rank
 """
 
@@ -52,12 +52,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Shard:
-    """Open rounds of some groups of a plan, by number, their reduction, x with the optimizer, and y on its way down by `routes`.
+    """Shard with the open rounds of some groups of a plan, their reduction, x with the optimizer, and y with the downlink.
 
-    One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused and NotApplied to the inbox of `link`.
-    `weights`: x of these groups, one after another. `routes`: of all groups of the plan. `rate`: the learning rate of a round's
-    gradients. `device`: where sums, x, the optimizer's memories and y are computed with, as far as they can be; this
-    class gives away copies of their newest values. `flow_control`: that of this rank as a root; by default one of its own.
+    One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused, Scaled and NotApplied to the inbox
+    of `link`. `groups`: their numbers in the plan. `weights`: x of these groups, one after another. `routes`: the routes
+    of all groups of the plan. `rate`: returns the learning rate of a round's gradients. `device`: the device on which
+    sums, x, the optimizer's memories and y are computed, as far as possible; the shard's methods then return copies of
+    their newest values. `flow_control`: the flow control of this rank as a root; by default one of the shard's own.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Shard:
         self._own_code = self._constrained or own_optimizer is not None or own_codec
         arithmetic: Arithmetic = HostArithmetic(part.own, codecs, aggregator, self._parameters)
         self._device_copies: DeviceCopies | None = None
-        self.on_host: list[str] = []  # lines about work that the host does although there is a device
+        self.on_host: list[str] = []  # lines about work that stays on the host in spite of `device`
         if device is not None:
             placed = place(
                 part.own, config, codecs, aggregator, self._parameters, self._downlink, device, constrained=self._constrained
@@ -138,38 +139,38 @@ class Shard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Finish the work that is queued and end the lanes."""
+        """Finish all queued work and end the lanes."""
         self._lanes.close()
 
     # rounds
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
-        """Wait for gradients of `ranks` from the round of `version` on, which is opened next."""
+        """Wait for gradients of `ranks` computed on `version` or later."""
         self._rounds.admit(ranks, version)
 
     def open(self, now: Round) -> None:
-        """Open round `now` for its groups. All of them are closed, or untouched."""
+        """Open round `now` for all groups, each of which is closed, or open without a gradient."""
         self._round = now
         self._rounds.open(now.version)
 
     def offer(self, frame: Frame) -> bool:
-        """Take a gradient frame; False if it comes too late or twice, or from a rank that is not awaited."""
+        """Take a gradient frame. Return False if it comes too late or twice, or from a rank that is not awaited."""
         return self._is_of_a_round(frame) and self._rounds.offer(_origin(frame), frame)
 
     def keep(self, frame: Frame) -> bool:
-        """Take a gradient that comes after the last round, for a run that goes on later; False if the rule drops it."""
+        """Keep a gradient that comes after the last round, for a resumed run. Return False if the rule drops it."""
         return self._is_of_a_round(frame) and self._rounds.keep(_origin(frame), frame)
 
     def _is_of_a_round(self, frame: Frame) -> bool:
-        """True if its step is the one that ends the round on its version."""
+        """Return True if the frame's step is the last one of the round on the frame's version."""
         return frame.step == self._round.at(frame.version).last_step
 
     def excuse(self, rank: int, version: int) -> None:
-        """Nothing more that was computed on `version` comes from `rank`: its round does not wait for it."""
+        """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
         self._rounds.excuse(rank, version)
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Wait for `rank` no more; its gradients count. Returns by group the last of its steps that was taken."""
+        """Stop waiting for `rank`. Gradients that it has sent count. Return, by group, the last of its steps that was taken."""
         return {slot.group: self._round.at(base).finished for slot, base in self._rounds.withdraw(rank).items()}
 
     def force(self) -> None:
@@ -178,21 +179,21 @@ class Shard:
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open and no gradient of any has come."""
+        """True if all groups are open and no gradient has come for any of them."""
         return self._rounds.untouched
 
     @property
     def idle(self) -> frozenset[int]:
-        """The ranks that have nothing to send before the version that follows the open round's."""
+        """Ranks that send nothing more before the open round is complete and the next version is published."""
         return self._rounds.idle
 
     @property
     def missing(self) -> frozenset[int]:
-        """The ranks whose gradients some open group awaits."""
+        """Ranks whose gradients some open group still awaits."""
         return self._rounds.missing
 
     def _add(self, frame: Frame) -> None:
-        """Queue an addition. A step has one rate: where memories are in units of weights, a stale push is rescaled to it."""
+        """Queue an addition. If residuals are in units of weights, a stale push counts with its own round's learning rate."""
         rescaled = self._reduction.rescales and frame.version != self._round.version
         rate = self._rate(self._round)
         self._reduction.add(frame, self._rate(self._round.at(frame.version)) / rate if rescaled and rate else 1.0)
@@ -203,23 +204,26 @@ class Shard:
     # weights
 
     def send_to(self, ranks: Iterable[int]) -> None:
-        """Send new versions to `ranks` alone, each group to those of them that its route names. While no group is open."""
+        """Send new versions only to `ranks`, each group to those that its route names. Call this while no group is open."""
         self._downlink.send_to(ranks)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, which is that of `version`, to `ranks`, each group to those that its route names; the bytes of all frames."""
+        """Send y, the weights of `version`, to `ranks`, each group to those that its route names.
+
+        Returns the bytes of all frames.
+        """
         return sum(self._downlink.send_dense(group, version, ranks) for group in self._part.own.groups)
 
     @property
     def replica(self) -> Floats:
-        """y, these weights as every recipient holds them: flat, in the order of the plan."""
+        """y, the shard's weights as every recipient holds them, flat in the order of the plan."""
         if self._device_copies is None:
             return self._downlink.replica
         found: Floats = self._device_copies.copy(self._downlink.home).numpy()
         return found
 
     def digest(self) -> str:
-        """xxh3_128 of the bytes of all weights, as Weights.digest says."""
+        """Return xxh3_128 of the bytes of all weights, see Weights.digest."""
         if self._device_copies is None:
             return self._weights.digest()
         return self._weights.digest(self._device_copies.copies([self._weights.vector]))
@@ -228,14 +232,14 @@ class Shard:
 
     @property
     def runs_own_code(self) -> bool:
-        """True if code from outside psnode runs between the first update of a version and the last, and `memory` changes."""
+        """True if code from outside psnode runs between a version's first and last update, and tensors of `memory` change."""
         return self._own_code and self._device_copies is None
 
     def state(self) -> ShardState:
-        """Model, optimizer and y, for a checkpoint. While no group is open."""
+        """Return model, optimizer and y, for a checkpoint. Call this while no group is open."""
         average = {} if self._average is None else self._weights.state(self._average.vector)
         found = ShardState(self._weights.state(), self._parameters.state(), self._downlink.state(), average)
-        if self._constrained:  # so that nothing is on a device
+        if self._constrained:  # a constrained shard has nothing on a device
             return with_copies_of_the_rest(found, self._weights.vector)
         if self._device_copies is None:
             return found
@@ -245,10 +249,10 @@ class Shard:
         return ShardState(*({name: newest(value) for name, value in tensors.items()} for tensors in found))
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """The tensors of `state` that a later version changes, by group of the plan; without a constraint of the task, no others
-        change.
+        """Return, by group of the plan, the tensors of `state` that a later version changes.
 
-        Nothing of groups that are not the shard's, or where a device has the newest values, and `state` is copies.
+        No other tensors change, unless the task has a constraint. The lists are empty for groups of other shards, and for all
+        groups if a device holds the newest values, since `state` then returns copies.
         """
         average, own = self._average, {} if self._device_copies is not None else self._part.groups
         return [
@@ -263,23 +267,23 @@ class Shard:
         ]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with every group that is about to change, in a lane, which it may delay."""
+        """Call `tell` with every group that is about to change, in a lane, which `tell` may delay."""
         self._reduction.before_change = tell
 
     def norms(self) -> Tensors:
-        """The norms that later pushes are compared with, for a checkpoint. While no group is open."""
+        """Return the norms with which later pushes are compared, for a checkpoint. Call this while no group is open."""
         return self._reduction.norms()
 
     def facts(self) -> dict[str, float]:
-        """Facts for a checkpoint's manifest. While no group is open."""
+        """Return facts for a checkpoint's manifest. Call this while no group is open."""
         return {} if self._norm is None else self._norm.facts()
 
     def waiting(self) -> Tensors:
-        """The gradients that have come and wait for the next round, for a checkpoint."""
+        """Return the gradients that have come and wait for the next round, for a checkpoint."""
         return pack(self._rounds.waiting)
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Go on from a checkpoint's tensors, if there is one. CheckpointError if they do not fit or are damaged."""
+        """Continue from a checkpoint's tensors, if there is a checkpoint. CheckpointError if they do not fit or are damaged."""
         if found is None:
             return
         part = self._part
@@ -297,16 +301,16 @@ class Shard:
         self._rounds.restore((_origin(frame), frame) for frame in unpack(found))
 
     def outlier(self) -> str:
-        """Tell of a push that is out of all proportion and in the weights all the same; else nothing."""
+        """Return a line about a push whose norm is out of proportion and that was applied nevertheless, else ""."""
         return self._reduction.outlier()
 
     @property
     def gradient_norm(self) -> float | None:
-        """L2 norm of the last version's mean gradient before clipping; None without --clip-grad-norm. While no group is open."""
+        """L2 norm of the last version's mean gradient before clipping, while no group is open; None without --clip-grad-norm."""
         return None if self._norm is None else self._norm.norm
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of decoding, updating and sending since the last call, by name."""
+        """Return the seconds of decoding, updating and sending since the last call, by name."""
         return self._watch.take()
 
 
@@ -315,7 +319,7 @@ def _origin(frame: Frame) -> Origin:
 
 
 def _require_whole(part: PlanPart, config: Config, constraint: Constraint | None) -> None:
-    """ConfigurationError for settings that need all groups in one shard, where it has some."""
+    """Raise ConfigurationError for settings that need all groups in one shard, if the shard has only some of them."""
     wants = {"Task.constrain": constraint is not None, "--clip-grad-norm": config.clip_grad_norm is not None}
     for setting in (name for name, wanted in wants.items() if wanted and not part.is_whole):
         raise ConfigurationError(f"{setting} needs all weights in one place, and this run has them in several")

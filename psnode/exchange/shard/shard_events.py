@@ -1,4 +1,4 @@
-"""Events that a shard posts into the inbox of its rank."""
+"""Events that a shard posts to the inbox of its rank."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from psnode.records.history import AddedGradient
 
 
 class GroupClosed(NamedTuple):
-    """`group` was brought to `version` by the `added` gradients; its frames to all recipients were `nbytes` long.
+    """Event: the gradients `added` brought `group` to `version`. `nbytes`: the bytes of its frames to all recipients.
 
-    `clipped`: those of the added pushes of which a part returns to its sender.
+    `clipped`: those of the added pushes of which a part returns to the sender.
     """
 
     group: int
@@ -23,7 +23,7 @@ class GroupClosed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The push of rank `sender` for `group` cannot be decoded, or is out of bounds."""
+    """Event: the push of rank `sender` for `group` cannot be decoded, or is out of bounds."""
 
     group: int
     sender: int
@@ -31,7 +31,7 @@ class Refused(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Of the push of rank `sender` for `group`, which is out of bounds, a part counts, and the rest returns to its memory."""
+    """Event: the push of rank `sender` for `group` is out of bounds. A part of it counts; the rest returns to the residual."""
 
     group: int
     sender: int
@@ -39,7 +39,7 @@ class Scaled(NamedTuple):
 
 
 class NotApplied(NamedTuple):
-    """The sum of the gradients of `ranks` for `group` is not finite."""
+    """Event: the sum of the gradients of `ranks` for `group` is not finite, and is not applied."""
 
     group: int
     ranks: tuple[int, ...]

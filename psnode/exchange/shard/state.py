@@ -1,4 +1,4 @@
-"""Tensors of a shard for a checkpoint, and from one."""
+"""Tensors of a shard that are written to a checkpoint and loaded from it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Tensors = dict[str, torch.Tensor]
 
 
 class ShardState(NamedTuple):
-    """Tensors of a checkpoint: the model with x, the optimizer's memories, y (empty where y is x), and the model with
-    its moving average (empty where there is none).
+    """Tensors of a shard's checkpoint, named as in psnode.records.state_names.
 
-    Those of x, y and momenta are the shard's own memory, which later versions change, or copies of tensors on a device. Names
-    are as psnode.records.state_names says.
+    `model`: the model with x; `optimizer`: the optimizer's memories; `replica`: y, empty if y is x; `average`: the model
+    with its moving average, empty if there is no average. Tensors of x, y and momenta are the shard's own arrays, which
+    later versions change, or copies of tensors on a device.
     """
 
     model: Tensors
@@ -27,7 +27,7 @@ class ShardState(NamedTuple):
 
 
 def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
-    """`state` with copies of tensors that are not views of `x`: a constraint may change that too, when all groups are updated."""
+    """Return `state` with copies of tensors that are not views of `x`, as a constraint may change these tensors as well."""
     here = x.untyped_storage().data_ptr()
     rest = {name: value for name, value in state.model.items() if value.untyped_storage().data_ptr() != here}
     copies = {name: value.clone() for name, value in rest.items()}
@@ -37,9 +37,10 @@ def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
 
 
 def own_tensors(part: PlanPart, tensors: Mapping[str, torch.Tensor], *, memories: bool) -> Tensors:
-    """Of a checkpoint's tensors those that belong to `part`: of a tensor that it has some coordinates of these, flat.
+    """Return those of a checkpoint's tensors that belong to `part`; one partly in `part` is cut to its coordinates in `part`.
 
-    `memories`: the tensor's name follows the memory's and a slash. Tensors outside the plan stay.
+    A cut tensor is flat. `memories`: names are MEMORY/TENSOR instead of TENSOR. Tensors outside the plan are returned
+    unchanged.
     """
     if part.is_whole:
         return dict(tensors)

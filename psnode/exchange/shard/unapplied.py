@@ -1,4 +1,4 @@
-"""Gradients that had come and were not applied when a job was stopped: kept in its last checkpoint, for when the run goes on."""
+"""Gradients that had come but were not applied when a job was stopped. Its last checkpoint keeps them for a resumed run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def pack(frames: Iterable[Frame]) -> Tensors:
-    """The frames' bodies, named RANK/STEP/VERSION/GROUP/FLAGS."""
+    """Return the frames' bodies, named RANK/STEP/VERSION/GROUP/FLAGS."""
     return {f"{f.sender}/{f.step}/{f.version}/{f.group}/{f.flags.value}": torch.from_numpy(np.array(f.body)) for f in frames}
 
 
 def unpack(found: Checkpoint | None) -> list[Frame]:
-    """The gradients that wait in a checkpoint, in the order in which they came; none if there are none."""
+    """Return the gradients that wait in a checkpoint, sorted by step, rank and group; an empty list if there are none."""
     if found is None or not found.has(WAITING):
         return []
     frames = []

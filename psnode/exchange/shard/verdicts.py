@@ -1,16 +1,17 @@
-"""Verdicts on whole gradients: which pushes of a round are out of all proportion.
+"""Verdicts on whole gradients: the pushes of a round whose norm is out of all proportion.
 
-A group's push is added as it comes unless it is suspicious. A suspicious one waits until all groups of the round have come,
-when the norm of its worker's whole gradient is known, and is judged by that alone.
+A group's push is added at once unless it is suspicious. A suspicious push waits until all groups of the round have
+come: then the norm of its worker's whole gradient is known, and the push is judged by this norm alone.
 
-    auto      suspicious, and refused: a norm beyond the largest of IMPOSSIBLE, FACTOR times the largest norm ever accepted,
-              FACTOR times another worker's norm
-    a number  suspicious: a norm of more than that many times the usual one of the group; refused: a whole gradient of more
-              than that many times the usual one of whole gradients (psnode.exchange.shard.norm_cap)
-    off       nothing
+    auto      suspicious: a norm above IMPOSSIBLE and above FACTOR times the largest norm ever accepted; refused: a whole gradient
+              with such a norm that is also above FACTOR times the latest norm of every other worker
+    a number  suspicious: a norm of more than this number times the usual norm of the group, or any norm before there is a usual
+              one; refused: a whole gradient of more than this number times the usual norm of whole gradients
+              (psnode.exchange.shard.norm_cap)
+    off       no push is suspicious
 
-IMPOSSIBLE is where squares leave the range of float32: torch.nn.utils.clip_grad_norm_ makes zeros of a gradient beyond it. A
-worker that has no other beside it is always believed.
+At IMPOSSIBLE squares leave the range of float32, and torch.nn.utils.clip_grad_norm_ turns a larger gradient into
+zeros. The gradient of a worker that is alone in the job is always accepted.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ from psnode.records.checkpoint import Checkpoint
 
 FACTOR = AUTO
 IMPOSSIBLE = 2.0**64
-ALONE = 10  # rounds of one worker in a row: the others have stopped, and their earlier pushes tell nothing of now
+ALONE = 10  # after more rounds with the same worker alone, norms of the others are out of date
 OUTLYING = 10
-_STEPS = 4  # of a worker, whose groups may still come
+_STEPS = 4  # number of steps of a worker whose norms are kept, as more groups may come
 
 Wholes = dict[tuple[int, int], float]  # norms of whole gradients, by rank and step
 
 
 class Beyond(NamedTuple):
-    """A whole gradient of this `norm` is not accepted, as it is above `bound`. `usual`: the norm of others like it; 0: it can be
-    none, and no part of it counts. `group`: of its largest push.
+    """Verdict that a whole gradient of this `norm` is not accepted, as the norm is above `bound`.
+
+    `usual`: the reference norm, to which the gradient may be scaled down; 0 if there is none, so that no part of the
+    gradient counts. `group`: the group of its largest push.
     """
 
     norm: float
@@ -48,7 +51,7 @@ class Beyond(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """A group whose additions are done, with the facts that its update needs."""
+    """Group whose additions are done, with the version and the learning rate of its update."""
 
     group: int
     version: int
@@ -56,10 +59,9 @@ class Closing(NamedTuple):
 
 
 class Judge:
-    """Suspicion and verdicts over the pushes of the groups of `part`, which are a whole gradient here. Lanes call `suspects` and
-    `hear`, for a group one at a time.
+    """Judge of the pushes of the groups of `part`, which count as a whole gradient here.
 
-    `cap`: AUTO, a number, or None for off.
+    Lanes call `suspects` and `hear`, for one group one at a time. `cap`: AUTO, a number, or None for off.
     """
 
     def __init__(self, part: PlanPart, cap: float | None) -> None:
@@ -68,18 +70,18 @@ class Judge:
         self._number = cap is not None and cap != AUTO
         self._groups = {group: Norms() for group in part.groups} if self._number else {}
         self._whole = Norms()
-        self._largest = 0.0  # norm ever accepted
+        self._largest = 0.0  # the largest norm ever accepted
         self._latest: dict[int, float] = {}
-        self._sole, self._streak = 0, 0  # the rank that was the only one of the last rounds, and the number of these
+        self._sole, self._streak = 0, 0  # the only rank of the last rounds, and their number
         self._pushes: dict[int, Wholes] = {group: {} for group in part.groups}  # of the open round
-        self._squares: dict[int, dict[int, float]] = {}  # by rank and step, over rounds
+        self._squares: dict[int, dict[int, float]] = {}  # sums of squared norms by rank and step, over rounds
         self._lock = threading.Lock()
         self._heard = set[int]()
         self._parked: list[Closing] = []
-        self.verdicts: dict[tuple[int, int], Beyond] = {}  # of the last round that was judged, by rank and step
+        self.verdicts: dict[tuple[int, int], Beyond] = {}  # of the last judged round, by rank and step
 
     def suspects(self, group: int, rank: int, step: int, norm: float) -> bool:
-        """`rank` has pushed something of this norm; True if it has to wait for the verdict."""
+        """Record a push of `rank` with this norm. Return True if it has to wait for the verdict."""
         self._pushes[group][rank, step] = norm
         if self._cap is None or not norm:
             return False
@@ -89,9 +91,9 @@ class Judge:
         return usual is None or norm > self._cap * usual
 
     def hear(self, closing: Closing, *, waits: bool, alone: bool) -> list[Closing]:
-        """All pushes of a group's round have come: those that can be closed now. `waits`: it has suspects.
+        """Record that all pushes of a group's round have come. Return the groups that can be closed now.
 
-        `alone`: one worker at most takes part in the job.
+        `waits`: True if the group has suspicious pushes. `alone`: True if at most one worker takes part in the job.
         """
         with self._lock:
             self._heard.add(closing.group)
@@ -107,7 +109,7 @@ class Judge:
             return ready
 
     def _conclude(self, alone: bool) -> None:
-        """Judge the gradients of the round, and note their norms."""
+        """Judge the gradients of the round, and record their norms."""
         wholes = self._add_up()
         ranks = {rank for rank, _ in wholes}
         self._streak = self._streak + 1 if ranks == {self._sole} else 1
@@ -128,7 +130,7 @@ class Judge:
         self._pushes = {group: {} for group in self._all}
 
     def _add_up(self) -> Wholes:
-        """Norms of the gradients of which something came in this round, as far as they have come."""
+        """Return the norms of all gradients of which a push came in this round, as far as their pushes have come."""
         found = dict.fromkeys(sorted({key for pushes in self._pushes.values() for key in pushes}), 0.0)
         for rank, step in found:
             steps = self._squares.setdefault(rank, {})
@@ -139,7 +141,7 @@ class Judge:
         return found
 
     def _beyond(self, rank: int, step: int, norm: float) -> Beyond | None:
-        """The verdict, if the gradient is not accepted."""
+        """Return the verdict if the gradient is not accepted, else None."""
         if self._cap is None:
             return None
         if self._number:
@@ -152,7 +154,7 @@ class Judge:
         return Beyond(norm, bound, usual, largest) if norm > bound else None
 
     def outlier(self) -> str:
-        """Tell of the largest of the latest gradients if it was accepted and is over 10 times the others' median."""
+        """Return a line about a latest gradient that was accepted with over 10 times the others' median norm, else ""."""
         refused = {rank for rank, _ in self.verdicts}
         for rank, norm in sorted(self._latest.items(), key=lambda item: -item[1]):
             others = median([other for who, other in self._latest.items() if who != rank])
@@ -161,11 +163,11 @@ class Judge:
         return ""
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """The norms that later gradients are compared with, for a checkpoint."""
+        """Return the norms with which later gradients are compared, for a checkpoint."""
         return pack(self._groups, self._whole, self._largest, self._part) if self._cap is not None else {}
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Compare with the norms that a checkpoint holds."""
+        """Load a checkpoint's norms, with which later gradients are compared."""
         if self._cap is None:
             return
         groups, whole, self._largest = unpack(found, self._part)

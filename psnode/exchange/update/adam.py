@@ -1,4 +1,4 @@
-"""Adam and AdamW on the master in one pass over memory, where torch's take a pass for every term.
+"""Adam and AdamW on the master in one pass over memory; torch's optimizers make a pass for every term.
 
 Source: Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
 """
@@ -27,11 +27,14 @@ class Moments(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Numbers of a step, as float32: `root` is that of 1 - beta2^count, `new1` 1 - beta1, `new2` 1 - beta2."""
+    """Coefficients of a step, as float32.
+
+    `root`: square root of 1 - beta2^count; `new1`: 1 - beta1; `new2`: 1 - beta2.
+    """
 
     factor: np.float32
-    decay: np.float32  # of the gradient
-    shrink: np.float32  # of the weights, before the step
+    decay: np.float32  # weight decay added to the gradient
+    shrink: np.float32  # factor of the weights before the step
     new1: np.float32
     beta2: np.float32
     new2: np.float32
@@ -43,20 +46,20 @@ class Coefficients(NamedTuple):
 def adam(
     x: Floats, mean: Floats, square: Floats, total: Floats, moments: Moments, *, factor: float, lr: float, count: int
 ) -> None:
-    """Step number `count`, from 1, of torch.optim.Adam or AdamW on `x` with the gradient factor * total; clears `total`.
+    """Take step number `count`, from 1, of torch.optim.Adam or AdamW on `x` with the gradient factor * total; clear `total`.
 
         g = factor * total (+ weight_decay * x for Adam);  x = (1 - lr weight_decay) x for AdamW
         mean = beta1 mean + (1 - beta1) g;  square = beta2 square + (1 - beta2) g^2
         x = x - lr / (1 - beta1^count) mean / (sqrt(square / (1 - beta2^count)) + eps)
 
-    All flat float32 of one size. `mean` and `square` have the bits that torch gives them. Its square root is not always the
-    nearest float32 and this one is: a step differs from torch's by a few units in its last place.
+    All arrays are flat float32 of one size. `mean` and `square` have the same bits as in torch. torch's square root is
+    not always the nearest float32, and the one here is: so `x` differs from torch's by a few units in the last place.
     """
     _adam(x, mean, square, total, coefficients_of(moments, factor=factor, lr=lr, count=count))
 
 
 def coefficients_of(moments: Moments, *, factor: float, lr: float, count: int) -> Coefficients:
-    """The numbers of step number `count`."""
+    """Return the coefficients of step number `count`."""
     beta1, beta2, eps, weight_decay, decoupled = moments
     return Coefficients(
         np.float32(factor),
@@ -73,11 +76,11 @@ def coefficients_of(moments: Moments, *, factor: float, lr: float, count: int) -
 
 @kernel
 def _adam(x: Floats, mean: Floats, square: Floats, total: Floats, coefficients: Coefficients) -> None:
-    """`coefficients` are taken apart before the loop, or it would not be one of vectors."""
+    """Take the step. `coefficients` are unpacked before the loop, as the loop would not be vectorised otherwise."""
     wide()
     factor, decay, shrink, new1, beta2, new2, root, eps, rate = coefficients
     old1 = new1 - np.float32(1)
-    near = new1 < np.float32(0.5)  # torch interpolates from the nearer end
+    near = new1 < np.float32(0.5)  # like torch, interpolate from the nearer end
     for i in range(x.size):
         start = shrink * x[i]
         g = multiply_add(decay, start, factor * total[i])
@@ -89,5 +92,5 @@ def _adam(x: Floats, mean: Floats, square: Floats, total: Floats, coefficients: 
 
 
 def in_one_pass(config: Config) -> bool:
-    """True if the optimizer of `config` is one of the two, without options of torch's own."""
+    """Return True if the optimizer of `config` is Adam or AdamW, without options of torch's own."""
     return config.optimizer in ("adam", "adamw") and not config.optimizer_option

@@ -16,7 +16,7 @@ _EPS = 1e-8  # torch's default
 
 
 class AdamUpdate(TorchUpdate):
-    """Adam and AdamW without options of torch's own, in one pass; the state is that of torch's."""
+    """Update by Adam or AdamW without options of torch's own, in one pass; the state is that of torch's optimizers."""
 
     in_one_pass = True
 
@@ -27,7 +27,7 @@ class AdamUpdate(TorchUpdate):
         self._moments = [_moments(param_group) for param_group in param_groups]
 
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """The count of steps is the range's, idle or not."""
+        """Take a step on a group. Its `idle` ranges do not move, but the step counts in them as well."""
         optimizer, ranges, begin = self.optimizers[group], self.ranges[group], self.groups[group].start
         x, mean, square = self.vectors()
         for each in ranges if optimizer is not None else ():

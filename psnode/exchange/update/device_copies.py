@@ -1,4 +1,4 @@
-"""Vectors that have their homes on the host and are computed with on a device, where the newest values are."""
+"""Copies on a device of vectors that have their homes on the host. The device computes with them, and has the newest values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ told = device_errors("the size of the model, or leave out --gpu-master")
 
 
 class DeviceCopies:
-    """A copy on `device` of each of `homes`, flat float32 vectors. The copy changes, and its home keeps old values.
+    """Copies on `device` of `homes`, which are flat float32 vectors. The copies change, and the homes keep old values.
 
-    Write to a home only to load values, then call `renew`. To read current values, take a `copy`. Tensors with the same memory
-    are one home.
+    Write to a home only to load values, and then call `renew`. To read the newest values, take a `copy`. Tensors with the
+    same memory are one home.
     """
 
     def __init__(self, homes: Sequence[torch.Tensor], device: torch.device) -> None:
@@ -23,16 +23,19 @@ class DeviceCopies:
         self._there = {home.data_ptr(): home.to(device, copy=True) for home in self._homes}
 
     def of(self, home: torch.Tensor) -> torch.Tensor:
-        """The copy of `home` on the device."""
+        """Return the copy of `home` on the device."""
         return self._there[home.data_ptr()]
 
     @told
     def copy(self, home: torch.Tensor) -> torch.Tensor:
-        """The newest values of `home`, in memory of their own on the host. Waits for queued work of the device."""
+        """Return the newest values of `home` in new memory on the host. Waits for queued work of the device."""
         return torch.empty_like(home).copy_(self.of(home))
 
     def copies(self, homes: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Copies of `homes`: a function from a contiguous view of one to the same view of its copy; other tensors stay."""
+        """Copy `homes` to the host. Return a function from a view to its newest values.
+
+        The function maps a contiguous view of a home to the same view of its copy, and returns other tensors unchanged.
+        """
         found = [(home, self.copy(home)) for home in homes]
 
         def moved(view: torch.Tensor) -> torch.Tensor:

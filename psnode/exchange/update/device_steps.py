@@ -1,4 +1,4 @@
-"""Steps of the optimizers on a device: kernels that round as those of the host do, so that weights have its bits."""
+"""Optimizer steps on a device, by kernels that round as the host's kernels do, so that weights have the host's bits."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _SIZE = 10007
 
 
 class DeviceSteps:
-    """Steps on flat float32 tensors on a CUDA device, by its `kernels`: OptimizerSteps."""
+    """OptimizerSteps for flat float32 tensors on a CUDA device, taken by `kernels`."""
 
     def __init__(self, kernels: StepKernels, device: torch.device) -> None:
         self._kernels, self._device, self._once = kernels, device, rounds_once()
 
     @classmethod
     def on(cls, device: torch.device) -> DeviceSteps:
-        """Steps on `device`, with kernels compiled now unless they are cached. ConfigurationError without CuPy."""
+        """Return steps on `device`. Kernels are compiled now unless they are cached. ConfigurationError without CuPy."""
         from psnode.codecs.device.cupy.step_kernels import StepKernels
 
         return cls(StepKernels(device.index or 0), device)
 
     @property
     def text(self) -> str:
-        """The compiled source, with the conditions of its calls."""
+        """The compiled source, followed by the rounding of multiply-add with which it is called."""
         return f"{self._kernels.text}\n// rounds once: {self._once}"
 
     def descend(
@@ -52,7 +52,7 @@ class DeviceSteps:
         weight_decay: float,
         nesterov: bool,
     ) -> None:
-        """psnode.exchange.update.sgd.descend."""
+        """Take the step of psnode.exchange.update.sgd.descend."""
         f, rate, m, decay = np.array([factor, -lr, momentum, weight_decay], np.float32)
         if not momentum:
             self._step("descend_plain", (x, total), f, rate, decay)
@@ -71,7 +71,7 @@ class DeviceSteps:
         momentum: float,
         nesterov: bool,
     ) -> None:
-        """psnode.exchange.update.sgd.descend_beside."""
+        """Take the step of psnode.exchange.update.sgd.descend_beside."""
         numbers = np.array([factor, -lr, momentum, decay], np.float32)
         self._step("descend_beside", (x, velocity, total), np.int32(nesterov), *numbers)
 
@@ -87,7 +87,7 @@ class DeviceSteps:
         lr: float,
         count: int,
     ) -> None:
-        """psnode.exchange.update.adam.adam."""
+        """Take the step of psnode.exchange.update.adam.adam."""
         numbers = coefficients_of(moments, factor=factor, lr=lr, count=count)
         self._step("adam", (x, mean, square, total), *numbers)
 
@@ -98,9 +98,10 @@ class DeviceSteps:
 
 
 def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
-    """Kernels whose results on `device` are the host's; or none, and the reason in a line. ConfigurationError without CuPy.
+    """Return kernels whose results on `device` equal the host's, or None and the reason in one line.
 
-    Good verdicts are remembered by the text of kernels and of their callers, device, driver and versions.
+    Good verdicts are kept in files, by the text of the kernels and of their callers, device, driver and versions.
+    ConfigurationError without CuPy.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
@@ -116,13 +117,13 @@ def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
         if problem := next(differences(steps, device), ""):
             return None, problem
         write_whole(mark, b"")
-    except Exception as error:  # whatever a compiler, a driver or a device may say
+    except Exception as error:  # any error of a compiler, a driver or a device
         return None, f"its kernels failed: {in_one_line(error)}"
     return steps, ""
 
 
 def _sources() -> Iterator[str]:
-    """The source of the kernels' callers, and of the host code they are compared with."""
+    """Return the source of the kernels' callers, and of the host code with which the kernels are compared."""
     from psnode.codecs.device.cupy import step_kernels
     from psnode.exchange.update import adam, sgd
 
@@ -130,7 +131,7 @@ def _sources() -> Iterator[str]:
 
 
 def differences(steps: OptimizerSteps, device: torch.device) -> Iterator[str]:
-    """Name the results of `steps` that differ by a bit from the host's on the same vectors."""
+    """Yield a line for each result of `steps` that differs in any bit from the host's result on the same vectors."""
     for name, vectors in _inputs():
         for what, step, count in _cases():
             here = [vector.copy() for vector in vectors[:count]]
@@ -142,7 +143,7 @@ def differences(steps: OptimizerSteps, device: torch.device) -> Iterator[str]:
 
 
 def _cases() -> Iterator[tuple[str, Callable[[OptimizerSteps, list[Any]], None], int]]:
-    """Steps by name, with the number of vectors that each is of, the gradient's sum last."""
+    """Yield the name of a step, a function that takes it, and the number of its vectors; the last is the gradient's sum."""
     for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
         settings: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "factor": 1 / 3, "lr": 0.1}
 
@@ -165,7 +166,7 @@ def _cases() -> Iterator[tuple[str, Callable[[OptimizerSteps, list[Any]], None],
 
 
 def _inputs() -> Iterator[tuple[str, list[Floats]]]:
-    """x, a velocity or mean, a square, and a sum: of N(0,1), of all exponents, and of zeros."""
+    """Yield a name and four vectors: x, a velocity or mean, a square, and a sum. They are N(0,1), of all exponents, or zeros."""
     rng = np.random.default_rng(1)
     normal = [rng.standard_normal(_SIZE, np.float32) for _ in range(4)]
     wide = [np.ldexp(vector, rng.integers(-149, 60, _SIZE)).astype(np.float32) for vector in normal]

@@ -1,4 +1,4 @@
-"""A moving average of the weights, for evaluation."""
+"""Moving average of the weights, for evaluation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 class MovingAverage:
-    """The exponential moving average of x, flat in the order of the plan: decay * average + (1 - decay) * x after every version.
+    """Exponential moving average of x, flat in the order of the plan: decay * average + (1 - decay) * x after every version.
 
-    The first version is copied: as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay). Groups may be moved side
-    by side.
+    The first version is copied, as by torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay). Groups may be
+    moved concurrently.
     """
 
     def __init__(self, weights: torch.Tensor, plan: Plan, decay: float) -> None:
@@ -25,7 +25,7 @@ class MovingAverage:
         self._begun = set[int]()
 
     def move(self, group: int) -> None:
-        """A version of a group is complete."""
+        """Move the averages of a group, after a version of the group is complete."""
         where = self._places[group]
         if group in self._begun:
             self._average[where].lerp_(self._weights[where], 1 - self._decay)
@@ -34,7 +34,7 @@ class MovingAverage:
             self._begun.add(group)
 
     def memory(self, group: int) -> torch.Tensor:
-        """The averages of a group, which `move` changes."""
+        """Return the averages of a group, which `move` changes."""
         return self._average[self._places[group]]
 
     @property
@@ -43,7 +43,7 @@ class MovingAverage:
         return self._average
 
     def load(self, tensors: Tensors) -> None:
-        """Go on from averages by the names of tensors. CheckpointError if they do not fit."""
+        """Load averages by the names of tensors. CheckpointError if they do not fit."""
         for name, where in state_names.places(self._plan).items():
             if name not in tensors or tensors[name].numel() != where.stop - where.start:
                 raise CheckpointError(f"the checkpoint's moving average does not fit this network: {name}")

@@ -1,4 +1,4 @@
-"""Steps of the optimizers that psnode takes in one pass, for vectors on the host and for vectors on a device."""
+"""Steps of the optimizers that psnode implements in one pass, for vectors on the host or on a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psnode.exchange.update.sgd import descend, descend_beside
 
 
 class OptimizerSteps(Protocol):
-    """The functions of psnode.exchange.update.sgd and psnode.exchange.update.adam, for vectors of one kind."""
+    """Functions of psnode.exchange.update.sgd and psnode.exchange.update.adam, for vectors of one kind."""
 
     def descend(
         self, x: Any, velocity: Any, total: Any, *, factor: float, lr: float, momentum: float, weight_decay: float, nesterov: bool
@@ -25,7 +25,7 @@ class OptimizerSteps(Protocol):
 
 
 class HostSteps:
-    """Steps on NumPy's arrays."""
+    """Steps on NumPy arrays."""
 
     descend = staticmethod(descend)
     descend_beside = staticmethod(descend_beside)

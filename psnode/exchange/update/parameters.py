@@ -21,11 +21,11 @@ from psnode.tasks.parameter_groups import ParameterGroup
 
 
 class Parameters:
-    """x is `weights`: given, flat float32, on the host, in the order of the plan.
+    """Weights x of a plan's groups with their optimizer. x is `weights`: flat float32 on the host, in the order of the plan.
 
-    Groups are updated apart from each other, each by the settings of the `parameter_groups` that its tensors belong to: the
-    optimizers work coordinate by coordinate, or tensor by tensor, as `own_optimizer` (Task.optimizer) does. `gathering`: the
-    momentum that the senders have gathered their gradients into, which SGD's weight decay then has here.
+    Each group is updated by itself, with the settings of the `parameter_groups` to which its tensors belong. Optimizers
+    work coordinate by coordinate, or tensor by tensor like `own_optimizer` (Task.optimizer). `gathering`: the momentum
+    into which the senders have gathered their gradients; SGD's weight decay is gathered here with the same momentum.
     """
 
     def __init__(
@@ -61,30 +61,30 @@ class Parameters:
 
     @property
     def vectors(self) -> tuple[torch.Tensor, ...]:
-        """Weights and the optimizer's memories of coordinates, each flat in the order of the plan."""
+        """Weights and those of the optimizer's memories that have a value per coordinate, each flat in the order of the plan."""
         return (self.weights, *self._update.memories.values())
 
     def move_to(self, steps: OptimizerSteps, device_copies: DeviceCopies) -> None:
-        """Have `device_copies` of `vectors` moved by `steps` from now on, if it can be done `in_one_pass`."""
+        """Let `steps` move the `device_copies` of `vectors` from now on. This is valid only if `in_one_pass`."""
         self._update.move_to(steps, device_copies)
 
     def update(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
-        """One optimizer step on a group's weights with the gradient factor * `total`; clears `total` (float32, flat,
-        and where the weights are that it moves).
+        """Take one optimizer step on a group's weights with the gradient factor * `total`, and clear `total`.
 
-        `lr`: before the factors of parameter groups. The ranges of the group that are `idle`, in ascending order, have no
-        gradient: weights and memories there stay, also where weight decay or momentum would move them.
+        `total`: float32, flat, on the device of the weights that it moves. `lr`: the learning rate before the factors of
+        parameter groups. `idle`: ranges of the group without a gradient, ascending; their weights and memories do not change,
+        even if weight decay or momentum would move them.
         """
         self._update.step(group, total, factor, lr, idle)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's memories, named by memory and tensor (psnode.records.state_names): views, except the step counts."""
+        """Return the optimizer's memories by memory and tensor (psnode.records.state_names): views, except the step counts."""
         return self._update.state()
 
     def memory(self, group: int) -> list[torch.Tensor]:
-        """The memory that an update of a group changes: x and the optimizer's memories."""
+        """Return the tensors that an update of a group changes: x and the optimizer's memories."""
         return self._update.memory(group)
 
     def load(self, optimizer: dict[str, torch.Tensor]) -> None:
-        """Put the contents of `state` in place. CheckpointError if they do not fit."""
+        """Load the result of `state`. CheckpointError if it does not fit."""
         self._update.load(optimizer)

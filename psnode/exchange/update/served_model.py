@@ -1,4 +1,4 @@
-"""The model whose trained parameters are the weights x that optimizers move."""
+"""Model whose trained parameters are the weights x that optimizers move."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.tasks.inventory import bits, fit
 
 
 class ServedModel(FlatModel):
-    """Weights of all groups of a plan, with the buffers and the frozen parameters of their model."""
+    """Weights of all groups of a plan, in a model with its buffers and frozen parameters."""
 
     def constrain(self, constraint: Constraint) -> None:
         """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""
@@ -31,14 +31,14 @@ class ServedModel(FlatModel):
             parameter.data = view
 
     def digest(self, newest: Newest = unchanged) -> str:
-        """xxh3_128 of the bytes of all parameters, frozen ones too, in state-dict order."""
+        """Return xxh3_128 of the bytes of all parameters, frozen ones included, in state-dict order."""
         state = xxhash.xxh3_128()
         for _, parameter in self.model.named_parameters():
             state.update(bits(newest(parameter.detach())))
         return state.hexdigest()
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """The model's state dict; with another `vector` its views stand in the place of the trained parameters, ties included."""
+        """Return the model's state dict. With `vector`, its views replace the trained parameters, tied ones included."""
         found: Tensors = tensor_names.state(self.model)
         if vector is None:
             return found
@@ -51,7 +51,7 @@ class ServedModel(FlatModel):
         return found
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the contents of model.safetensors. CheckpointError if they do not fit."""
+        """Load the contents of model.safetensors. CheckpointError if they do not fit."""
         fit(self.model, tensors)
         expected = tensor_names.state(self.model)
         for name, value in expected.items():

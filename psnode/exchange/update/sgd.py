@@ -1,7 +1,7 @@
 """Stochastic gradient descent on the master in one pass over memory.
 
-torch's own takes a pass for every term, after one for the mean and before one that clears the accumulator: at 45 MB a pass
-that is a large part of a step's processor time.
+torch's SGD makes a pass for every term, after a pass for the mean and before a pass that clears the accumulator. At
+45 MB a pass, these are a large part of a step's processor time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ Floats = npt.NDArray[np.float32]
 def descend(
     x: Floats, velocity: Floats, total: Floats, *, factor: float, lr: float, momentum: float, weight_decay: float, nesterov: bool
 ) -> None:
-    """One step of torch.optim.SGD on `x` with the gradient factor * total; clears `total`. All flat float32 of one size.
+    """Take one step of torch.optim.SGD on `x` with the gradient factor * total; clear `total`.
 
         d = factor * total + weight_decay * x
         velocity = momentum * velocity + d
         x = x - lr * (d + momentum * velocity if nesterov else velocity)
 
-    `velocity` is empty if `momentum` is 0. Rounded where torch's loops over float32 round, and a * b + c once on processors
-    that multiply and add in one instruction: the bits are those of torch, but that a zero may have the other sign.
+    All arrays are flat float32 of one size; `velocity` is empty if `momentum` is 0. Values are rounded where torch's
+    loops over float32 round; processors that multiply and add in one instruction round a * b + c once. The bits are those
+    of torch, except that a zero may have the other sign.
     """
     coefficients = np.array([factor, -lr, momentum, weight_decay], np.float32)
     if not momentum:
@@ -41,12 +42,13 @@ def descend(
 def descend_beside(
     x: Floats, velocity: Floats, total: Floats, *, factor: float, lr: float, decay: float, momentum: float, nesterov: bool
 ) -> None:
-    """One step on `x` with gradients that their senders have gathered into a momentum; gathers weight decay as they did.
+    """Take one step on `x` with gradients that their senders have gathered into a momentum; gather weight decay as they do.
 
         velocity = momentum * velocity + decay * x
         x = x - lr * (factor * total + (decay * x + momentum * velocity if nesterov else velocity))
 
-    The recursion is linear: the momenta of senders and master add up to one momentum of gradient and decay. Clears `total`.
+    The recursion is linear: the momenta of senders and master add up to one momentum of gradient and decay. Clears
+    `total`.
     """
     coefficients = np.array([factor, -lr, momentum, decay], np.float32)
     _descend_beside(x, velocity, total, nesterov, *coefficients)
@@ -54,7 +56,7 @@ def descend_beside(
 
 @instructions
 def multiply_add(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
-    """a * b + c, rounded once where the processor does so in one instruction, else twice."""
+    """Return a * b + c, rounded once where the processor does so in one instruction, else twice."""
     return fma(a, b, c) if rounds_once() else a * b + c
 
 

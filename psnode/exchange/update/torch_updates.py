@@ -1,4 +1,4 @@
-"""torch's optimizers that work coordinate by coordinate: on the master one for each group, over ranges of coordinates."""
+"""torch's optimizers that work coordinate by coordinate. The master has one per group, over ranges of coordinates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psnode.tasks.optimizers import COORDINATEWISE, arguments, memories_of
 
 
 class _ParameterRange(NamedTuple):
-    """Coordinates [start, stop) of one parameter group, as a parameter of an optimizer; `counts`: numbers of its steps."""
+    """Coordinates [start, stop) of one parameter group, as a parameter of an optimizer. `counts`: its step counts, by name."""
 
     start: int
     stop: int
@@ -28,7 +28,7 @@ class _ParameterRange(NamedTuple):
 
 
 class TorchUpdate(Update):
-    """An optimizer of COORDINATEWISE. A range has one count of steps, and one pace."""
+    """Update by an optimizer of COORDINATEWISE. The coordinates of a range share their step counts and their learning rate."""
 
     def __init__(
         self, weights: torch.Tensor, plan: Plan, param_groups: Sequence[ParamGroup], parts: Mapping[int, Sequence[Stretch]]
@@ -42,7 +42,7 @@ class TorchUpdate(Update):
         self._begin({name: [ConstantRange(0, plan.size, value)] for name, value in self._kind.counts.items()})
 
     def _begin(self, counts: Mapping[str, Sequence[ConstantRange]]) -> None:
-        """Make the optimizers anew, with the `counts` of each coordinate."""
+        """Create the optimizers, with the `counts` of each coordinate."""
         self.ranges = {group: [each for part in parts for each in self._cut(part, counts)] for group, parts in self.parts.items()}
         self.optimizers = {group: self._over(ranges) if ranges else None for group, ranges in self.ranges.items()}
         for group, optimizer in self.optimizers.items():
@@ -52,7 +52,7 @@ class TorchUpdate(Update):
                 optimizer.state[each.parameter] = {**numbers, **vectors}  # type: ignore[union-attr]
 
     def _cut(self, part: Stretch, counts: Mapping[str, Sequence[ConstantRange]]) -> Iterator[_ParameterRange]:
-        """The pieces of `part` that have the same counts."""
+        """Yield the pieces of `part` that have the same counts."""
         pieces: list[tuple[ConstantRange, dict[str, float]]] = [(ConstantRange(part.start, part.stop, 0), {})]
         for name, runs in counts.items():
             pieces = [(run, {**had, name: run.value}) for piece, had in pieces for run in state_names.within(runs, piece)]
@@ -68,7 +68,7 @@ class TorchUpdate(Update):
         return self._kind.make(groups, lr=self.param_groups[0].config.lr or 0.0, foreach=False)  # type: ignore[call-arg]
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """The count of steps is the range's, idle or not."""
+        """Take a step on a group. Its `idle` ranges do not move, but the step counts in them as well."""
         optimizer, begin = self.optimizers[group], self.groups[group].start
         if optimizer is None:
             return
@@ -85,7 +85,7 @@ class TorchUpdate(Update):
 
     @contextlib.contextmanager
     def _unmoved(self, group: int, idle: Sequence[slice]) -> Iterator[None]:
-        """Put weights and memories in `idle` back."""
+        """Restore weights and memories in the `idle` ranges when the context ends."""
         vectors = self.memory(group)
         before = [[vector[part].clone() for part in idle] for vector in vectors]
         yield
@@ -94,7 +94,7 @@ class TorchUpdate(Update):
                 vector[part] = value
 
     def state(self) -> Tensors:
-        """The memories, and the counts, which are no views."""
+        """Return the memories, which are views, and the counts, which are copies."""
         found = super().state()
         for name in self._kind.counts:
             runs = [

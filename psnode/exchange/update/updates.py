@@ -1,4 +1,4 @@
-"""Optimizers of the master: coordinate by coordinate, over the ranges of groups and parameter groups."""
+"""Optimizers of the master, which work coordinate by coordinate over the ranges of groups and parameter groups."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from psnode.plan.groups import Plan
 from psnode.records import state_names
 
 Tensors = dict[str, torch.Tensor]
-_VELOCITY = "momentum_buffer"  # as torch calls it
+_VELOCITY = "momentum_buffer"  # torch's name for it
 
 
 class ParamGroup(NamedTuple):
-    """Settings of the parameters of one parameter group; their learning rate is `factor` times that of the run."""
+    """Settings of one parameter group, whose learning rate is `factor` times that of the run."""
 
     config: Config
     momentum: float
@@ -37,7 +37,10 @@ class Stretch(NamedTuple):
 
 
 def stretches(plan: Plan, param_groups: Mapping[str, int]) -> dict[int, list[Stretch]]:
-    """By group its coordinates, in order, by the parameter group of their tensor; 0 where `param_groups` name none."""
+    """Return, by group, its coordinates in order, cut by the parameter group of their tensor.
+
+    The number is 0 for a tensor that `param_groups` does not name.
+    """
     found = {}
     for group, inside in zip(plan.groups, state_names.overlaps(plan, plan.groups), strict=True):
         parts: list[Stretch] = []
@@ -52,9 +55,9 @@ def stretches(plan: Plan, param_groups: Mapping[str, int]) -> dict[int, list[Str
 
 
 class Update(ABC):
-    """Moves `weights`, flat in the order of the plan, a group at a time, and keeps the optimizer's memories.
+    """Update of `weights`, flat in the order of the plan, one group at a time, with the optimizer's memories.
 
-    `in_one_pass`: whether its steps are psnode's own, which a device can take as well.
+    `in_one_pass`: True if its steps are psnode's own, which a device can take as well.
     """
 
     in_one_pass: ClassVar[bool] = False
@@ -73,34 +76,34 @@ class Update(ABC):
 
     @abstractmethod
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """One step on a group with the gradient factor * `total`; clears `total`, an array, or a tensor on their device.
+        """Take one step on a group with the gradient factor * `total`, and clear `total`. The `idle` ranges do not move.
 
-        Nothing moves in the `idle` ranges.
+        `total`: an array, or a tensor on the device of the weights.
         """
 
     def move_to(self, steps: OptimizerSteps, device_copies: DeviceCopies) -> None:
-        """Have `device_copies` moved by `steps`, in the place of weights and memories, if it does so `in_one_pass`."""
+        """Let `steps` move the `device_copies` of weights and memories. This is valid only if `in_one_pass`."""
         self.steps, self._device_copies = steps, device_copies
 
     def vectors(self) -> list[Any]:
-        """Weights and memories, flat: arrays, or the tensors on a device that are moved in their place."""
+        """Return weights and memories, flat: arrays, or the tensors on a device that are moved in their place."""
         homes = (self.weights, *self.memories.values())
         return [home.numpy() if self._device_copies is None else self._device_copies.of(home) for home in homes]
 
     def state(self) -> Tensors:
-        """The memories, named by memory and tensor (psnode.records.state_names): views."""
+        """Return the memories, named by memory and tensor (psnode.records.state_names): views."""
         places = state_names.places(self.plan)
         return {f"{name}/{key}": vector[where] for name, vector in self.memories.items() for key, where in places.items()}
 
     def memory(self, group: int) -> list[torch.Tensor]:
-        """The memory that `step` changes of a group: weights and memories."""
+        """Return the tensors of a group that `step` changes: weights and memories."""
         where = slice(self.groups[group].start, self.groups[group].stop)
         return [vector[where] for vector in (self.weights, *self.memories.values())]
 
     def load(self, optimizer: Tensors) -> None:
-        """Put the contents of `state` in place. CheckpointError if they do not fit.
+        """Load the result of `state`. CheckpointError if it does not fit.
 
-        A memory that is lacking altogether, of a run that was never updated, stays as it is.
+        An empty `optimizer`, from a run that was never updated, leaves the memories as they are.
         """
         places = state_names.places(self.plan)
         for key, value in optimizer.items():
@@ -115,14 +118,15 @@ class Update(ABC):
             raise CheckpointError(f"the checkpoint's optimizer does not fit this run's: {lacking[0][:200]} is missing")
 
     def _counts(self, name: str) -> bool:
-        """True if memory `name` is one number for a range."""
+        """Return True if memory `name` is one number per range."""
         return False
 
 
 class Descent(Update):
-    """SGD in one pass of psnode's own, with torch's results (psnode.exchange.update.sgd).
+    """Update by SGD in one pass of psnode's own, with torch's results (psnode.exchange.update.sgd).
 
-    `gathering`: the momentum that the senders have gathered their gradients into, which weight decay then has here.
+    `gathering`: the momentum into which the senders have gathered their gradients; weight decay is gathered here as they
+    do.
     """
 
     in_one_pass = True
@@ -173,7 +177,10 @@ R = TypeVar("R", bound=_Range)
 
 
 def moving(begin: int, size: int, ranges: Iterable[R], idle: Sequence[slice]) -> Iterator[tuple[R, slice]]:
-    """The parts of `ranges` that `idle`, in ascending order, leaves, each with its range: counted from `begin`, below `size`."""
+    """Yield the parts of `ranges` outside `idle`, each with its range, as slices counted from `begin` and below `size`.
+
+    `idle`: slices in ascending order.
+    """
     for part in _between(idle, size):
         for each in ranges:
             first, last = max(part.start, each.start - begin), min(part.stop, each.stop - begin)
@@ -182,6 +189,6 @@ def moving(begin: int, size: int, ranges: Iterable[R], idle: Sequence[slice]) ->
 
 
 def _between(idle: Sequence[slice], size: int) -> list[slice]:
-    """The ranges of 0..size-1 that `idle` leaves."""
+    """Return the ranges of 0..size-1 outside `idle`."""
     edges = [0, *(edge for part in idle for edge in (part.start, part.stop)), size]
     return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]

@@ -1,4 +1,4 @@
-"""The weights x of some groups of a plan, by the names of tensors."""
+"""Weights x of some groups of a plan, by the names of tensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from psnode.tasks.inventory import bits
 
 Tensors = dict[str, torch.Tensor]
 Constraint = Callable[[nn.Module], None]  # Task.constrain
-Newest = Callable[[torch.Tensor], torch.Tensor]  # from a view of a vector to its newest values, as DeviceCopies.copies gives it
+Newest = Callable[[torch.Tensor], torch.Tensor]  # returns the newest values of a view, see DeviceCopies.copies
 
 
 def unchanged(view: torch.Tensor) -> torch.Tensor:
-    """The newest values, where no device has newer ones."""
+    """Return `view`, whose values are the newest if no device has newer ones."""
     return view
 
 
 class Weights(Protocol):
-    """x is `vector`: float32 on the host, flat in the order of a plan."""
+    """Weights x, which are `vector`: float32 on the host, flat in the order of a plan."""
 
     @property
     def vector(self) -> torch.Tensor: ...
@@ -34,37 +34,37 @@ class Weights(Protocol):
         """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""
 
     def digest(self, newest: Newest = unchanged) -> str:
-        """xxh3_128 of the bytes of all weights, frozen ones too."""
+        """Return xxh3_128 of the bytes of all weights, frozen ones included."""
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """Tensors for a checkpoint, by name: views of `vector`, by default x, and untrained tensors."""
+        """Return tensors for a checkpoint, by name: views of `vector`, by default x, and untrained tensors."""
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the contents of `state`. CheckpointError if they do not fit."""
+        """Load the result of `state`. CheckpointError if it does not fit."""
 
 
 class LooseWeights:
-    """Weights that no model computes with: only the trained tensors of `plan`, flat. `vector` is given with its values."""
+    """Weights without a model: only the trained tensors of `plan`, flat. `vector` is given with its values."""
 
     def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
         self.vector = vector
         self._places = state_names.places(plan)
 
     def constrain(self, constraint: Constraint) -> None:
-        """ConfigurationError: there is no model."""
+        """Raise ConfigurationError, as there is no model."""
         raise ConfigurationError("Task.constrain needs the whole model where weights are updated")
 
     def digest(self, newest: Newest = unchanged) -> str:
-        """xxh3_128 of x, in the order of the plan."""
+        """Return xxh3_128 of x, in the order of the plan."""
         return xxhash.xxh3_128_hexdigest(bits(newest(self.vector)))
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """Views by tensor, flat."""
+        """Return flat views of `vector`, by default x, by tensor."""
         held = self.vector if vector is None else vector
         return {name: held[where] for name, where in self._places.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the contents of `state`, in any shape."""
+        """Load the result of `state`, with tensors of any shape."""
         for name, view in self.state().items():
             if name not in tensors or tensors[name].numel() != view.numel():
                 raise CheckpointError(f"the checkpoint's model does not fit this network: {name} is missing or of another size")

@@ -1,4 +1,4 @@
-"""Optimizers of whole tensors on the master: one for each, torch's by name or the task's own."""
+"""Optimizers of whole tensors on the master, one per tensor: torch's, by name, or the task's own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from psnode.records import state_names
 from psnode.tasks.optimizers import made
 
 MakeOptimizer = Callable[[str, nn.Parameter], torch.optim.Optimizer]  # Task.optimizer
-_NUMBERS: Mapping[str, type] = {"bool": bool, "int": int, "float": float}  # by the names that follow a memory's
-_OWN = "@"  # before the names of numbers that the optimizer keeps beside the tensor's state
+_NUMBERS: Mapping[str, type] = {"bool": bool, "int": int, "float": float}  # types of numbers, by the suffix of a memory's name
+_OWN = "@"  # prefix of numbers from the optimizer's parameter groups
 
 
 class _Own(NamedTuple):
-    """A tensor with its optimizer; the rates of its parameter groups are `factors` times the run's."""
+    """A tensor with its optimizer. The learning rates of the optimizer's parameter groups are `factors` times the run's."""
 
     name: str
     start: int
@@ -29,13 +29,14 @@ class _Own(NamedTuple):
     parameter: nn.Parameter
     optimizer: torch.optim.Optimizer
     factors: list[float]
-    begun: list[dict[str, Any]]  # the initial values of its parameter groups
+    begun: list[dict[str, Any]]  # the initial numbers of its parameter groups
 
 
 class WholeUpdate(Update):
-    """An optimizer for each tensor, all of which lies in one group. A tensor without a gradient is passed over, as torch does.
+    """Update by one optimizer per tensor. Each tensor lies in one group. A tensor without a gradient is skipped, as in torch.
 
-    `own`: the task's; else they are those of the parameter groups, which `param_group_of` tells by tensor.
+    `own`: makes the task's optimizers. Without it, `param_group_of` gives the parameter group of each tensor, whose
+    settings say which optimizer to make.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class WholeUpdate(Update):
         total[:] = 0
 
     def state(self) -> Tensors:
-        """Whatever the optimizers keep of their tensors, and numbers of theirs that have changed."""
+        """Return the memories that the optimizers keep of their tensors, and changed numbers in their parameter groups."""
         found = {}
         for own in (each for tensors in self._tensors.values() for each in tensors):
             for key, value in own.optimizer.state.get(own.parameter, {}).items():
@@ -102,7 +103,7 @@ class WholeUpdate(Update):
         return [*super().memory(group), *(value for values in kept for value in values if isinstance(value, torch.Tensor))]
 
     def load(self, optimizer: Tensors) -> None:
-        """Put the contents of `state` in place. CheckpointError for a tensor that this run does not have."""
+        """Load the result of `state`. CheckpointError for a tensor that this run does not have."""
         named = {own.name: own for tensors in self._tensors.values() for own in tensors}
         for label, value in optimizer.items():
             memory, _, tensor = label.partition("/")
@@ -127,7 +128,7 @@ def _made(name: str, parameter: nn.Parameter, param_group: ParamGroup) -> tuple[
 def _taken(
     name: str, parameter: nn.Parameter, param_group: ParamGroup, own: MakeOptimizer
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """The task's optimizer; its rates are those before the schedule."""
+    """Return the task's optimizer, and the learning rates of its parameter groups divided by that of the run."""
     optimizer = own(name, parameter)
     held = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
     if [id(each) for group in held for each in group["params"]] != [id(parameter)]:
@@ -137,7 +138,7 @@ def _taken(
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers in a parameter group of torch's, but for the rate."""
+    """Return the numbers in a parameter group of torch, except the learning rate."""
     return {key: value for key, value in group.items() if key != "lr" and type(value) in _NUMBERS.values()}
 
 
@@ -146,7 +147,7 @@ def _dtype(value: float) -> torch.dtype:
 
 
 def _require_plain(own: _Own, key: Any, value: Any) -> None:
-    """ConfigurationError for a memory that a checkpoint cannot hold."""
+    """Raise ConfigurationError for a memory that a checkpoint cannot hold."""
     plain = value is None or isinstance(value, torch.Tensor) or type(value) in _NUMBERS.values()
     if not plain or not isinstance(key, str) or not key.isidentifier():
         raise ConfigurationError(
