@@ -50,7 +50,7 @@ _ATTEMPTS = 3  # attempts to read a checkpoint that looks broken, since a networ
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One line of evaluations.jsonl. Loss and metrics are means over `examples`; metrics are fractions, not per cent."""
+    """One line of evaluations.jsonl. Loss and metrics are means over `examples`; top1 and top5 are fractions, not per cent."""
 
     step: int
     loss: float
@@ -266,7 +266,7 @@ def _without_recorded_loggers(config: Config) -> Config:
 
 
 def _loggers(config: Config) -> dict[str, Callable[[], Logger]]:
-    """Return functions that make the run's loggers, by name; empty if one logger is unavailable. Warn of that."""
+    """Return functions that make the run's loggers, by name. If a logger is unavailable, warn and return an empty dict."""
     try:
         return chosen(config)
     except ConfigurationError as error:

@@ -300,9 +300,10 @@ class Master:
             self._membership.suspend_silent()
 
     def _desert(self) -> None:
-        """Handle an open round without workers and without gradients. It makes no version, since a step would be lost.
+        """Handle an open round without workers and without gradients.
 
-        If a stop was requested, end the job; otherwise pass the round to spares, if there are any.
+        If a stop was requested, end the job. Otherwise pass the round to spares, if there are any. No version is made of the
+        round, since a version without gradients would skip a batch of the data.
         """
         if self.job_state.stop_reason is not None:
             self._boundary.break_off(self.clock.now())
@@ -325,7 +326,7 @@ class Master:
     def _is_pause(self, flags: Flag) -> bool:
         """Return True if the next round is known to take longer."""
         first = self.version < self.run.resume_point.step + _FIRST_ROUNDS
-        alone = self.config.local is not None  # workers in one process take turns, and no connection can fail
+        alone = self.config.local is not None  # workers in one process take turns, and none can lose its connection
         checkpoint = Flag.CHECKPOINT in flags or bool(self.pending)
         compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.job_state.round.finished)
         return first or alone or checkpoint or compared_or_over or bool(self._boundary.entering)

@@ -99,11 +99,11 @@ class Membership:
         return self.flow_control.release(everybody=self.job_state.stopping)
 
     def on_overdue(self, owing: frozenset[int], *, held: bool) -> None:
-        """Suspend the workers that hold up the round, or extend its deadline.
+        """Suspend the workers that hold up the round, and extend its deadline.
 
-        If fewer workers than --min-workers would be left, suspend only after the hard limit, or once the deadline of a requested
-        stop has passed. `owing`: workers whose traces have not come. `held`: the complete version waits for a checkpoint. Raises
-        TransportError if no worker is to blame and twice the hard limit has passed.
+        If fewer ranks than --min-workers would be left, spares included, suspend only after the hard limit, or once the deadline
+        of a requested stop has passed. `owing`: workers whose traces have not come. `held`: the complete version waits for a
+        checkpoint. Raises TransportError if no worker is to blame and twice the hard limit has passed.
         """
         live, late = self.members.live, self.timer.taken
         hurried = self.job_state.late
@@ -156,8 +156,8 @@ class Membership:
     def _do_without(self, rank: int, event: str, reason: str) -> dict[int, int]:
         """Remove `rank` from the live workers. Its gradients in the open round still count.
 
-        If fewer than --min-workers are left, stop with a checkpoint. Returns the result of `RoundsHandle.withdraw`; empty if
-        `rank` was not live or no round follows.
+        If fewer ranks than --min-workers are left, spares included, stop with a checkpoint. Returns the result of
+        `RoundsHandle.withdraw`; empty if `rank` was not live or no round follows.
         """
         if not self.members.remove(rank):
             return {}

@@ -31,7 +31,7 @@ class _Message:
 
     @classmethod
     def from_bytes(cls, body: Bytes | bytes, source: int | None = None) -> Self:
-        """Inverse of to_bytes. Raises WireError if a field is missing, unknown or of the wrong type."""
+        """Return the message in `body`: the inverse of to_bytes. Raises WireError if its fields are not valid."""
         try:
             data = json.loads(bytes(body))
         except (ValueError, RecursionError) as error:

@@ -39,8 +39,8 @@ class Feeding(Protocol):
 class DataShare:
     """The coming batches of a worker, selected by `sampler`.
 
-    `place`: the number of steps taken from the share, plus the sampler's epoch offset. The number of the version does not tell
-    the place, since a worker that skips versions takes fewer steps.
+    `place`: the last step taken from the share, plus the sampler's epoch offset. The place cannot be derived from the version,
+    since a worker that skips versions takes fewer steps.
     """
 
     sampler: Sampler

@@ -179,8 +179,8 @@ class WorkerContext:
 def may_begin_early(config: Config, rule: Rule) -> bool:
     """Return True if forward passes may begin before their weights have arrived.
 
-    This is False for workers in one process, which take turns: a worker that waits for weights inside its turn would block the
-    others, whose gradients these weights need.
+    They may not if workers share one process and take turns: a worker that waits for weights inside its turn would block the
+    others, whose gradients these weights need. Neither may they where rounds close without the slowest workers.
     """
     return config.overlap and not rule.rounds_go_on and config.local is None
 
@@ -261,7 +261,7 @@ def _restore(
 ) -> dict[str, torch.Tensor]:
     """Restore this worker's feedback state and buffers from the checkpoint, and return all tensors of its part.
 
-    The part is sent by the master if it announces so or this rank cannot read the run's directory; otherwise it is read here.
+    The master sends the part if `start` says so or if this rank cannot read the run's directory; otherwise it is read here.
     """
     name = checkpoint.worker_file(link.rank)
     if start.state_follows or directory is None:

@@ -133,8 +133,8 @@ def send_start(
 ) -> None:
     """Send every rank the plan and the step from which to start, and the state and tensors that it lacks.
 
-    A rank gets its state from the checkpoint in this message if it cannot read the checkpoint itself. `lacking`: by rank, the
-    tensors of rank 0's `model` to send; the weights in the plan are sent separately.
+    The state of a rank in the checkpoint is sent in a STATE frame if the rank cannot read the checkpoint itself. `lacking`: by
+    rank, the tensors of rank 0's `model` to send; the weights in the plan are sent separately.
 
     A worker without a part in the checkpoint, because it was absent then, gets the means of the others' buffers and places. If
     another number of workers wrote the checkpoint, each worker gets the mean of all residuals. Ranks above `workers` are spares
