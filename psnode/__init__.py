@@ -1,10 +1,10 @@
 """psnode: distributed training of PyTorch models over slow links, with coded gradients.
 
-A task of one's own, with a master and two workers as threads of this process:
+Train a task of your own, with a master and two workers as threads of this process:
 
     psnode.run(MyTask(), psnode.Config(max_steps=100, local=2))
 
-A training loop of one's own, in an MPI job: see psnode.session. Codecs alone: see psnode.codecs.
+For a training loop of your own, in an MPI job, see psnode.session. For the codecs alone, see psnode.codecs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _HOMES = {"Config": "psnode.config", "Task": "psnode.task"}
 
 
 def run(task: Task, config: Config) -> int:
-    """Train `task` as `config` says, on every rank of an MPI job or in this process with `local`.
+    """Train `task` with the settings of `config`: on the ranks of an MPI job, or in this process if `config.local` is set.
 
-    Returns the exit code that the process should end with; raises PsnodeError.
+    Returns the exit code with which the process should end. Raises PsnodeError.
     """
     from psnode.jobs.job import run as run_job
 
@@ -48,9 +48,9 @@ def session(
     learning_rate: OwnRate | None = None,
     **settings: Any,
 ) -> Session:
-    """A session in which the program's own loop trains `model` on the parameter server (docs/own-loop.md).
+    """Return a session in which the program's own loop trains `model` on the parameter server (docs/own-loop.md).
 
-    `settings` are those of `psnode train`: scheme="topk:ratio=0.01", optimizer="sgd", lr=0.1, max_steps=1000, ... Raises
+    `settings` are the settings of `psnode train`: scheme="topk:ratio=0.01", optimizer="sgd", lr=0.1, max_steps=1000, ... Raises
     ConfigurationError.
     """
     from psnode.jobs.session import Session
@@ -66,7 +66,7 @@ def session(
 
 
 def __getattr__(name: str) -> Any:
-    """Import `name` when it is first used: `import psnode` itself imports nothing."""
+    """Import `name` at its first use, so that `import psnode` alone loads no other module of psnode."""
     if name not in _HOMES:
         raise AttributeError(f"module 'psnode' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m psnode`."""
+"""Entry point of `python -m psnode`."""
 
 from __future__ import annotations
 

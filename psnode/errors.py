@@ -1,28 +1,28 @@
-"""Exceptions that psnode raises on purpose, each with its exit code; that for another rank's error is in protocol/channel.py.
+"""Exceptions that psnode raises on purpose, and their exit codes. RemoteFailureError is in protocol/channel.py.
 
-    PsnodeError                         1   a bug of ours, when nothing below fits
+    PsnodeError                         1   a bug in psnode, when nothing below fits
     ├── ConfigurationError              2   a setting is unknown, out of range or contradicts another
     ├── CodecError
     │   ├── CodecSpecError              2   a codec's name or parameter cannot be accepted
     │   ├── CodecTypeError              1   an argument of the wrong kind or dtype (a TypeError too)
     │   ├── CodecValueError             1   an argument of the wrong shape or size (a ValueError too)
-    │   ├── PayloadError                1   bytes that are no valid payload
+    │   ├── PayloadError                1   bytes that are not a valid payload
     │   └── NonFiniteGradientError      4   NaN or infinity where a gradient was expected
-    │       └── NonFinitePartError          of a worker, whose memories are as they were
-    ├── WireError                       1   bytes that are no valid frame of this job
+    │       └── NonFinitePartError          in a worker's gradient; its residuals are unchanged
+    ├── WireError                       1   bytes that are not a valid frame of this job
     │   ├── TruncatedFrameError             shorter or longer than its header says
     │   ├── AlteredFrameError               checksum differs
     │   └── ForeignFrameError               other protocol, version or job
-    ├── NormError                       1   a gradient out of all proportion to those of the others
-    ├── DeviceError                     1   a device has failed, or memory does not suffice
+    ├── NormError                       1   a gradient whose norm is above the accepted bound
+    ├── DeviceError                     1   a device has failed or has too little memory
     ├── TransportError
-    │   ├── MissingRanksError           3   ranks absent at the start, or too few left
+    │   ├── MissingRanksError           3   ranks are absent at the start, or too few are left
     │   ├── DeadlineExceededError       3   nothing arrived in time
     │   └── PeerLostError               3   a rank died or closed its end
     ├── CheckpointError                 5   a checkpoint cannot be read or written, or belongs to another run
     ├── DivergedError                   4   the loss is not finite, or replicas differ
     │   └── NonFiniteLossError              NaN or infinity where a worker expected its loss
-    └── StoppedError                   75   stopped on request before a step was taken: start again; 130 if by Ctrl-C
+    └── StoppedError                   75   stopped before the first step; start again. 130 if by Ctrl-C
 
 A message is one line that names the fault and the remedy; details are attributes.
 """
@@ -36,12 +36,12 @@ from pathlib import Path
 
 
 def installing(extra: str) -> str:
-    """Return the command that installs the requirements of a part of psnode, in a clone: no package of this name is published."""
+    """Return the command that installs the optional dependencies `extra`, in a clone: psnode is not published as a package."""
     return f"pip install '.[{extra}]' in a clone of psnode"
 
 
 class PsnodeError(Exception):
-    """Root of the tree. `exit_code` is that of the process if the error is not caught."""
+    """Root of all errors of psnode. The process ends with `exit_code` if the error is not caught."""
 
     exit_code = 1
 
@@ -84,7 +84,7 @@ class NonFiniteGradientError(CodecError):
 
 
 class NonFinitePartError(NonFiniteGradientError):
-    """A computed value of a worker is NaN or infinite; no memory was changed by it."""
+    """A part of a worker's gradient holds NaN or infinity; the worker's residuals are unchanged."""
 
 
 class WireError(PsnodeError):
@@ -108,9 +108,9 @@ class ForeignFrameError(WireError):
 
 
 class NormError(PsnodeError):
-    """The whole gradient of `rank`, whose largest part is that of `group`, has `norm`, and no more than `bound` is accepted.
+    """The gradient of `rank` in `step` has a norm above the accepted `bound`. Its largest part is in `group`.
 
-    `factor`: the part of it that counts all the same.
+    `factor`: the fraction of the gradient that is used all the same; 0 if the gradient is refused.
     """
 
     def __init__(self, rank: int, step: int, group: int, norm: float, bound: float, factor: float = 0.0) -> None:
@@ -123,7 +123,7 @@ class NormError(PsnodeError):
 
 
 class DeviceError(PsnodeError):
-    """The device that a rank computes on has failed, or its memory does not suffice; the code that ran on it is not at fault."""
+    """The device of a rank has failed or has too little memory. The code that ran on the device is not at fault."""
 
 
 class TransportError(PsnodeError):
@@ -133,7 +133,7 @@ class TransportError(PsnodeError):
 
 
 class MissingRanksError(TransportError):
-    """Ranks that did not report in time; `ranks` names them."""
+    """The ranks in `ranks` did not report in time."""
 
     def __init__(self, ranks: Iterable[int], seconds: float) -> None:
         self.ranks = tuple(sorted(ranks))
@@ -149,7 +149,7 @@ class DeadlineExceededError(TransportError):
 
 
 class PeerLostError(TransportError):
-    """Rank `rank` died or closed its end."""
+    """Rank `rank` died or closed its end of the connection."""
 
     def __init__(self, rank: int, reason: str) -> None:
         super().__init__(f"rank {rank} is lost: {reason}")
@@ -178,7 +178,7 @@ class NonFiniteLossError(DivergedError):
 
 
 class StoppedError(PsnodeError):
-    """The run was asked to stop by signal `reason`, and continues from `step` with --resume; 0: it has saved nothing yet."""
+    """The run was stopped by signal `reason`. It continues from `step` with --resume; if `step` is 0, nothing was saved yet."""
 
     exit_code = 75
 
@@ -195,13 +195,16 @@ _PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "p
 
 
 def location(error: BaseException) -> str:
-    """`task.py:12 in batch`: the innermost frame that is neither psnode's nor a library's, else the innermost; "" without one."""
+    """Return the place at which `error` was raised, such as `task.py:12 in batch`; "" without a traceback.
+
+    This is the innermost frame outside psnode and the libraries, or the innermost of all if every frame is in these.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<", *_PYTHON))] or frames
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
 def in_one_line(error: BaseException) -> str:
-    """Type, message and location of an exception that psnode does not raise itself."""
+    """Return in one line the type, message and location of an exception that psnode does not raise itself."""
     text, where = " ".join(f"{type(error).__name__}: {error}".split()), location(error)
     return f"{text.removesuffix(':')} ({where})" if where else text

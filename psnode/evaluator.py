@@ -1,4 +1,4 @@
-"""The evaluator: a process of its own that follows a run's checkpoints and evaluates each of them once."""
+"""The evaluator, a separate process that follows the checkpoints of a run and evaluates each one once."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from psnode.tasks.loading import make_task
 
 _LOG = logging.getLogger(__name__)
 
-_STOPPED = 75  # summary.json: the run is to be continued
-_ATTEMPTS = 3  # readings of a checkpoint that looks broken: a network file system may lag
+_STOPPED = 75  # exit code in summary.json of a run that is to be continued
+_ATTEMPTS = 3  # attempts to read a checkpoint that looks broken, since a network file system may lag
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One line of evaluations.jsonl: loss and metrics are means over `examples`; fractions, not per cent."""
+    """One line of evaluations.jsonl. Loss and metrics are means over `examples`; top1 and top5 are fractions, not per cent."""
 
     step: int
     loss: float
@@ -59,7 +59,7 @@ class Evaluation:
     examples: int
     seconds: float
     metrics: dict[str, float]
-    model: str | None = None  # xxh3_128 of the file with the weights
+    model: str | None = None  # xxh3_128 of the checkpoint's model file
 
 
 def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: int, device: torch.device) -> Evaluation:
@@ -92,7 +92,7 @@ def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: in
 class Evaluator:
     """Evaluates checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl.
 
-    With `ema` it evaluates their moving averages of the weights, in evaluations-ema.jsonl.
+    With `ema`, evaluates the moving averages of the weights and writes to evaluations-ema.jsonl.
     """
 
     def __init__(self, train_dir: Path, config: Config, task: Task | None, batch_size: int | None, *, ema: bool = False) -> None:
@@ -125,8 +125,10 @@ class Evaluator:
         ]
 
     def _look(self) -> dict[Path, str | None]:
-        """Return the present branch. Records of abandoned checkpoints are dropped: of other weights, or of steps outside the
-        branch."""
+        """Return the run's present branch, and remove the records of abandoned checkpoints from the results.
+
+        A checkpoint is abandoned if its weights have been replaced, or if its step is outside the branch.
+        """
         found = branch(self._train_dir)
         kept = list(evaluations(self._train_dir, self._results.name, found))
         records = list(read_records(self._results))
@@ -137,9 +139,9 @@ class Evaluator:
         return found
 
     def measure(self, path: Path) -> Evaluation:
-        """Evaluate one checkpoint, and record the result if it belongs to this run's branch and is the first of that step.
+        """Evaluate the checkpoint at `path`. Record the result if the checkpoint is in this run's branch and not evaluated yet.
 
-        Raises CheckpointError if it is broken or does not fit.
+        Raises CheckpointError if the checkpoint is broken or does not fit the model, or if the result cannot be written.
         """
         try:
             with reading(path), self._device_errors():
@@ -174,7 +176,7 @@ class Evaluator:
         self._done.add(result.step)
 
     def measure_all(self) -> bool:
-        """Evaluate pending checkpoints; a broken one is reported and skipped. Returns True if there were any."""
+        """Evaluate the pending checkpoints, and report and skip broken ones. Return True if any were pending."""
         pending = self.pending()
         for path in pending:
             try:
@@ -191,7 +193,7 @@ class Evaluator:
         return any(count >= _ATTEMPTS for count in self._failures.values())
 
     def close(self) -> None:
-        """Finish: the loggers write their remaining records."""
+        """Have the loggers write their remaining records, and end them."""
         self._loggers.end()
 
 
@@ -208,13 +210,18 @@ def follow(
     trust_run: bool = False,
     ema: bool = False,
 ) -> int:
-    """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended; returns the exit code.
+    """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended, and return the exit code.
 
-    `checkpoint`: only this one, a step or a path. `once`: only the present ones. Wait `patience` seconds for a run that has not
-    begun, for a stopped run (75) to be continued, and for one that writes nothing without having ended. `interval`: seconds
-    between checks. `task`: the run's task: the instance that a program passed to psnode.run, or FILE|MODULE as in --task, which
-    is executed; a task and loggers that only the run's record names are executed only with `trust_run`, its codec never. `ema`:
-    the moving averages of the weights. Returns 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError,
+    `checkpoint`: evaluate only this checkpoint, given by its step or path. `once`: evaluate only the checkpoints that exist now.
+    `ema`: evaluate the moving averages of the weights. `interval`: seconds between checks.
+
+    `patience`: the seconds to wait for a run that has not begun, for a stopped run (exit code 75) to be continued, and for a run
+    that has not ended but writes nothing.
+
+    `task`: the instance that a program passed to psnode.run, or FILE|MODULE as in --task, whose code is executed. A task or
+    loggers that only the run's record names are executed only with `trust_run`; a codec file that the record names never is.
+
+    The exit code is 0, or 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError and
     DeadlineExceededError.
     """
     _await_run(train_dir, 0.0 if once or checkpoint is not None else patience, interval)
@@ -230,7 +237,7 @@ def follow(
             return 0
         silence, written = time.monotonic(), -1
         while True:
-            code = _ended(train_dir)  # before the evaluation: checkpoints written before the end are then evaluated below
+            code = _ended(train_dir)  # read first, so that checkpoints written before the end are evaluated below
             before, written = written, _written(train_dir)
             if evaluator.measure_all() or written != before:
                 silence = time.monotonic()
@@ -248,7 +255,7 @@ def follow(
 
 
 def _without_recorded_loggers(config: Config) -> Config:
-    """Return `config` without loggers in files: only the record of the run names that code, and evaluating does not need it."""
+    """Return `config` without loggers from files. Only the run's record names their code; evaluations do not need them."""
     left_out = [name for name in config.log_to if names_logger_file([name])]
     if left_out:
         _LOG.warning(
@@ -259,7 +266,7 @@ def _without_recorded_loggers(config: Config) -> Config:
 
 
 def _loggers(config: Config) -> dict[str, Callable[[], Logger]]:
-    """Return the makers of the run's loggers; empty if one cannot be made: the evaluations are in the run's own file."""
+    """Return functions that make the run's loggers, by name. If a logger is unavailable, warn and return an empty dict."""
     try:
         return chosen(config)
     except ConfigurationError as error:
@@ -268,7 +275,7 @@ def _loggers(config: Config) -> dict[str, Callable[[], Logger]]:
 
 
 def _written(train_dir: Path) -> int:
-    """Return the length of the run's records in bytes."""
+    """Return the length of the run's metrics.jsonl in bytes, 0 if it cannot be read."""
     try:
         return (train_dir / METRICS).stat().st_size
     except OSError:
@@ -276,7 +283,7 @@ def _written(train_dir: Path) -> int:
 
 
 def _await_run(train_dir: Path, patience: float, interval: float) -> None:
-    """Wait until config.json exists; raises the error of reading it when `patience` is over."""
+    """Wait until the run's config.json can be read. Raise the error of reading it after `patience` seconds."""
     end, told = time.monotonic() + patience, False
     while True:
         try:
@@ -301,7 +308,7 @@ def _find(train_dir: Path, which: str) -> Path:
 
 
 def _ended(train_dir: Path) -> int | None:
-    """Return the exit code in summary.json, None while the run continues."""
+    """Return the exit code in summary.json, or None if the run has not ended."""
     try:
         return int(read_json(train_dir / SUMMARY)["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,6 +1,6 @@
-"""Task: the one class that a user writes for a model and data of their own.
+"""Task, the only class that users write for their own model and data.
 
-The networks and data sets that come with psnode form such a Task themselves (`psnode.tasks.classification`).
+The networks and data sets that come with psnode are a Task too (`psnode.tasks.classification`).
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Data(Protocol):
     """A finite set of examples that returns whole batches."""
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Return the number of examples."""
         ...
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
         """Return the examples at `indices` (1-D, values in 0..len-1), collated on the CPU.
 
-        `rng` drives augmentation and is None in evaluation. The same indices and an equally seeded rng must give the same batch:
-        a resumed run is exact only then. Called from a background thread, one call at a time.
+        `rng` drives augmentation and is None in evaluation. The same indices and an equally seeded rng must give the same batch;
+        otherwise a resumed run is not exact. Called from a background thread, one call at a time.
         """
         ...
 
 
 class Task(ABC):
-    """Model, data, loss and metrics. Every rank constructs its own copy and must get the same model shape.
+    """A model, its data, loss and metrics. Every rank constructs its own Task, and the models must have the same tensors.
 
     `options` are the `--task-option KEY=VALUE` settings, as strings.
     """
@@ -58,101 +58,102 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
-        """Return a new model in float32. torch's generator is seeded before the call, equally on every rank."""
+        """Return a new model in float32. torch's generator is seeded before the call, with the same seed on every rank."""
 
     @abstractmethod
     def train_data(self) -> Any:
-        """Return the examples from which workers draw their shards; the same on every rank.
+        """Return the training examples, which are dealt among the workers. They must be the same on every rank.
 
-        Data; or a data set of torch's or Hugging Face's, map-style or iterable; or a DataLoader of one (docs/data.md).
+        The result may be a Data, a map-style or iterable data set of torch or Hugging Face, or a DataLoader over such a data set
+        (docs/data.md).
         """
 
     @abstractmethod
     def eval_data(self) -> Any:
-        """Return the examples that the evaluator uses; only the evaluator loads them. Like `train_data`, but no iterables."""
+        """Return the examples for the evaluator, which alone calls this. Types are as in `train_data`, except iterables."""
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """Return the mean loss of `batch` as a float32 scalar tensor with a graph, and the outputs for `metrics`."""
+        """Return the mean loss of `batch`, a float32 scalar tensor with a graph, and the outputs that `metrics` gets."""
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, float]:
-        """Return SUMS over the batch of any figures of interest, e.g. {"top1": number right}; divided by `size` later."""
+        """Return SUMS over the batch by name, e.g. {"top1": number right}. psnode divides them by the `size` of the batches."""
         return {}
 
     def statistics(self, model: torch.nn.Module) -> dict[str, str]:
-        """Return the buffers of `model` that a worker's passes change by its own data, with the rule by which a checkpoint
-        combines them: mean or max.
+        """Return the names of the buffers of `model` that depend on a worker's own data, each with "mean" or "max".
 
-        By default those of torch's batch and instance norms, and of its observers of quantisation. Extend the result if modules
-        of your own keep running statistics; other buffers in the state dict must be the same on every worker.
+        A checkpoint combines the workers' values of such a buffer by that rule. By default these are the buffers of torch's batch
+        and instance norms and of its quantisation observers. Extend the result if your own modules keep running statistics. All
+        other buffers in the state dict must be the same on every worker.
         """
         from psnode.tasks.inventory import batch_statistics
 
         return batch_statistics(model)
 
     def constrain(self, model: torch.nn.Module) -> None:  # noqa: B027  # a task without a constraint has nothing to write
-        """Enforce constraints on the trainable weights of `model`: clamp them, bound their norms.
+        """Enforce constraints on the trainable weights of `model`, e.g. clamp them or bound their norms.
 
         Called only on the master, without gradients, after each update of all weights; workers receive the result. A model whose
-        forward pass writes its own weights is refused: such writes belong here.
+        forward pass writes its own weights is refused; move such writes to this method.
         """
 
     def parameter_groups(self, model: torch.nn.Module) -> Sequence[Mapping[str, Any]]:
-        """Return parameters with settings of their own in torch.optim's format: dictionaries with "params" and the settings to
-        override.
+        """Return the parameters that have their own settings, as in torch.optim: dictionaries of "params" and settings.
 
-        "params" are parameters of `model` or their names; overridden may be lr (or lr_factor, times that of the run),
-        weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter is in one group, or there are no groups:
-        then all follow the run's settings. Called only on the master.
+        "params" are parameters of `model` or their names. The settings that a group may override are lr (or lr_factor, which
+        multiplies the run's learning rate), weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter must
+        be in one group. Without groups, all parameters follow the run's settings. Called only on the master.
         """
         return []
 
     def optimizer(self, name: str, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
         """Return the optimizer of one trained tensor, with --optimizer task. Called only on the master, for each tensor.
 
-        Its learning rate is the one before the schedule: a step uses that times the schedule's value over --lr.
+        In each step the optimizer's learning rate is multiplied by the schedule's value divided by --lr.
         """
         raise NotImplementedError
 
     @property
     def own_optimizer(self) -> Callable[[str, torch.nn.Parameter], torch.optim.Optimizer] | None:
-        """Return `optimizer`, if the task defines it."""
+        """The method `optimizer`, or None if the task does not define it."""
         return None if type(self).optimizer is Task.optimizer else self.optimizer
 
     def learning_rate(self, step: int, *, lr: float, steps_per_epoch: int, total_steps: int) -> float:
-        """Return the learning rate at `step`, from 0 on, with --lr-schedule task: a pure function, the same on every rank.
+        """Return the learning rate at `step`, counted from 0, with --lr-schedule task.
 
-        lr: --lr. total_steps: the steps of the complete run. A run that continues with another number of workers counts both as
-        if it had always had this number; a warm-up (--warmup-steps) is applied in addition.
+        This must be a pure function and the same on every rank. `lr` is --lr, `total_steps` the steps of the complete run. If a
+        run continues with another number of workers, `step` and `total_steps` are counted as if the run had always had this
+        number. A warm-up (--warmup-steps) is applied in addition.
         """
         raise NotImplementedError
 
     @property
     def own_rate(self) -> OwnRate | None:
-        """Return `learning_rate`, if the task defines it."""
+        """The method `learning_rate`, or None if the task does not define it."""
         return None if type(self).learning_rate is Task.learning_rate else self.learning_rate
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Return the steps of an epoch, for any number of workers; None: the number that deals all examples among the workers."""
+        """The number of steps in an epoch, for any number of workers; None: as many as the number of examples allows."""
         return None
 
     @property
     def constrains(self) -> bool:
-        """True if `constrain` does anything."""
+        """True if the task defines `constrain`."""
         return type(self).constrain is not Task.constrain
 
     @abstractmethod
     def size(self, batch: Batch) -> int:
-        """Return the number of examples (tokens, ...) in `batch` over which loss and metrics are averages or sums."""
+        """Return the number of examples (or tokens, ...) in `batch`: the loss is their mean, and `metrics` are their sums."""
 
 
 def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
     """Return the Task that `spec` names, constructed with `options`.
 
-    `spec` is path/to/task.py or package.module, followed by :Name if that defines several Task classes. The file's own directory,
-    or the current one for a module, is added to the end of sys.path, so that it can import its neighbours. ConfigurationError
-    names the missing file or class, or the error that the code raised.
+    `spec` is path/to/task.py or package.module, followed by :Name if the file or module defines several Task classes. The file's
+    directory, or the current directory for a module, is added to the end of sys.path, so that the code can import its
+    neighbours. Raises ConfigurationError that names the missing file or class, or the error that the code raised.
     """
     source, _, name = spec.partition(":")
     module = import_file(Path(source), "task") if names_file(source) else _import_module(source)

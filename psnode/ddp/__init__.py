@@ -1,11 +1,12 @@
-"""Codecs as a communication hook of PyTorch's DistributedDataParallel.
+"""Gradient codecs as a communication hook of PyTorch's DistributedDataParallel (DDP).
 
     model = DistributedDataParallel(network)
     model.register_comm_hook(*psnode.ddp.comm_hook("polar:rate=2"))
 
-Gradients of a bucket are encoded on every rank, payloads are gathered by all, and every rank decodes and adds them in the order
-of ranks, so that replicas stay bit-identical. Payloads of linear codecs are summed by an all-reduce instead. The hook replaces
-DDP's own all-reduce: model, loop, optimizer and samplers stay as they are. `psnode.ddp.lightning` offers it as a callback.
+Every rank encodes its gradients of a bucket, and an all-gather sends the payloads to all ranks. Every rank decodes the payloads
+and adds them in the order of ranks, so that replicas stay bit-identical. Payloads of linear codecs are summed by an all-reduce
+instead. The hook replaces only DDP's own all-reduce; model, loop, optimizer and samplers stay as they are. For Lightning,
+`psnode.ddp.lightning` offers the hook as a callback.
 """
 
 from psnode.ddp.hook import HookState, comm_hook

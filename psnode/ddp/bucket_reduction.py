@@ -1,4 +1,4 @@
-"""A bucket's gradients coded, exchanged, and replaced by their mean."""
+"""The reduction of a bucket: its gradients are coded, exchanged and replaced by their mean over all ranks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ from psnode.feedback import Context
 from psnode.plan.coding import ALL, gradient_key
 
 _NOT_FINITE = -1  # sent as the size of a payload: the gradient of this rank holds NaN or infinity
-_FAILED = -2
+_FAILED = -2  # sent as the size of a payload: coding raised an exception on this rank
 
 
 class BucketReduction:
-    """Buckets of one rank reduced with those of the others, with memories whose earlier values are kept in `undo`."""
+    """Reduces the buckets of this rank with those of all others.
+
+    `memories`: the residuals and other state of the codecs and feedback rules. Their values before a step are kept in `undo`.
+    """
 
     def __init__(self, memories: TensorMemories, undo: Undo, seed: int) -> None:
         self._memories, self._undo, self._seed = memories, undo, seed
         self.sent_bytes = 0
 
     def reduce(self, job: Job, step: int, exchange: Collectives) -> bool:
-        """Overwrite the job's buffer with the mean over all ranks; True if it is finite, with the same result on all ranks."""
+        """Overwrite the job's buffer with the mean over all ranks, and return True if the mean is finite.
+
+        The result is the same on all ranks. Raises PsnodeError if a rank could not code its gradients.
+        """
         bucket = self._memories.bucket(job)
         flat = job.buffer.detach().to("cpu", torch.float32).numpy()
         gradient = rearranged(flat, job, bucket.plan)
@@ -60,8 +66,7 @@ class BucketReduction:
         return all_finite(mean) if job.buffer.dtype == torch.float32 else bool(job.buffer.isfinite().all())
 
     def _leave_out(self, job: Job, bucket: Bucket, used: Sequence[bool], flat: Floats, mean: Floats) -> None:
-        """Leave the gradient and memories of tensors that no rank has used unchanged: DDP
-        discards the mean of their gradients."""
+        """Restore gradients and residuals of tensors that no rank has used, since DDP discards the mean of their gradients."""
         places = bucket.plan.slices()
         for (name, place), one_has in zip(job.places(), used, strict=True):
             if not one_has:
@@ -71,7 +76,7 @@ class BucketReduction:
     def _coded(
         self, bucket: Bucket, gradient: Floats, index: int, step: int, exchange: Collectives
     ) -> tuple[list[Payload], Exception | int | None]:
-        """Return a payload for every segment; or no payload and the reason: _NOT_FINITE or an exception."""
+        """Return a payload for every segment, and None. On failure, the second value is _NOT_FINITE or an exception."""
         if not all_finite(gradient):
             return [], _NOT_FINITE
         payloads = []
@@ -91,7 +96,7 @@ class BucketReduction:
         return payloads, None
 
     def _summed(self, bucket: Bucket, payloads: Sequence[Payload], sizes: Sizes, step: int, exchange: Collectives) -> Floats:
-        """Return the sum of all ranks' decoded gradients, added in the order of ranks."""
+        """Return the sum of all ranks' decoded gradients, added in the order of ranks; float32, in the order of the plan."""
         total = np.zeros(bucket.plan.size, np.float32)
         apart = [k for k, merged in enumerate(bucket.merged) if not merged]
         for found in exchange.gathered([payloads[k] for k in apart], sizes[:, apart]):

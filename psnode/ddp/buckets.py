@@ -1,4 +1,4 @@
-"""Buckets of gradients: in DDP's order, and in the order in which they are coded."""
+"""Buckets of gradients, and the change between DDP's order of tensors and the order in which they are coded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Names = tuple[str, ...]
 
 
 class Job(NamedTuple):
-    """One bucket of one step. `buffer`: flat, of any floating dtype and device, overwritten with the mean."""
+    """A bucket of a step, in DDP's order. `buffer`: flat, any floating dtype and device, to be overwritten with the mean."""
 
     number: int
     names: Names
     shapes: tuple[tuple[int, ...], ...]
     buffer: torch.Tensor
-    last: bool  # the last one of its step
-    used: tuple[bool, ...]  # the tensors for which this rank has a gradient
+    last: bool  # True for the last bucket of its step
+    used: tuple[bool, ...]  # by tensor: True if this rank has a gradient for it
 
     def places(self) -> Iterator[tuple[str, slice]]:
         """Yield each tensor's name and its place in the buffer."""
@@ -35,16 +35,16 @@ class Job(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Tensors that are coded together: their plan, and a coder for each of its segments."""
+    """The tensors of a bucket, their plan, and a coder for each segment of the plan."""
 
     names: Names
     plan: Plan
     coders: tuple[SegmentCoder, ...]
-    merged: tuple[bool, ...]  # the segments whose payloads are summed undecoded
+    merged: tuple[bool, ...]  # by segment: True if payloads are summed before they are decoded
 
 
 def rearranged(flat: Floats, job: Job, plan: Plan) -> Floats:
-    """Return a copy of a bucket's gradients in the order of its plan."""
+    """Return a copy of a bucket's gradients `flat`, in the order of its plan instead of DDP's."""
     places, out = plan.slices(), np.empty(plan.size, np.float32)
     for name, place in job.places():
         out[places[name]] = flat[place]
@@ -52,7 +52,7 @@ def rearranged(flat: Floats, job: Job, plan: Plan) -> Floats:
 
 
 def put_back(total: Floats, job: Job, plan: Plan) -> Floats:
-    """Return a copy of `total`, which is in the order of the plan, in that of the bucket."""
+    """Return a copy of `total` in DDP's order instead of the order of the plan: the inverse of `rearranged`."""
     places, out = plan.slices(), np.empty(plan.size, np.float32)
     for name, place in job.places():
         out[place] = total[places[name]]
@@ -60,7 +60,10 @@ def put_back(total: Floats, job: Job, plan: Plan) -> Floats:
 
 
 def regrouped(jobs: Sequence[Job], order: Sequence[Names]) -> list[Job] | None:
-    """Return copies of all gradients of a step in buckets of the tensors in `order`; None if `jobs` have other tensors."""
+    """Return jobs with copies of a step's gradients, regrouped into the buckets in `order`; None if the tensors differ.
+
+    `jobs`: all buckets of the step. `order`: the tensor names of each new bucket.
+    """
     shapes = {name: shape for job in jobs for name, shape in zip(job.names, job.shapes, strict=True)}
     if sorted(shapes) != sorted(name for names in order for name in names):
         return None
@@ -80,7 +83,7 @@ def regrouped(jobs: Sequence[Job], order: Sequence[Names]) -> list[Job] | None:
 
 
 def hand_back(made: Sequence[Job], jobs: Sequence[Job]) -> None:
-    """Write the buffers of `made`, which are `jobs` regrouped, into those of `jobs`."""
+    """Copy the buffers of `made`, which `regrouped` has made of `jobs`, back into the buffers of `jobs`."""
     means = {name: job.buffer[place] for job in made for name, place in job.places()}
     for job in jobs:
         for name, place in job.places():

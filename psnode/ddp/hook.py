@@ -1,4 +1,4 @@
-"""The hook: buckets queued for a thread that reduces them step by step, and a rank's state between steps."""
+"""The communication hook, which queues buckets for a thread that reduces them, and the state of a rank between steps."""
 
 import atexit
 import queue
@@ -27,17 +27,18 @@ from psnode.exchange.collectives import Collectives
 from psnode.feedback import get_feedback
 from psnode.tasks.tensor_names import parameters, renamed, renaming
 
-_LAST_BUCKET = 5.0  # seconds for which the exit of the program waits for an exchange in progress
+_LAST_BUCKET = 5.0  # seconds for which Python's exit waits for an exchange in progress
 _Queued = tuple[Job, torch.futures.Future[torch.Tensor]]
 
 
 class HookState:
-    """Codec, feedback and memories of one rank.
+    """The hook's state on one rank: codec, feedback rule, residuals and other feedback state.
 
-    Memories are kept by parameter, so they survive the rebuilding of buckets after the first step. `state_dict` holds them; every
-    rank saves and loads its own, or `AllRanks` those of all. A thread encodes and exchanges buckets in the order in which DDP
-    submits them, during the backward pass. DDP's first buckets differ from its later ones: the first step after a state was
-    loaded waits for all of them, and is reduced in the buckets of that state.
+    The feedback state is kept by parameter, so that it survives when DDP rebuilds its buckets after the first step. `state_dict`
+    returns it. Every rank saves and loads its own state, or `AllRanks` saves the states of all ranks. During the backward pass, a
+    thread encodes and exchanges buckets in the order in which DDP submits them. DDP's first buckets differ from its later
+    buckets. So in the first step after a state was loaded, the thread waits for all buckets and regroups their tensors into the
+    buckets of that state.
     """
 
     def __init__(
@@ -61,14 +62,14 @@ class HookState:
         if model is not None:
             self.name(model)
         self._parent = process_group
-        self._assumed: list[int] | None = None  # the ranks of the exchange, if it was requested before the first step
+        self._assumed: list[int] | None = None  # ranks of the group that was used before the first step, if any
         self._scale = LossScale(scaler)
         self._memories = TensorMemories(codec, rule, min_compress_bytes)
         self._undo = Undo()
         self._reduction = BucketReduction(self._memories, self._undo, seed)
-        self._spoilt = False  # a bucket of this step is not finite: no rank applies any
+        self._spoilt = False  # a bucket of this step is not finite or has failed, so the step's feedback is undone
         self._open = False  # a step has begun, and its last bucket has not come
-        self._order: list[Names] = []  # tensors of each bucket of the last step
+        self._order: list[Names] = []  # tensor names in each bucket of the last step
         self._loaded = False  # a state was loaded, and no step has been taken since
         self._step = 0
         self._jobs: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
@@ -77,12 +78,12 @@ class HookState:
 
     @property
     def sent_bytes(self) -> int:
-        """Payload bytes of this rank so far."""
+        """The payload bytes that this rank has encoded so far."""
         return self._reduction.sent_bytes
 
     @property
     def exchange(self) -> Collectives:
-        """Return the exchange among the ranks, all of which must ask for it together; not during a backward pass."""
+        """The exchange among the ranks. At the first use, all ranks must read this together, outside a backward pass."""
         if self._exchange is None:
             self._exchange = Collectives.among(self._group())
         return self._exchange
@@ -95,21 +96,21 @@ class HookState:
         return dist.get_rank(group), dist.get_world_size(group)
 
     def name(self, model: nn.Module) -> None:
-        """Save the parameters' state under the names that they have in `model`, or in the wrapped module if it is DDP."""
+        """Use the parameter names of `model` in saved states. If `model` is DDP, use those of the wrapped module."""
         model = getattr(model, "_orig_mod", model)
         model = model.module if isinstance(model, DistributedDataParallel) else model
         self._used.watch(model.parameters())
         self._names |= {id(parameter): name for name, parameter in parameters(model)}
 
     def take_back(self) -> None:
-        """Return the sent parts of the last step's gradients to the memories: for a step that the program skips.
+        """Restore the feedback state from before the last step, because the program skips that step.
 
-        Call it between the backward pass and the next one, on all ranks. A step whose gradients are not finite needs no call.
+        Call this on all ranks after the backward pass and before the next. No call is needed if a gradient was not finite.
         """
         self._undo.restore()
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Queue a bucket; the future holds its buffer with the mean."""
+        """Queue a bucket, and return a future that gets the bucket's buffer once it holds the mean."""
         if self._thread is None:
             self._look_around(bucket)
             self._thread = threading.Thread(target=self._serve, args=[self.exchange], name="psnode-ddp", daemon=True)
@@ -128,23 +129,27 @@ class HookState:
         return done
 
     def state_dict(self) -> dict[str, Any]:
-        """Return step, buckets, memories (`memories/KIND/PARAMETER`, flat float32) and codebooks;
-        for a checkpoint of this rank."""
+        """Return the state of this rank for a checkpoint.
+
+        Entries are the step, the buckets, the feedback state (`memories/KIND/PARAMETER`, flat float32) and codebooks.
+        """
         tensors = {key: torch.from_numpy(array.copy()) for key, array in self.arrays().items()}
         return {**self.start(), **tensors}
 
     def start(self) -> dict[str, Any]:
-        """Return the part of `state_dict` that is the same on all ranks: the next step and its buckets."""
+        """Return the part of `state_dict` that is the same on all ranks: the number of steps, the buckets and the loss scale."""
         scale = {} if self._scale.last is None else {"scale": self._scale.last}
         return {"step": self._step, "buckets": [list(names) for names in self._order], **scale}
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return memories and codebooks as in `state_dict`, but as views, which the next step changes."""
+        """Return the feedback state and codebooks as in `state_dict`, but as views, which the next step changes."""
         return self._memories.arrays(len(self._order))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of this rank, in a job with the same number of ranks. Raises ConfigurationError for an
-        invalid one."""
+        """Continue from a `state_dict` of this rank, in a job with the same number of ranks.
+
+        Raises ConfigurationError for an invalid state.
+        """
         tensors = {key: value for key, value in state.items() if key not in ("step", "buckets", "scale")}
         if not {"step", "buckets"} <= state.keys():
             raise ConfigurationError("the state of a communication hook has a step and buckets: load what its state_dict() gave")
@@ -160,13 +165,16 @@ class HookState:
         raise ConfigurationError("the state of psnode's hook is saved by its state_dict()")
 
     def _group(self) -> dist.ProcessGroup | None:
-        """Return the named process group, or DDP's; None, which means all ranks, as long as both are unknown."""
+        """Return the process group that the program named, or else DDP's, or else the default group of all ranks."""
         found = self._parent or group_of(self, self._names) or dist.group.WORLD
         self._assumed = dist.get_process_group_ranks(found)
         return found
 
     def _look_around(self, bucket: GradBucket) -> None:
-        """Find, at the first bucket, DDP's process group and the scaler of the loss."""
+        """Find DDP's process group and the scaler of the loss, at the first bucket.
+
+        Raises ConfigurationError if no DDP is found, or if its ranks are not those for which a state was saved or loaded.
+        """
         self._scale.seek()
         assumed = self._assumed
         self._parent = self._parent or group_of(self, {*self._names, *map(id, bucket.parameters())})
@@ -187,7 +195,7 @@ class HookState:
         while (queued := self._jobs.get()) is not None:
             job, done = queued
             if job.number == 0:
-                waiting = []  # those of an aborted backward pass
+                waiting = []  # drop the buckets of an aborted backward pass
             waiting.append((job, done))
             if self._loaded and not job.last:
                 continue
@@ -203,7 +211,7 @@ class HookState:
             waiting = []
 
     def _reduce_all(self, jobs: Sequence[Job], exchange: Collectives) -> None:
-        """Overwrite the buffers of one job, or of all jobs of the first step after a state was loaded."""
+        """Reduce one bucket, or all buckets together in the first step after a state was loaded."""
         order = self._order
         if jobs[0].number == 0:
             if self._loaded or self._step == 0:
@@ -224,7 +232,7 @@ class HookState:
             hand_back(made, jobs)
 
     def _begin(self) -> None:
-        """Begin a step: convert memories to the units of its gradients, and take back parts sent in an aborted backward pass."""
+        """Begin a step: undo an aborted step, and convert the feedback state to the loss scale of this step."""
         if self._open:
             self._undo.restore()
         self._undo.begin()
@@ -235,7 +243,7 @@ class HookState:
         self._step += 1
 
     def _check_start(self, order: list[Names], exchange: Collectives) -> None:
-        """Refuse to begin if ranks have loaded states of different steps, or only some ranks have loaded one."""
+        """Raise ConfigurationError if the ranks continue from different states, or only some have loaded a state."""
         starts = exchange.sizes([self._step, zlib.crc32(repr(order).encode())])
         if (starts != starts[0]).any():
             steps = ", ".join(f"rank {rank} from step {row[0]}" for rank, row in enumerate(starts))
@@ -243,7 +251,7 @@ class HookState:
 
 
 def _end(jobs: queue.SimpleQueue[_Queued | None], thread: threading.Thread) -> None:
-    """End a hook's thread before Python exits: a thread that is still inside torch then crashes the whole process."""
+    """End a hook's thread before Python exits, since a thread inside torch at exit would crash the process."""
     jobs.put(None)
     thread.join(_LAST_BUCKET)
 
@@ -258,18 +266,17 @@ def comm_hook(
     process_group: dist.ProcessGroup | None = None,
     scaler: Scaler | Literal[False] | None = None,
 ) -> tuple[HookState, Callable[[HookState, GradBucket], torch.futures.Future[torch.Tensor]]]:
-    """Return state and hook for `DistributedDataParallel.register_comm_hook`.
+    """Return the state and the hook for `DistributedDataParallel.register_comm_hook`. Raises ConfigurationError.
 
-    `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16"; tensors with one dimension, or smaller than `min_compress_bytes`,
-    are sent uncompressed. `feedback`: a rule such as "ef" or "dgc:momentum=0.9"; None: "ef" for biased codecs, "none" for others.
-    `model`: the module, before DDP wraps it, whose parameter names label the state; without it parameters are numbered.
-    `process_group`: None for that of the DDP which registers the hook. `scaler`: the GradScaler of the loss, or another object
-    with `get_scale()`; None for the one in use when the first gradients arrive, False if the loss is not scaled. Raises
-    ConfigurationError.
+    `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16". Tensors with one dimension, or smaller than `min_compress_bytes`,
+    are sent uncompressed. `feedback`: a rule such as "ef" or "dgc:momentum=0.9"; None means "ef" for biased codecs and "none" for
+    unbiased codecs. `model`: the module whose parameter names label the saved state; without a module, parameters are numbered.
+    `process_group`: None means the group of the DDP that registers the hook. `scaler`: the GradScaler of the loss, or another
+    object with `get_scale()`; None means the GradScaler in use when the first gradients arrive, and False means an unscaled loss.
     """
     return HookState(codec, feedback, model, seed, min_compress_bytes, process_group, scaler), reduce_bucket
 
 
 def reduce_bucket(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook: return the mean of a bucket's gradients over all ranks, as a future."""
+    """Return a future for the mean of a bucket's gradients over all ranks. This is the hook that DDP calls."""
     return state.submit(bucket)

@@ -1,4 +1,4 @@
-"""The communication hook as a callback of Lightning: a single argument of the Trainer, checkpoints included."""
+"""The communication hook as a Lightning callback: one argument of the Trainer, which also handles checkpoints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from psnode.errors import ConfigurationError, installing
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    Callback = object  # Lightning is imported when a callback is made, which is then a subclass of its Callback
+    Callback = object  # a new callback imports Lightning and becomes a subclass of Lightning's Callback
 
 
 class CodedGradients(Callback):
-    """Registers the hook when Lightning has wrapped the module in DDP, and keeps the memories of all ranks in its checkpoints.
+    """Registers the hook after Lightning has wrapped the module in DDP, and keeps the states of all ranks in its checkpoints.
 
-    `codec`, and `options` as those of `psnode.ddp.comm_hook`. Strategies other than DDP are refused. Raises ConfigurationError
-    without Lightning.
+    `codec` and `options`: the arguments of `psnode.ddp.comm_hook`. Raises ConfigurationError if Lightning is not installed, and
+    at the start of training for a strategy other than DDP.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -36,7 +36,7 @@ class CodedGradients(Callback):
         self._ranks = AllRanks(self.state)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Register the hook."""
+        """Register the hook with DDP. Raises ConfigurationError for a strategy other than DDP."""
         model = trainer.strategy.model
         if not isinstance(model, DistributedDataParallel):
             raise ConfigurationError(
@@ -46,7 +46,7 @@ class CodedGradients(Callback):
         model.register_comm_hook(self.state, self._hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks; Lightning calls this on every rank and writes that of rank 0."""
+        """Return the states of all ranks. Lightning calls this on every rank and writes the result of rank 0."""
         return self._ranks.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

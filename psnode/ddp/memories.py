@@ -1,4 +1,4 @@
-"""Coders of buckets, and the memories of their tensors, which outlive the buckets."""
+"""The coders of buckets, and the feedback state of tensors (residuals, momenta), which outlives the buckets."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ from psnode.plan.rule import make_plan
 
 
 class TensorMemories:
-    """The memories of each tensor on one rank, and the buckets in which it was coded."""
+    """The feedback state of each tensor on one rank, and the buckets in which tensors are coded.
+
+    The feedback state consists of arrays by kind, such as a residual or a momentum.
+    """
 
     def __init__(self, codec: str, feedback: Feedback, min_compress_bytes: int) -> None:
         self._codec, self._feedback, self._min_compress_bytes = codec, feedback, min_compress_bytes
         self._by_tensor: dict[str, dict[str, Floats]] = {}
-        self._codebooks: dict[str, torch.Tensor] = {}  # as loaded, until their segments exist
+        self._codebooks: dict[str, torch.Tensor] = {}  # loaded codebooks whose segments do not exist yet
         self._buckets: dict[int, Bucket] = {}
 
     def arrays(self, buckets: int) -> dict[str, npt.NDArray[Any]]:
-        """Return views of memories as `memories/KIND/TENSOR` and of codebooks of the first `buckets` as
-        `codebook/BUCKET/SEGMENT`."""
+        """Return views of the feedback state and the codebooks.
+
+        Names are `memories/KIND/TENSOR`, and `codebook/BUCKET/SEGMENT` for the first `buckets` buckets.
+        """
         found: dict[str, npt.NDArray[Any]] = {
             f"memories/{kind}/{name}": part
             for name, kinds in self._by_tensor.items()
@@ -44,7 +49,7 @@ class TensorMemories:
         return found | {key: book.numpy() for key, book in self._codebooks.items()}
 
     def load(self, tensors: Mapping[str, Any]) -> None:
-        """Inverse of `arrays`. Raises ConfigurationError for any other entry of `tensors`."""
+        """Replace the state by `tensors`, which `arrays` has returned. Raises ConfigurationError for any other entry."""
         memories: dict[str, dict[str, Floats]] = {}
         books: dict[str, torch.Tensor] = {}
         for key, value in tensors.items():
@@ -60,17 +65,17 @@ class TensorMemories:
         self._by_tensor, self._codebooks, self._buckets = memories, books, {}
 
     def rescale(self, factor: float) -> None:
-        """Multiply all memories by `factor`, because gradients now have other units."""
+        """Multiply the feedback state by `factor`, because the loss scale has changed."""
         for kinds in self._by_tensor.values():
             for part in kinds.values():
                 part *= np.float32(factor)
 
     def forget_codebooks(self) -> None:
-        """Drop the loaded codebooks, whose segments no longer exist."""
+        """Drop the loaded codebooks that no segment has taken over."""
         self._codebooks = {}
 
     def bucket(self, job: Job) -> Bucket:
-        """Return the bucket's plan and coders; recreated, with the memories of its tensors, when DDP changes its tensors."""
+        """Return the bucket with the number of `job`. If DDP has changed its tensors, make new coders with the tensors' state."""
         found = self._buckets.get(job.number)
         if found is not None and found.names == job.names:
             return found
@@ -87,7 +92,7 @@ class TensorMemories:
         return made
 
     def _take_over(self, coder: SegmentCoder, plan: Plan) -> None:
-        """Fill a coder's memories with those of its tensors, and keep views of them by tensor."""
+        """Copy the state of a coder's tensors into the coder's arrays, and keep views of these arrays by tensor."""
         segment = coder.segment
         for name, place in plan.covering(segment.start, segment.stop).items():
             first, last = max(place.start, segment.start), min(place.stop, segment.stop)

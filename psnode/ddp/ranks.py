@@ -1,4 +1,4 @@
-"""The states of all ranks' hooks as one, for a checkpoint that one rank writes and all read."""
+"""The states of all ranks' hooks in one object, for a checkpoint that one rank writes and all ranks read."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _log = logging.getLogger(__name__)
 
 
 class AllRanks:
-    """`state_dict` and `load_state_dict` of a hook's state on all ranks together.
+    """Combines the hook's state on all ranks, with the methods `state_dict` and `load_state_dict`.
 
-    For libraries that save on rank 0 the results of objects with these two methods, like
-    `Accelerator.register_for_checkpointing`. One memory of one rank is as large as the coded gradients in float32. Saving takes
-    memory for those of all ranks on rank 0, to which they are sent tensor by tensor, and none on the others; loading briefly
-    takes the same amount on every rank.
+    This is for libraries in which rank 0 saves objects with these two methods, such as `Accelerator.register_for_checkpointing`.
+    The residual of one rank is as large as the coded gradients in float32. Saving sends the states of all ranks to rank 0, tensor
+    by tensor, so it needs memory for all of them on rank 0, and no memory on other ranks. Loading briefly needs that amount on
+    every rank.
     """
 
     def __init__(self, state: HookState) -> None:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks on rank 0, and only the number of ranks elsewhere. All ranks call it together."""
+        """Return the states of all ranks on rank 0. All ranks must call this together; others return no feedback states."""
         exchange, arrays = self._state.exchange, dict(sorted(self._state.arrays().items()))
         names = exchange.sizes([zlib.crc32("\n".join(arrays).encode())])
         if (names != names[0]).any():
@@ -40,11 +40,11 @@ class AllRanks:
         return {"ranks": exchange.ranks, **self._state.start(), "states": states}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue with this rank's own state; in a job with another number of ranks with the mean of all, and print a line about
-        it.
+        """Continue with this rank's own state, or with the mean of all states if the number of ranks has changed.
 
-        That mean is the correction still owed to the weights (docs/decisions/another-number-of-workers.md). Raises
-        ConfigurationError if `saved` is not rank 0's.
+        The mean preserves the correction that the residuals still owe to the weights
+        (docs/decisions/another-number-of-workers.md). Rank 0 then logs a warning. Raises ConfigurationError unless `saved` is the
+        result of rank 0.
         """
         if not {"ranks", "states", "step", "buckets"} <= saved.keys():
             raise ConfigurationError("not a state of all ranks' communication hooks: load the result of AllRanks.state_dict()")
@@ -63,7 +63,7 @@ class AllRanks:
 
 
 def _mean(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the mean of all ranks' memories, with the codebooks of the first."""
+    """Return the mean of all ranks' feedback states, with the codebooks of rank 0."""
     found = {}
     for key, first in states[0].items():
         if key.startswith("memories/"):

@@ -1,4 +1,4 @@
-"""The scale of the loss: gradients and memories are in units of it."""
+"""The scale of the loss, by which gradients and residuals are multiplied."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from psnode.ddp.surroundings import scaler_in_use
 
 
 class Scaler(Protocol):
-    """A factor of the loss, like torch.amp.GradScaler."""
+    """An object that knows the factor by which the loss is multiplied, such as torch.amp.GradScaler."""
 
     def get_scale(self) -> float:
         """Return the factor of the next step."""
 
 
 class LossScale:
-    """The scales of a step and of the step before.
+    """The scale of the loss in the last step, and its change to the next step.
 
-    `scaler`: None for the GradScaler that has scaled a loss when the first bucket arrives, if there is one; False for no scaling.
+    `scaler`: None means the GradScaler that has scaled a loss when the first bucket arrives, if there is one. False means that
+    the loss is not scaled.
     """
 
     def __init__(self, scaler: Scaler | Literal[False] | None) -> None:
@@ -28,7 +29,7 @@ class LossScale:
         self._found: weakref.ref[torch.amp.GradScaler] | None = None  # the program owns it and may replace it
         if isinstance(scaler, torch.amp.GradScaler):
             self._named, self._found = None, weakref.ref(scaler)
-        self.last: float | None = None  # that of the memories; None before the first step
+        self.last: float | None = None  # the scale of the residuals; None before the first step
 
     def seek(self) -> None:
         """Find the GradScaler that the program uses, unless one was named."""
@@ -37,7 +38,7 @@ class LossScale:
             self._found = None if scaler is None else weakref.ref(scaler)
 
     def change(self) -> float:
-        """Return the factor by which memories are multiplied before a step."""
+        """Return the factor by which residuals are to be multiplied before the next step."""
         if self._found is not None and self._found() is None:
             self.seek()
         scaler = self._named if self._found is None else self._found()

@@ -1,4 +1,4 @@
-"""Objects of the training program that it does not pass to the hook: the DDP that called it, and a GradScaler."""
+"""A search for objects that the training program does not pass to the hook: the DDP that calls it, and a GradScaler."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _T = TypeVar("_T")
 
 
 def group_of(state: object, parameters: Collection[int]) -> dist.ProcessGroup | None:
-    """Return the process group of the DDP that has registered `state`, or else of one that has some of `parameters` (their ids).
+    """Return the process group of the DDP that has registered `state`, or else of a DDP with some of `parameters` (ids).
 
-    DDP passes neither itself nor its group to a hook, so this searches all objects. Returns None if no DDP is found yet; raises
-    ConfigurationError if there are several, of different ranks.
+    DDP passes neither itself nor its group to a hook, so this searches all objects. Returns None if no DDP is found. Raises
+    ConfigurationError if several are found whose groups have different ranks.
     """
     models = [each for each in _alive(DistributedDataParallel) if "_comm_hooks" in vars(each)]
     found = [each for each in models if any(known is state for _, known in each._comm_hooks)]
     found = found or [each for each in models if any(id(parameter) in parameters for parameter in each.parameters())]
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for each in found:
-        with suppress(KeyError, ValueError):  # of a group that has been destroyed
+        with suppress(KeyError, ValueError):  # the group has been destroyed
             groups[tuple(dist.get_process_group_ranks(each.process_group))] = each.process_group
     if len(groups) > 1:
         ranks = " and ".join(str(list(each)) for each in sorted(groups))

@@ -1,4 +1,4 @@
-"""Copies of memories from before a step, for a step whose gradients are not applied."""
+"""Copies of the feedback state from before a step, to undo a step whose gradients are not applied."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from psnode.feedback import State
 
 
 class Undo:
-    """Copies of the memories of each bucket from before its last push; as large as the memories."""
+    """Copies of each bucket's feedback state from before its last push. They are as large as that state."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[Bucket, list[State]]] = {}  # by the buckets' numbers
+        self._copies: dict[int, tuple[Bucket, list[State]]] = {}  # by bucket number
         self._step: set[int] = set()  # numbers of the buckets pushed in this step
 
     def begin(self) -> None:
-        """Begin a step: discard the list of the last one's buckets."""
+        """Begin a step, and drop the copies of buckets that the last step did not have."""
         self._copies = {number: kept for number, kept in self._copies.items() if number in self._step}
         self._step = set()
 
     def keep(self, number: int, bucket: Bucket) -> None:
-        """Copy a bucket's memories, which its push is about to change."""
+        """Copy a bucket's feedback state before its push changes the state."""
         bucket_of, copies = self._copies.get(number, (None, []))
         if bucket_of is not bucket:
             copies = [
@@ -34,7 +34,7 @@ class Undo:
         self._step.add(number)
 
     def restore(self) -> None:
-        """Restore the memories of all buckets of this step."""
+        """Restore the feedback state of all buckets pushed in this step."""
         for number in self._step:
             bucket, copies = self._copies[number]
             for k, copy in enumerate(copies):
@@ -43,11 +43,11 @@ class Undo:
         self._step = set()
 
     def forget(self) -> None:
-        """Drop all copies, since the memories have been replaced."""
+        """Drop all copies, since the feedback state has been replaced."""
         self._copies, self._step = {}, set()
 
     def restore_part(self, number: int, place: slice) -> None:
-        """Restore the memories of the coordinates at `place` of a bucket's plan."""
+        """Restore the feedback state of the coordinates at `place` in a bucket's plan."""
         bucket, copies = self._copies[number]
         for k, copy in enumerate(copies):
             segment = bucket.coders[k].segment

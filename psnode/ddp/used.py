@@ -1,4 +1,4 @@
-"""Parameters that a backward pass has reached, on this rank and on others."""
+"""Detection of the parameters that a backward pass has used, on this rank and on others."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.nn.parameter import is_lazy
 
 from psnode.exchange.collectives import Sizes
 
-_BITS = 62  # bits of an int64, one per tensor
+_BITS = 62  # tensors per int64, one bit each
 
 
 class Used:
-    """Parameters that have received a gradient on this rank since they were last sent.
+    """The parameters that have received a gradient on this rank since their bucket was last submitted.
 
-    Passes under `no_sync` count, as they do for DDP, which leaves the gradient of a parameter that no rank has used unchanged.
+    Passes under `no_sync` count, as they do in DDP. DDP leaves the gradient of a parameter unchanged if no rank has used it.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Used:
         self._reached: set[int] = set()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Record from now on when one of them receives a gradient."""
+        """Record from now on the gradients that `parameters` receive."""
         for each in parameters:
             if each.requires_grad and each.is_leaf and not is_lazy(each) and not self._watches(each):
                 self._watched[id(each)] = weakref.ref(each)
@@ -33,8 +33,10 @@ class Used:
                 each.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def take(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[bool, ...]:
-        """Return True for each parameter that has been reached, and reset it. A parameter that is not watched counts if its
-        gradient is not 0."""
+        """Return for each parameter True if it has received a gradient, and reset the record.
+
+        A parameter that was not watched counts as used if its gradient is not 0.
+        """
         reached = tuple(
             id(each) in self._reached if self._watches(each) else bool(gradient.any())
             for each, gradient in zip(parameters, gradients, strict=True)
@@ -52,12 +54,12 @@ class Used:
 
 
 def packed(used: Sequence[bool]) -> list[int]:
-    """Return numbers that hold a bit for each tensor."""
+    """Return `used` as numbers, with one bit for each tensor."""
     starts = range(0, len(used), _BITS)
     return [sum(flag << k for k, flag in enumerate(used[start : start + _BITS])) for start in starts]
 
 
 def by_any(rows: Sizes, tensors: int) -> list[bool]:
-    """Return True for each tensor that one of the ranks has used; `rows`: the packed numbers of each rank."""
+    """Return for each tensor True if any rank has used it. `rows`: the numbers from `packed` of each rank, one row per rank."""
     words = np.bitwise_or.reduce(rows, axis=0)
     return [bool(int(words[k // _BITS]) >> k % _BITS & 1) for k in range(tensors)]

@@ -1,4 +1,4 @@
-"""The parameter server: rank 0."""
+"""The parameter server, which runs on rank 0."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def lead(transport: Transport, config: Config, make_task: Callable[[Config], Task], hello: bytes) -> int:
-    """Run a whole job as its master; returns the exit code.
+    """Run a whole job as its master and return the exit code.
 
-    Raises PsnodeError when the job cannot start or go on; the workers have been told then.
+    Raises PsnodeError if the job cannot start or continue, after it has told the workers.
     """
     link = FrameChannel(transport)
     ranks = Layout.of(transport.size, 0).readers
@@ -92,7 +92,10 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
 
 
 def _explained(error: Exception | SystemExit, config: Config) -> Exception:
-    """A disk that takes nothing more is no bug; a sys.exit() amid the job, whatever its code, is an error."""
+    """Return the error to report for `error`: CheckpointError if the disk is full or read-only, PsnodeError for sys.exit().
+
+    Every other error is returned as it is. A sys.exit() during the job is an error whatever its code.
+    """
     if isinstance(error, SystemExit):
         return PsnodeError(in_one_line(error))
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
@@ -117,7 +120,7 @@ def _lead(
     torch.manual_seed(config.seed)
     model = task.model()
     statistics = inventory.check(model, task.statistics(model))
-    if config.init_from is not None and not config.resume:  # before the directory is made: it may be refused
+    if config.init_from is not None and not config.resume:  # before the directory is made: the weights may be refused
         initialise(model, config.init_from, new_head=config.new_head)
     makers = chosen(config)
     with claim(config) as run:
@@ -129,13 +132,13 @@ def _lead(
             if config.resume:
                 refuse_other_groups(groups, run.resume_point.parameter_groups)
             return _run(link, run, task, model, statistics, layout, threads, groups, loggers, device)
-        except StoppedError as error:  # before it began: a reader of the directory learns why nothing comes
+        except StoppedError as error:  # before the first round: summary.json tells why the run has no steps
             ending.begun_in_vain(run, error)
             raise
 
 
 def _tell_of_what_is_not_used(task: Task, config: Config) -> None:
-    """Tell of an optimizer or a schedule that the task has and the settings do not ask for."""
+    """Warn if the task has its own optimizer or learning-rate schedule and the settings select another."""
     for method, there, flag, setting in (
         ("optimizer", task.own_optimizer, "--optimizer", config.optimizer),
         ("learning_rate", task.own_rate, "--lr-schedule", config.lr_schedule),
@@ -156,7 +159,7 @@ def _run(
     loggers: Observer,
     device: torch.device | None,
 ) -> int:
-    """Gather the ranks, agree on a plan, put the shard and the master together, and serve."""
+    """Gather the ranks, agree on a plan, build the shard and the master, and serve. Return the exit code."""
     workers = layout.computing
     rule = rule_of(run.config, len(workers))
     ready, need = _gathered(link, run, model, layout, threads)
@@ -225,12 +228,15 @@ def _run(
 def _gathered(
     link: FrameChannel, run: RunDirectory, model: torch.nn.Module, layout: Layout, threads: Mapping[int, int]
 ) -> tuple[Mapping[int, Ready], Footprint]:
-    """The answers of all ranks, and the memory that each needs: PsnodeError if one has less, or does not answer."""
+    """Return the READY messages of all ranks, and the memory that ranks need.
+
+    Raises PsnodeError if a rank does not answer, or if a host has less memory than its ranks need.
+    """
     coding = Coding(plan_of(describe(model), run.scheme, run.config), run.scheme)
     patience = 5 * run.config.pause_deadline
     ready = gather_ready(link, run, layout.readers, patience, partial(prepare, coding, run.config), threads)
     need = footprint(coding, run.config, len(layout.computing))
-    if run.config.memory_check:  # before trial runs, which take as much
+    if run.config.memory_check:  # before trial runs, which need as much memory as the run
         require_memory(need, {rank: ready[rank] for rank in layout.readers})
     return ready, need
 
@@ -248,7 +254,10 @@ def _planned(
     sharding: Sharding,
     events: Events,
 ) -> tuple[RunDirectory, Plan]:
-    """The run with the size of groups that trial runs prefer in its settings, and the plan by rule; or the recorded plan."""
+    """Return the run and its plan. A resumed run has its recorded plan.
+
+    In a new run the group size is set to the fastest one in trial runs, and the plan follows from the rule.
+    """
     if run.resume_point.plan is not None:
         return run, run.resume_point.plan
     size = group_bytes_for(
@@ -270,7 +279,10 @@ def _start(
     workers: int,
     parameter_groups: list[dict[str, Any]],
 ) -> tuple[int, ...]:
-    """Record the plan and hand it out, with the state of a run that goes on; returns the ranks that need the weights sent."""
+    """Record the plan and send it to all ranks, with their state if the run is resumed.
+
+    Returns the ranks to which the weights have yet to be sent.
+    """
     lacking = what_to_send(ready, model, run.resume_point.checkpoint)
     job = job_digest(run.config, run.scheme, plan, run.mark)
     run.begin(plan, workers, parameter_groups)
@@ -283,7 +295,10 @@ def _start(
 
 
 def _serve(master: Master, waits: str) -> None:
-    """Run all rounds; an error is summed up and raised. `waits`: why forward passes wait for all weights, if they do."""
+    """Run all rounds. Write the summary of an error and raise it again.
+
+    `waits`: the reason for which forward passes wait for all weights; empty if they do not.
+    """
     malloc.give_back()
     beat = Heartbeat(master.link, (*master.workers, *master.spares))
     tell_of_the_start(master.events, master.run, master.workers)

@@ -1,4 +1,4 @@
-"""The books of a run: a record of each step once it is complete, and verdicts on checkpoints by the losses."""
+"""The records of a run: one for each complete step, and verdicts on checkpoints from the losses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.master.recorder import StepRecorder
 
 @dataclass
 class Books:
-    """`final_loss`: that of the last record."""
+    """Writes the records of steps and the verdicts on checkpoints. `final_loss`: the loss in the last record written."""
 
     recorder: StepRecorder
     observer: Fanout
@@ -22,13 +22,13 @@ class Books:
     final_loss: float | None = None
 
     def write(self) -> None:
-        """Write the records that are due."""
+        """Write the step records that are complete, and add their losses to `soundness`."""
         for record in self.recorder.due():
             self.final_loss = record.loss
             self.soundness.take(record.step, record.loss)
             self.observer.write(record)
 
     def judge(self, verdicts: Iterable[tuple[int, str]]) -> None:
-        """Versions are sound, or unsound for a reason."""
+        """Pass on `verdicts`: pairs of a version and the reason for which it is unsound, empty if it is sound."""
         for version, reason in verdicts:
             self.pending.judge(version, reason)

@@ -1,4 +1,4 @@
-"""Time that a round may take before the workers that block it are suspended."""
+"""The time that a round may take before the workers that block it are suspended."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from psnode.config import Config
 from psnode.exchange.shard.consistency import Rule
 from psnode.transport.clock import Clock
 
-MARGIN = 5.0  # seconds: a busy host or a collection of garbage takes less
+MARGIN = 5.0  # seconds, longer than the stalls of a busy host or of garbage collection
 _RECENT = 50
 _ENOUGH = 3
-_START = 5  # pauses' deadlines for the first round of a job: kernels compile, caches fill, and nothing is known yet
+_START = 5  # the first round of a job may take this many pause deadlines: kernels compile, caches fill, no duration is known
 
 
 class AdaptiveTimeout:
-    """median + max(5 s, 6 MAD) of recent rounds, or `fixed` seconds if that is above 0; at least `pause` in declared pauses.
+    """The deadline of a round, from the durations of recent rounds.
 
-    `least`: no round's deadline is shorter.
+    The deadline is median + max(5 s, 6 MAD) of the recent rounds, or `fixed` seconds if `fixed` is above 0, and at least `least`
+    seconds. Six median absolute deviations (MAD) are four standard deviations of a normal distribution.
 
-    Six median absolute deviations are four standard deviations of a normal distribution. Declared pauses are rounds that
-    are known to take longer: the first ones, those after a checkpoint, a comparison of weights or the end of an epoch,
-    and those that let a worker in. They have at least twice the time of the longest of the recent ones.
+    Declared pauses are rounds that are known to take longer: the first rounds, rounds after a checkpoint, a comparison of weights
+    or the end of an epoch, and rounds in which a worker joins. The deadline of a pause is at least `pause` seconds and at least
+    twice the longest recent pause.
     """
 
     def __init__(self, fixed: float, pause: float, least: float = 0.0) -> None:
@@ -33,11 +34,11 @@ class AdaptiveTimeout:
         self._pauses: deque[float] = deque(maxlen=_RECENT)
 
     def add(self, seconds: float, *, pause: bool = False) -> None:
-        """A round took `seconds`."""
+        """Record that a round took `seconds`."""
         (self._pauses if pause else self._rounds).append(seconds)
 
     def of_round(self, *, pause: bool) -> float:
-        """The deadline of the round that begins, in seconds: of those who hold it up while others do not."""
+        """Return the seconds after which workers that hold up the coming round may be suspended."""
         usual = self._fixed or self._adapted()
         if pause or usual is None:
             return max(usual or 0.0, self._pause, 2 * max(self._pauses, default=0.0))
@@ -45,7 +46,7 @@ class AdaptiveTimeout:
 
     @property
     def hard_limit(self) -> float:
-        """Time that a round may take before so many workers are suspended that the job cannot go on."""
+        """Seconds that a round may take before workers are suspended even if too few are then left to continue the job."""
         return self.of_round(pause=True) * (1 if self._rounds or self._pauses else _START)
 
     def _adapted(self) -> float | None:
@@ -56,17 +57,17 @@ class AdaptiveTimeout:
 
 
 def patience_of(config: Config, rule: Rule) -> AdaptiveTimeout:
-    """The patience that the configuration asks for.
+    """Return the deadlines that `config` asks for.
 
-    A synchronous round is of all workers: by default a stall suspends no worker before the deadline of pauses. Where rounds close
-    without the slowest, deadlines follow them.
+    A synchronous round needs all workers, so by default no worker is suspended before the pause deadline. Where rounds close
+    without the slowest workers, deadlines follow the durations of recent rounds.
     """
     patient = config.deadline is None and not rule.rounds_go_on
     return AdaptiveTimeout(config.deadline or 0.0, config.pause_deadline, config.pause_deadline if patient else 0.0)
 
 
 class RoundTimer:
-    """The time of the open round by `clock`, and its deadline."""
+    """Measures the open round by `clock`, and sets its deadline."""
 
     def __init__(self, patience: AdaptiveTimeout, clock: Clock) -> None:
         self.patience = patience
@@ -77,7 +78,7 @@ class RoundTimer:
         self.deadline = self._opened
 
     def begin(self, *, pause: bool) -> None:
-        """A round opens; the duration of the one before tells how long rounds usually take."""
+        """Start timing a round that opens now, and record the duration of the previous round."""
         now = self._clock.now()
         if self._begun:
             self.patience.add(now - self._opened, pause=self._pause)
@@ -87,7 +88,7 @@ class RoundTimer:
         self.deadline = now + self._seconds
 
     def extend(self) -> None:
-        """Give the round as long again, from now on."""
+        """Set the deadline to one full round time from now."""
         self.deadline = self._clock.now() + self._seconds
 
     @property

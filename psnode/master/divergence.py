@@ -1,4 +1,7 @@
-"""Divergence: a loss that is not finite, with the facts from all who computed one on the same weights; weights that differ."""
+"""Detection of divergence: a loss that is not finite, or weights that differ between ranks.
+
+The report on a loss includes the losses of other workers on the same weights.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from psnode.errors import DeadlineExceededError, DivergedError, PeerLostError, P
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Frame, Kind
 
-_KEPT = 16  # versions, for reports that come late
+_KEPT = 16  # hashes of compared versions that are kept for late reports
 _SECONDS = 10.0
-_BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)  # frames of a step that a worker whose loss was finite sends
+_BEHIND_THE_LOSS = (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)  # frames that a worker sends only after a finite loss
 
 
 class ReplicaHashes:
-    """xxh3_64 of y at every `every`-th version; 0: of none."""
+    """The xxh3_64 hashes of the weights y at every `every`-th version; if `every` is 0, no version is hashed."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -30,13 +33,13 @@ class ReplicaHashes:
         return bool(self._every) and version % self._every == 0
 
     def note(self, version: int, replica: Floats) -> None:
-        """Hash y of `version`, if it is due. Version 0 is agreed on at the start."""
+        """Hash the weights y of `version` if it is due. Version 0 is skipped, since all ranks agree on it at the start."""
         if version and self.due(version):
             self._hashes[version] = xxhash.xxh3_64_intdigest(replica.data)
             self._hashes.pop(version - _KEPT * self._every, None)
 
     def compare(self, rank: int, step: int, version: int, found: int | None) -> None:
-        """DivergedError if `rank` computed `step` on weights of the hash `found` that are not those of `version`."""
+        """Raise DivergedError if `found`, the hash of the weights on which `rank` computed `step`, is not that of `version`."""
         expected = self._hashes.get(version)
         if found is not None and expected is not None and found != expected:
             raise DivergedError(
@@ -53,10 +56,11 @@ def diverged(
     weights: Floats | None,
     outlier: str = "",
 ) -> DivergedError:
-    """The error that the job ends with because `first` says that a loss is not finite.
+    """Return the error that ends the job after `first` has reported a loss that is not finite.
 
-    `finite`: ranks whose loss of that step was; the rest of `others` is listened to for ten seconds. `weights`: those that
-    the loss was computed on, if they are still known. `outlier`: a line about a gradient in them that was out of place.
+    `finite`: ranks whose loss in that step is known to be finite. The remaining ranks of `others` have ten seconds to report
+    theirs. `weights`: the weights on which the loss was computed, None if they are no longer known. `outlier`: a line about a
+    gradient of unusual size that these weights contain, or "".
     """
     losses = {first.rank: str(first.failure.loss)}
     fine = set(finite) - {first.rank}
@@ -73,7 +77,7 @@ def diverged(
                 silent.discard(failure.rank)
         except PeerLostError as lost:
             silent.discard(lost.rank)
-        except PsnodeError:  # a malformed frame says nothing
+        except PsnodeError:  # a malformed frame gives no information
             continue
         else:
             if isinstance(event, Frame) and event.step == first.step and event.kind in _BEHIND_THE_LOSS:
@@ -84,7 +88,7 @@ def diverged(
 
 
 def _told(version: int, losses: dict[int, str], fine: set[int], silent: set[int], sound: bool | None, outlier: str) -> str:
-    """One line: on which ranks, on which weights, and the remedy."""
+    """Return one line that names the ranks, the weights and the remedy."""
     values = sorted(set(losses.values()))
     found = [f"{value} on {_ranks(rank for rank in losses if losses[rank] == value)}" for value in values]
     found += [f"finite on {_ranks(fine)}"] if fine else []

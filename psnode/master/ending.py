@@ -1,4 +1,4 @@
-"""End of a job on the master: summary.json, the last lines, and the word to the workers."""
+"""The end of a job on the master: summary.json, the last log lines, and the END message to the workers."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ _REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
 
 
 def begun_in_vain(run: RunDirectory, error: StoppedError) -> None:
-    """Sum up a job that was stopped before its first round: who watches the directory learns why nothing comes."""
+    """Write the summary of a job that was stopped before its first round, so that its directory tells why it has no steps."""
     _summary(run, error.step, _REASONS[error.exit_code], error.exit_code, 0).write(run.path)
 
 
 def rescue(master: Master, error: Exception | SystemExit) -> None:
-    """Leave a checkpoint of the last whole step where code on rank 0 ends the job: the program's own, or a bug.
+    """Write a checkpoint of the last complete step if an exception of the program's code, or a bug, on rank 0 ends the job.
 
-    Not where settings, the disk, the network or a worker are at fault.
+    Do nothing if the disk, the network or a worker is at fault.
     """
     codes = (PsnodeError.exit_code, ConfigurationError.exit_code)
     own = not isinstance(error, PsnodeError) or (error.exit_code in codes and not isinstance(error, RemoteFailureError))
     if own and master.version > master.run.resume_point.step:
-        with contextlib.suppress(OSError, PsnodeError):  # then the first error is the one to tell
+        with contextlib.suppress(OSError, PsnodeError):  # the first error is the one to report
             if (version := master.pending.rescue()) is not None:
                 _LOG.warning("the checkpoint of step %d is written: once the cause is mended go on with --resume", version)
 
 
 def fail(master: Master, error: Exception | SystemExit) -> None:
-    """Sum up a job that `error` ends, as far as the disk takes it."""
+    """Write the summary of a job that `error` ends, if the disk has room for it."""
     code = error.exit_code if isinstance(error, PsnodeError) else 1
-    with contextlib.suppress(OSError):  # a full disk, say: then the first error is the one to tell
+    with contextlib.suppress(OSError):  # e.g. a full disk: the first error is the one to report
         _summarise(master, master.run, _REASONS.get(code, "failed"), code)
     _tell_of_the_end(master)
 
 
 def end(master: Master) -> int:
-    """Sum the run up and dismiss the workers; returns the exit code. RemoteFailureError if a worker's exception ended the job."""
+    """Write the summary of the run, dismiss the workers and return the exit code.
+
+    Raises RemoteFailureError if the exception of a worker ended the job.
+    """
     code = _exit_code(master)
     if code and (failure := master.job_state.failure) is not None:
         _summarise(master, master.run, "failed", failure.exit_code)
@@ -66,7 +69,7 @@ def end(master: Master) -> int:
 
 
 def _tell_of_the_end(master: Master) -> None:
-    """The last line of a synchronous run some of whose rounds were not."""
+    """Warn at the end of a synchronous run if some of its rounds were not of all workers."""
     if master.partial and not master.rule.rounds_go_on:
         rounds, everybody = master.version - master.run.resume_point.step, len(master.workers)
         _LOG.warning(
@@ -86,7 +89,7 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Sum
     memory = master.recorder.worker_memory or None
     try:
         digest = master.shard.digest()
-    except DeviceError:  # of the master's own, on which the weights are
+    except DeviceError:  # the master's device, which holds the weights, has failed
         digest = ""
     found = replace(found, final_loss=master.books.final_loss, model_hash=digest, worker_peak_memory_bytes=memory)
     found.write(run.path)
@@ -94,7 +97,7 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Sum
 
 
 def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:
-    """All but the fields that only a master that has begun knows."""
+    """Return a summary without final loss and model hash, which are known only after the start-up."""
     sums = totals(run.path / METRICS, steps)
     return Summary(
         steps=steps,

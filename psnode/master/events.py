@@ -1,4 +1,4 @@
-"""Events of a job beside its steps: told on standard error, and kept in events.jsonl."""
+"""Events of a job apart from its steps, shown on standard error and kept in events.jsonl."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _LEVELS = dict.fromkeys(["calibrated", "learning rate", "promoted", "resharded",
 
 
 class Events:
-    """Appends to the run's events.jsonl: seconds since 1970, finished updates, the event, its rank, and its reason.
+    """Logs events and appends them to the run's events.jsonl.
 
-    `also` is told each event with its step, in words.
+    A line holds the time in seconds since 1970, the number of finished updates, the event, its rank and its reason. `also` is
+    called with the step and the text of each event.
     """
 
     def __init__(self, directory: Path, also: Callable[[int, str], None] | None = None) -> None:
@@ -25,7 +26,7 @@ class Events:
         self._also = also
 
     def tell(self, event: str, step: int, rank: int | None = None, reason: str = "") -> None:
-        """One event. A full disk is no reason to stop: the line on standard error remains."""
+        """Log an event and append it to events.jsonl. If the file cannot be written, warn and continue."""
         text = f"{'' if rank is None else f'rank {rank} '}{event}{f': {reason}' if reason else ''}"
         _LOG.log(_LEVELS.get(event, logging.WARNING), "step %d: %s", step, text)
         if self._also is not None:

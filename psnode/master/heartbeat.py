@@ -1,4 +1,4 @@
-"""The master's sign of life, which no computation and no slow worker holds up. Silent workers: psnode.master.membership."""
+"""The master's heartbeat, which neither computations nor slow workers delay. Silent workers: see psnode.master.membership."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 1.0
 
 
 class Heartbeat:
-    """Sends PING to `ranks` every second until closed; none to a rank that has not taken the one before."""
+    """Sends PING to `ranks` every second until closed, except to a rank whose previous PING has not left yet."""
 
     def __init__(self, link: FrameChannel, ranks: Sequence[int]) -> None:
         self._link = link
@@ -35,5 +35,5 @@ class Heartbeat:
                 if all(pending.done for pending in self._last.get(rank, ())):
                     try:
                         self._last[rank] = self._link.send(rank, Kind.PING)
-                    except TransportError:  # the reader of the inbox learns the same
+                    except TransportError:  # the reader of the inbox gets this error too
                         return

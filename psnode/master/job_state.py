@@ -1,4 +1,4 @@
-"""State of a job: its version, and the approach of its end."""
+"""The state of a job: its version, and requests to end it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from psnode.protocol.round import Round
 from psnode.transport.clock import Clock
 
 QUORUM = "quorum"
-PART = "stop-after"  # reason in summary.json of a start that ended well before the end of its run
+PART = "stop-after"  # reason in summary.json if the job ended successfully before its run was complete
 
 
 class JobState:
-    """`round`: the open one, or the next; `stopping`: no round follows; `stop_reason`: a signal, QUORUM or ENOUGH, if any."""
+    """The version of a job and requests to end it.
+
+    `round`: the open round, or the next one if none is open. `stopping`: no further round is opened. `stop_reason`: the name of a
+    signal, QUORUM, ENOUGH, or None.
+    """
 
     def __init__(self, clock: Clock, stop_deadline: float) -> None:
         self.round = Round.after(0)
         self.stopping = False
         self.stop_reason: str | None = None
-        self.failure: PsnodeError | None = None  # why too few are left, if an exception of one of them is
-        self.stop_by = math.inf  # when who asked the job to stop has waited long enough
+        self.failure: PsnodeError | None = None  # the worker's exception that ended the job, if one did
+        self.stop_by = math.inf  # time by which a requested stop should be complete
         self._clock = clock
         self._stop_deadline = stop_deadline
 
@@ -31,16 +35,16 @@ class JobState:
         return self.round.version
 
     def request(self, reason: str) -> None:
-        """The job is to end after the open round."""
+        """Request the end of the job after the open round. The first `reason` is kept."""
         if reason not in (QUORUM, ENOUGH) and self.stop_by == math.inf:
             self.stop_by = self._clock.now() + self._stop_deadline
         self.stop_reason = self.stop_reason or reason
 
     def is_over(self, last_step: int) -> bool:
-        """True if no round is to follow the version, or was asked to."""
+        """Return True if the last step is reached or a stop was requested, so that no further round is opened."""
         return self.round.finished >= last_step or self.stop_reason is not None
 
     @property
     def late(self) -> bool:
-        """True if nothing may be waited for any more."""
+        """True if the deadline of a requested stop has passed."""
         return self._clock.now() >= self.stop_by

@@ -1,4 +1,4 @@
-"""The master: close rounds, publish versions, keep the books and the checkpoints."""
+"""The master's loop, which closes rounds, publishes versions, and writes records and checkpoints."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from psnode.records.timeline import parse_events
 from psnode.tasks import tensor_names
 from psnode.transport.clock import Clock
 
-_FIRST_ROUNDS = 3  # declared pauses: kernels compile, caches fill
+_FIRST_ROUNDS = 3  # the first rounds, which are declared pauses: kernels compile, caches fill
 
 
 class _Overdue(NamedTuple):
-    """An event: the deadline is over."""
+    """The event that a deadline has passed."""
 
 
 @dataclass
 class Master:
-    """The server loop after the start-up. One thread runs it; arithmetic happens in the shard's lanes."""
+    """The server loop after the start-up. One thread runs it; the shard's lanes do the arithmetic."""
 
     link: FrameChannel
     config: Config
@@ -71,7 +71,7 @@ class Master:
     soundness: Soundness = field(default_factory=Soundness)
     history: History | None = None
     behind: tuple[int, ...] = ()  # ranks that do not have the weights yet
-    partial: int = 0  # rounds that were not of all workers
+    partial: int = 0  # number of rounds in which some group lacked a worker's gradient
     traces: dict[int, list[dict[str, object]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,9 +83,9 @@ class Master:
         return self.job_state.version
 
     def serve(self) -> None:
-        """Run rounds until the last step or a request to stop; returns when the last checkpoint is published.
+        """Run rounds until the last step or a request to stop, and return when the last checkpoint is published.
 
-        CheckpointError if the disk does not take that one.
+        Raises CheckpointError if the last checkpoint cannot be written.
         """
         self._prepare()
         self.recorder.begin()
@@ -109,9 +109,10 @@ class Master:
         self.pending.require(self.version)
 
     def _prepare(self) -> None:
-        """Put together members, timers and messages of the rounds to come, and send weights to those who lack them."""
+        """Create the membership, the round boundary and the first round, and send the weights to the ranks that lack them."""
         self._hashes = ReplicaHashes(self.config.hash_every)
-        self._held = self._due = False  # a version waits to be published, until an earlier checkpoint is written; its own is due
+        # held: the complete version is published once an earlier checkpoint is written; due: it gets a checkpoint
+        self._held = self._due = False
         self._added: list[tuple[AddedGradient, ...]] = [()] * len(self.plan.groups)
         self._membership = Membership(
             Members(self.workers, self.clock, self.spares), self.flow_control,
@@ -170,7 +171,7 @@ class Master:
             case Frame(kind=Kind.ASK):
                 self._membership.hear_answer(event.sender, event.version)
             case Frame(sender=rank) if rank not in self._membership.live:
-                if event.kind is Kind.REPORT and self._membership.members.is_suspended(rank):  # records may wait for it
+                if event.kind is Kind.REPORT and self._membership.members.is_suspended(rank):  # records may wait for this report
                     self._on_report(event)
                 event.release()
             case Frame(kind=Kind.REPORT):
@@ -208,7 +209,7 @@ class Master:
         return self._membership.live - self.traces.keys() if self.config.timeline else frozenset()
 
     def _on_skip(self, frame: Frame) -> None:
-        """A worker's gradient of this step is not finite."""
+        """Handle the notice of a worker that leaves out its gradient of a step because the gradient is not finite."""
         self.recorder.dropped(self.job_state.round.last_step)
         self.recorder.skipped(frame.step, frame.sender)
         reason = plain(bytes(frame.body).decode("utf-8", "replace"))
@@ -217,9 +218,11 @@ class Master:
             self.shard.excuse(frame.sender, frame.version)
 
     def _on_failure(self, event: RemoteFailureError) -> None:
-        """A worker cannot go on. An exception is its own; a fault of settings, weights or checkpoints ends the job.
+        """Handle the failure of a worker.
 
-        Settings that have taken a step are not at fault: a later fault of a loop or a task ends the job after a checkpoint.
+        The job continues without a worker that failed with a bug or an exception of the task. A fault of settings, weights or
+        checkpoints ends the job. A ConfigurationError after the first step of this job is a fault of the loop or the task, since
+        the settings have worked before; it ends the job after a checkpoint.
         """
         if event.failure.loss is not None:
             newest = not self.rule.rounds_go_on and event.step in self.job_state.round.numbers
@@ -243,7 +246,10 @@ class Master:
             self._complete()
 
     def _complete(self) -> None:
-        """The version is complete: publish it, if it is to have a checkpoint when the one before is on the disk."""
+        """Count the complete version and publish it.
+
+        If the version gets a checkpoint and an earlier checkpoint is in flight, publication waits for the earlier one.
+        """
         if self._boundary.count(self._contributors):
             self.observer.extend(max(self.job_state.round.finished, self.sharding.last_step))
         self._due = self._dues.is_due(self.version, last=self.job_state.is_over(self.sharding.last_step))
@@ -256,7 +262,7 @@ class Master:
         return {(added.rank, added.step) for group in self._added for added in group}
 
     def _publish(self, *, first: bool = False) -> None:
-        """Publish the version that is complete, with word of the next one, and open its round."""
+        """Publish the complete version, begin its checkpoint if one is due, and open the next round unless the job stops."""
         version, self._held = self.version, False
         finished, last_step = self.job_state.round.finished, self.sharding.last_step
         self.job_state.stopping = finished >= last_step if first else self.job_state.is_over(last_step)
@@ -294,7 +300,11 @@ class Master:
             self._membership.suspend_silent()
 
     def _desert(self) -> None:
-        """No worker is left in the open round, and nothing was added to it: that makes no version, which would skip a batch."""
+        """Handle an open round without workers and without gradients.
+
+        If a stop was requested, end the job. Otherwise pass the round to spares, if there are any. No version is made of the
+        round, since a version without gradients would skip a batch of the data.
+        """
         if self.job_state.stop_reason is not None:
             self._boundary.break_off(self.clock.now())
         elif self._membership.members.spares:
@@ -314,9 +324,9 @@ class Master:
         self.books.write()
 
     def _is_pause(self, flags: Flag) -> bool:
-        """True if the round that follows is known to take longer."""
+        """Return True if the next round is known to take longer."""
         first = self.version < self.run.resume_point.step + _FIRST_ROUNDS
-        alone = self.config.local is not None  # its workers take turns, and none can be cut off
+        alone = self.config.local is not None  # workers in one process take turns, and none can lose its connection
         checkpoint = Flag.CHECKPOINT in flags or bool(self.pending)
         compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.job_state.round.finished)
         return first or alone or checkpoint or compared_or_over or bool(self._boundary.entering)

@@ -1,4 +1,4 @@
-"""The members of a job: workers who count, spares, and workers who were suspended and may return."""
+"""The members of a job: live workers, spares, and suspended workers, which may return."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from psnode.transport.clock import Clock
 
-STRIKES = 3  # frames in a row that cannot be used
+STRIKES = 3  # consecutive unusable frames after which a worker is dropped
 
 
 @dataclass
 class _Absence:
-    """`taken[g]`: the last step whose gradient of group g was taken; `step`: the last that the worker may have sent."""
+    """A suspended worker.
+
+    `taken[g]`: the last step of the worker whose gradient of group g was taken. `step`: the last step of which the worker may
+    have sent a gradient. `heard`: a frame has come from the worker since the suspension.
+    """
 
     taken: Mapping[int, int]
     step: int
@@ -20,7 +24,10 @@ class _Absence:
 
 
 class Members:
-    """The workers of a job. `live`: those whose gradients count and who are waited for; `spares`: those who wait to be."""
+    """The workers of a job.
+
+    `live`: workers whose gradients count and are awaited. `spares`: ranks that wait for an empty place among the live workers.
+    """
 
     def __init__(self, workers: Iterable[int], clock: Clock, spares: Iterable[int] = ()) -> None:
         self.live = frozenset(workers)
@@ -32,55 +39,56 @@ class Members:
         self._aside: dict[int, _Absence] = {}
 
     def hear(self, rank: int, gradient_of: int = 0) -> None:
-        """Something came from `rank`: part of the gradient of a step, if that is given."""
+        """Record that a frame came from `rank`. `gradient_of`: the step that the frame belongs to, 0 if it belongs to none."""
         self._since[rank] = self._clock.now()
         if (absence := self._aside.get(rank)) is not None:
             absence.heard = True
             absence.step = max(absence.step, gradient_of)
 
     def ask(self, ranks: Iterable[int]) -> None:
-        """`ranks` had nothing to say, and have from now on: they kept silent because they were not asked."""
+        """Measure the silence of `ranks` from now on: until now they had nothing to send."""
         self._since.update(dict.fromkeys(ranks, self._clock.now()))
 
     def silent_for(self, rank: int) -> float:
-        """Seconds since `rank` was heard or asked."""
+        """Return the seconds since `rank` was last heard or asked."""
         return self._clock.now() - self._since[rank]
 
     def strike(self, rank: int) -> bool:
-        """`rank` sent a frame that cannot be used; True if it did so STRIKES times in a row."""
+        """Count an unusable frame of `rank`, and return True if it was the STRIKES-th in a row."""
         self._strikes[rank] = self._strikes.get(rank, 0) + 1
         return self._strikes[rank] >= STRIKES
 
     def forgive(self, rank: int) -> None:
-        """Note that a gradient of `rank` was used."""
+        """Reset the count of unusable frames of `rank`, one of whose gradients was used."""
         self._strikes.pop(rank, None)
 
     def remove(self, rank: int) -> bool:
-        """Count `rank` no more; False if it was not counted."""
+        """Remove `rank` from the live workers. Return False if it was not one of them."""
         if rank not in self.live:
             return False
         self.live -= {rank}
         return True
 
     def suspend(self, rank: int, taken: Mapping[int, int], step: int) -> None:
-        """Note that `rank` may return, its steps taken so far by group, and that it may have sent the gradient of `step`."""
+        """Add `rank` to the suspended workers. `taken` and `step`: see _Absence."""
         self._aside[rank] = _Absence(taken, step)
 
     def is_suspended(self, rank: int) -> bool:
-        """True if `rank` may return."""
+        """Return True if `rank` is suspended, so that it may return."""
         return rank in self._aside
 
     def forget(self, rank: int) -> bool:
-        """`rank` will not return, and is no spare; False if it was neither suspended nor a spare."""
+        """Remove `rank` from the spares or the suspended workers. Return False if it was in neither."""
         if rank in self.spares:
             self.spares.remove(rank)
             return True
         return self._aside.pop(rank, None) is not None
 
     def readmit(self) -> dict[int, tuple[int, list[int]]]:
-        """Those who were suspended and heard since: each with its last step, and the groups not taken of that.
+        """Readmit the suspended workers that have been heard again. They become live, or spares once all places are taken.
 
-        They count again, but for those whose places have been taken: these are spares.
+        Returns by rank the last step of which the worker may have sent a gradient, and the groups of that gradient that were not
+        taken.
         """
         found = {}
         for rank in sorted(rank for rank, absence in self._aside.items() if absence.heard):
@@ -92,7 +100,7 @@ class Members:
         return found
 
     def promote(self, behind: Collection[int] = ()) -> list[int]:
-        """Count as many spares as places are empty: these. None of those who are `behind`."""
+        """Move spares into the empty places of live workers, except the ranks in `behind`, and return the moved ranks."""
         promoted = [rank for rank in self.spares if rank not in behind][: self._most - len(self.live)]
         self.spares = [rank for rank in self.spares if rank not in promoted]
         self.live |= set(promoted)

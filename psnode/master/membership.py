@@ -1,4 +1,8 @@
-"""Membership: workers waited for, suspended or lost, and the consequences for the open round and the job."""
+"""Decisions on which workers are awaited, suspended or lost, and the consequences for the open round and the job.
+
+A suspended worker that is heard again comes back between two rounds. Members.readmit (members.py) puts it back on the list of
+live workers or of spares, and RoundBoundary.readmit (round_boundary.py) sends it the whole weights of the complete version.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,16 @@ from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Flag, Kind
 
-_STOP_AGAIN = 0.2  # of the stop deadline, for each thing that is left to do after it
-_SILENCES = 4  # deadlines that a worker may keep silent where no round waits for it
+_STOP_AGAIN = 0.2  # after the stop deadline has passed, it is extended each time by this fraction
+_SILENCES = 4  # number of round deadlines for which a worker may be silent where no round waits for it
 
 
 @dataclass
 class Membership:
-    """Owns the members, their flow control and the timer of the round, and decides when the others go on without a worker.
+    """Owns the members, their flow control and the round timer, and decides when the job continues without a worker.
 
-    For the master's main thread. It reads the version in `job_state`, and changes no more of that than asking for the end.
+    For the master's main thread. Membership reads the version in `job_state`; the only changes that it makes there are requests
+    to stop, their deadline, and the failure that caused one.
     """
 
     members: Members
@@ -43,34 +48,37 @@ class Membership:
     pending: PendingCheckpoints
     recorder: StepRecorder
     events: Events
-    judged: set[tuple[int, int]] = field(default_factory=set)  # ranks and steps of gradients out of bounds, in the open round
-    _refused: dict[int, int] = field(default_factory=dict)  # by rank: the number of such gradients in a row
+    judged: set[tuple[int, int]] = field(default_factory=set)  # (rank, step) of gradients above the norm bound in the open round
+    _refused: dict[int, int] = field(default_factory=dict)  # by rank: consecutive gradients refused for their norm
 
     @property
     def live(self) -> frozenset[int]:
-        """The workers whose gradients count and who are waited for."""
+        """The workers whose gradients count and are awaited."""
         return self.members.live
 
     @property
     def wait_until(self) -> float:
-        """The time at which something is overdue, by the clock of the job."""
+        """The earlier of the round's deadline and the deadline of a requested stop, by the job's clock."""
         return min(self.timer.deadline, self.job_state.stop_by)
 
     @property
     def followers(self) -> list[int]:
-        """Those who get the next version: workers and spares who are not held."""
+        """The ranks that get the next version: live workers and spares that flow control does not hold."""
         return sorted({*self.live, *self.members.spares} - self.flow_control.held.keys())
 
     def _watched(self, ranks: Iterable[int]) -> list[int]:
         return [rank for rank in ranks if self.rule.rounds_go_on or rank in self.members.spares]
 
     def ask(self, ranks: Iterable[int]) -> None:
-        """Ask those who have much before them: before VERSION_COMPLETE, so that the answer comes before their next gradient."""
+        """Ask the ranks with more than half of the byte limit outstanding to answer once they have caught up.
+
+        Called before VERSION_COMPLETE is sent, so that a rank answers before its next gradient (psnode.exchange.flow_control).
+        """
         version = self.job_state.version
         self._put_question([rank for rank in self._watched(ranks) if self.flow_control.ask(rank, version)], version, Flag.NONE)
 
     def hold(self, ranks: Iterable[int]) -> None:
-        """Send nothing more to those who have too much before them."""
+        """Hold the ranks above the byte limit: they get no version until they have answered."""
         number = self.job_state.round.number
         self._put_question([rank for rank in self._watched(ranks) if self.flow_control.hold(rank, number)], number, Flag.HOLD)
 
@@ -79,18 +87,23 @@ class Membership:
             self.link.send(ranks, Kind.ASK, version=number, flags=flags)
 
     def hear_answer(self, rank: int, number: int) -> None:
-        """`rank` has taken all that was sent before question `number`. If it was held, the open round does not wait for it."""
+        """Handle the answer of `rank`, which has received everything sent before question `number`.
+
+        If the rank was held, the open round does not wait for its gradient.
+        """
         if self.flow_control.answer(rank, number) and rank in self.live and not self.job_state.stopping:
             self.shard.excuse(rank, self.job_state.version)
 
     def release(self) -> dict[int, Hold]:
-        """Hold those no more who have answered, or, if no round follows, anybody: these, and how they were held."""
+        """Release the held ranks that have answered, or all held ranks if no round follows. Return them with their Hold."""
         return self.flow_control.release(everybody=self.job_state.stopping)
 
     def on_overdue(self, owing: frozenset[int], *, held: bool) -> None:
-        """Suspend the workers that hold up the round; if too few would be left, after the longest deadline.
+        """Suspend the workers that hold up the round, and extend its deadline.
 
-        At once if a stop was asked for. `owing`: workers whose traces have not come. `held`: a checkpoint holds it up.
+        If fewer ranks than --min-workers would be left, spares included, suspend only after the hard limit, or once the deadline
+        of a requested stop has passed. `owing`: workers whose traces have not come. `held`: the complete version waits for a
+        checkpoint. Raises TransportError if no worker is to blame and twice the hard limit has passed.
         """
         live, late = self.members.live, self.timer.taken
         hurried = self.job_state.late
@@ -111,27 +124,27 @@ class Membership:
             self.timer.extend()
 
     def suspend(self, rank: int) -> None:
-        """Go on without `rank` until it is heard again."""
+        """Continue without `rank` until it is heard again."""
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
         hold = self.flow_control.let_go(rank)
         taken = self._do_without(rank, "suspended", reason)
         now = self.job_state.round
         step = 0 if self.rule.patient else now.last_step
-        if step and hold is not None and hold.version <= now.version:  # no gradient of a version that it was not sent
+        if step and hold is not None and hold.version <= now.version:  # no gradient of a version that it did not get
             last = now.at(hold.version - 1)
             step = last.last_step
             taken = {group: last.finished if group in hold.unused else step for group in taken}
         self.members.suspend(rank, taken, step)
 
     def lose(self, rank: int, reason: str) -> None:
-        """Go on without `rank` for good."""
+        """Continue without `rank`, which cannot return."""
         self.flow_control.let_go(rank)
         if self.members.forget(rank):
             self.events.tell("lost", self.job_state.version, rank, reason)
         self._do_without(rank, "lost", reason)
 
     def fail(self, failure: RemoteFailureError, *, ends: bool) -> None:
-        """Go on without a worker that has failed; if that `ends` the job, or too few are left, stop with a checkpoint."""
+        """Continue without a worker that has failed. If `ends`, or if too few workers are left, stop with a checkpoint."""
         failure.show()
         unasked = self.job_state.stop_reason is None
         if ends:
@@ -141,8 +154,10 @@ class Membership:
             self.job_state.failure = failure
 
     def _do_without(self, rank: int, event: str, reason: str) -> dict[int, int]:
-        """Go on without `rank`; its gradients in the open round count. Below the quorum, stop with a checkpoint. Returns the
-        result of `RoundsHandle.withdraw`.
+        """Remove `rank` from the live workers. Its gradients in the open round still count.
+
+        If fewer ranks than --min-workers are left, spares included, stop with a checkpoint. Returns the result of
+        `RoundsHandle.withdraw`; empty if `rank` was not live or no round follows.
         """
         if not self.members.remove(rank):
             return {}
@@ -156,12 +171,12 @@ class Membership:
         if self.job_state.stopping:
             return {}
         taken = self.shard.withdraw(rank)
-        if not left and not self.shard.untouched:  # no worker will close the open groups: the version is complete as it is
+        if not left and not self.shard.untouched:  # no worker is left to close the open groups
             self.shard.force()
         return taken
 
     def suspend_silent(self) -> None:
-        """Suspend silent workers where rounds close without the slowest, so that no deadline notices them."""
+        """Suspend silent workers where rounds close without the slowest workers, since no round deadline detects them."""
         if not self.rule.rounds_go_on or self.config.local is not None:
             return
         limit = max(_SILENCES * self.timer.patience.of_round(pause=False), self.timer.patience.hard_limit)
@@ -171,10 +186,10 @@ class Membership:
                 self.suspend(rank)
 
     def reject(self, rank: int, what: WireError | Refused) -> None:
-        """Count frames of `rank` that cannot be used; after three in a row go on without it.
+        """Count an unusable frame of `rank`, and continue without `rank` after three in a row.
 
-        The kind of an unreadable frame is unknown: this round expects nothing more of its sender, and a checkpoint that
-        waits for it is made without.
+        The kind of an unreadable frame is unknown. So the open round no longer waits for its sender; and if a checkpoint waits
+        for the sender's part, the sender is dropped and the checkpoint is written without that part.
         """
         if rank not in self.members.live:
             return
@@ -193,7 +208,7 @@ class Membership:
             self.shard.excuse(rank, self.job_state.version)
 
     def judge(self, what: Refused | Scaled, error: NormError) -> None:
-        """Tell of a gradient that is out of bounds, once; after three refused ones in a row go on without its sender."""
+        """Report once a gradient whose norm is above the bound, and drop its sender after three refused gradients in a row."""
         rank, key = what.sender, (what.sender, error.step)
         if rank not in self.members.live or key in self.judged:
             return
@@ -211,11 +226,14 @@ class Membership:
 
     @property
     def forfeited(self) -> set[int]:
-        """The ranks whose frames cannot be gradients: these do not return to their memories."""
+        """The ranks whose gradients in the open round were above the norm bound and do not return to the senders' residuals.
+
+        Empty unless --norm-cap is auto.
+        """
         return {rank for rank, _ in self.judged} if self.config.norm_cap == AUTO else set()
 
     def settle(self, contributors: Iterable[tuple[int, int]]) -> None:
-        """A version is complete: who contributed a whole gradient to it has none out of bounds in a row."""
+        """Reset the count of refused gradients of each contributor to the complete version whose norm was within the bound."""
         judged = {rank for rank, _ in self.judged}
         for rank in {rank for rank, _ in contributors} - judged:
             self._refused.pop(rank, None)

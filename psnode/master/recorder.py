@@ -1,4 +1,4 @@
-"""Assembles the record of a step, a line of metrics.jsonl, from reports, bytes and clocks."""
+"""Assembly of a step's record, which is a line of metrics.jsonl, from reports, byte counts and times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from psnode.protocol.channel import ControlBytes
 from psnode.protocol.messages import Report
 from psnode.records.metrics import Seconds, StepRecord
 
-_MOST_REPORTS = 64  # of a worker, kept until the versions that they count in are finished
+_MOST_REPORTS = 64  # reports of a worker that are kept until the versions with these gradients are complete
 
 
 @dataclass
 class _Round:
     lr: float = 0.0
     epoch: float = 0.0
-    closed: float | None = None  # perf_counter when its last group closed
+    closed: float | None = None  # time.perf_counter() when the last group closed
     gradient_norm: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    contributors: frozenset[tuple[int, int]] = frozenset()  # (rank, step of its own)
+    contributors: frozenset[tuple[int, int]] = frozenset()  # (rank, that rank's step)
     dropped: int = 0
     up: int = 0
     down: int = 0
@@ -31,12 +31,13 @@ class _Round:
 
 
 class StepRecorder:
-    """Collects the figures of each round under its last step; the record is due once the round is closed and all reports are in.
+    """Collects the figures of each round under the round's last step, and makes a record once round and reports are complete.
 
-    `step`: the steps finished before the first round; `steps`: those of a round.
-    Group frames that belong to no step count in the next record that is made, and so do the control messages since the record
-    before, whose sums `control` tells: over all records no byte is lost. `weighted`: a record's loss is the mean over samples,
-    not over workers.
+    `step`: the number of steps finished before the first round. `steps`: the steps in a round. `weighted`: the loss in a record
+    is the mean over samples, not over workers. `control`: returns the bytes of all control messages so far.
+
+    Bytes of group frames that belong to no pending step count in the next record, and so do the control messages since the
+    previous record. So the records together contain every byte.
     """
 
     def __init__(
@@ -65,40 +66,40 @@ class StepRecorder:
         self._lost: frozenset[int] = frozenset()
         self._reports: dict[int, dict[int, Report]] = defaultdict(dict)  # by rank and its step
         self._loss: float | None = None
-        self.worker_memory = 0  # the most that a worker has told
-        self.first = (0, 0)  # bytes up and down of the first step's own frames, once its record is made
+        self.worker_memory = 0  # largest peak memory that a worker has reported, in bytes
+        self.first = (0, 0)  # bytes up and down in the frames of the first step, set when its record is made
 
     def begin(self) -> None:
-        """The first round is about to be opened: its time is counted from here."""
+        """Start the time of the first round now."""
         self._last_close = time.perf_counter()
 
     def count_epochs(self, steps: int, epoch_offset: int) -> None:
-        """An epoch now has `steps` steps, counted from `epoch_offset`."""
+        """Set the steps of an epoch and the offset that is added to a step's number (see `epoch`)."""
         self._steps_per_epoch, self._epoch_offset = steps, epoch_offset
 
     def epoch(self, step: int) -> float:
-        """Number of finished epochs after `step`."""
+        """Return the number of epochs finished after `step`, with its fraction."""
         return (step + self._epoch_offset) / self._steps_per_epoch
 
     def up(self, nbytes: int, step: int | None = None) -> None:
-        """Count the frames of gradients that their sender has reported."""
+        """Count the bytes of gradient frames that their sender has reported for `step`."""
         (self._elsewhere if step is None or step < self._next else self._rounds[step]).up += nbytes
 
     def down(self, nbytes: int, step: int | None = None) -> None:
-        """Count frames of weights that were sent."""
+        """Count the bytes of weight frames sent in the round of `step`."""
         (self._elsewhere if step is None or step < self._next else self._rounds[step]).down += nbytes
 
     def dropped(self, step: int) -> None:
-        """Count a gradient frame that was not used in the round of `step`: late, twice, refused or left out."""
+        """Count in the round of `step` a gradient frame that was not used: late, duplicate, refused or left out."""
         self._rounds[step].dropped += 1
 
     def skipped(self, step: int, rank: int) -> None:
-        """`rank` leaves its gradient of `step` out: the bytes of it that were sent are in its report, which is still to come."""
+        """Note that `rank` leaves out its gradient of `step`. The record waits for its report, which counts the bytes sent."""
         if step >= self._next:
             self._rounds[step].skipped.add(rank)
 
     def report(self, step: int, rank: int, report: Report) -> None:
-        """Take a worker's report about its own `step`."""
+        """Store the report of `rank` about its own `step`."""
         reports = self._reports[rank]
         reports[step] = report
         self.worker_memory = max(self.worker_memory, report.memory)
@@ -106,16 +107,16 @@ class StepRecorder:
             del reports[min(reports)]
 
     def excuse(self, rank: int, last: int) -> None:
-        """Reports of `rank` about steps up to `last` may never come: no record waits for them."""
+        """Stop waiting for reports of `rank` about steps up to `last`, which may never come."""
         for step in range(self._next, last + 1, self._steps):
             self._rounds[step].excused.add(rank)
 
     def lost(self, rank: int) -> None:
-        """No record waits for reports of `rank` any more."""
+        """Stop waiting for reports of `rank`."""
         self._lost |= {rank}
 
     def found(self, rank: int) -> None:
-        """`rank` is back."""
+        """Wait for reports of `rank` again."""
         self._lost -= {rank}
 
     def close(
@@ -126,7 +127,7 @@ class StepRecorder:
         seconds: dict[str, float],
         gradient_norm: float | None = None,
     ) -> None:
-        """The round of `step` is closed, with gradients of `contributors`: ranks, and which of their steps."""
+        """Close the round of `step`. `contributors`: the gradients in its version, as pairs of a rank and that rank's step."""
         entry = self._rounds[step]
         entry.lr, entry.contributors, entry.seconds = lr, frozenset(contributors), seconds
         entry.gradient_norm = gradient_norm
@@ -134,7 +135,10 @@ class StepRecorder:
         entry.closed = time.perf_counter()
 
     def due(self) -> Iterator[StepRecord]:
-        """The records that are complete, in order; where rounds go on without a worker's report, not all wait for it for ever."""
+        """Yield the complete records in order.
+
+        A record waits for its reports only while at most 64 rounds are pending, since a worker's report may never come.
+        """
         while (entry := self._rounds.get(self._next)) and entry.closed:
             if self._missing(self._next, entry) and len(self._rounds) <= _MOST_REPORTS:
                 return
@@ -143,7 +147,7 @@ class StepRecorder:
 
     def _missing(self, number: int, entry: _Round) -> bool:
         silent = self._lost | entry.excused
-        own = [(rank, step) for rank, step in entry.contributors if step > self._first]  # others were reported before the start
+        own = [(rank, step) for rank, step in entry.contributors if step > self._first]  # others were reported before this start
         own += [(rank, number) for rank in entry.skipped]
         return any(rank not in silent and step not in self._reports[rank] for rank, step in own)
 
@@ -189,7 +193,7 @@ class StepRecorder:
         )
 
     def _mean_loss(self, reports: Sequence[Report]) -> float | None:
-        """The mean of the losses that were told, as gradients count in theirs; else the last one known."""
+        """Return the mean of the reported losses, weighted like their gradients; without losses, that of the previous record."""
         told = [(report.loss, report.samples if self._weighted else 1) for report in reports if report.loss is not None]
         if not sum(weight for _, weight in told):
             return self._loss

@@ -1,4 +1,4 @@
-"""Messages at the end of a version: members of the next round, owners of the examples, and unused gradients."""
+"""Messages between two rounds: the members of the next round, the shares of the examples, and gradients that were not used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from psnode.records.history import AddedGradient
 
 
 class LastGradient(NamedTuple):
-    """A worker's last gradient, as a version tells of it: its step, and the groups that were not used and never will be."""
+    """The news about a worker's last gradient in VERSION_COMPLETE: its step, and the groups that will never be used."""
 
     step: int
     unused: list[int]
@@ -33,10 +33,11 @@ class LastGradient(NamedTuple):
 
 @dataclass
 class RoundBoundary:
-    """The boundary between two rounds: owns what each worker is told with a version. While no group is being sent.
+    """The boundary between two rounds: decides the messages that each worker gets with a version.
 
-    A worker is told of its last gradient: that of the last round, whose groups `left_out` finds, or an earlier one where a worker
-    comes back with this version. `entering`: who is admitted with it.
+    Used only while no group is being sent. A worker is told the fate of its last gradient. This is the gradient of the last round
+    (see `left_out`), or an earlier gradient if the worker comes back with this version. `entering`: the ranks that enter with
+    this version.
     """
 
     link: FrameChannel
@@ -51,14 +52,17 @@ class RoundBoundary:
     sharding: Sharding
     events: Events
     entering: set[int] = field(default_factory=set)
-    _released: set[int] = field(default_factory=set)  # who was held, and gets this version whole
-    _earlier: dict[int, LastGradient] = field(default_factory=dict)  # of those who come back with this version, by rank
+    _released: set[int] = field(default_factory=set)  # ranks that were held and get this version whole
+    _earlier: dict[int, LastGradient] = field(default_factory=dict)  # by rank, for ranks that come back with this version
     _clipped: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)  # by rank: a step, and factors by group
-    _dealt: bool = False  # since the start
-    _recorded: bool = True  # the deal, in config.json
+    _dealt: bool = False  # shares have changed since the start of the job
+    _recorded: bool = True  # config.json holds the present shares
 
     def count(self, contributors: Iterable[tuple[int, int]]) -> bool:
-        """The version that is complete was made of these gradients; whether that may have moved the run's end."""
+        """Count the gradients in the complete version. Return True if that may have moved the last step of the run.
+
+        `contributors`: pairs of a rank and that rank's step.
+        """
         self.sharding.count(self.job_state.round.finished, contributors)
         if self.sharding.applied is None:
             return False
@@ -66,11 +70,11 @@ class RoundBoundary:
         return True
 
     def begin_checkpoint(self, until: float) -> bool:
-        """Begin the checkpoint of the version that is complete; False if none is to be. `until`: see PendingCheckpoints.begin."""
+        """Begin a checkpoint of the complete version; False if it cannot be begun. `until`: see BegunCheckpoint."""
         return self.pending.begin(self.job_state.version, self.membership.live, until, self._facts)
 
     def keep(self) -> None:
-        """Keep the version that is complete, for an end that comes amid the next."""
+        """Keep the complete version, so that it can be saved if the job ends during the next round."""
         self.pending.last_whole.keep(self.job_state.version, self._facts)
 
     @property
@@ -79,15 +83,16 @@ class RoundBoundary:
         return {**retention.UNKNOWN, **self.shard.facts(), **applied}
 
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
-        """Of these pushes of `group` a part was used: who sent them is told with the version, or when it is back."""
+        """Note the gradients of `group` of which only a part was used. `close` tells their senders the factors."""
         for rank, step, factor in clipped:
             if self._clipped.get(rank, (0, {}))[0] != step:
                 self._clipped[rank] = step, {}
             self._clipped[rank][1][group] = factor
 
     def catch_up(self) -> None:
-        """Send the whole weights of the complete version to held workers that have answered; to all held ones, if it is the
-        last.
+        """Send the whole weights of the complete version to the held ranks that have answered.
+
+        If no round follows, send them to all held ranks.
         """
         released = self.membership.release()
         now, ranks = self.job_state.round, sorted(released)
@@ -110,10 +115,10 @@ class RoundBoundary:
         self.recorder.down(nbytes, self.job_state.round.finished)
 
     def readmit(self) -> None:
-        """Readmit suspended workers that were heard again: they get the whole weights of the complete version, and take part
-        or wait.
+        """Readmit the suspended workers that were heard again, and send them the whole weights of the complete version.
 
-        Empty places are taken by spares, which have followed all versions.
+        A readmitted worker takes part in the next round, or becomes a spare if its place is taken. Empty places go to spares,
+        which have received all versions.
         """
         returned = {rank: LastGradient(*last) for rank, last in self.membership.members.readmit().items()}
         self._earlier |= returned
@@ -127,7 +132,7 @@ class RoundBoundary:
         self._promote()
 
     def _promote(self) -> None:
-        """Admit those who enter, and spares in empty places."""
+        """Move spares into empty places, and admit all entering live workers to the next round."""
         for rank in self.membership.members.promote(self.membership.flow_control.held):
             former = self.sharding.hand_over(rank, self.membership.live - {rank})
             self.events.tell("promoted", self.job_state.version, rank, f"in the place of rank {former}")
@@ -141,9 +146,9 @@ class RoundBoundary:
             self.shard.admit([rank], self.job_state.version)
 
     def pass_on(self) -> bool:
-        """Give the open round, in which no worker is left and to which nothing was added, to spares; True if the deal changed.
+        """Pass the open round, which has no worker and no gradient, to spares. Return True if the examples were resharded.
 
-        The version before it is closed once more.
+        VERSION_COMPLETE of the present version is sent again.
         """
         self.catch_up()
         self._promote()
@@ -152,10 +157,7 @@ class RoundBoundary:
         return renewed
 
     def break_off(self, until: float) -> None:
-        """End the job with the version that is there: nothing was added to the open round, so that no step was taken.
-
-        `until`: see PendingCheckpoints.begin.
-        """
+        """End the job with the present version, since the open round has no gradient. `until`: see BegunCheckpoint."""
         self.job_state.stopping = True
         if self.pending.begun != self.job_state.version:
             self.begin_checkpoint(until)
@@ -164,9 +166,10 @@ class RoundBoundary:
         self.pending.publish()
 
     def deal(self) -> bool:
-        """Reshard at an epoch boundary if membership has changed.
+        """Reshard the examples if an epoch has ended and membership has changed. Return True if they were resharded.
 
-        Who enters has to know of an earlier deal. Whether there was a new one.
+        New shares are sent to all live workers that are not held. Otherwise the present shares are sent to the ranks that enter
+        or are released, if the shares have changed since the start.
         """
         informed = (self.entering | self._released) & self.membership.live if self._dealt else set()
         if renewed := self.sharding.renew(self.job_state.round.finished, self.membership.live):
@@ -177,7 +180,7 @@ class RoundBoundary:
             )
             self._recorded = False
             self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.epoch_offset)
-        if not self._recorded:  # where the disk is full, again with the next version: until then it takes no checkpoint either
+        if not self._recorded:  # if the disk is full, try again with the next version: no checkpoint can be written until then
             with contextlib.suppress(OSError):
                 self.run.record(self.sharding.parts)
                 self._recorded = True
@@ -187,7 +190,10 @@ class RoundBoundary:
         return renewed
 
     def left_out(self, added: Sequence[Iterable[AddedGradient]], forfeited: Container[int] = ()) -> dict[int, list[int]]:
-        """By live worker the groups to which its gradient was not `added`, except gradients that are kept or `forfeited`."""
+        """Return by live worker the groups to which its gradient was not added. `added`: by group, the gradients added to it.
+
+        The list is empty for ranks in `forfeited`, and for all ranks if late gradients are kept for the next round.
+        """
         ranks = [{each.rank for each in found} for found in added]
         keeps = self.rule.patient
         return {
@@ -196,7 +202,7 @@ class RoundBoundary:
         }
 
     def close(self, flags: Flag, left_out: Mapping[int, list[int]]) -> None:
-        """Declare the version complete, to each worker with the groups of its gradient that were not used and never will be."""
+        """Send VERSION_COMPLETE to all followers, each with the groups of its last gradient that will never be used."""
         now = self.job_state.round
         version = now.version
         frames: dict[tuple[int, bytes, Flag], list[int]] = {}
@@ -210,7 +216,7 @@ class RoundBoundary:
         for rank in ranks:
             spare = rank in self.membership.members.spares
             step, unused = self._earlier.get(rank) or LastGradient(now.finished, left_out.get(rank, []))
-            told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was not there when that began
+            told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was absent when that began
             told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)
         self._tell_factors(ranks)
@@ -224,7 +230,7 @@ class RoundBoundary:
             self.shard.send_to(self.membership.followers)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
-        """Tell those whose last gradient was clipped by how much. A worker passes over a factor for an earlier step."""
+        """Send the ranks whose gradients were clipped the factor by group. A worker ignores factors for an earlier step."""
         for rank in [rank for rank in ranks if rank in self._clipped]:
             step, factors = self._clipped.pop(rank)
             body = pack_factors(factors, len(self.plan.groups))

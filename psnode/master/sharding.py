@@ -1,4 +1,4 @@
-"""Among whom the examples of an epoch are dealt, and how that changes when workers have gone or come."""
+"""The division of the examples of an epoch among workers, and its changes when workers leave or join."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from psnode.protocol.round import Round
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.generations import Generation, epoch_offset
 
-_REMEMBERED = 1 << 14  # versions; no gradient is older, but after hours of silence
-_NEVER = 1 << 53
+_REMEMBERED = 1 << 14  # versions whose learning rate is kept; a gradient is older only after hours of silence
+_NEVER = 1 << 53  # a step that no run reaches
 
 
 class Epochs(NamedTuple):
-    """Number of steps of an epoch, and the offsets of psnode.records.generations: for schedules, and for the data of a worker."""
+    """The steps of an epoch, and two offsets (psnode.records.generations).
+
+    `epoch_offset` is for learning-rate schedules, `sample_offset` for the data of a worker.
+    """
 
     steps: int
     epoch_offset: int
@@ -26,7 +29,7 @@ class Epochs(NamedTuple):
 
 
 def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epochs:
-    """Epochs of a run whose last part begins now."""
+    """Return the epochs of a run whose last part begins now. `parts`: its parts so far; `examples`: the size of the data set."""
 
     def taken(workers: int) -> int:
         return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
@@ -40,28 +43,32 @@ def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epo
 
 
 class Applied:
-    """Counts gradients, each when the first of its groups is applied. `newest`: of every rank, the last step that was counted."""
+    """Counts the gradients applied so far, each once, when its first group is applied.
+
+    `newest`: by rank, the last step of that rank whose gradient was counted.
+    """
 
     def __init__(self, gradients: int = 0, newest: Mapping[int, int] | None = None) -> None:
         self.gradients = gradients
         self._newest = dict(newest or {})
 
     def add(self, contributors: Iterable[tuple[int, int]]) -> None:
-        """A version was made of gradients of `contributors`, each a rank and a step of its own."""
+        """Count the gradients in a new version. `contributors`: pairs of a rank and that rank's step."""
         for rank, step in sorted(contributors):
             if step > self._newest.get(rank, 0):
                 self._newest[rank] = step
                 self.gradients += 1
 
     def facts(self) -> dict[str, Any]:
-        """Entries of a checkpoint's manifest."""
+        """Return the entries for a checkpoint's manifest."""
         return {"applied": {"gradients": self.gradients, "newest": {str(rank): step for rank, step in self._newest.items()}}}
 
 
 def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
-    """The gradients that the run has applied so far. None where every version stands for the same number.
+    """Return the count of gradients that the run has applied, or None if versions are counted instead.
 
-    So do those of a run under ssp or asp whose checkpoint does not say it, since it was begun before they were counted.
+    Only runs under ssp and asp count gradients, since their versions may consist of any number of gradients. Versions are also
+    counted in such a run if its checkpoint, written by an older psnode, has no count.
     """
     if not rule.patient:
         return None
@@ -74,17 +81,16 @@ def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
 
 
 class Sharding:
-    """The shares of the run's last part: those of `ranks`, in this order, of `examples`.
+    """The shares of `examples` examples among `ranks`, and the epochs and the learning-rate `schedule` that follow from them.
 
-    `finished`: steps of the run so far; `own_rate`: the task's schedule; `steps`: those of an epoch, where the data are no
-    examples to deal. `parts` of the run, where
-    its `epochs` stand by them, and the learning rate's `schedule`.
+    `parts`: the parts of the run, each with another number of workers. `finished`: the steps of the run so far. `own_rate`: the
+    task's schedule. `steps`: the steps of an epoch if the task sets them.
 
-    Where a version may stand for any number of gradients, epochs stand by those that were `applied`, from the start of the run
-    on: all epochs are then counted in gradients, and the offset is the number that versions lack.
+    If a version may consist of any number of gradients, `applied` counts the gradients from the start of the run. Epochs are then
+    measured in gradients, and `epoch_offset` is the number of gradients minus the number of finished steps.
 
-    Shares are resharded only where an epoch ends: a worker that goes within one takes the rest of its share along, and
-    one that comes has none before the next.
+    Examples are resharded only at the end of an epoch. If a worker leaves within an epoch, the rest of its share is skipped,
+    unless the worker returns or a spare takes over the share. A worker that joins has no share before the next epoch.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class Sharding:
         self._config, self._own_rate, self._steps = config, own_rate, steps
         self._examples = examples
         self.ranks = tuple(ranks)
-        self._rates: dict[int, float] = {}  # by version
+        self._rates: dict[int, float] = {}  # learning rates by version
         self.applied = applied
         self._finished = finished
         self._epoch = 0
@@ -109,7 +115,7 @@ class Sharding:
         self._epoch = self._over
 
     def rate(self, of: Round) -> float:
-        """The learning rate of a round's gradients: the schedule's when its version was new, whatever it is by now."""
+        """Return the learning rate of a round's gradients, fixed at the first call for that version."""
         found = self._rates.setdefault(of.version, self.schedule(of.finished))
         self._rates.pop(of.version - _REMEMBERED, None)
         return found
@@ -125,11 +131,11 @@ class Sharding:
         self.schedule = self.schedule_of(self._config)
 
     def schedule_of(self, config: Config) -> Schedule:
-        """The learning rate by the settings of `config`, in epochs as they are here."""
+        """Return the learning-rate schedule of `config`, with the epochs of this run."""
         return learning_rate(config, self.epochs.steps, self.epochs.epoch_offset, self._own_rate)
 
     def count(self, finished: int, contributors: Iterable[tuple[int, int]]) -> None:
-        """`finished` steps are taken, the last by the gradients of `contributors`, each a rank and a step of its own."""
+        """Count the last of `finished` steps. `contributors`: the gradients in it, as pairs of a rank and that rank's step."""
         self._epoch, self._finished = self._over, finished
         if self.applied is not None:
             self.applied.add(contributors)
@@ -137,18 +143,18 @@ class Sharding:
 
     @property
     def _over(self) -> int:
-        """Number of finished epochs."""
+        """The number of finished epochs."""
         return (self._finished + self.epochs.epoch_offset) // self.epochs.steps
 
     def ends(self, finished: int) -> bool:
-        """True if an epoch ends after `finished` steps, all of which are taken."""
+        """Return True if an epoch ends after `finished` steps, all of which have been counted."""
         if self.applied is not None:
             return self._over > self._epoch
         return (finished + self.epochs.epoch_offset) % self.epochs.steps == 0
 
     @property
     def last_step(self) -> int:
-        """The step after which this start of the run ends."""
+        """The step after which this job ends, which may be only a part of the run."""
         return self._config.last_step(self.epochs.steps, self.epochs.epoch_offset)
 
     @property
@@ -158,26 +164,29 @@ class Sharding:
 
     @property
     def deal(self) -> Reshard:
-        """The message to the workers."""
+        """The present shares and epochs, as the message to the workers."""
         steps, epoch_offset, sample_offset = self.epochs
         return Reshard(list(self.ranks), steps, epoch_offset, sample_offset, self.last_of_workers)
 
     @property
     def last_of_workers(self) -> int:
-        """A step after which no worker has anything to do. Where gradients are counted, only the master knows the last."""
+        """The last step, or an upper bound if gradients are counted, since then only the master knows the last step."""
         if self.applied is None:
             return self.last_step
         return self._config.stop_after or self._config.max_steps or _NEVER
 
     def hand_over(self, rank: int, live: Iterable[int]) -> int:
-        """`rank` gets the share of a worker that is not `live` any more; returns that worker's rank."""
+        """Give `rank` the share of a worker that is no longer in `live`, and return that worker's rank."""
         place = next(index for index, owner in enumerate(self.ranks) if owner not in live)
         former = self.ranks[place]
         self.ranks = (*self.ranks[:place], rank, *self.ranks[place + 1 :])
         return former
 
     def renew(self, finished: int, live: Iterable[int]) -> bool:
-        """Deal among `live` if an epoch that was dealt among others ends after `finished` steps. True if it was so."""
+        """Divide the examples among `live` if an epoch ends after `finished` steps and its shares belong to other ranks.
+
+        Returns True if the examples were divided anew.
+        """
         ranks = tuple(sorted(live))
         if not self.ends(finished) or not ranks or set(ranks) == set(self.ranks):
             return False

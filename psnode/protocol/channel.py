@@ -1,4 +1,4 @@
-"""Frames over a transport: the message handling that worker and master share."""
+"""Frames over a transport, with the message handling that worker and master share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psnode.transport.base import Arrival, PeerLost, Pending, Transport
 _LOG = logging.getLogger(__name__)
 _LONGEST = 20_000  # characters of a traceback
 
-TAG = 0  # of master and workers
+TAG = 0  # transport tag of master and workers
 ENOUGH = "enough"  # reason of a StopRequest: the training program wants no more steps
 
 
@@ -35,29 +35,29 @@ class RemoteFailureError(PsnodeError):
         self.exit_code = failure.exit_code
 
     def show(self) -> None:
-        """Log the traceback that came with it, if there is one."""
+        """Log the traceback that came with the report, if there is one."""
         if self.failure.traceback:
             _LOG.error("rank %d cannot continue:\n%s", self.rank, self.failure.traceback.rstrip("\n"))
 
 
 class StopRequest(NamedTuple):
-    """An event in a rank's inbox: this process was asked to end. `reason`: a signal's name, or ENOUGH."""
+    """The event in a rank's inbox that this process was asked to stop. `reason`: a signal's name, or ENOUGH."""
 
     reason: str
 
 
 class ControlBytes(NamedTuple):
-    """Bytes of the messages of one end that are not group frames, with headers."""
+    """Bytes of control messages at one end, with headers. Control messages are all messages except group frames."""
 
     received: int
     sent: int
 
 
 class FrameChannel:
-    """Frames of one role: those with `tag` that come to this rank, and sends to the same role of others.
+    """Sends frames with `tag` to other ranks, and receives the frames with this tag that come to this rank.
 
-    `job` is the digest in its frames, 0 until the configuration is agreed on. `watched`: the ranks whose loss ends a wait; None:
-    all of them.
+    `job`: the digest in all frames, 0 until the configuration is agreed on. `watched`: the ranks whose loss ends a wait; None
+    means all ranks.
     """
 
     def __init__(self, transport: Transport, tag: int = TAG, *, watched: Collection[int] | None = None) -> None:
@@ -72,7 +72,7 @@ class FrameChannel:
 
     @property
     def control(self) -> ControlBytes:
-        """Return the bytes of the control messages sent and received so far."""
+        """The bytes of the control messages sent and received so far."""
         return self._control
 
     def send(
@@ -91,15 +91,15 @@ class FrameChannel:
         return self.send_frame(ranks, frame)
 
     def send_frame(self, ranks: int | Sequence[int], frame: Bytes) -> list[Pending]:
-        """Send a sealed frame, without a copy: it must not change until every Pending is done. Any thread may call it."""
+        """Send a sealed frame without copying it. The frame must not change until every Pending is done. Thread-safe."""
         ranks = (ranks,) if isinstance(ranks, int) else ranks
         return [self.transport.send(rank, self.tag, (frame,)) for rank in ranks]
 
     def fail(self, ranks: int | Sequence[int], error: BaseException, *, debug: bool = False) -> None:
-        """Inform other ranks that this one cannot continue because of `error`.
+        """Inform other ranks that this rank cannot continue because of `error`.
 
-        Includes the traceback of errors that psnode does not raise itself (bugs, or faults of the task); with `debug` of all
-        errors.
+        The message includes the traceback if psnode does not raise the error itself (a bug, or a fault of the task), and always
+        with `debug`.
         """
         if isinstance(error, PsnodeError):
             failure = Failure(" ".join(str(error).split()), error.exit_code, _formatted(error) if debug else "")
@@ -111,7 +111,7 @@ class FrameChannel:
         self.send(ranks, Kind.FAILED, failure.to_bytes(), step=step)
 
     def next(self, seconds: float) -> object:
-        """Return the next frame, or event posted to the inbox by this rank's own threads.
+        """Return the next frame, or the next event that this rank's own threads have posted to the inbox.
 
         Raises DeadlineExceededError after `seconds`, PeerLostError when a watched rank is lost, WireError for a bad frame,
         RemoteFailureError for a FAILED frame, and any exception that a helper thread has posted.
@@ -133,7 +133,7 @@ class FrameChannel:
         return event
 
     def forward_requests(self, rank: int) -> None:
-        """Pass the requests to stop received so far to `rank`; everything else stays in the inbox."""
+        """Pass on to `rank` the requests to stop received so far. Everything else stays in the inbox."""
         others: list[object] = []
         while (event := self.inbox.poll()) is not None:
             if isinstance(event, StopRequest):
@@ -143,8 +143,10 @@ class FrameChannel:
         self.inbox.put_back(others)
 
     def expect(self, kind: Kind, seconds: float) -> Frame:
-        """Return the next frame, which must be of `kind`. Requests to stop stay in the inbox;
-        anything else raises a PsnodeError."""
+        """Return the next frame, which must be of `kind`. Requests to stop stay in the inbox.
+
+        Raises DeadlineExceededError after `seconds`, and PsnodeError for any other frame or event.
+        """
         end = time.monotonic() + seconds
         requests: list[object] = []
         try:
@@ -168,5 +170,5 @@ class FrameChannel:
 
 
 def _formatted(error: BaseException) -> str:
-    """Return the traceback as Python prints it, or its end if it is very long."""
+    """Return the traceback as Python prints it, or only its end if it is very long."""
     return "".join(traceback.format_exception(error))[-_LONGEST:]

@@ -1,6 +1,6 @@
-"""The bodies of control frames: JSON objects, one dataclass per kind, strictly checked when read.
+"""The bodies of control frames: JSON objects with one dataclass per kind, strictly checked when read.
 
-Start of a job, master M and worker W (docs/architecture.md):
+Messages at the start of a job between master M and worker W (docs/architecture.md):
 
     W HELLO   "host, process, version, source", and its cores
     M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
@@ -31,7 +31,7 @@ class _Message:
 
     @classmethod
     def from_bytes(cls, body: Bytes | bytes, source: int | None = None) -> Self:
-        """Inverse of to_bytes. Raises WireError if a field is missing, unknown or of the wrong type."""
+        """Return the message in `body`: the inverse of to_bytes. Raises WireError if its fields are not valid."""
         try:
             data = json.loads(bytes(body))
         except (ValueError, RecursionError) as error:
@@ -63,7 +63,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    """Return True if `value` has a float64; NaN and infinity have one."""
+    """Return True if `value` can be converted to a float64. NaN and infinity can."""
     return type(value) is float or (type(value) is int and abs(value) < 2**1023)
 
 
@@ -75,7 +75,7 @@ def _is_name(value: object) -> bool:
 
 
 def _is_control(letter: str) -> bool:
-    """Return True if `letter` is a control, a line end, half a surrogate pair, or changes the direction of the text around it."""
+    """Return True if `letter` is a control character, a line end, half a surrogate pair, or changes the text's direction."""
     turns = unicodedata.bidirectional(letter) in _TURNS
     return turns or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 
@@ -86,7 +86,7 @@ def _is_metric(item: tuple[object, object]) -> bool:
 
 _LONGEST_NAME = 1000
 _MOST_METRICS = 100_000
-_MOST_BYTES = 1 << 53  # of a step: larger ones are not whole numbers to other readers of JSON
+_MOST_BYTES = 1 << 53  # bytes in a report: other readers of JSON round larger numbers
 _SHOWN = 100  # characters of a name in an error message
 _TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 _CHECKS: dict[str, Callable[[Any], bool]] = {
@@ -112,8 +112,11 @@ def _accepted(declared: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Hello(_Message):
-    """Identity of a rank. `source`: the digest of its psnode's source; `cores` that it may use: ranks with the same `pool` share
-    them."""
+    """HELLO: the identity of a rank.
+
+    `source`: the digest of the source of its psnode. `cores`: the number of cores that the rank may use. Ranks with the same
+    `pool` share these cores.
+    """
 
     host: str
     pid: int
@@ -124,8 +127,10 @@ class Hello(_Message):
 
     @classmethod
     def of_any_version(cls, body: Bytes | bytes, source: int) -> Self:
-        """Read a greeting, possibly of another version with other fields: then `source` is empty. Raises WireError for an invalid
-        one."""
+        """Read a greeting, which may come from another version of psnode and have other fields; then `source` is empty.
+
+        Raises WireError for an invalid greeting.
+        """
         try:
             return cls.from_bytes(body, source)
         except WireError:
@@ -143,8 +148,11 @@ class Hello(_Message):
 
 @dataclass(frozen=True)
 class Setup(_Message):
-    """CONFIG: the settings of the run, the resolved scheme, `threads` of the worker, and the contents `mark` of a file in the
-    run's directory."""
+    """CONFIG: the settings of the run and the resolved scheme.
+
+    `mark`: the contents of a file in the run's directory, by which a worker finds out if it shares the directory. `threads`: the
+    number of threads for the worker.
+    """
 
     config: dict[str, Any]
     scheme: dict[str, Any]
@@ -180,13 +188,18 @@ def _is_arithmetic(value: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Ready(_Message):
-    """READY: `tensors` [[name, shape], ...] in the model's order; `backward` [[name, seconds], ...] as their gradients finish.
+    """READY: a worker's model and machine.
 
-    The seconds are those from the beginning of a backward pass; a tensor without a gradient has those of the end. `contents`: of
-    every parameter and buffer, trained or not, dtype, shape and the xxh3_64 of its bytes, by name. Like `backward`, only worker 1
-    sends `late`, the parameters whose gradient one pass adds to repeatedly, and `waits`: the reason why forward passes have to
-    wait for all weights, empty if they need not. `host`, `cores` and `arithmetic`: see psnode.exchange.machine. `free`: bytes of
-    memory that the host has left, None if unknown.
+    `tensors`: [[name, shape], ...] of the trained tensors in the model's order. `contents`: by name, the dtype, shape and xxh3_64
+    of the bytes of every parameter and buffer, trained or not. `examples`: the size of the data set. `shared_directory`: True if
+    the worker can read the run's directory.
+
+    Only worker 1 sends the next three. `backward`: [[name, seconds], ...] in the order in which gradients finish, with the
+    seconds from the beginning of a backward pass; a tensor without a gradient has the seconds of the whole pass. `late`: the
+    parameters to whose gradients one pass adds repeatedly. `waits`: the reason for which forward passes have to wait for all
+    weights; empty if they need not wait.
+
+    `host`, `cores` and `arithmetic`: see psnode.exchange.machine. `free`: the free memory of the host in bytes, None if unknown.
     """
 
     tensors: list[Any]
@@ -203,7 +216,7 @@ class Ready(_Message):
 
     @property
     def order(self) -> list[str] | None:
-        """Return the names of the tensors in the order in which their gradients finish; None if this is not worker 1's."""
+        """The names of the tensors in the order in which their gradients finish; None if `backward` is None."""
         return None if self.backward is None else [name for name, _ in self.backward]
 
     def _is_sound(self) -> bool:
@@ -212,7 +225,7 @@ class Ready(_Message):
         return sizes and all(map(_is_tensor, self.tensors)) and known and self._is_timed() and _is_arithmetic(self.arithmetic)
 
     def _is_timed(self) -> bool:
-        """Return True if `backward` is None, or holds each tensor once, with seconds that never fall."""
+        """Return True if `backward` is None, or holds each tensor once, with seconds that never decrease."""
         if self.backward is None:
             return True
         if not all(map(_is_timed, self.backward)):
@@ -226,12 +239,13 @@ class Ready(_Message):
 class Start(_Message):
     """PLAN: the plan, the job digest of all later frames, and the starting point.
 
-    It is followed by `tensors` STATE frames with tensors that rank 0 has and the worker lacks, buffers included, one with the
-    worker's own state if `state_follows`, and WEIGHTS of all groups if `weights_follow`: otherwise the worker has them.
+    These frames follow: `tensors` STATE frames with parameters and buffers of rank 0 that the worker lacks; a STATE frame with
+    the worker's own state if `state_follows`; and WEIGHTS of all groups if `weights_follow`. Without `weights_follow` the worker
+    has the weights already.
 
-    `rehearsal`: take some steps by this plan, discard their results, and wait for another PLAN. `shift` and `sample_shift` are
-    the epoch offsets of the schedules and of the data (psnode.records.generations). `late`: see Ready; `waits`: forward passes
-    wait for all weights.
+    `rehearsal`: take some steps with this plan, discard their results, and wait for another PLAN. `restore`: the name of the
+    checkpoint to resume from, or None. `shift` and `sample_shift`: the epoch offsets of the schedules and of the data
+    (psnode.records.generations). `late`: see Ready. `waits`: forward passes wait for all weights.
     """
 
     plan: dict[str, Any]
@@ -252,9 +266,9 @@ class Start(_Message):
 
 @dataclass(frozen=True)
 class Reshard(_Message):
-    """RESHARD: from the next step on the examples are dealt among `ranks`, in this order; the rest as in Start.
+    """RESHARD: from the next step on, the examples are dealt among `ranks`, in this order. Other fields: see Start.
 
-    A worker that is not among them draws examples of its own choice until the next.
+    Until the next RESHARD, a worker outside `ranks` draws from its own permutations of all examples.
     """
 
     ranks: list[int]
@@ -266,11 +280,12 @@ class Reshard(_Message):
 
 @dataclass(frozen=True)
 class Report(_Message):
-    """REPORT: a worker's account of one step. Sums over `samples`; seconds of its own clock. `loss`: None if unknown.
+    """REPORT: a worker's figures for one step.
 
-    `replica_hash` is the xxh3_64 of the weights it computed on, in steps for which it is requested. `up` and `down`: bytes of the
-    gradients and of the weights that it sent in this step, with frame headers. `memory`: its peak memory so far, reported in its
-    last step; 0 in others.
+    `loss`: the mean over `samples` examples, None if unknown. `metrics`: sums over the samples. `forward_backward`, `encode` and
+    `wait`: seconds by the worker's clock. `replica_hash`: the xxh3_64 of the weights that the worker computed on, in steps in
+    which weights are compared. `up` and `down`: bytes of gradients and of weights that the worker sent, with frame headers.
+    `memory`: the worker's peak memory in bytes, reported with its last step; 0 with all others.
     """
 
     loss: float | None
@@ -292,7 +307,7 @@ class Report(_Message):
 
 
 def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
-    """Return the reason why no Report can hold these values, in words for the author of the task; empty if one can."""
+    """Return the reason for which a Report cannot hold these values, in words for the author of the task; empty if it can."""
     if not _is_integer(samples) or cast(int, samples) < 0:
         return f"Task.size must return a whole number of examples, not {samples!a}"
     if len(metrics) > _MOST_METRICS:
@@ -308,9 +323,9 @@ def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
 
 @dataclass(frozen=True)
 class Failure(_Message):
-    """FAILED: the reason why a rank cannot continue, and its exit code, which is never 0.
+    """FAILED: the reason for which a rank cannot continue, and its exit code, which is never 0.
 
-    `traceback`: as Python prints it, or empty; `loss`: the loss, nan or inf, if that is the reason.
+    `traceback`: as Python prints it, or empty. `loss`: "nan", "inf" or "-inf" if such a loss is the reason, else None.
     """
 
     message: str

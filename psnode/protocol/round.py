@@ -1,4 +1,4 @@
-"""One round of a run: which steps are taken on which version of the weights."""
+"""A round of a run: the steps that all workers take on one version of the weights."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Round:
 
     @classmethod
     def after(cls, version: int, steps: int = 1) -> Round:
-        """The round on the weights of `version` in a run whose rounds have `steps` steps each."""
+        """Return the round on the weights of `version` in a run whose rounds have `steps` steps each."""
         return cls(version, version * steps + 1, steps)
 
     def at(self, version: int) -> Round:
-        """The round on the weights of another version, where all rounds between have as many steps as this one."""
+        """Return the round on the weights of another version, if all rounds between have as many steps as this one."""
         return Round(version, self.first_step + (version - self.version) * self.steps, self.steps)
 
     @property
     def following(self) -> Round:
-        """The next round, on the version that this one makes."""
+        """The next round, on the version that this round makes."""
         return self.at(self.version + 1)
 
     @property
     def number(self) -> int:
-        """Number of the round, from 1: that of the version it makes."""
+        """The number of the round, counted from 1. It is also the number of the version that this round makes."""
         return self.version + 1
 
     @property
@@ -43,14 +43,14 @@ class Round:
 
     @property
     def finished(self) -> int:
-        """Number of steps taken before this round."""
+        """The number of steps taken before this round."""
         return self.first_step - 1
 
     @property
     def numbers(self) -> range:
-        """The numbers of the steps."""
+        """The numbers of the steps in this round."""
         return range(self.first_step, self.last_step + 1)
 
     def reaches(self, every: int) -> bool:
-        """True if one of the steps is a multiple of `every`."""
+        """Return True if the number of a step in this round is a multiple of `every`."""
         return self.last_step // every > self.finished // every

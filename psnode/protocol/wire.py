@@ -1,4 +1,4 @@
-"""Frames: one message between two ranks is a fixed header and a body (docs/wire-format.md).
+"""Frames. A message between two ranks consists of a fixed header and a body (docs/wire-format.md).
 
     offset  bytes  field           little-endian, unsigned
          0      4  magic           "PSND"
@@ -14,9 +14,9 @@
         48      4  CRC32C          of bytes 0..47 and the body (RFC 3720, appendix B.4)
         52         body
 
-The body of a group frame is a count n, n payload lengths (both uint32), then the n payloads, each padded with zeros to a multiple
-of 4 bytes so that float32 bodies stay aligned. GRADIENT and DELTA hold one payload per segment, GRADIENT with PARTIAL one more,
-and with WEIGHED another; WEIGHTS holds one for the group.
+The body of a group frame is a count n, n payload lengths (both uint32), and the n payloads, each padded with zeros to a multiple
+of 4 bytes so that float32 bodies stay aligned. GRADIENT and DELTA hold one payload per segment. GRADIENT holds one more with the
+flag PARTIAL, and one more with the flag WEIGHED. WEIGHTS holds one payload for the group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROTOCOL = 1
 _FIELDS = struct.Struct("<4sBBHIIQQQQ")
 _CHECKSUM = struct.Struct("<I")
 _WEIGHT = struct.Struct("<Q")
-MOST_WEIGHT = 1 << 53  # larger ones have no exact float64
+MOST_WEIGHT = 1 << 53  # larger weights have no exact float64
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 _GIL_RELEASE_BYTES = 1 << 16
 
@@ -47,26 +47,26 @@ _GIL_RELEASE_BYTES = 1 << 16
 class Kind(IntEnum):
     """Kind of a frame's body."""
 
-    HELLO = 1  # reserved: the greeting is sent before frames
+    HELLO = 1  # reserved: the greeting is sent before any frame, without a header
     CONFIG = 2  # master -> worker: the whole configuration
-    READY = 3  # worker -> master: my model's tensors, the order of their gradients
-    PLAN = 4  # master -> worker: segments, groups, where to start
-    WEIGHTS = 5  # master -> worker: a group's weights, replacing the old ones
+    READY = 3  # worker -> master: the model's tensors, the order of their gradients
+    PLAN = 4  # master -> worker: segments, groups, the starting point
+    WEIGHTS = 5  # master -> worker: a group's weights, which replace the old ones
     DELTA = 6  # master -> worker: a group's change of weights, to be added
     GRADIENT = 7  # worker -> master: a group's coded gradient
     REPORT = 8  # worker -> master: loss and timings of a step
-    VERSION_COMPLETE = 9  # master -> worker: a version is complete; the groups of your gradient that it did not use
-    STATE = 10  # worker -> master: own buffers and feedback, at a checkpoint; master -> worker at the start
-    STOP_REQUEST = 11  # worker -> master: please write a checkpoint and stop
-    FAILED = 12  # both ways: I cannot continue, and the reason
-    END = 13  # master -> worker: leave
-    TRACE = 14  # worker -> master: its timed spans
-    SKIP_STEP = 15  # worker -> master: no more gradients of this step, and the reason
-    PING = 16  # master -> worker: I am alive
+    VERSION_COMPLETE = 9  # master -> worker: a version is complete; the groups of the worker's gradient that will not be used
+    STATE = 10  # worker -> master: its part of a checkpoint; master -> worker: state at the start
+    STOP_REQUEST = 11  # worker -> master: write a checkpoint and stop
+    FAILED = 12  # both ways: the sender cannot continue, and the reason
+    END = 13  # master -> worker: leave the job
+    TRACE = 14  # worker -> master: the worker's timed spans
+    SKIP_STEP = 15  # worker -> master: the gradient of this step is left out, and the reason
+    PING = 16  # master -> worker: the master is alive
     RESHARD = 17  # master -> worker: the ranks among which the examples are dealt from the next step on
-    ASK = 18  # master -> worker: answer when you have taken all before this; worker -> master: I have
+    ASK = 18  # master -> worker: answer once all earlier frames are processed; worker -> master: the answer
     EPOCH = 19  # master -> worker: the number of gradients applied, if a version's number does not imply it
-    CLIP = 20  # master -> worker: the factor by which a version used each of your groups
+    CLIP = 20  # master -> worker: by group, the factor with which a version used the worker's gradient
 
 
 CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages
@@ -78,20 +78,20 @@ class Flag(IntFlag):
     NONE = 0
     CHECKPOINT = 1  # VERSION_COMPLETE: contribute to the checkpoint of this version
     STOP = 2  # VERSION_COMPLETE: this version is the last
-    SPARE = 4  # VERSION_COMPLETE: you are not needed yet, wait for the next version
-    WRITTEN = 8  # STATE: memories and buffers are in the run's directory, this frame holds only the buffers
+    SPARE = 4  # VERSION_COMPLETE: the rank is a spare and waits for the next version
+    WRITTEN = 8  # STATE: the part is a file in the run's directory, or failed to be written; only buffers are in this frame
     PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
-    HOLD = 32  # ASK: no version follows before your answer, and then all weights
-    WEIGHED = 64  # GRADIENT: the last payload is its weight in the mean
+    HOLD = 32  # ASK: no version follows before the answer; then the whole weights follow
+    WEIGHED = 64  # GRADIENT: the last payload is the gradient's weight in the mean
 
 
 def _nothing() -> None:
-    """A `release` for memory that has no other owner."""
+    """Do nothing: the `release` of memory that has no other owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An opened frame. `body` is a read-only view of the message it came in; call `release` when done with it."""
+    """An opened frame. `body` is a read-only view of the received message; call `release` after its last use."""
 
     kind: Kind
     flags: Flag
@@ -106,7 +106,7 @@ class Frame:
 def seal(
     buffer: Bytes, kind: Kind, *, sender: int, job: int, group: int = 0, step: int = 0, version: int = 0, flags: Flag = Flag.NONE
 ) -> Bytes:
-    """Write the header of a frame whose body already lies in `buffer[HEADER_BYTES:]`; returns `buffer`."""
+    """Write the header of a frame whose body is already in `buffer[HEADER_BYTES:]`, and return `buffer`."""
     length = buffer.size - HEADER_BYTES
     _FIELDS.pack_into(buffer.data, 0, MAGIC, PROTOCOL, kind, flags, sender, group, step, version, length, job)
     _CHECKSUM.pack_into(buffer.data, _FIELDS.size, checksum(buffer))
@@ -171,9 +171,10 @@ def padded(nbytes: int) -> int:
 
 
 class GroupFrame:
-    """An unfinished group frame: payloads are written one after another into `room`, then it is sealed.
+    """An unfinished group frame: payloads are written one after another into `room`, then the frame is sealed.
 
-    `payloads` of together at most `nbytes` bytes, padding included. `reuse`: memory to write into if it is large enough.
+    `payloads`: the number of payloads, of at most `nbytes` bytes together, padding included. `reuse`: memory for the frame, used
+    if it is large enough.
     """
 
     def __init__(self, payloads: int, nbytes: int, reuse: Bytes | None = None) -> None:
@@ -185,7 +186,7 @@ class GroupFrame:
 
     @property
     def room(self) -> Bytes:
-        """Return the free bytes; starts at a multiple of 4 bytes."""
+        """The free bytes, which start at a multiple of 4 bytes."""
         return self.buffer[self._end :]
 
     def take(self, nbytes: int) -> None:
@@ -206,7 +207,7 @@ class GroupFrame:
 
 
 def split_group(body: Bytes, segments: int, source: int | None = None) -> list[Bytes]:
-    """Return the payloads of a group frame that must hold `segments` of them. Raises WireError if lengths do not add up."""
+    """Return the payloads of a group frame, which must hold `segments` payloads. Raises WireError if lengths do not add up."""
     start = group_table_bytes(segments)
     if body.size < start:
         raise WireError(f"group frame of {body.size} bytes has no room for {segments} payload lengths", source)
@@ -223,16 +224,20 @@ def split_group(body: Bytes, segments: int, source: int | None = None) -> list[B
 
 
 def pack_groups(groups: Collection[int], count: int) -> bytes:
-    """Return a set of groups out of `count` as the body of VERSION_COMPLETE: bit i % 8 of byte i
-    // 8; no byte for the empty set."""
+    """Return a set of groups out of `count` as the body of VERSION_COMPLETE.
+
+    Group i is bit i % 8 of byte i // 8. The empty set has no bytes.
+    """
     bits = np.zeros(count if groups else 0, np.uint8)
     bits[list(groups)] = 1
     return np.packbits(bits, bitorder="little").tobytes()
 
 
 def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[int]:
-    """Inverse of pack_groups, ascending. Raises WireError unless the body has the right length
-    and no bit beyond the last group."""
+    """Return the groups in `body` in ascending order: the inverse of pack_groups.
+
+    Raises WireError unless the body has the right length and no bit beyond the last group.
+    """
     bits = np.unpackbits(body, bitorder="little")
     if body.size not in (0, -(-count // 8)) or bits[count:].any():
         raise WireError(f"{body.size} bytes do not mark groups out of {count}", source)
@@ -248,7 +253,7 @@ def pack_factors(factors: Mapping[int, float], count: int) -> bytes:
 
 
 def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[int, np.float32]:
-    """Inverse of pack_factors. Raises WireError unless there is a number from 0 to 1 for every group."""
+    """Return the factors below 1 by group: the inverse of pack_factors. Raises WireError for a factor outside [0, 1]."""
     if body.size != 4 * count:
         raise WireError(f"{body.size} bytes are not factors of {count} groups", source)
     values = np.frombuffer(bytes(body), "<f4")
@@ -263,7 +268,7 @@ def pack_weight(weight: int) -> bytes:
 
 
 def unpack_weight(body: Bytes, source: int | None = None) -> int:
-    """Inverse of pack_weight. Raises WireError unless it is a whole number from 0 to 2^53."""
+    """Return the weight in `body`: the inverse of pack_weight. Raises WireError if it is above 2^53 or not 8 bytes."""
     if body.size != _WEIGHT.size:
         raise WireError(f"{body.size} bytes are not the weight of a gradient", source)
     weight: int = _WEIGHT.unpack(bytes(body))[0]
@@ -277,7 +282,7 @@ _KNOWN_FLAGS = int(Flag.CHECKPOINT | Flag.STOP | Flag.SPARE | Flag.WRITTEN | Fla
 
 
 def checksum(buffer: Bytes) -> int:
-    """Return CRC32C of a frame without the four bytes that hold it."""
+    """Return the CRC32C of a frame without the four bytes that hold the checksum."""
     header = crc32c(buffer[: _FIELDS.size].data)
     body = buffer[HEADER_BYTES:]
     value: int = crc32c(body.data, header, body.size > _GIL_RELEASE_BYTES)

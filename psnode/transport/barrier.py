@@ -1,4 +1,4 @@
-"""The start of a job: every worker reports to rank 0, which names the missing ones."""
+"""The barrier at the start of a job: every worker reports to rank 0, which names the missing workers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ HELLO_TAG = MAX_TAG
 
 
 def send_hello(transport: Transport, hello: bytes) -> Pending:
-    """A worker's part: report to rank 0. Rank 0's next message means that all ranks have reported."""
+    """Report to rank 0, as a worker. The next message from rank 0 means that all ranks have reported."""
     return transport.send(0, HELLO_TAG, [hello])
 
 
 def gather_hello(transport: Transport, hello: bytes, seconds: float) -> dict[int, bytes]:
-    """Rank 0's part: returns the words of every rank, rank 0's own `hello` included.
+    """Wait for the reports of all ranks, as rank 0, and return them by rank, including its own `hello`.
 
-    Raises MissingRanksError naming all ranks that have not reported after `seconds`, or at once naming lost ranks, and the
-    transport's own error if it fails.
+    Raises MissingRanksError that names all ranks that have not reported after `seconds`, or at once one that is lost before it
+    has reported. Raises the transport's own error if the transport fails.
     """
     inbox, end = transport.inbox(HELLO_TAG), time.monotonic() + seconds
     heard = {transport.rank: hello}

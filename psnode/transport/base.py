@@ -1,7 +1,7 @@
-"""Interface of a network: messages between ranks, and a deadline on every wait.
+"""The interface of a network, with messages between ranks and a deadline on every wait.
 
-A transport moves opaque byte buffers, from every rank to every rank. It knows nothing of frames, gradients or training. A tag
-selects the role of a rank that receives the message: each role has an inbox of its own.
+A transport moves opaque byte buffers from any rank to any other. It does not interpret frames, gradients or training. Each role
+of a rank has its own inbox, and a message's tag selects the role that receives it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_TAG = 4095
 
 
 class Arrival(NamedTuple):
-    """One message. `data` is exactly as long as the sent one and starts at an address divisible by 16.
+    """A received message. `data` is exactly as long as the sent message and starts at an address divisible by 16.
 
-    Call `release()` when nothing refers to `data` any more: the transport then reuses the memory.
+    Call `release()` when nothing refers to `data` any more. The transport then reuses the memory.
     """
 
     source: int
@@ -39,7 +39,7 @@ class Arrival(NamedTuple):
 
 
 class PeerLost(NamedTuple):
-    """An event in every inbox: rank `rank` will not send any more."""
+    """The event, posted to every inbox, that rank `rank` is lost and will send nothing more."""
 
     rank: int
     reason: str
@@ -51,18 +51,18 @@ class Pending(ABC):
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Return True once the buffers may be reused, after success or after the peer's loss."""
+        """True once the buffers may be reused, after success or after the peer's loss."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Block until done; raises DeadlineExceededError after `seconds`."""
+        """Block until done. Raises DeadlineExceededError after `seconds`."""
 
 
 class Inbox:
-    """Queue that one thread waits on: arrivals, losses of peers, and events posted by its own helper threads.
+    """A queue that one thread reads: arrivals, losses of peers, and events posted by the thread's helper threads.
 
-    Events are returned in the order in which they were posted. Raise an exception among them: the transport or a helper thread
-    has failed.
+    Events are returned in the order in which they were posted. An exception among the events means that the transport or a helper
+    thread has failed; the reader should raise it.
     """
 
     def __init__(self) -> None:
@@ -97,9 +97,10 @@ class Inbox:
 
 
 class Inboxes:
-    """The inboxes of one rank, by tag: each is created when it is requested, or when its first message comes.
+    """The inboxes of one rank, by tag. An inbox is created when it is requested or when its first message comes.
 
-    Messages go to the inbox of their tag; losses of peers and a failure of the transport go to all inboxes, also to later ones.
+    Messages go to the inbox of their tag. Losses of peers and a failure of the transport go to all inboxes, including those
+    created later.
     """
 
     def __init__(self) -> None:
@@ -108,7 +109,7 @@ class Inboxes:
         self._lock = threading.Lock()
 
     def of(self, tag: int) -> Inbox:
-        """Return the inbox of `tag`; any thread may request it, one thread may read it."""
+        """Return the inbox of `tag`. Any thread may call this, but only one thread may read the inbox."""
         found = self._inboxes.get(tag)
         return found if found is not None else self._new(tag)
 
@@ -134,7 +135,10 @@ class Inboxes:
 
 
 class Transport(ABC):
-    """Point-to-point messages among `size` ranks, of which this end is `rank`, and `local_rank` among those of its host."""
+    """One rank's end of point-to-point messages among `size` ranks.
+
+    `rank`: the number of this rank. `local_rank`: its number among the ranks on its host. Both count from 0.
+    """
 
     rank: int
     size: int
@@ -149,11 +153,11 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
-        """Queue one message made of `buffers` end to end and return at once.
+        """Queue one message that consists of `buffers` end to end, and return at once. Any thread may call this.
 
-        Messages between two ranks arrive in the order in which they were sent, whatever their tags, which are 0..4095. A single
-        contiguous buffer is sent without a copy. Any thread may call it. Sending to a lost rank is not an error: the message is
-        dropped and the Pending is done.
+        Messages between two ranks arrive in the order in which they were sent, whatever their tags. Tags are 0..4095. A single
+        contiguous buffer is sent without a copy. Sending to a lost rank is not an error: the message is dropped and the Pending
+        is done.
         """
 
     @abstractmethod
@@ -174,8 +178,10 @@ class Transport(ABC):
         return event
 
     def wait(self, tag: int, seconds: float) -> Arrival:
-        """Return the next message with `tag`; raises DeadlineExceededError after `seconds`. For callers that post no events of
-        their own."""
+        """Return the next message with `tag`. Raises DeadlineExceededError after `seconds`.
+
+        For callers that post no events of their own, since other events are skipped.
+        """
         inbox, end = self.inbox(tag), time.monotonic() + seconds
         while True:
             event = inbox.wait(end - time.monotonic())

@@ -1,6 +1,6 @@
-"""A clock for deadlines that stands still while this process cannot listen.
+"""A clock for deadlines that stops while this process cannot listen.
 
-A deadline limits the silence of another rank. While this process is stopped, starved of its core or busy with something long,
+A deadline limits the silence of another rank. While this process is stopped, starved of its core or busy with a long operation,
 messages stay unread, and the other rank is not responsible for that time.
 """
 
@@ -10,30 +10,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SLICE = 1.0  # seconds: the longest wait, so that an overlong one is noticed
-_LEAST = 0.2  # seconds to wait even after a deadline, for messages that came in while no thread listened
-_OVERSHOOT = 0.5
-_BUSY = 1.0
+_SLICE = 1.0  # longest wait in seconds, so that a wait that takes longer is detected
+_LEAST = 0.2  # seconds to wait even after a deadline, for messages that came while no thread listened
+_OVERSHOOT = 0.5  # seconds by which a wait may exceed its length before the excess is left out
+_BUSY = 1.0  # seconds between two waits, above which the time between them is left out
 
 
 class Clock:
-    """Seconds that count. `monotonic` may be replaced by another source of seconds that never fall."""
+    """Counts the seconds in which this process can listen. `monotonic`: the source of time, in seconds that never decrease."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lost = 0.0
-        self._left = monotonic()  # when the last wait ended
+        self._left = monotonic()  # time at which the last wait ended
 
     def now(self) -> float:
-        """Return the seconds since an arbitrary moment, less the stretches that do not count."""
+        """Return the seconds since an arbitrary moment, without the periods that do not count."""
         return self._monotonic() - self._lost
 
     @contextmanager
     def listening(self, until: float) -> Iterator[float]:
-        """Wrap a wait, and yield its maximum length in seconds: towards `until`, and never longer than a second.
+        """Wrap a wait, and yield its maximum length: the seconds until `until`, at least 0.2 and at most 1.
 
-        The time by which the wait exceeds that by more than half a second does not count, nor does the time since the last wait
-        if it was more than a second.
+        If the wait takes over half a second longer, the excess does not count. If the last wait ended more than a second ago, the
+        time since then does not count either.
         """
         begun = self._monotonic()
         if begun - self._left > _BUSY:

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: `psnode train --local`, and tests without MPI."""
+"""A transport between threads of one process, for `psnode train --local` and for tests without MPI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _POOL_BYTES = 256 << 20
 
 
 def loopback_group(size: int) -> list[LoopbackTransport]:
-    """Return `size` connected transports; element r is rank r's end, to be used by rank r's thread."""
+    """Return `size` connected transports. Element r is the end of rank r, for the thread of rank r."""
     if size < 1:
         raise TransportError(f"size is {size}: a group has at least 1 rank")
     group: list[LoopbackTransport] = []
@@ -23,7 +23,7 @@ def loopback_group(size: int) -> list[LoopbackTransport]:
 
 
 class LoopbackTransport(Transport):
-    """Puts a copy of each message into an inbox of the receiver: later changes of the sender's buffers are not seen."""
+    """Puts a copy of each message into an inbox of the receiver, so the sender may change its buffers at once."""
 
     def __init__(self, rank: int, size: int, group: list[LoopbackTransport], pool: Pool) -> None:
         self.rank, self.size, self.inboxes = rank, size, Inboxes()
@@ -49,7 +49,7 @@ class LoopbackTransport(Transport):
         self._closed = True
 
     def die(self, reason: str) -> None:
-        """Leave like a process that crashes: every other rank finds a PeerLost in its inboxes."""
+        """Leave like a process that crashes: post PeerLost to the inboxes of all other ranks."""
         if self._closed:
             return
         self._closed = self._dead = True

@@ -1,4 +1,4 @@
-"""A queue with one reader, whose waits end in time even if signals arrive."""
+"""A queue with one reader whose waits end in time even if signals arrive."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Unbounded, first in, first out. Any thread may put, a signal's handler too; one thread takes.
+    """An unbounded first-in-first-out queue. Any thread and any signal handler may put items; one thread takes them.
 
-    `queue.SimpleQueue` has the same methods, but its wait is endless if a signal's handler lasts beyond the timeout, as after
-    SIGSTOP, SIGTERM and SIGCONT (CPython 3.11 and 3.12 take the negative rest for "no timeout"). A handler must not put to a
-    `queue.Queue`.
+    `queue.SimpleQueue` has the same methods, but its wait never ends if a signal handler runs past the timeout, as after SIGSTOP,
+    SIGTERM and SIGCONT (CPython 3.11 and 3.12 take the negative remaining time for "no timeout"). `queue.Queue` is unsuitable,
+    since a signal handler must not put items into it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Mailbox(Generic[T]):
     def put(self, item: T) -> None:
         """Append an item, and wake the reader."""
         self._items.append(item)
-        with contextlib.suppress(RuntimeError):  # it is free already: no reader waits
+        with contextlib.suppress(RuntimeError):  # the lock is free already, so no reader waits
             self._news.release()
 
     def empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Memory for arriving messages, kept and used again: a fresh page costs many times as much as a warm one."""
+"""Memory for received messages, kept for reuse because the first use of a fresh page is many times slower than later uses."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SMALLEST = 4096
 
 
 class PooledBuffer(NamedTuple):
-    """`data` has exactly the requested length; `release()` gives the memory back and may be called more than once."""
+    """A block from a pool. `data` has exactly the requested length; `release()` gives it back and may be called repeatedly."""
 
     data: Bytes
     release: Callable[[], None]
 
 
 class Pool:
-    """Blocks in size classes a quarter of a power of two apart. Any thread may use it.
+    """A thread-safe pool of blocks, in size classes a quarter of a power of two apart.
 
-    Memory in use belongs only to its user: a block that is never released is collected like any other array. Memory that was
-    released is kept, at most `limit` bytes of it.
+    The pool holds no reference to blocks in use, so a block that is never released is garbage-collected like any other array. At
+    most `limit` bytes of released blocks are kept.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,11 +36,11 @@ class Pool:
 
     @property
     def kept(self) -> int:
-        """Return the released bytes that wait for their next use."""
+        """The bytes in released blocks that are kept for reuse."""
         return self._kept
 
     def take(self, nbytes: int) -> PooledBuffer:
-        """Return a block of `nbytes` whose contents are arbitrary. Blocks below one page are not worth keeping."""
+        """Return a block of `nbytes` with arbitrary contents. Blocks below one page do not come from the pool."""
         if nbytes < _SMALLEST:
             return PooledBuffer(np.empty(nbytes, np.uint8), _nothing)
         size = size_class(nbytes)
@@ -54,7 +54,7 @@ class Pool:
         return PooledBuffer(memory[:nbytes], _Return(self, memory))
 
     def give(self, memory: Bytes) -> None:
-        """Keep a whole block for its next use, or drop it when enough is kept."""
+        """Keep a whole block for reuse, or drop it if `limit` would be exceeded."""
         with self._lock:
             if self._kept + memory.size <= self._limit:
                 self._free.setdefault(memory.size, []).append(memory)
@@ -62,7 +62,7 @@ class Pool:
 
 
 class _Return:
-    """Gives a block back, once."""
+    """The `release` of a block, which gives it back at the first call only."""
 
     __slots__ = ("_memory", "_pool")
 
@@ -79,7 +79,7 @@ class _Return:
 
 
 def size_class(nbytes: int) -> int:
-    """Return the smallest k * 2**e >= nbytes with k in 4..7: at most a quarter more than requested."""
+    """Return the smallest k * 2**e >= nbytes with k in 4..7, which is at most a quarter more than `nbytes`."""
     step = 1 << max(0, (nbytes - 1).bit_length() - 3)
     return -(-nbytes // step) * step
 
@@ -91,4 +91,4 @@ def _aligned(nbytes: int) -> Bytes:
 
 
 def _nothing() -> None:
-    """Do nothing: small blocks are left to the garbage collector."""
+    """Do nothing, since small blocks are left to the garbage collector."""

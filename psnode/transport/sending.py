@@ -1,4 +1,4 @@
-"""Preparation of a message before it leaves, the same in every transport: check its address, lay it out, account for it."""
+"""The preparation of a message that all transports share: checks of the address, the layout in memory, and completion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Send(Pending):
         return self._finished.is_set()
 
     def finish(self, error: Exception | None = None) -> None:
-        """Mark the buffers as free again; every `wait` then raises `error`."""
+        """Mark the send as done, so that the buffers may be reused. With an `error`, every `wait` raises TransportError."""
         self._error = error
         self._finished.set()
 
@@ -36,7 +36,7 @@ class Send(Pending):
 
 
 def check_address(rank: int, tag: int, size: int) -> None:
-    """Raise TransportError if there is no such rank or tag."""
+    """Raise TransportError if the rank is not below `size` or the tag is out of range."""
     if not 0 <= rank < size:
         raise TransportError(f"rank is {rank}: a job of {size} has ranks 0..{size - 1}")
     if not 0 <= tag <= MAX_TAG:
@@ -44,7 +44,7 @@ def check_address(rank: int, tag: int, size: int) -> None:
 
 
 def lay_out(buffers: Sequence[Buffer], pool: Pool, *, copy: bool) -> PooledBuffer:
-    """Return `buffers` end to end in a block of `pool`; unless `copy`, a single contiguous buffer is left in place."""
+    """Return `buffers` end to end in a block of `pool`. Unless `copy`, a single contiguous buffer is not copied."""
     parts = [_as_bytes(buffer) for buffer in buffers]
     if len(parts) == 1 and not copy:
         return PooledBuffer(parts[0], _nothing)
@@ -64,4 +64,4 @@ def _as_bytes(buffer: Buffer) -> Bytes:
 
 
 def _nothing() -> None:
-    """Do nothing: the sender's own memory stays with the sender."""
+    """Do nothing, since the memory belongs to the sender."""

@@ -1,4 +1,4 @@
-"""The worker: every rank but 0."""
+"""The worker, which runs on every rank except 0."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def work(
     hello: bytes,
     torch_lock: AbstractContextManager[Any],
 ) -> int:
-    """Take part in a job as a worker; returns the exit code, 0 whenever the master knows how the job ended.
+    """Take part in a job as a worker and return the exit code 0. The master's exit code tells how the job ended.
 
-    Of `config` only the deadlines are used, until the master's has come. Errors here are reported to the master,
-    which speaks for all and may go on with the others. Raises TransportError when the master is gone.
+    Only the deadlines and `debug` of `config` are used; the other settings come from the master. An error on this rank is
+    reported to the master, which may continue with the other workers. Raises TransportError if the master is gone.
     """
     link = FrameChannel(transport, watched={MASTER})
     send_hello(transport, hello)
@@ -40,12 +40,15 @@ def work(
 def _takes_part(
     link: FrameChannel, config: Config, make_task: Callable[[Config], Task], torch_lock: AbstractContextManager[Any]
 ) -> bool:
-    """Take all steps; False if something went wrong here: the master has been told then, and nothing of it is left in memory."""
+    """Take part until the end of the job. Return False after an error on this rank, which has been reported to the master.
+
+    The worker and its memory are released by then.
+    """
     try:
         with _reported(link, config.debug):
             worker = join(link, 5 * config.pause_deadline + config.start_deadline, make_task, torch_lock)
         try:
-            with _reported(link, config.debug):  # before threads are ended, which may take long
+            with _reported(link, config.debug):  # report errors before the threads end, which may take long
                 worker.train()
         finally:
             worker.close()
@@ -60,7 +63,7 @@ def _takes_part(
 
 @contextmanager
 def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
-    """Tell the master of exceptions, the task's included; a program that leaves on one rank is an exception like others."""
+    """Report exceptions to the master, including those of the task and sys.exit(), and raise them again."""
     try:
         with device_errors("--batch-size, with more --batches-per-step, take --precision bf16, or put fewer workers there"):
             yield
@@ -72,7 +75,10 @@ def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
 
 
 def wait_for_end(link: FrameChannel, seconds: float) -> None:
-    """Stay until the job has ended: a process that leaves alone would end it under mpirun, which knows nothing of the others."""
+    """Block until the job has ended. If this process exited alone, mpirun would end the whole job.
+
+    `seconds`: the longest silence of the master. Requests to stop are passed on to the master.
+    """
     try:
         while True:
             event = link.next(seconds)

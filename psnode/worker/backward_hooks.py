@@ -1,4 +1,4 @@
-"""Noticing in back-propagation that a gradient is finished."""
+"""Hooks that report in back-propagation when a gradient is finished."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from psnode.plan.groups import Plan
 
 
 class GroupHooks:
-    """Calls `finished(index)` once a backward pass for every group, as soon as its last gradient is accumulated.
+    """Calls `finished(index)` once for every group in a backward pass, as soon as the group's last gradient is accumulated.
 
-    Before that `collect(name)` is called for every parameter in the group, when its own gradient is ready. Between `arm` and
-    `flush` only: backward passes of a step before its last are not looked at. Parameters that the loss does not depend on
-    are collected, and their groups reported, by `flush`; so are those in `late`, whose gradients one pass adds to more than once.
+    Before, `collect(name)` is called for every parameter in the group when its own gradient is ready. The hooks act only between
+    `arm` and `flush`, since only the last backward pass of a step completes its gradients. `flush` collects the parameters that
+    the loss does not depend on, and those in `late`, whose gradients one pass adds to more than once.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class GroupHooks:
         self._missing: list[int] = []
         self._armed = False
         self._uncollected: set[str] = set()
-        self.stand_ins: Mapping[str, torch.Tensor] = {}  # left as the gradient of a parameter whose own is taken
+        self.stand_ins: Mapping[str, torch.Tensor] = {}  # by name: replaces the gradient of a parameter after collection
         self._replaced: dict[str, torch.Tensor] = {}
         self._handles = [_on_accumulated(parameters[name], self._hook(name)) for name in self._members]
 
@@ -54,9 +54,9 @@ class GroupHooks:
         self._armed = True
 
     def flush(self) -> None:
-        """The backward pass is over: collect the remaining gradients, report the groups that are not complete, stop watching.
+        """Collect the remaining gradients after the backward pass, report the remaining groups and stop watching.
 
-        ConfigurationError, naming the parameter, if something was added to a gradient after it was taken.
+        Raises ConfigurationError that names the parameter if something was added to a gradient after its collection.
         """
         if not self._armed:
             return
@@ -72,18 +72,18 @@ class GroupHooks:
 
     @property
     def begun(self) -> bool:
-        """True if a gradient was taken since `arm`."""
+        """True if a gradient was collected since `arm`."""
         return len(self._uncollected) < len(self._members)
 
     @property
     def added_late(self) -> str | None:
-        """The first parameter of which a part of the gradient came after it was taken, by name."""
+        """The name of the first parameter whose gradient has changed since its collection; None if there is no such parameter."""
         names = (name for name in self._members if name not in self._uncollected)
         return next((name for name in names if self._parameters[name].grad is not self._replaced.get(name)), None)
 
     @property
     def replaced(self) -> Collection[str]:
-        """Names of the parameters that have a stand-in since `arm`."""
+        """Names of the parameters whose gradient was replaced by a stand-in since `arm`."""
         return self._replaced
 
     def remove(self) -> None:
@@ -131,15 +131,17 @@ class BackwardWatch(Protocol):
     """An observer that is called when a backward pass begins and ends."""
 
     def arm(self) -> None:
-        """It begins now."""
+        """Note the beginning of a backward pass."""
 
     def flush(self) -> None:
-        """It is over."""
+        """Note the end of a backward pass."""
 
 
 class Finish(NamedTuple):
-    """Seconds from the beginning of a backward pass until it has finished each parameter's gradient, by name and in that order,
-    and the names of those that it adds to repeatedly.
+    """The times at which a backward pass finishes gradients.
+
+    `seconds`: by parameter name, in the order of finishing, the seconds from the beginning of the pass. `late`: names of the
+    parameters to whose gradients the pass adds more than once.
     """
 
     seconds: dict[str, float]
@@ -147,7 +149,7 @@ class Finish(NamedTuple):
 
 
 class _Stopwatch:
-    """Seconds between the beginning of a backward pass and now, or its end."""
+    """Measures the seconds from the beginning of a backward pass to now, or to its end once it is over."""
 
     def __init__(self) -> None:
         self._begun = time.perf_counter()
@@ -165,11 +167,12 @@ class _Stopwatch:
 
 
 def finish_times(parameters: Mapping[str, nn.Parameter], backward: Callable[[BackwardWatch], object]) -> Finish:
-    """Times at which the backward pass of `backward`, which is handed a watch to tell of it, finishes gradients of `parameters`.
+    """Return the times at which a backward pass finishes the gradients of `parameters`.
 
-    Unused ones come last, with the seconds of the whole pass. On a GPU each gradient is waited for. Reentrant checkpointing adds
-    to the gradient of a parameter once for every segment that uses it. Gradients are cleared afterwards. ConfigurationError for
-    sparse gradients.
+    `backward` runs the pass, and calls `arm` and `flush` of the watch that it is given. Unused parameters come last, with the
+    seconds of the whole pass. On a GPU, each gradient is awaited. A gradient may be added to more than once: reentrant
+    checkpointing adds to the gradient of a parameter once for every segment that uses the parameter. Gradients are cleared
+    afterwards. Raises ConfigurationError for sparse gradients.
     """
     times: dict[str, int] = {}
     seconds: dict[str, float] = {}

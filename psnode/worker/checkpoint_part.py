@@ -1,4 +1,4 @@
-"""A worker's parts of checkpoints, written beside its training."""
+"""A worker's parts of checkpoints, written by a thread during training."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ Tensors = dict[str, torch.Tensor]
 
 
 class CheckpointParts:
-    """Hands in the memories of `sender` and whatever else is given, one checkpoint at a time, in a thread.
+    """Writes this worker's part of each checkpoint, or sends it to the master, in a thread.
 
-    `directory`: the run's, where parts are written if this rank sees it; else they are sent. `memory`: the most bytes that copies
-    of memories take, 0: a quarter of the free memory. `residuals`: full, bf16 or none, see --checkpoint-residuals.
+    A part holds the residuals and other feedback state of `sender`, and further tensors. `directory`: the run's directory if this
+    rank sees it, or None if parts are to be sent. `memory`: the most bytes for copies of the residuals; 0 means a quarter of the
+    free memory. `residuals`: full, bf16 or none, see --checkpoint-residuals.
     """
 
     def __init__(
@@ -42,13 +43,16 @@ class CheckpointParts:
         sender.before_change = self._protect
 
     def prepare(self) -> None:
-        """Expect a checkpoint while steps go on: have memory for its copies."""
+        """Allocate memory in advance for the copies that a checkpoint during training needs."""
         if self._residuals != checkpoint.NONE:
             size = size_of(self._sender.memory())
             self._executor.submit(self._memory.prepare, size)
 
     def begin(self, step: int, others: Mapping[str, torch.Tensor]) -> None:
-        """Hand in the memories as they are now, and `others`, which stay as they are. Waits for the part before."""
+        """Begin the part of the checkpoint of `step`, with the present residuals and `others`, which must not change.
+
+        Blocks until the previous part is finished.
+        """
         self.finish()
         with self._tracer.span("snapshot", step=step):
             memories = {} if self._residuals == checkpoint.NONE else self._sender.state()
@@ -56,12 +60,12 @@ class CheckpointParts:
         self._last = self._executor.submit(self._give, step, memories, dict(others), self._snapshot)
 
     def finish(self) -> None:
-        """Return when nothing is being written."""
+        """Block until the last part is written or sent."""
         if self._last is not None:
             self._last.result()
 
     def close(self) -> None:
-        """End the thread, also amid a part."""
+        """End the thread, even if a part is unfinished."""
         self._memory.close()
         if self._snapshot is not None:
             self._snapshot.close()
@@ -90,8 +94,8 @@ class CheckpointParts:
                 self._send(step, {**buffers, **staging.tell(found)}, Flag.WRITTEN)
                 return
         except OSError as error:
-            # its directory is gone: no rank waits for it any more, or it was removed; only the master knows
-            # and without that, it may be too late for another way: some of it has changed
+            # If the directory is gone, the checkpoint was given up or removed; only the master knows which.
+            # If rewind() fails, the part cannot be sent instead, since some residuals have changed meanwhile.
             if isinstance(error, FileNotFoundError) or not snapshot.rewind():
                 self._send(step, {**buffers, **staging.tell(error)}, Flag.WRITTEN)
                 return

@@ -1,4 +1,4 @@
-"""One step's forward and backward passes on a worker."""
+"""The forward and backward passes of a step on a worker."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ _UNTRAINED = (
     "have Task.model() return both, nn.ModuleList([net, criterion]), which Task.loss is handed; or freeze it, "
     "requires_grad_(False)"
 )
-_DROPOUT = 2  # purpose in the seed of torch's generator
+_DROPOUT = 2  # separates the seed of torch's generator from other seeds
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a worker's passes: the mean loss over `samples`, if it is told, sums of metrics, and seconds they took."""
+    """The outcome of a worker's passes.
+
+    `loss`: the mean over the passes, None if the loop reports no loss. `samples`: the number of examples. `metrics`: sums over
+    the examples. `seconds`: the duration of the passes.
+    """
 
     loss: float | None
     samples: int
@@ -40,15 +44,15 @@ class Outcome:
 
 
 def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
-    """Seed torch's generators for one step of one worker: dropout then needs no state in checkpoints."""
+    """Seed torch's generators for one step of one worker, so that checkpoints need no generator state for dropout."""
     words = np.random.SeedSequence((seed, _DROPOUT, rank, step)).generate_state(1, np.uint64)
-    torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed asks every kind of device: 100 times slower
+    torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed seeds all devices: 100 times slower
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(int(words[0]))  # and no other device's
+        torch.cuda.default_generators[device.index].manual_seed(int(words[0]))  # only this device's
 
 
 def whole(size: Any) -> int:
-    """The value that Task.size returned, as int: a whole number of any type. ConfigurationError for any other value."""
+    """Return `size`, the result of Task.size, as int. Raises ConfigurationError unless it is a whole number, of any type."""
     try:
         if (found := int(size)) == size:
             return found
@@ -58,7 +62,7 @@ def whole(size: Any) -> int:
 
 
 def number(name: Any, metric: Any) -> float:
-    """A metric's sum as float. ConfigurationError, by its name, if it has none."""
+    """Return the sum of a metric as float. Raises ConfigurationError with the metric's name if it is not a number."""
     try:
         return float(metric)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
@@ -66,10 +70,11 @@ def number(name: Any, metric: Any) -> float:
 
 
 class Computation:
-    """Runs batches through the model so that gradients accumulate; hooks see the last backward pass of a step.
+    """Runs the forward and backward passes of a step, and accumulates gradients. Hooks watch the last backward pass.
 
-    `torch_lock` is held while torch computes: workers that are threads of one process share torch's generator. Forward passes
-    compute in `precision`, fp32 or bf16. A batch counts in a step by its size over `weight_unit`, if there is one.
+    `torch_lock` is held while torch computes, since workers that are threads of one process share torch's generator. Forward
+    passes compute in `precision`, fp32 or bf16. With a `weight_unit`, a batch's loss is multiplied by its size divided by that
+    unit; without one, all batches of a step have equal weights.
     """
 
     def __init__(
@@ -97,7 +102,7 @@ class Computation:
         self._trains = [(name, parameter, parameter.requires_grad) for name, parameter in tensor_names.parameters(model)]
 
     def loss(self, batch: Batch, watch: AbstractContextManager[Any] | None) -> float:
-        """The loss of the forward pass over `batch` that `run` would take in step 0, inside `watch`."""
+        """Return the loss of `batch` from a forward pass inside `watch`, seeded as in step 0 of `run`."""
         with self._torch_lock:
             seed_torch(self._seed, self._rank, 0, self._device)
             self._model.train()
@@ -115,12 +120,12 @@ class Computation:
         first_forward: AbstractContextManager[Any] | None = None,
         settled: Callable[[], bool] | None = None,
     ) -> Outcome | None:
-        """Passes over all `batches`; the gradients' sum is the gradient of the mean of their losses, or, with a `weight_unit`, of
-        the sum over their examples divided by that.
+        """Run the passes over all `batches` and return their outcome; None if `settled` returns False.
 
-        The first forward pass runs inside `first_forward`; after it `settled` says whether the step is to be taken, and
-        if not, None is returned. Raises NonFiniteLossError before the backward pass of a loss that is not finite,
-        ConfigurationError for a size or metrics that cannot be reported.
+        The accumulated gradient is that of the mean of the batches' losses. With a `weight_unit`, it is that of the sum of losses
+        over all examples divided by the unit. The first forward pass runs inside `first_forward`. `settled` is called after that
+        pass and returns True if the step is to be taken. Raises NonFiniteLossError before the backward pass of a loss that is not
+        finite, and ConfigurationError for a size or metrics that cannot be reported.
         """
         with self._torch_lock:
             start = time.perf_counter()
@@ -147,7 +152,7 @@ class Computation:
                 found.append(Outcome(value, size, {}, 0.0))
                 with torch.no_grad():
                     for name, metric in self._task.metrics(outputs, batch).items():
-                        key = str(name) if isinstance(name, int) else name  # as JSON has it
+                        key = str(name) if isinstance(name, int) else name  # JSON keys are strings
                         sums[key] = sums.get(key, 0.0) + number(key, metric)
             outcome = self.together(found)
             if problem := unreportable(outcome.samples, sums):
@@ -155,17 +160,17 @@ class Computation:
             return replace(outcome, metrics=sums, seconds=time.perf_counter() - start)
 
     def weight(self, batches: Sequence[Batch]) -> int | None:
-        """The weight of a step over `batches` in the mean; None if all steps weigh the same."""
+        """Return the weight of this worker's gradient over `batches` in the mean of all; None if all have equal weights."""
         return None if self._unit is None else sum(map(self.size, batches))
 
     def share_of(self, loss: torch.Tensor, size: int, batches: int) -> torch.Tensor:
-        """The contribution of a batch's mean `loss` over `size` examples to the loss of a step of `batches` batches."""
+        """Return a batch's term in the loss of a step of `batches` batches. `loss`: the batch's mean over `size` examples."""
         if self._unit is not None:
             return loss * (size / self._unit)
         return loss / batches if batches > 1 else loss
 
     def together(self, outcomes: Sequence[Outcome]) -> Outcome:
-        """Outcome of the passes of one step: the mean of the losses that were told, as batches count, and sums of the rest."""
+        """Combine outcomes: the mean of the reported losses, weighted like the batches, and the sums of all other fields."""
         told = [(found.loss, found.samples if self._unit is not None else 1) for found in outcomes if found.loss is not None]
         sums: dict[str, float] = {}
         for found in outcomes:
@@ -180,16 +185,16 @@ class Computation:
         )
 
     def size(self, batch: Batch) -> int:
-        """Number of examples in `batch`, by the task."""
+        """Return the number of examples in `batch` according to the task."""
         return whole(self._task.size(batch))
 
     def _names(self) -> Iterator[Mapping[str, Any]]:
-        """The task's attributes, and the names of the file that defines it."""
+        """Yield the task's attributes, and the variables of the module that defines the task."""
         yield vars(self._task)
         yield vars(sys.modules[type(self._task).__module__])
 
     def check_trained(self, step: int) -> None:
-        """ConfigurationError if a parameter was frozen or unfrozen since the start: the plan holds those trained then."""
+        """Raise ConfigurationError if a parameter was frozen or unfrozen since the start: the plan cannot change."""
         for name, parameter, trained in self._trains:
             if parameter.requires_grad is not trained:
                 raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""A worker's share of the examples: which batch comes next, also when a run is resumed or the examples are resharded."""
+"""A worker's share of the examples, and its place in the share after a resumption or a resharding."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from psnode.tasks.data.sampler import Sampler
 
 
 class Feed(Protocol):
-    """The batches of one step after another."""
+    """An iterator over the batches of successive steps."""
 
     def __next__(self) -> list[Batch]:
-        """Those of the next step."""
+        """Return the batches of the next step."""
         ...
 
     def close(self) -> None:
-        """Let go of threads and processes. Idempotent."""
+        """End the threads and processes of the feed. Idempotent."""
 
 
 @runtime_checkable
 class Feeding(Protocol):
-    """Data that make their batches themselves."""
+    """Data that make their own batches, instead of having them fetched by index."""
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Feed:
-        """The batches of the steps after `finished` up to and including `last`, by `sampler`."""
+        """Return the batches that `sampler` selects for the steps after `finished`, up to and including `last`."""
         ...
 
 
 @dataclass
 class DataShare:
-    """The batches to come, made by `sampler`. `place`: the steps of it that are taken, plus the sampler's offset.
+    """The coming batches of a worker, selected by `sampler`.
 
-    A worker that computes on fewer versions than there are takes fewer steps, so that a version's number does not tell.
+    `place`: the last step taken from the share, plus the sampler's epoch offset. The place cannot be derived from the version,
+    since a worker that skips versions takes fewer steps.
     """
 
     sampler: Sampler
@@ -48,19 +49,20 @@ class DataShare:
 
     @classmethod
     def after(cls, data: Data, sampler: Sampler, finished: int, steps: int) -> DataShare:
-        """The share of `sampler` after step `finished`, for at most `steps` steps."""
+        """Return the share of `sampler` after step `finished`, for at most `steps` steps."""
         make = data.feed if isinstance(data, Feeding) else partial(Prefetch, data)
         return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.epoch_offset)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """For a checkpoint: the place, and among how many workers the examples are dealt."""
+        """Return the place and the sampler's number of workers, for a checkpoint."""
         return {checkpoint.PLACE: torch.tensor([self.place, self.sampler.workers])}
 
 
 def resumed(tensors: Mapping[str, torch.Tensor], sampler: Sampler, version: int, *, moves: bool) -> int:
-    """The step of `sampler` after which a run continues from a checkpoint of `version`, of which a worker's part is `tensors`.
+    """Return the step of `sampler` after which a worker continues from a checkpoint of `version`.
 
-    That of the version where the part says nothing. `moves`: a place among another number of workers counts too.
+    `tensors`: the worker's part of the checkpoint. If it holds no place, the step is `version`. If the place belongs to another
+    number of workers, it is converted if `moves`; otherwise the step is `version`.
     """
     if checkpoint.PLACE not in tensors:
         return version

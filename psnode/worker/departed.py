@@ -1,8 +1,8 @@
-"""Stand-ins for gradients that have been taken, which any use of finds out.
+"""Stand-ins for gradients that have already left, which raise an error when they are used.
 
-A loop that clips, scales, measures or replaces gradients between `loss.backward()` and `s.step(loss)` would do so in vain, for
-they have left. `.grad` is torch's own attribute, of which no hook tells. So each parameter gets a gradient without memory, whose
-every operator raises; that it is still in place when the step is taken tells that none was assigned.
+If a loop clips, scales, measures or replaces gradients between `loss.backward()` and `s.step(loss)`, this has no effect, since
+the gradients have left. torch has no hook for the use of `.grad`. So each parameter gets a stand-in gradient without memory,
+on which every operator raises. If the stand-in is still in place when the step is taken, no other gradient was assigned.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ REMEDY = (
     "clip_grad_norm= of the session clips the mean gradient (gradient_norm in metrics.jsonl), parameter.register_hook(f) changes "
     'gradients before they leave, and gradients="step" has them leave in s.step(), so that the loop can use them before'
 )
-_ACCUMULATES = ("aten::add_.Tensor", "aten::add.Tensor")  # torch's engine, for a second backward pass
+_ACCUMULATES = ("aten::add_.Tensor", "aten::add.Tensor")  # called by torch's engine in a second backward pass
 _ZEROES = ("aten::zero_", "aten::_foreach_zero_")
 _SETTER, _HARMLESS_SETTER = "__set__", torch.Tensor.requires_grad.__set__  # type: ignore[attr-defined]
-_program = threading.local()  # `uses`: operators run for a call of the program's own, not for torch's engine
+_program = threading.local()  # `uses`: True during a call by the program, not by torch's engine
 
 
 def another_gradient(name: str) -> ConfigurationError:
-    """Error for a second backward pass of a step that reaches the parameter `name`."""
+    """Return the error for a second gradient of the parameter `name` in a step."""
     return ConfigurationError(
         f"parameter {name} got another gradient after the step's had left, by another pass or a line that assigns .grad: "
         "call loss.backward() once before s.step(), or sum the losses, or accumulate with batches_per_step=K; take gradients of "
@@ -39,7 +39,7 @@ def another_gradient(name: str) -> ConfigurationError:
 
 
 class Departed(torch.Tensor):
-    """Stands for the gradient of a parameter, which has left. Its shape, dtype and device may be asked for."""
+    """Stand-in for a parameter's gradient that has left. Its shape, dtype and device can be read, but no values."""
 
     _name: str
     _own: DepartedGradients
@@ -54,7 +54,7 @@ class Departed(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Run functions that read no values; refuse all others."""
+        """Run functions that read no values, and refuse all others."""
         sets = getattr(func, "__name__", "") == _SETTER and func != _HARMLESS_SETTER
         if func in GIVES_MEMORY or (sets and not isinstance(args[-1], Departed)):
             raise _used(args, kwargs)
@@ -92,7 +92,7 @@ def _used(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Configuratio
 
 
 class DepartedGradients:
-    """The stand-ins of `parameters`, by name. `over`: the step is taken, so that zeroing them does no harm."""
+    """The stand-ins for the gradients of `parameters`, by name. `over`: the step is taken, so the loop may zero gradients."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
@@ -100,7 +100,7 @@ class DepartedGradients:
         self.over = False
 
     def check(self, left: Iterable[str]) -> None:
-        """ConfigurationError if the loop has put something else in the place of one of those that have `left`."""
+        """Raise ConfigurationError if the loop has replaced a stand-in. `left`: the parameters whose gradients have left."""
         for name in left:
             found = self._parameters[name].grad
             if found is None:
@@ -113,7 +113,7 @@ class DepartedGradients:
                 raise another_gradient(name)
 
     def remove(self) -> None:
-        """Take the stand-ins away: parameters have no gradients, as after zero_grad()."""
+        """Remove the stand-ins, so that parameters have no gradients, as after zero_grad()."""
         for name, parameter in self._parameters.items():
             if parameter.grad is self.stand_ins[name]:
                 parameter.grad = None

@@ -1,15 +1,15 @@
-"""Noticing that a model is about to use a weight, whatever the code of its layers looks like.
+"""Detection that a model is about to use a weight, whatever the code of its layers.
 
-Three nets, each of which catches uses that slip through the others:
+Three mechanisms catch uses that the other two miss:
 
 * every operator of torch's dispatcher, however it is called: from Python, from TorchScript, below torch.vmap;
 * every method of a tensor that gives its memory away: data_ptr(), numpy(), DLPack, __cuda_array_interface__;
-* the call of a module that owns parameters: custom kernels may be handed a weight inside it.
+* the call of a module that owns parameters, since a custom kernel may use a weight inside it.
 
 Code that runs outside all three (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
 
-The first two are modes of torch that slow every operator down: they are not entered when all weights have arrived, and
-left at the first call of a module after the last one has.
+The first two are modes of torch that slow down every operator. They are not entered if all weights have arrived, and they are
+left at the first call of a module after the last weight has arrived.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.hooks import RemovableHandle
 
-_FLOAT = 4
+_FLOAT = 4  # bytes
 GIVES_MEMORY = frozenset(
     [
         torch.Tensor.data_ptr,
@@ -44,21 +44,21 @@ GIVES_MEMORY = frozenset(
 
 
 class Arriving(Protocol):
-    """Weights that are on their way: psnode.exchange.receiver.Receiver."""
+    """Weights in transit, such as psnode.exchange.receiver.Receiver."""
 
     @property
     def missing(self) -> Collection[int]:
-        """Names that are not there yet; empty when all are."""
+        """Indices of the groups whose weights have not arrived yet; empty when all have."""
 
     def require(self, start: int, stop: int) -> None:
-        """Return when coordinates [start, stop) of the flat vector have arrived."""
+        """Block until coordinates [start, stop) of the flat vector have arrived."""
 
 
 class FirstUse:
-    """While it is entered, every use of `weights` waits for them. For one thread that enters; modules may run in others.
+    """A context manager inside which every use of a weight waits for that weight to arrive.
 
-    `weights`: the flat float32 vector that the trainable parameters of `model` are views of. Once nothing is missing, nothing
-    may become missing before the exit.
+    One thread enters and exits; modules may run in other threads. `weights`: the flat float32 vector of which the trainable
+    parameters of `model` are views. Once all weights have arrived, none may become missing before the exit.
     """
 
     def __init__(self, model: nn.Module, arriving: Arriving, weights: torch.Tensor) -> None:
@@ -68,8 +68,8 @@ class FirstUse:
         self._torch_lock = threading.Lock()
         self._waiting: int | None = None
         self._stack = ExitStack()
-        self._modes: tuple[_MemoryMode, _Operators] | None = None  # while they are entered
-        self._thread = 0  # that entered them: torch keeps its modes by thread
+        self._modes: tuple[_MemoryMode, _Operators] | None = None  # None unless entered
+        self._thread = 0  # the thread that entered the modes: torch keeps modes by thread
         self._entered = False
         self._hooks = list(self._hook(model))
 
@@ -86,17 +86,17 @@ class FirstUse:
 
     @property
     def over(self) -> bool:
-        """True if nothing is left to wait for, or this thread is the one that puts weights in place."""
+        """True if all weights have arrived, or if this thread is inside `require`, putting weights in place."""
         return not self._arriving.missing or self._waiting == threading.get_ident()
 
     def wait(self, values: Iterable[object]) -> None:
-        """Return when all weights have arrived that the tensors among `values`, or in lists among them, are or look at."""
-        with torch._C.DisableTorchFunction():  # asking for an address does not use the values
+        """Block until the weights have arrived that share memory with tensors in `values`, also in nested lists and tuples."""
+        with torch._C.DisableTorchFunction():  # reading an address does not use the values
             for tensor in _tensors(values):
                 try:
                     start = tensor.data_ptr() - self._base
                 except (RuntimeError, NotImplementedError):
-                    if tensor.layout is torch.strided:  # a wrapper, with unknown contents
+                    if tensor.layout is torch.strided:  # a wrapper with unknown contents
                         self._require(0, self._size)
                     continue
                 if 0 <= start < _FLOAT * self._size and tensor.numel():
@@ -121,7 +121,7 @@ class FirstUse:
 
     @property
     def _modes_are_superfluous(self) -> bool:
-        """True if they can be left before the exit: all weights have arrived, and no mode entered after them is still active."""
+        """True if the modes can be left before the exit: all weights have arrived, and no later mode is active."""
         if self._modes is None or self._arriving.missing or self._thread != threading.get_ident():
             return False
         on_top = _get_current_function_mode(), _get_current_dispatch_mode()  # type: ignore[no-untyped-call]
@@ -176,10 +176,10 @@ class _MemoryMode(TorchFunctionMode):
 
 
 def _called_plainly() -> bool:
-    """True if no function of torch that keeps modes aside, or puts them back when it returns, is being called in this thread.
+    """Return True if no active call in this thread sets torch's modes aside or restores them when it returns.
 
-    Those are handlers of modes, backward passes, torch.func, and inference_mode, which cannot be asked for when it was entered
-    with False. Only calls of modules, and code of others that does not name inference_mode, are known to be harmless.
+    Such calls are mode handlers, backward passes, torch.func, and inference_mode; inference_mode(False) cannot be detected
+    directly. Calls are harmless only in torch.nn, or in code outside torch that does not name inference_mode.
     """
     if torch.is_inference_mode_enabled():
         return False
@@ -197,7 +197,7 @@ def _called_plainly() -> bool:
 
 
 def _extent(start: int, tensor: torch.Tensor) -> tuple[int, int]:
-    """The first float32 that `tensor`, of whatever type, covers, and one past the last, if it begins at byte `start`."""
+    """Return the range of float32 coordinates that `tensor`, of any dtype, covers if it begins at byte `start`."""
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start // _FLOAT, -(-(start + (last + 1) * tensor.element_size()) // _FLOAT)
 

@@ -1,4 +1,4 @@
-"""From the first message to the first step: agree with the master on model, settings and start."""
+"""The start-up of a worker, in which it agrees with the master on settings, model and starting point."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ MakeTask = Callable[[Config], Task]
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """State of a worker before it knows the plan. `patience` bounds waits for the master, in seconds."""
+    """The state of a worker before it knows the plan. `patience`: the longest wait for a message of the master, in seconds."""
 
     link: FrameChannel
     config: Config
     scheme: Scheme
-    directory: Path | None  # the run's, if this rank sees it
+    directory: Path | None  # the run's, if this rank can read it
     device: torch.device
     model: torch.nn.Module
     data: Data
@@ -76,13 +76,13 @@ class WorkerContext:
     own_rate: OwnRate | None = None  # Task.learning_rate
 
     def next_start(self) -> Start:
-        """The next PLAN; later frames carry its job."""
+        """Wait for the next PLAN message and return it. Later frames carry its job digest."""
         start = Start.from_bytes(self.link.expect(Kind.PLAN, self.patience).body, MASTER)
         self.link.job = start.job
         return start
 
     def rehearse(self, start: Start) -> None:
-        """Take the steps that the master asks for, and leave the model as it was."""
+        """Take the steps of a rehearsal, and restore the model afterwards."""
         before = inventory.ModelSnapshot(self.model)
         quiet = replace(self.config, hash_every=0, log_interval=start.last_step + 1, timeline=False)
         worker = replace(self, config=quiet).worker(start)
@@ -94,7 +94,7 @@ class WorkerContext:
         before.restore()
 
     def worker(self, start: Start) -> Worker:
-        """The worker that follows `start`, ready for its first step."""
+        """Receive the tensors that `start` announces, and return the worker, ready for its first step."""
         link, config, rule = self.link, self.config, rule_of(self.config, self.sampler.workers)
         plan = Plan.from_dict(start.plan)
         routes = routes_of(self.layout, plan)
@@ -155,9 +155,9 @@ class WorkerContext:
         )
 
     def _code_on_device(self, coding: Coding, sender: GradientSender, replica: Replica) -> list[str]:
-        """Have gradients coded where they are computed, and changes of weights decoded where these lie.
+        """Have gradients encoded and weight changes decoded on the device, where it gives the same bytes as the CPU.
 
-        As far as the device gives the processor's bytes; a line for each codec of the rest.
+        Returns a line with the reason for each codec that runs on the CPU instead.
         """
         try:
             lines = [verdict.line for verdict in sender.code_on(self.device) if verdict.problem]
@@ -167,24 +167,28 @@ class WorkerContext:
             return [Verdict("every codec", None, str(error)).line]
 
     def deal(self, deal: Reshard, version: int, before: DataShare | None) -> DataShare:
-        """This rank's part of a deal, after `version`, or after its place in the share that it had `before`."""
+        """Return this rank's share in a new division of the examples.
+
+        The share continues after its place in the share `before`, or after step `version` if there is none.
+        """
         sampler = self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift)
         finished = version if before is None or not before.place else sampler.finished(before.place, before.sampler.workers)
         return DataShare.after(self.data, sampler, finished, deal.last_step - version)
 
 
 def may_begin_early(config: Config, rule: Rule) -> bool:
-    """True if forward passes may begin before their weights have arrived.
+    """Return True if forward passes may begin before their weights have arrived.
 
-    Workers that take turns must not keep one while they wait for another's gradient.
+    They may not if workers share one process and take turns: a worker that waits for weights inside its turn would block the
+    others, whose gradients these weights need. Neither may they where rounds close without the slowest workers.
     """
     return config.overlap and not rule.rounds_go_on and config.local is None
 
 
 def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: AbstractContextManager[Any]) -> Worker:
-    """Take part in the start-up as a worker and return it ready for its first step.
+    """Take part in the start-up and return the worker, ready for its first step.
 
-    `patience` bounds the wait for the configuration, in seconds; `torch_lock` is held while torch computes.
+    `patience`: the longest wait for each message of the master, in seconds. `torch_lock` is held while torch computes.
     """
     setup = Setup.from_bytes(link.expect(Kind.CONFIG, patience).body, MASTER)
     config = Config.from_dict(setup.config)
@@ -219,10 +223,10 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
             )  # fmt: skip
     directory = _shared(Path(setup.train_dir), setup.mark)
     tensors = [[tensor.name, list(tensor.shape)] for tensor in describe(model)]
-    if config.local is None:  # else the master has done so
+    if config.local is None:  # otherwise the master has prepared the codecs of this process
         scheme = Scheme.from_dict(setup.scheme)
         prepare(Coding(plan_of(describe(model), scheme, config), scheme), config)
-    link.forward_requests(MASTER)  # the master waits for us and nothing else
+    link.forward_requests(MASTER)  # requests to stop that have come here, since only the master can stop the job
     contents = inventory.contents(model)
     machine = Machine.here()
     ready = Ready(
@@ -235,7 +239,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience,
         task.own_rate,
     )  # fmt: skip
-    malloc.keep_freed_memory()  # from step to step: memory of the start itself is returned at once
+    malloc.keep_freed_memory()  # freed memory is reused by later steps; that of the start-up is returned below
     while (start := context.next_start()).rehearsal:
         context.rehearse(start)
     worker = context.worker(start)
@@ -244,7 +248,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
 
 
 def _shared(train_dir: Path, mark: str) -> Path | None:
-    """`train_dir` if it lies on a file system that this rank shares with the master, else None."""
+    """Return `train_dir` if it is on a file system that this rank shares with the master, else None."""
     try:
         found = (train_dir / checkpoint.MARK).read_text()
     except OSError:
@@ -255,13 +259,16 @@ def _shared(train_dir: Path, mark: str) -> Path | None:
 def _restore(
     start: Start, link: FrameChannel, directory: Path | None, model: TrainedModel, sender: GradientSender, patience: float
 ) -> dict[str, torch.Tensor]:
-    """Take this worker's feedback and buffers from the checkpoint, read here or sent by the master: all that it holds."""
+    """Restore this worker's feedback state and buffers from the checkpoint, and return all tensors of its part.
+
+    The master sends the part if `start` says so or if this rank cannot read the run's directory; otherwise it is read here.
+    """
     name = checkpoint.worker_file(link.rank)
     if start.state_follows or directory is None:
         tensors = tensorfile.parse(bytes(link.expect(Kind.STATE, patience).body), name)
     else:
         tensors = checkpoint.Checkpoint.open(directory / checkpoint.CHECKPOINTS / str(start.restore)).tensors(name)
-    if not start.state_follows or any(key.startswith("feedback/") for key in tensors):  # else: nothing is known of it
+    if not start.state_follows or any(key.startswith("feedback/") for key in tensors):  # otherwise there is no feedback state
         sender.load_state(tensors)
     model.load_buffers({key.removeprefix("buffer/"): value for key, value in tensors.items() if key.startswith("buffer/")})
     return tensors

@@ -1,7 +1,7 @@
-"""Optimizers of the program's own over parameters that a session trains: each of their effects is refused.
+"""Refusal of the program's own optimizers over parameters that a session trains.
 
-Their step is seen by torch's own hook. A schedule, or a line that sets a learning rate, changes nothing but the optimizer:
-its settings are compared from step to step.
+torch has a hook that detects an optimizer's step. A scheduler, or a line that sets a learning rate, only changes the optimizer's
+settings, so the settings are compared from step to step.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _INSTEAD = (
 
 
 class IdleOptimizers:
-    """Watches the optimizers that hold a parameter of the ids `trained`.
+    """Watches the optimizers that hold a trained parameter. `trained`: the ids of these parameters.
 
-    Looks for them at the first step, the second, the fourth, and so on: a search goes through all objects.
+    Optimizers are searched for at steps 1, 2, 4, 8, ..., since a search visits all objects.
     """
 
     def __init__(self, trained: Collection[int]) -> None:
@@ -34,7 +34,7 @@ class IdleOptimizers:
         self._handle = register_optimizer_step_pre_hook(self._refuse_step)
 
     def check(self) -> None:
-        """ConfigurationError if the settings of one, or a scheduler of it, have changed."""
+        """Raise ConfigurationError if the settings of a watched optimizer, or the state of its scheduler, have changed."""
         for found, before in self._states:
             if (subject := found()) is not None and (now := _settings(subject)) != before:
                 raise ConfigurationError(
@@ -47,7 +47,7 @@ class IdleOptimizers:
             self._states = [(weakref.ref(subject), _settings(subject)) for subject in self._subjects()]
 
     def remove(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._handle.remove()
         self._states = []
 
@@ -72,7 +72,7 @@ class IdleOptimizers:
 
 
 def _settings(subject: Any) -> str:
-    """The values that a schedule changes in an optimizer, or in itself."""
+    """Return as text the values of an optimizer or a scheduler that a schedule may change."""
     if isinstance(subject, LRScheduler):
         return f"last_epoch: {subject.last_epoch}"
     groups = subject.param_groups

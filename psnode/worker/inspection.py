@@ -1,8 +1,8 @@
-"""Inspection of a model's use of its weights, in throw-away passes before the first step.
+"""Inspection of a model's use of its weights, in passes before the first step whose effects are undone.
 
-Some models cannot be trained as views of one vector that the master fills, and would learn something else than in plain
-PyTorch without a word: they are refused here, by the name of the parameter. Others use weights unnoticed by
-psnode.worker.first_use: their forward passes have to wait for all weights.
+Some models cannot be trained with parameters that are views of one vector, which the master fills. Without an error, they would
+learn something else than in plain PyTorch, so they are refused here with the name of the parameter. Other models use weights in
+ways that psnode.worker.first_use does not detect; their forward passes have to wait for all weights.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from psnode.worker.first_use import FirstUse
 
 @dataclass(frozen=True)
 class Findings:
-    """`backward`, the seconds, and `late` as in psnode.worker.backward_hooks.Finish.
+    """The result of an inspection.
 
-    `waits`: why forward passes wait for all weights, or nothing.
+    `backward` and `late`: the fields `seconds` and `late` of psnode.worker.backward_hooks.Finish. `waits`: the reason for which
+    forward passes have to wait for all weights; empty if they need not wait.
     """
 
     backward: dict[str, float] | None
@@ -43,10 +44,10 @@ class Findings:
 def inspect(
     computation: Computation, model: nn.Module, batch: Callable[[int], Batch], *, agreed: Collection[str], early: bool
 ) -> Findings:
-    """Look at passes over `batch(1)` that leave no trace in the model (psnode.tasks.inventory.ModelSnapshot).
+    """Run passes over `batch(1)` and return the findings. The model is restored (psnode.tasks.inventory.ModelSnapshot).
 
-    `agreed`: buffers of which all workers must have the same. `early`: whether forward passes are to begin before their weights
-    have arrived. ConfigurationError for a model that would not learn as in plain PyTorch.
+    `agreed`: names of the buffers that must be the same on all workers. `early`: True if forward passes are to begin before their
+    weights have arrived. Raises ConfigurationError for a model that would not learn as in plain PyTorch.
     """
     parameters = trainable(model)
     refuse_shared_memory(model)
@@ -74,7 +75,7 @@ def inspect(
 
 
 class _Seen(NamedTuple):
-    """A backward pass: how gradients finish, and the buffers after it."""
+    """The observations in a backward pass: the times at which gradients finish, and the bytes of the buffers afterwards."""
 
     finish: Finish
     bits: dict[str, bytes]
@@ -91,7 +92,7 @@ def _bytes(value: torch.Tensor) -> bytes:
 
 
 def _refuse_buffers_of_data(names: Sequence[str]) -> None:
-    """ConfigurationError for the first of `names`: buffers that are functions of the data, so that every worker's is another."""
+    """Raise ConfigurationError for the first of `names`, the buffers that depend on the data and so differ between workers."""
     if names:
         raise ConfigurationError(
             f"buffer {names[0]} takes another value with every batch, so that each worker has its own: "
@@ -100,7 +101,7 @@ def _refuse_buffers_of_data(names: Sequence[str]) -> None:
 
 
 def unwatchable(model: nn.Module) -> str:
-    """Why it is known that uses of weights cannot be seen, after a pass through the model; empty if nothing speaks against it."""
+    """Return the reason for which uses of weights cannot be detected; empty if none is known. Call this after a pass."""
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             return "a part of the model is TorchScript"
@@ -114,12 +115,12 @@ def unwatchable(model: nn.Module) -> str:
 
 
 def scripted_functions() -> set[str]:
-    """The functions of this process that were compiled to TorchScript."""
+    """Return the names of the functions in this process that were compiled to TorchScript."""
     return {function.name for function in cast(Any, torch.jit._state._python_cu).get_functions()}
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
-    """ConfigurationError if two parameters lie in the same memory, which one flat vector cannot hold."""
+    """Raise ConfigurationError if two parameters overlap in memory, since they could not be separate parts of one vector."""
     places = []
     for name, parameter in tensor_names.parameters(model):
         if parameter.numel() and parameter.layout is torch.strided:
@@ -135,7 +136,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
 
 
 class _Passes:
-    """Forward passes with the trainable parameters in one vector, as the run will have them, and NaN where they were."""
+    """Forward passes with the trainable parameters moved into one vector, as in the run, and NaN in memory that they left."""
 
     def __init__(
         self,
@@ -149,9 +150,9 @@ class _Passes:
         self._parameters, self._before, self._values = parameters, before, before.values
 
     def agree_when_weights_are_late(self) -> bool:
-        """True if the loss is the same bit for bit where each weight is NaN until FirstUse waits for it.
+        """Return True if the loss is bit-identical when each weight is NaN until FirstUse waits for it.
 
-        Both times the weights lie in one vector: kernels round by the alignment of their inputs.
+        The weights are in the same vector in both passes, since rounding in kernels may depend on the alignment of their inputs.
         """
         vector = self._vector()
         with self._moved(vector, []):
@@ -165,7 +166,7 @@ class _Passes:
                 watch.remove()
 
     def refuse_views_of_old_memory(self) -> None:
-        """ConfigurationError if the model computes with memory that its weights have left."""
+        """Raise ConfigurationError if the model computes with memory that its weights have left."""
         suspects = list(self._parameters)
         if self._unmoved_by_leaving(suspects):
             return
@@ -178,7 +179,7 @@ class _Passes:
         )
 
     def _unmoved_by_leaving(self, names: Sequence[str]) -> bool:
-        """True if the loss stays finite where NaN lies in the old memory of `names`."""
+        """Return True if the loss stays finite with NaN in the old memory of the parameters `names`."""
         vector = self._vector()
         with self._moved(vector, names):
             return math.isfinite(self._loss(None))
@@ -187,17 +188,17 @@ class _Passes:
         return torch.cat([self._values[name].reshape(-1) for name in self._parameters])
 
     def _loss(self, watch: AbstractContextManager[Any] | None) -> float:
-        """The loss of a forward pass inside `watch`; NaN if it fails."""
+        """Return the loss of a forward pass inside `watch`; NaN if the pass raises."""
         try:
             return self._computation.loss(self._batch, watch)
-        except Exception:  # whatever NaN leads to
+        except Exception:  # any error that NaN causes
             return math.nan
         finally:
             self._before.restore()
 
     @contextmanager
     def _moved(self, vector: torch.Tensor, emptied: Sequence[str]) -> Iterator[None]:
-        """The parameters are views of `vector`; the former memory of the `emptied` ones is NaN. All as before at the end."""
+        """Make the parameters views of `vector`, and fill the old memory of those in `emptied` with NaN. Restore all at exit."""
         old = {name: parameter.data for name, parameter in self._parameters.items()}
         place = 0
         for name, parameter in self._parameters.items():
@@ -213,7 +214,7 @@ class _Passes:
 
 
 class _Late:
-    """Weights that come when a thread waits for them, and never before: into `vector`, where `values` lie in order."""
+    """Weights that arrive only when a thread waits for them. They are copied into `vector`, which holds `values` in order."""
 
     missing = frozenset([0])
 

@@ -1,4 +1,4 @@
-"""Parameters that a loss reaches but no optimizer trains, such as those of a criterion outside the model."""
+"""Detection of parameters that a loss depends on but no optimizer trains, such as those of a criterion outside the model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch import nn
 
 from psnode.errors import ConfigurationError
 
-_ALWAYS = 8
-_PARTS = 100  # entries of a list or dictionary that are looked through for a name
+_ALWAYS = 8  # first passes, all of which are checked
+_PARTS = 100  # entries of a list or dictionary that are searched for a name
 
 
 class Reach:
-    """Notices leaves of a loss's graph that are parameters and not in `known`; `remedy`: advice for the error message.
+    """Detects parameters in a loss's graph that are not in `known`. `remedy`: advice for the error message.
 
-    At the first eight backward passes, the 16th, the 32nd, and so on: a loss may change during a run, and a walk takes its time.
+    Checks the first eight backward passes, the 16th, the 32nd, and so on: the loss may change during a run, but a walk through
+    the graph takes time.
     """
 
     def __init__(self, known: Iterable[nn.Parameter], remedy: str) -> None:
@@ -25,8 +26,9 @@ class Reach:
         self._remedy, self._passes = remedy, 0
 
     def look(self, losses: Sequence[torch.Tensor], trained: Collection[int], places: Iterable[Mapping[str, Any]]) -> None:
-        """ConfigurationError, by the name that it has in `places`, for a parameter that is not known, if one of the ids `trained`
-        is reached, too: other backward passes are the program's own business.
+        """Raise ConfigurationError for an unknown parameter in the graph of `losses`, with its name in `places`.
+
+        `trained`: ids of the trained parameters. If the graph contains no trained parameter, the pass is not checked.
         """
         self._passes += 1
         if self._passes > _ALWAYS and self._passes & (self._passes - 1):
@@ -42,7 +44,7 @@ class Reach:
 
 
 def parameters_of(losses: Sequence[torch.Tensor]) -> Iterator[nn.Parameter]:
-    """The parameters that a backward pass from `losses` would give gradients, each once; no inputs that require a gradient."""
+    """Yield once each parameter that gets a gradient in a backward pass from `losses`. Other leaf tensors are left out."""
     nodes = [torch.autograd.graph.get_gradient_edge(loss).node for loss in losses if loss.requires_grad]
     seen = set(nodes)
     while nodes:
@@ -56,7 +58,7 @@ def parameters_of(losses: Sequence[torch.Tensor]) -> Iterator[nn.Parameter]:
 
 
 def name_of(parameter: nn.Parameter, places: Iterable[Mapping[str, Any]]) -> str:
-    """The name that a parameter has in one of `places` (variables, attributes), itself or in a module; empty without one."""
+    """Return the name of `parameter` in one of `places` (variables or attributes), or ""; also inside modules and containers."""
     for place in places:
         for name, value in list(place.items()):
             if not name.startswith("__") and (found := _inside(name, value, parameter, depth=2)):

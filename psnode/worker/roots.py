@@ -1,11 +1,14 @@
-"""The losses that a loop's backward passes begin from: torch has no hook for them, so torch.autograd.backward is watched.
+"""The roots of a loop's backward passes, i.e. the tensors on which backward() is called, compared with the reported loss.
 
-A loss that is scaled before its backward pass (by GradScaler.scale, or divided to accumulate) has gradients of that scale, which
-have left before a line could scale them back. It is found by comparing the root of the pass with the loss that the step is told.
+torch has no hook for roots, so torch.autograd.backward is replaced by a function that records them.
 
-Only a factor of all that a pass began from is looked at, c in c * loss and in c * (loss + penalty), where the loss is a tensor of
-that graph. Weights of single terms, .7 * loss + .3 * other, are the loop's own, and so is which part of a sum it tells; they are
-in plain PyTorch's gradients alike. Of a number, or a detached copy, only the value is known: it is compared with plain multiples.
+If a loss is scaled before its backward pass (by GradScaler.scale, or divided to accumulate), its gradients have the same scale,
+and they leave before the loop could scale them back. The scale is found by comparing the root with the loss passed to s.step.
+
+Only a factor of the whole root is checked: c in c * loss and in c * (loss + penalty), where the loss is a tensor of that graph.
+Weights of single terms, such as .7 * loss + .3 * other, are the loop's choice, and so is the term of a sum that it reports; plain
+PyTorch has the same gradients. If the reported loss is a number or a detached copy, only its value is known, and it is compared
+with the root and the tensors of which the root is a multiple.
 """
 
 from __future__ import annotations
@@ -30,37 +33,37 @@ _KEEP_VALUE = (
     "Alias",
     "Sum",
     "Mean",
-)  # of one element
-_CLOSE = 1e-3  # bfloat16 has eight bits
+)  # nodes that keep the value of a tensor with one element
+_CLOSE = 1e-3  # relative tolerance of factors: bfloat16 has eight bits
 Told = Callable[[Sequence[torch.Tensor]], None]
 
 
 class Root(NamedTuple):
-    """A tensor that a backward pass began from: its value, and nodes of its graph with the factor between each and the root."""
+    """The root of a backward pass: its value, and the nodes of which it is a multiple, each with the factor root / node."""
 
     value: torch.Tensor
     nodes: tuple[tuple[Any, float], ...]
 
 
 class Roots:
-    """Records the roots of backward passes, and calls `begins` with them before each. For one thread.
+    """Records the roots of backward passes, and calls `begins` with the roots before each pass. For one thread.
 
-    Passes for the gradients of certain inputs alone, and those inside of another one (checkpointing), are not looked at.
+    Passes with `inputs=`, and passes inside another one (checkpointing), are ignored.
     """
 
     def __init__(self, begins: Told) -> None:
         self._begins, self._real, self._found = begins, torch.autograd.backward, list[Root]()
         self._seen: Any = self._watched
         self._passes = 0
-        self.forgiven = False  # the pass is one of psnode's own scaling
+        self.forgiven = False  # True during a pass that psnode itself has scaled
         torch.autograd.backward = self._seen
 
     def clear(self) -> None:
-        """Another batch begins."""
+        """Forget the recorded roots before the next batch."""
         self._found = []
 
     def remove(self) -> None:
-        """torch is as it was."""
+        """Restore torch.autograd.backward."""
         if torch.autograd.backward is self._seen:
             torch.autograd.backward = self._real
 
@@ -82,7 +85,10 @@ class Roots:
             self._found.append(Root((losses[0] * weight).detach(), nodes))
 
     def compare(self, told: torch.Tensor | float | None, value: float | None, batches: int) -> None:
-        """ConfigurationError if a pass began from another multiple of the loss that the step is `told`, of that `value`."""
+        """Raise ConfigurationError if a recorded root is a wrong multiple of the reported loss.
+
+        `told`: the loss passed to s.step; `value`: its value. With several `batches` in a step, the factor may be 1 / `batches`.
+        """
         for root in self._found:
             factor = _factor(root, told, value, batches)
             if factor is not None and not _fits(factor, batches):
@@ -99,7 +105,7 @@ def _fits(factor: float, batches: int) -> bool:
 
 
 def _factor(root: Root, told: torch.Tensor | float | None, value: float | None, batches: int) -> float | None:
-    """The factor between the loss that is told and the root; None if the root is not a multiple of it."""
+    """Return the root divided by the reported loss; None if there is nothing to check, or it is not a multiple of the loss."""
     if value is None or (len(root.nodes) < 2 and _fits(root.nodes[0][1] if root.nodes else 1.0, batches)):
         return None
     if isinstance(told, torch.Tensor) and (own := told.grad_fn) is not None:
@@ -116,7 +122,7 @@ def _within(root: Root, told: torch.Tensor | float | None) -> str:
 
 
 def _reaches(node: Any, wanted: Any) -> bool:
-    """True if `wanted` is in the graph of `node`. Edges remain after a pass has freed its saved tensors."""
+    """Return True if `wanted` is in the graph of `node`. Edges remain after a pass has freed its saved tensors."""
     nodes, seen = [node], {node}
     while nodes:
         for following, _ in nodes.pop().next_functions:
@@ -129,9 +135,10 @@ def _reaches(node: Any, wanted: Any) -> bool:
 
 
 def _peeled(loss: torch.Tensor, factor: float, *, thorough: bool) -> Iterator[tuple[Any, float]]:
-    """The nodes that only multiply, from the root on, each with the factor between its output and the root.
+    """Yield the nodes of which the root `loss` is a multiple, from the root down, each with the factor root / node.
 
-    `thorough`: find out whether a factor is that of a GradScaler, which takes long; ConfigurationError then.
+    `factor`: the factor of the root itself. `thorough`: check if a constant is the scale of a GradScaler, which takes long, and
+    raise ConfigurationError then.
     """
     node = loss.grad_fn
     while node is not None:
@@ -152,8 +159,8 @@ def _peeled(loss: torch.Tensor, factor: float, *, thorough: bool) -> Iterator[tu
 
 
 def _refuse_scaler(constant: torch.Tensor) -> None:
-    """ConfigurationError if a loss is multiplied by the scale of a GradScaler, whatever the step is told."""
-    if constant.dtype is not torch.float32:  # a number of Python's
+    """Raise ConfigurationError if `constant`, a factor of a loss, is the scale of a GradScaler."""
+    if constant.dtype is not torch.float32:  # a Python number
         return
     for found in gc.get_referrers(constant):
         held = found if isinstance(found, dict) else {"_scale": getattr(found, "_scale", None)}

@@ -1,4 +1,4 @@
-"""A worker whose passes are run by the program's own loop: psnode.session."""
+"""A worker whose passes are run by the program's own loop (psnode.session)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _UNTRAINED = (
 
 
 class StepwiseWorker:
-    """Hands out batches, and takes a step when the passes over those of one step have been run. For one thread.
+    """Hands out batches, and takes a step when the loop has run the passes over the step's batches. For one thread.
 
-    The weights of the step before are all there when a batch is handed out; groups of gradients leave during the last backward
-    pass of a step, or, if `holds`, when the step is taken. `beside`: parameters of others that the loop trains itself.
+    All weights of the previous step have arrived when a batch is handed out. Groups of gradients leave during the last backward
+    pass of a step, or when the step is taken if `holds`. `beside`: parameters outside the model that the loop trains itself.
     """
 
     def __init__(self, worker: Worker, *, holds: bool = False, beside: Iterable[nn.Parameter] = ()) -> None:
         self._worker, self._device = worker, worker.model.device
         self._steps = worker.run()
         self._pending = False  # a batch was handed out, and `step` has not been called since
-        self._outcomes: list[Outcome] = []  # of the batches of this step so far
+        self._outcomes: list[Outcome] = []  # of this step's batches so far
         self._passes: Passes | None = None
         self._go_on(next(self._steps, None))
         self._holds = holds
@@ -57,16 +57,19 @@ class StepwiseWorker:
 
     @property
     def version(self) -> int:
-        """Number of updates that the weights have."""
+        """The number of updates in the present weights."""
         return self._worker.receiver.version
 
     @property
     def over(self) -> bool:
-        """True if no batch is to come, and the master has dismissed this worker."""
+        """True if no more batches come and the master has dismissed this worker."""
         return self._passes is None
 
     def draw(self) -> Batch | None:
-        """The next batch, on the device; None when the run is over. ConfigurationError if the one before was passed over."""
+        """Return the next batch, on the device, or None if the run is over.
+
+        Raises ConfigurationError if `step` was not called for the previous batch.
+        """
         if self._pending:
             raise ConfigurationError(
                 "a batch was passed over: each one of s.batches needs its loss.backward() and s.step(); "
@@ -87,9 +90,9 @@ class StepwiseWorker:
         return to_device(batches[len(self._outcomes)], self._device)
 
     def backward(self, loss: torch.Tensor, weight: int | None) -> None:
-        """The backward pass of a batch's mean `loss`, with the part that it has in the step's.
+        """Run the backward pass of a batch's mean `loss`, scaled to the batch's part in the loss of the step.
 
-        `weight`: the count that the loss is a mean over, by default the batch's examples.
+        `weight`: the number of items over which the loss is a mean, by default the batch's examples.
         """
         if not self._pending or self._passes is None:
             raise ConfigurationError("s.backward() without a batch: call it once for each batch of s.batches")
@@ -110,9 +113,10 @@ class StepwiseWorker:
             self._roots.forgiven = False
 
     def step(self, loss: torch.Tensor | float | None, metrics: Mapping[str, Any]) -> bool:
-        """Note the end of a batch's backward pass; after the last one of a step, send the remaining gradients and await weights.
+        """Finish a batch. After the last batch of a step, send the remaining gradients and wait for the next weights.
 
-        Returns False while batches of this step are to come. ConfigurationError for a gradient that cannot be that of one step.
+        Returns True after the last batch of a step. Raises NonFiniteLossError, and ConfigurationError if the loss, the metrics or
+        the gradients are not valid for one step.
         """
         if not self._pending or self._passes is None:
             raise ConfigurationError("s.step() without a batch: call it once for each batch of s.batches, after loss.backward()")
@@ -143,7 +147,7 @@ class StepwiseWorker:
         self._worker.link.send(MASTER, Kind.STOP_REQUEST, ENOUGH.encode())
 
     def close(self) -> None:
-        """End the threads, and make the model an ordinary one: no hooks, no stand-ins, and memory of each parameter's own."""
+        """End the threads, remove hooks and stand-ins, and give each parameter of the model its own memory again."""
         self._roots.remove()
         self._optimizers.remove()
         self._steps.close()
@@ -153,7 +157,7 @@ class StepwiseWorker:
         self._worker.replica.release()
 
     def _go_on(self, passes: Passes | None) -> None:
-        """Take the first passes that are to be run. All weights have arrived, so no pass is run in vain."""
+        """Set the next passes to run, once they are settled. All weights have arrived then, so no pass is run in vain."""
         while passes is not None and not passes.settled():
             passes = self._sent(None)
         self._passes = passes
@@ -173,7 +177,7 @@ class StepwiseWorker:
                 )
 
     def _look(self, losses: Sequence[torch.Tensor]) -> None:
-        """A backward pass of the loop's begins; after a step it finds gradients as zero_grad() leaves them."""
+        """Check a backward pass of the loop that begins. After a step, first remove the stand-ins, like zero_grad()."""
         if self._departed.over:
             self._departed.remove()
         self._reach.look(losses, self._trained, _variables())
@@ -197,7 +201,7 @@ class StepwiseWorker:
 
 
 def _variables() -> Iterator[Mapping[str, Any]]:
-    """The variables of the functions under way that are neither psnode's nor torch's, and those of their modules."""
+    """Yield the local and module variables of all active functions outside psnode and torch."""
     frame = sys._getframe()
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_LIBRARIES):

@@ -1,4 +1,7 @@
-"""The worker: compute a gradient, have it sent, and begin the next forward pass while the weights come that it helped to make."""
+"""The worker's training loop.
+
+The worker computes a gradient, has it sent, and begins the next forward pass while the updated weights arrive.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,10 @@ from psnode.worker.first_use import FirstUse
 
 
 class Passes(NamedTuple):
-    """Passes that `step` needs over `batches`. Before the first backward pass `settled` says whether the step is to be taken.
+    """The passes over `batches` that `step` needs.
 
-    `sends`: it is the last of its round, whose gradient leaves during the last backward pass.
+    `settled` is called before the first backward pass and returns True if the step is to be taken. `sends`: this is the last step
+    of its round, so the gradient leaves during the last backward pass.
     """
 
     step: int
@@ -48,13 +52,13 @@ Steps = Generator[Passes, Outcome | None, None]
 
 
 def _at_once() -> bool:
-    """`settled` of the steps after the first of a round, which has waited for the weights."""
+    """Return True: `settled` for the later steps of a round, whose first step has waited for the weights."""
     return True
 
 
 @dataclass
 class Worker:
-    """One worker after the start-up, ready to take steps."""
+    """A worker after the start-up, ready to take steps."""
 
     link: FrameChannel
     config: Config
@@ -65,29 +69,29 @@ class Worker:
     replica: Replica
     gradients: GradientSource
     receiver: Receiver
-    first_use: FirstUse | None  # None: a forward pass waits for all weights
+    first_use: FirstUse | None  # None if forward passes wait for all weights
     sender: GradientSender
     checkpoint_parts: CheckpointParts
     hooks: GroupHooks
     computation: Computation
     share: DataShare
-    deal: Callable[[Reshard, int, DataShare | None], DataShare]  # this rank's part, after a number of steps and another share
+    deal: Callable[[Reshard, int, DataShare | None], DataShare]  # (new division, finished steps, earlier share)
     tracer: Tracer
     own_rate: OwnRate | None = None  # Task.learning_rate
     steps_per_round: int = 1
-    on_host: Sequence[str] = ()  # with a device: what is coded on the host all the same, and why, in lines
-    _void: list[Batch] | None = None  # of a round that was begun and not taken
+    on_host: Sequence[str] = ()  # with a device: a line for each codec that runs on the host, and the reason
+    _void: list[Batch] | None = None  # batches of a step that was begun and not taken, for the next attempt
 
     def train(self) -> None:
-        """Take part in the run from its first step to its last."""
+        """Take all steps of the run, and wait to be dismissed."""
         self._compute(self.run())
 
     def take_steps(self) -> None:
-        """Take steps from the present weights, up to the round that the master declares the last."""
+        """Take steps from the present weights until the master declares a version the last."""
         self._compute(self.steps())
 
     def _compute(self, steps: Steps) -> None:
-        """Run the passes that `steps` asks for."""
+        """Run the passes that `steps` yields, and send it their outcomes."""
         passes = next(steps, None)
         while passes is not None:
             hooks = self.hooks if passes.sends else None
@@ -100,9 +104,9 @@ class Worker:
                 return
 
     def run(self) -> Steps:
-        """Take the weights that the master begins with, and all steps; then wait to be told to leave.
+        """Receive the first weights, take all steps, and wait to be dismissed.
 
-        Yields the passes of one step after another, and is sent their outcome; None if `settled` has said no.
+        Yields the passes of each step. The caller runs them and sends their outcome, or None if `settled` has returned False.
         """
         if self.config.saves_amid:
             self.checkpoint_parts.prepare()
@@ -115,12 +119,12 @@ class Worker:
         self._leave()
 
     def steps(self) -> Steps:
-        """Yield the passes of each step from the weights that are there, up to the round that the master declares the last."""
+        """Yield the passes of each step from the present weights, until the master declares a version the last."""
         now, going, self._last_step = self._round_of(self.receiver.version), True, self.start.last_step
         self._steps_per_epoch, self._workers = self.start.steps_per_epoch, self.share.sampler.workers
         while going and now.finished < self._end:
             going = yield from self._take(now)
-            # weights of a later version or another share of the data came: work begun with the others is void
+            # a later version of the weights or a new share of the data has come: the round begins again with these
             if self.receiver.version != now.version or self.receiver.deal is not None:
                 now, going = self._round_of(self.receiver.version), True
                 continue
@@ -141,11 +145,11 @@ class Worker:
         return Round.after(version, self.steps_per_round)
 
     def _take(self, now: Round) -> Generator[Passes, Outcome | None, bool]:
-        """Have the steps of round `now` computed, and send its gradient; False if the version that it needs was the last, or a
-        later one has come.
+        """Yield the passes of round `now`, and send its gradient. Return False if the round is not taken.
 
-        The first forward pass begins while that version is still coming. It may be in vain, and moves the running statistics:
-        those that a checkpoint of that version needs are copied before.
+        A round is not taken if its version is the last, or if a later version or a new share of the data has come. The first
+        forward pass begins while the version is still arriving, and changes the running statistics. So the buffers are copied
+        before: a checkpoint of the version needs the copies, and they are restored if the round is not taken.
         """
         version = now.version
         buffers = self.model.buffers()
@@ -167,7 +171,7 @@ class Worker:
                 return False
             if self.receiver.applied is not None:
                 self._count_epochs(self.receiver.applied - now.finished)
-            # not before: until then unused groups of the last gradient can return to the residuals
+            # only now, since until now unused groups of the last gradient could return to the residuals
             self.sender.begin(now, measure=now.reaches(self.config.log_interval))
             self.sender.weight = self.computation.weight(drawn)
             return True
@@ -202,16 +206,16 @@ class Worker:
         return True
 
     def _is_dealt(self) -> bool:
-        """True if the examples were resharded, and no batch was drawn from that deal yet."""
+        """Return True if a new share of the examples has come and is not in use yet."""
         return self.receiver.deal is not None
 
     @property
     def _end(self) -> int:
-        """The last step, also by a deal that no batch was drawn from yet."""
+        """The last step, according to the newest share of the examples even if it is not in use yet."""
         return self._last_step if self.receiver.deal is None else self.receiver.deal.last_step
 
     def _take_deal(self, now: Round) -> None:
-        """Take round `now` with the share that the master has dealt since the last one, if it has."""
+        """Change to the new share of the examples for round `now`, if one has come."""
         if (deal := self.receiver.deal) is None:
             return
         self.receiver.deal, self._void = None, None
@@ -224,21 +228,21 @@ class Worker:
         self._last_step = deal.last_step
 
     def _count_epochs(self, epoch_offset: int) -> None:
-        """Count epochs of the coming steps from `epoch_offset`."""
+        """Use `epoch_offset` for the learning rate and the epochs of the coming steps."""
         lr = learning_rate(self.config, self._steps_per_epoch, epoch_offset, self.own_rate)
         self.sender.reschedule(lr, self._steps_per_epoch, epoch_offset, self._workers)
 
     def _stand_by(self, flags: Flag) -> Flag:
-        """While this rank is a spare: take one version after the other."""
+        """Receive one version after another while this rank is a spare. Return the flags of the last version received."""
         while Flag.SPARE in flags and Flag.STOP not in flags:
             self.receiver.expect(self.receiver.version + 1)
             flags = self.receiver.complete()
         return flags
 
     def _settle(self, version: int, buffers: dict[str, torch.Tensor]) -> bool:
-        """Wait until `version` is complete and contribute to its checkpoint if there is to be one.
+        """Wait until `version` is complete, and begin this worker's part of its checkpoint if it gets one.
 
-        False if it is the last, or if a later one has come in its place.
+        Returns False if this version is the last, or if a later version has come in its place.
         """
         flags = self._stand_by(self.receiver.complete())
         if self.receiver.version != version:
@@ -266,12 +270,12 @@ class Worker:
         self.link.send(MASTER, Kind.REPORT, report.to_bytes(), step=now.last_step, version=now.version)
 
     def _contribute(self, step: int, buffers: dict[str, torch.Tensor]) -> None:
-        """Begin this worker's part of the checkpoint."""
+        """Begin this worker's part of the checkpoint of `step`, with the model's `buffers`."""
         own = {f"buffer/{name}": value.cpu() for name, value in buffers.items()}
         self.checkpoint_parts.begin(step, {**self.share.state(), **own})
 
     def _leave(self) -> None:
-        """Hand over the trace and wait for the master's word that everything is written."""
+        """Send the trace to the master, if enabled, and wait for its END message."""
         if self.tracer.enabled:
             self.link.send(MASTER, Kind.TRACE, self.tracer.to_bytes())
         while True:
@@ -280,7 +284,7 @@ class Worker:
                 return
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads and remove the hooks."""
         self.share.batches.close()
         self.checkpoint_parts.close()
         self.sender.close()

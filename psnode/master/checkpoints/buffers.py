@@ -1,4 +1,4 @@
-"""The workers' buffers, batch-norm statistics among them, combined into one value each for a checkpoint."""
+"""The combination of the workers' buffers, such as batch-norm statistics, into one value per buffer for a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ _PREFIX = "buffer/"
 
 
 class WorkerBuffers:
-    """The mean of each by `rules` (`combined`), as last known: of `version`, at first that of the start."""
+    """The workers' buffers combined by `rules` (see `combined`), as last known.
+
+    `means`: the combined buffers by name, empty at first. `version`: the version that they belong to, at first that of the start.
+    """
 
     def __init__(self, rules: Mapping[str, str], events: Events, version: int) -> None:
         self._rules, self._events = rules, events
-        self._differing = set[str]()  # buffers of which that was told
+        self._differing = set[str]()  # buffers already reported as different between workers
         self.means: Tensors = {}
         self.version = version
 
     @property
     def part(self) -> bytes:
-        """They as a part that holds nothing else; empty if there are none."""
+        """The combined buffers in the format of a worker's part, without other tensors; empty if there are no buffers."""
         return tensorfile.dump({f"{_PREFIX}{name}": value for name, value in self.means.items()}) if self.means else b""
 
     def combine(self, version: int, states: Mapping[int, Tensors], *, there: bool) -> None:
-        """Take the mean of the workers' `states`; tell if none has come although the model has buffers (`there`)."""
+        """Combine the buffers in the workers' `states`. Report if no state has come although the model has buffers (`there`)."""
         if states:
             self.means, self.version = self._combined(version, states) or self.means, version
         elif there:
@@ -37,7 +40,7 @@ class WorkerBuffers:
             self._events.tell("old buffers", version, None, reason)
 
     def _combined(self, version: int, states: Mapping[int, Tensors]) -> Tensors:
-        """Combine the workers' buffers. Buffers that should be the same everywhere and are not are told, once each."""
+        """Return the combined buffers. Report once each buffer that should be the same on every worker and is not."""
         found, differing = combined(states, self._rules)
         for name in differing:
             if name not in self._differing:
@@ -51,9 +54,10 @@ class WorkerBuffers:
 
 
 def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[Tensors, list[str]]:
-    """The buffers of a checkpoint out of the workers' parts, by rank; and those that should be the same everywhere and are not.
+    """Return the buffers for a checkpoint, and the names of buffers that should be the same on every worker and are not.
 
-    Those that `rules` names are statistics: their mean or maximum. Every other one is that of the lowest rank, to the bit.
+    `states`: the buffers in each worker's part, by rank. A buffer named in `rules` is a statistic, and its mean or maximum over
+    the workers is returned. Every other buffer is an exact copy of the lowest rank's.
     """
     found: Tensors = {}
     differing = []
@@ -61,7 +65,7 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
     for key in first:
         name, every = key.removeprefix(_PREFIX), [state[key] for _, state in sorted(states.items()) if key in state]
         shape = next((value for value in every if value.numel()), every[0]).shape
-        held = [value for value in every if value.shape == shape]  # others sized it by their own data, or not at all
+        held = [value for value in every if value.shape == shape]  # other workers sized it by their own data, or not at all
         if len(held) < len(every):
             differing.append(name)
         match rules.get(name):
@@ -78,11 +82,15 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
 
 
 def unknown_buffer(buffers: Tensors, model: torch.nn.Module) -> str | None:
-    """A buffer of a worker's part that `model` does not have, or has with another dtype, or a norm's of another shape."""
+    """Return a text about the first of a worker's `buffers` that does not fit `model`, or None.
+
+    A buffer fits if the model has one of its name and dtype, and also of its shape if it is a statistic of a norm. Other buffers
+    may have any shape, since models may size them by their data.
+    """
     own, fixed = tensor_names.state(model), inventory.norm_statistics(model)
     known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in inventory.persistent_buffers(model)}
     for key, value in buffers.items():
-        sized = key in known and key.removeprefix(_PREFIX) not in fixed  # by the model itself
+        sized = key in known and key.removeprefix(_PREFIX) not in fixed  # the model may size it
         if known.get(key) != (value.dtype, known[key][1] if sized else value.shape):
             has = "does not have" if key not in known else f"has as {known[key][0]} of shape {tuple(known[key][1])}"
             return f"{key[:200]}, {value.dtype} of shape {tuple(value.shape)}, which the model {has}"

@@ -1,4 +1,4 @@
-"""The thread that writes checkpoints: pieces of work in their order, and their outcomes for the thread that asked for them."""
+"""The thread that writes checkpoints. It does pieces of work in order, and their results go back to the calling thread."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ Then = Callable[[str | None, Exception | None], None]
 
 
 class CheckpointNews(NamedTuple):
-    """An event in the master's inbox: a piece of a checkpoint is written, or cannot be."""
+    """The event in the master's inbox that a piece of checkpoint work has finished or failed."""
 
 
 class CheckpointThread:
-    """`tell` is called in the thread when there is an outcome, or with an error that the disk did not cause."""
+    """Runs checkpoint work in one thread.
+
+    `tell` is called in that thread with CheckpointNews after each piece of work, and with any exception other than OSError and
+    CheckpointError.
+    """
 
     def __init__(self, tell: Callable[[object], None], tracer: Tracer) -> None:
         self._tell, self._tracer = tell, tracer
@@ -31,15 +35,15 @@ class CheckpointThread:
         self._left = 0
 
     def do(self, step: int, work: Work, then: Then = lambda result, error: None) -> None:
-        """Do `work` on the checkpoint of `step`, after all that was asked for before.
+        """Queue `work` on the checkpoint of `step`.
 
-        `settle` calls `then` with its result, or with the error of a disk that does not take it.
+        `settle` then calls `then` with the result of `work` and its OSError or CheckpointError, None without one.
         """
         self._left += 1
         self._executor.submit(self._run, step, work, then)
 
     def prepare(self, work: Callable[[], None]) -> None:
-        """Do `work` that belongs to no checkpoint, and do not wait for its end."""
+        """Queue `work` that belongs to no checkpoint. `busy` and `settle` ignore it."""
 
         def run() -> None:
             with self._tracer.span("prepare"):
@@ -49,11 +53,11 @@ class CheckpointThread:
 
     @property
     def busy(self) -> bool:
-        """True until all work is done and settled."""
+        """True if some work is not done or not settled yet."""
         return bool(self._left)
 
     def settle(self) -> None:
-        """Call `then` for all work that was done since the last call, in the thread that asked for it."""
+        """Call `then` for all work done since the last call. To be called in the thread that queued the work."""
         with suppress(queue.Empty):
             while True:
                 follow = self._done.get_nowait()
@@ -61,11 +65,11 @@ class CheckpointThread:
                 follow()
 
     def wait(self) -> None:
-        """Return when all that was asked for is done."""
+        """Block until all queued work is done."""
         self._executor.submit(int).result()
 
     def close(self) -> None:
-        """End the thread when all that was asked for is done."""
+        """Block until all queued work is done, and end the thread."""
         self._executor.shutdown()
 
     def _run(self, step: int, work: Work, then: Then) -> None:

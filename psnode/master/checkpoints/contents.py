@@ -1,4 +1,4 @@
-"""A checkpoint's files: the tensors that belong into each, and their writing in a thread beside the training."""
+"""The master's files of a checkpoint: the tensors in each file, and methods to write them in a thread during training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Draft:
-    """The master's files of the checkpoint of the version that `shard` has now, while no group is open: of `model`, by `plan`.
+    """The master's files of the checkpoint of the present version of `shard`.
 
-    It is made in the thread that knows that; the other methods are called by one thread, in the order in which they stand here.
-    Values `meant` to be other than finite are no wreckage.
+    Construct a draft in the main thread while no group is open. One other thread calls the methods, in the order of their
+    definition here. `meant`: names of tensors that may hold NaN or infinity without being reported as wreckage.
     """
 
-    staged: StagedCheckpoint  # where they are written, once there is such a place
+    staged: StagedCheckpoint  # the directory for the files, set after construction
 
     def __init__(
         self, shard: StateHandle, model: torch.nn.Module, plan: Plan, meant: Collection[str], memory: SnapshotMemory
@@ -47,7 +47,7 @@ class Draft:
         self.snapshot = Snapshot((each for content in contents for each in content.tensors.values()), shard.memory(), memory)
 
     def write_state(self) -> None:
-        """Write the files that depend on no worker."""
+        """Write the files that do not depend on workers' parts."""
         self._write(checkpoint.OPTIMIZER, self._optimizer)
         if self._replica.tensors:
             self._write(checkpoint.REPLICA, self._replica)
@@ -55,11 +55,15 @@ class Draft:
             self._write_model({})
 
     def add(self, name: str, content: bytes) -> None:
-        """Write a worker's part, which it has sent."""
+        """Write the part that a worker has sent."""
         self.staged.add(name, content)
 
     def seal(self, run: RunDirectory, means: Tensors, waiting: Tensors, facts: Mapping[str, object], workers: int) -> str:
-        """Write the rest, with the `means` of the workers' buffers, and publish it: the evidence against it, if there is any."""
+        """Write the remaining files, publish the checkpoint and delete checkpoints that are no longer kept.
+
+        `means`: the combined buffers of the workers. `waiting`: gradients for the next round. `facts`: entries of the manifest.
+        Returns the reason for which the checkpoint is unsound; empty if there is none.
+        """
         if self._buffers:
             self._write_model(means)
         self.snapshot.close()
@@ -75,13 +79,13 @@ class Draft:
         return reason
 
     def discard(self) -> None:
-        """There will be no such checkpoint."""
+        """Delete the files written so far, and end the draft."""
         self.snapshot.close()
         self.staged.discard()
 
     @property
     def wreckage(self) -> str:
-        """Tell of a tensor that is not finite; empty if all that were written are."""
+        """A text about a written tensor that is not finite; empty if all are finite."""
         if (name := self._wrecked.get(checkpoint.MODEL)) is not None:
             return f"{name} is not finite"
         if checkpoint.REPLICA in self._wrecked:
@@ -90,7 +94,7 @@ class Draft:
         return "" if memory is None else f"the optimizer's memory {memory} is not finite"
 
     def _write_model(self, means: Tensors) -> None:
-        """Write the files that also hold buffers: the workers' means, or rank 0's own where there are none."""
+        """Write the model and average files, with the workers' combined buffers, or rank 0's buffers where `means` lacks them."""
         buffers = content_of({**self._buffers, **means})
         self._write(checkpoint.MODEL, self._model.together(buffers))
         if self._average.tensors:

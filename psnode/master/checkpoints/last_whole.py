@@ -1,9 +1,8 @@
-"""The last whole step of a run whose own code works on rank 0: kept, so that an exception of that code amid a step loses none.
+"""The last complete version, kept so that no step is lost if the program's own code on rank 0 raises within the next step.
 
-A constraint, an optimizer, or a codec of the program's own runs when some groups of the next step are updated already. So the
-values that an update is about to change are copied first (psnode.records.snapshot), as for a checkpoint that is being written,
-but in every step.
-Where no such code runs nothing is copied: then only a step of which nothing is applied yet can be saved.
+The program's own constraint, optimizer or codec may run after some groups of the next step have been updated. So in every step,
+values are copied before an update changes them (psnode.records.snapshot), as during the writing of a checkpoint. If no such code
+runs, nothing is copied; then the last version can be saved only until the first group of the next step is updated.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from psnode.records.snapshot_memory import SnapshotMemory
 
 
 class LastWhole:
-    """Keeps the values of the newest version until the next one is whole. For the main thread, but for `protect`.
+    """Keeps the values of the newest complete version until the next version is complete.
 
-    `draft` makes the draft of the state of `shard`. `memory`: the most bytes that copies take, 0: a quarter of the free ones.
-    Where that does not hold them, none are kept.
+    Only the main thread calls the methods, except `protect`. `draft` makes a draft of the state of `shard`. `memory`: the most
+    bytes for copies; 0 means a quarter of the free memory. If the copies do not fit, none are made.
     """
 
     def __init__(self, shard: StateHandle, draft: Callable[[SnapshotMemory], Draft], memory: int) -> None:
@@ -29,31 +28,31 @@ class LastWhole:
         self._draft: Draft | None = None
         self._version = -1
         self._facts: Mapping[str, object] = {}
-        self._changed = False  # some group is no longer of that version
+        self._changed = False  # some group has been updated since that version
 
     def keep(self, version: int, facts: Mapping[str, object]) -> None:
-        """`version` is whole, and no group is open. `facts`: entries of its manifest."""
+        """Keep `version`, which is complete, while no group is open. `facts`: entries of its manifest."""
         self.close()
         self._version, self._facts, self._changed = version, facts, False
         if self._shard.runs_own_code and self._memory.holds(size_of(self._shard.memory())):
             self._draft = self._make(self._memory)
 
     def protect(self, group: int) -> None:
-        """`group` is about to change. Called in lanes."""
+        """Copy the values of `group`, which is about to change. Called in lanes."""
         self._changed = True
         if (draft := self._draft) is not None:
             draft.snapshot.protect(group)
 
     def take(self) -> tuple[int, Draft, Mapping[str, object]] | None:
-        """The version that was kept, its draft and its facts; None if there is none. It is kept until `close`."""
+        """Return the kept version, its draft and its facts, or None if there is none. The draft is valid until `close`."""
         if self._draft is None and self._version >= 0 and not self._changed:
             self._draft = self._make(self._memory)
-            if self._changed:  # meanwhile: it holds something of both versions
+            if self._changed:  # a group changed meanwhile, so that the draft mixes two versions
                 self.close()
         return None if self._draft is None else (self._version, self._draft, self._facts)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Drop the kept version and its copies."""
         if self._draft is not None:
             self._draft.snapshot.close()
             self._draft = None

@@ -1,4 +1,4 @@
-"""Checkpoints that are due, and those begun and not published: whose parts they wait for, and their order."""
+"""Checkpoints that are due, or begun and not yet published: the awaited parts of workers, and the order of publication."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ _MOST = 4
 
 @dataclass
 class BegunCheckpoint:
-    """A checkpoint that waits for parts of `awaited`, or is `sealed` and waits for the disk.
+    """A checkpoint that waits for parts of the ranks in `awaited`, or is `sealed` and waits for the disk.
 
-    `until`: when the rounds that go on wait no longer for the rest.
+    `until`: the time after which it is published without the missing parts, if rounds close without the slowest workers. `facts`:
+    entries of its manifest. `states`: by rank, the buffers in the parts that have come.
     """
 
     draft: Draft
@@ -49,14 +50,15 @@ class BegunCheckpoint:
 
 
 class PendingCheckpoints:
-    """The checkpoints that are begun and not published. For the master's main thread; a thread beside it writes.
+    """The checkpoints that are begun and not yet published. For the master's main thread; another thread writes them.
 
-    Who is to contribute is fixed when a checkpoint is begun; who returns later holds nothing of that version. None is
-    published before those of earlier versions, so that `latest` never moves back. Weights change while one is written
-    (psnode.records.snapshot). `statistics`: how the buffers are combined of which each worker has
-    its own (psnode.tasks.inventory; None: batch norm's). One that the disk does not take is told and given up: the job goes on
-    without. An unsound one pushes no other one out (psnode.records.retention). `tell` is called in that thread with events for
-    the main thread, which is to call `settle`.
+    The contributing workers are fixed when a checkpoint begins, since a worker that returns later has no part of that version.
+    Checkpoints are published in the order of their versions, so that `latest` never moves back. Weights may change while a
+    checkpoint is written (psnode.records.snapshot). A checkpoint that cannot be written is reported and given up, and the job
+    continues. An unsound checkpoint does not cause the deletion of older ones (psnode.records.retention).
+
+    `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.inventory); None means the buffers of
+    norms. `tell` is called in the writing thread with events for the main thread, which then has to call `settle`.
     """
 
     def __init__(
@@ -85,19 +87,19 @@ class PendingCheckpoints:
         self._rounds_go_on = rounds_go_on
         self._rules = batch_statistics(model) if statistics is None else statistics
         self._buffers = WorkerBuffers(self._rules, events, run.resume_point.step)
-        self._pending: dict[int, BegunCheckpoint] = {}  # by version, ascending
+        self._pending: dict[int, BegunCheckpoint] = {}  # in ascending order of versions
         self._memory = SnapshotMemory(run.config.checkpoint_memory)
         self._thread = CheckpointThread(tell, tracer)
         self._snapshots: tuple[Snapshot, ...] = ()
         shard.before_change(self._protect)
         self.begun = (
             -1 if run.resume_point.checkpoint is None else run.resume_point.step
-        )  # the newest version of which one was begun
-        self.is_last: Callable[[int], bool] = lambda version: False  # no round follows a version: gradients may wait after it
-        self.doubt: Callable[[], str] = lambda: ""  # the evidence of the losses by now against the newest version
+        )  # the newest version with a checkpoint that was begun
+        self.is_last: Callable[[int], bool] = lambda version: False  # no round follows: gradients may wait for a resumed run
+        self.doubt: Callable[[], str] = lambda: ""  # the evidence in the losses so far against the newest version
         self._verdicts = Verdicts(run, self._thread, events, workers)
         own, trained = tensor_names.state(model), plan.slices()
-        meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # masks, say
+        meant = {name for name, value in own.items() if name not in trained and not tensorfile.is_finite(value)}  # e.g. masks
         self._meant = frozenset(meant - (self._rules.keys() - observed(model).keys()))  # observers begin with infinity
         self._draft = partial(Draft, shard, model, plan, self._meant)
         self.last_whole = LastWhole(shard, self._draft, run.config.checkpoint_memory)
@@ -114,30 +116,30 @@ class PendingCheckpoints:
 
     @property
     def in_flight(self) -> bool:
-        """True if another one is not to be begun yet: the last is not on the disk.
+        """True if no other checkpoint may begin yet, since the last one is not on the disk.
 
-        Where rounds go on, one of which all is written but late parts holds up none.
+        If rounds close without the slowest workers, a checkpoint that only waits for workers' parts does not count.
         """
         return self.writing or (bool(self._pending) and not self._rounds_go_on)
 
     @property
     def writing(self) -> bool:
-        """True if there is something that the disk has not taken yet."""
+        """True if some work of the writing thread is not done or not settled yet."""
         return self._thread.busy
 
     def awaiting(self, rank: int) -> list[int]:
-        """The versions whose checkpoints wait for the part of `rank`, ascending."""
+        """Return in ascending order the versions whose checkpoints wait for the part of `rank`."""
         return [version for version, pending in self._pending.items() if rank in pending.awaited]
 
     @property
     def statistics(self) -> bytes:
-        """The means of the workers' buffers, as last known, as a part that holds nothing else; empty if there are none."""
+        """The combined buffers of the workers, as last known, in the format of a worker's part; empty if there are none."""
         return self._buffers.part
 
     def begin(self, version: int, ranks: Iterable[int], until: float, facts: Mapping[str, object] | None = None) -> bool:
-        """Begin the checkpoint of `version`, the newest, with parts of `ranks`; False if it cannot be begun.
+        """Begin the checkpoint of `version`, the newest, with parts of `ranks`. Return False if it cannot be written.
 
-        While no group is open. `facts`: entries of its manifest about the run beside the number of workers.
+        Call this while no group is open. `until`: see BegunCheckpoint. `facts`: further entries of the manifest.
         """
         self.begun = version
         with self._tracer.span("snapshot", step=version):
@@ -151,9 +153,10 @@ class PendingCheckpoints:
         return True
 
     def rescue(self) -> int | None:
-        """Amid a version that will not be whole: save the last one that was, without parts of workers, and those that are begun.
+        """Save the last complete version when the job ends within the next one. Begun checkpoints are finished too.
 
-        Returns its version, None if there is none or the disk does not take it. At once: nothing is heard meanwhile.
+        Workers' parts that have not come are left out. Blocks until all is written. Returns the version of the newest checkpoint
+        that was begun, or None if that one could not be written.
         """
         for rank in self.missing:
             self.give_up(rank)
@@ -179,7 +182,7 @@ class PendingCheckpoints:
             return None
 
     def require(self, version: int) -> None:
-        """CheckpointError if the last checkpoint, of `version`, could not be saved."""
+        """Raise CheckpointError if the last checkpoint, that of `version`, could not be written."""
         if self._refused is not None and self._refused[0] == version:
             error, newest = self._refused[1], checkpoint.latest(self._run.path)
             kept = f"the newest is {newest.name}" if newest and newest.is_dir() else "there is none"
@@ -188,7 +191,10 @@ class PendingCheckpoints:
             raise CheckpointError(f"{problem}: {remedy} {self._run.path} and go on with --resume")
 
     def hurry(self, now: float) -> None:
-        """Publish without the rest checkpoints that have waited too long while rounds went on, or keep too many copies."""
+        """Publish without the missing parts the checkpoints that have waited too long, or if too many checkpoints wait.
+
+        Only where rounds close without the slowest workers. `now`: the time by the job's clock.
+        """
         for version, pending in list(self._pending.items()) if self._rounds_go_on else ():
             waiting = sum(bool(each.awaited) for each in self._pending.values())
             if pending.awaited and (now > pending.until or waiting > _MOST):
@@ -198,7 +204,7 @@ class PendingCheckpoints:
                 self.publish()
 
     def take(self, frame: Frame) -> None:
-        """Keep a worker's part. WireError if it is malformed; one that is not awaited is passed over."""
+        """Add a worker's part to its checkpoint, or ignore it if it is not awaited. Raises WireError if it is malformed."""
         pending = self._pending.get(frame.step)
         if pending is None or frame.sender not in pending.awaited:
             frame.release()
@@ -237,13 +243,13 @@ class PendingCheckpoints:
         self.publish()
 
     def give_up(self, rank: int) -> None:
-        """Wait for no part of `rank` any more; those that it has contributed stay."""
+        """Stop waiting for parts of `rank`. Parts that have come are kept."""
         for pending in self._pending.values():
             pending.awaited.discard(rank)
         self.publish()
 
     def publish(self) -> None:
-        """Have complete checkpoints published, up to the first that is not."""
+        """Queue the publication of checkpoints in order, up to the first that still waits for a part."""
         for version, pending in list(self._pending.items()):
             if pending.awaited:
                 return
@@ -267,17 +273,17 @@ class PendingCheckpoints:
         self._write(version, seal)
 
     def settle(self) -> None:
-        """Take note of the work that the thread has done since the last call."""
+        """Process the results of the work that the writing thread has done since the last call."""
         self._thread.settle()
 
     def finish(self) -> None:
-        """Return when there is nothing left to write, although parts may still be awaited."""
+        """Block until all queued work is written. Workers' parts may still be awaited then."""
         while self._thread.busy:
             self._thread.wait()
             self.settle()
 
     def close(self) -> None:
-        """Finish the checkpoints that wait for nothing but the disk, drop the rest, and end the thread."""
+        """Finish the checkpoints that wait only for the disk, drop the others, and end the thread."""
         self._memory.close()
         self.last_whole.close()
         for version, pending in list(self._pending.items()):
@@ -288,7 +294,10 @@ class PendingCheckpoints:
         self._thread.close()
 
     def _write(self, version: int, work: Callable[[], str | None]) -> None:
-        """Have a part of a checkpoint written; the last part, which publishes it, has the evidence against it as its result."""
+        """Queue `work` on a checkpoint, and abandon the checkpoint if it fails.
+
+        The last work on a checkpoint publishes it and returns the reason for which it is unsound, or ""; other work returns None.
+        """
 
         def then(reason: str | None, error: Exception | None) -> None:
             if version in self._pending and error is not None:
@@ -301,7 +310,7 @@ class PendingCheckpoints:
         self._thread.do(version, work, then)
 
     def _drop(self, version: int) -> BegunCheckpoint | None:
-        """Do not wait for this checkpoint any more."""
+        """Remove the checkpoint of `version` from the pending ones, release its copies and return it."""
         pending = self._pending.pop(version, None)
         if pending is not None:
             pending.draft.snapshot.close()
@@ -309,7 +318,7 @@ class PendingCheckpoints:
         return pending
 
     def _protect(self, group: int) -> None:
-        """`group` is about to change: its values go into the checkpoints being written first. Called in lanes."""
+        """Copy the values of `group`, which is about to change, for the checkpoints being written. Called in lanes."""
         for snapshot in self._snapshots:
             snapshot.protect(group)
         self.last_whole.protect(group)
@@ -322,7 +331,7 @@ class PendingCheckpoints:
             self.publish()
 
     def judge(self, version: int, reason: str) -> None:
-        """The losses on `version` are known: it is sound, or unsound for a `reason`."""
+        """Record the verdict on `version` from its losses: unsound for `reason`, or sound if `reason` is empty."""
         pending = self._pending.get(version)
         if pending is not None and not pending.sealed:
             pending.facts = {**pending.facts, **retention.verdict(reason)}
@@ -331,14 +340,14 @@ class PendingCheckpoints:
 
 
 class CheckpointDues:
-    """Says of each version in turn if it gets a checkpoint: by --eval-freq, by --checkpoint-minutes, and as the last one."""
+    """Decides which versions get a checkpoint: by --eval-freq, by --checkpoint-minutes, and the last version."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config, self._clock = config, clock
-        self._last = clock.now()  # when one was due
+        self._last = clock.now()  # time at which a checkpoint was last due
 
     def is_due(self, version: int, *, last: bool) -> bool:
-        """True if there is to be a checkpoint of `version`, the newest."""
+        """Return True if `version`, the newest, gets a checkpoint. Call once for each version in turn."""
         every, now = self._config.eval_freq, self._clock.now()
         old = 0 < 60 * self._config.checkpoint_minutes <= now - self._last
         due = last or old or (every > 0 and version % every == 0)

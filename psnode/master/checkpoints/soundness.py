@@ -1,4 +1,4 @@
-"""Soundness of a version of the weights, by its values and by the losses on it; verdicts in the manifests of its checkpoints."""
+"""Soundness of versions, judged by their values and by the losses on them, and the verdicts in checkpoint manifests."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from psnode.master.events import Events
 from psnode.records import checkpoint, retention
 from psnode.records.directory import RunDirectory
 
-RECENT = 100  # steps
+RECENT = 100  # number of usual losses in the median
 FACTOR = 10.0
-_FLOOR = 0.25  # of the run's first loss: late in training one hard example makes a batch's loss many times the median
-_LEAST = 5  # losses that make a median worth comparing with
+_FLOOR = 0.25  # fraction of the first loss; late in training, one hard example may raise a batch's loss far above the median
+_LEAST = 5  # fewest usual losses whose median is used
 
 
 class Soundness:
-    """Compares losses with the median of the last 100 usual ones.
+    """Compares losses with the median of the last 100 usual losses. For the master's main thread.
 
-    `losses`: those of the steps that the run has taken. A loss above ten times the median, and above a quarter of the first, is
-    not usual, and none that others are compared with: a wrecked model stays one however long it is trained. Where the median
-    is not positive nothing is said of finite losses. For the master's main thread.
+    A loss is unusual if it is above ten times the median and above a quarter of the run's first loss. Unusual losses do not enter
+    the median, so a wrecked model stays unsound however long it is trained. If the median is not positive, every finite loss is
+    usual. `losses`: the losses of the steps that the run has taken.
     """
 
     def __init__(self, losses: Iterable[float] = ()) -> None:
         self._usual = deque[float](maxlen=RECENT)
         self._first = -math.inf
-        # by version, ascending: of every rank, its first loss on it or a later
+        # by version in ascending order: by rank, its first loss on this version or a later one
         self._awaited: dict[int, dict[int, float | None]] = {}
         self.doubt = ""  # the evidence of the newest step's loss against the weights
         for loss in losses:
             self.take(0, loss)
 
     def take(self, step: int, loss: float | None) -> None:
-        """The loss of `step`, the newest, is known; None or NaN: no worker has told one."""
+        """Take the loss of `step`, the newest. None or NaN, if no worker has reported one, is ignored."""
         if loss is None or math.isnan(loss):
             return
         self.doubt = self._against(loss, f"of step {step}")
@@ -46,24 +46,27 @@ class Soundness:
             self._usual.append(loss)
 
     def await_(self, version: int) -> None:
-        """There is to be a checkpoint of `version`: the losses on it decide."""
+        """Collect losses on `version`, whose checkpoint is to be judged by them."""
         self._awaited[version] = {}
 
     def hear(self, rank: int, version: int, loss: float | None) -> None:
-        """`rank` has computed `loss` on `version`; None: it does not tell, and decides nothing."""
+        """Take the loss that `rank` has computed on `version`. None, if it reports no loss, does not affect the verdict."""
         for awaited, losses in self._awaited.items():
             if version >= awaited:
                 losses.setdefault(rank, loss)
 
     def verdicts(self, ranks: Collection[int]) -> Iterator[tuple[int, str]]:
-        """The versions of which all of `ranks` have a loss by now, each with the evidence against it, if any."""
+        """Yield the versions on which all of `ranks` have reported, each with the evidence against it, "" if there is none.
+
+        A version without any loss, since no rank reports losses, gets no verdict.
+        """
         for version in [version for version, losses in self._awaited.items() if losses and losses.keys() >= set(ranks)]:
             told = [loss for loss in self._awaited.pop(version).values() if loss is not None]
             if told:
                 yield version, self._against(fmean(told), "on it")
 
     def give_up(self, reason: str) -> Iterator[tuple[int, str]]:
-        """All versions that wait for losses, each with `reason`: there will be none."""
+        """Yield all versions that wait for losses, each with `reason`, and stop waiting."""
         versions, self._awaited = list(self._awaited), {}
         yield from ((version, reason) for version in versions)
 
@@ -79,7 +82,7 @@ class Soundness:
 
 
 class Verdicts:
-    """Writes verdicts in the thread that publishes, after the checkpoints themselves, and tells each unsound version once."""
+    """Writes verdicts in the checkpoint thread, after the checkpoints themselves, and reports each unsound version once."""
 
     def __init__(self, run: RunDirectory, thread: CheckpointThread, events: Events, workers: int) -> None:
         self._run, self._thread, self._events, self._workers = run, thread, events, workers
@@ -87,11 +90,11 @@ class Verdicts:
         self._told = set[int]()
 
     def condemn(self, version: int) -> None:
-        """Note that the checkpoint of `version` holds values that are not finite. Called in the thread."""
+        """Note that the checkpoint of `version` holds values that are not finite. Called in the checkpoint thread."""
         self._wrecked.add(version)
 
     def judge(self, version: int, reason: str) -> None:
-        """The losses on `version`, which is published or about to be, are known: it is sound, or unsound for a `reason`."""
+        """Write the verdict on `version`, whose checkpoint is published or will be: unsound for `reason`, or sound if empty."""
 
         def then(judged: str | None, error: Exception | None) -> None:
             if error is not None:
@@ -102,7 +105,7 @@ class Verdicts:
         self._thread.do(version, lambda: self._judge(version, reason), then)
 
     def tell(self, version: int, reason: str) -> None:
-        """One line a version, whatever else is found out about it."""
+        """Report that `version` is unsound for `reason`, unless an earlier call has reported this version."""
         if version in self._told:
             return
         self._told.add(version)
@@ -112,7 +115,10 @@ class Verdicts:
         self._events.tell("unsound", version, None, f"its checkpoint pushes no other one out: {reason}; {where}")
 
     def _judge(self, version: int, reason: str) -> str | None:
-        """Write the verdict into the manifest; None if there is none to write it into."""
+        """Write the verdict into the manifest and return `reason`.
+
+        Return None if there is no checkpoint, or if it is already known to hold values that are not finite.
+        """
         path = self._run.path / checkpoint.CHECKPOINTS / checkpoint.step_directory(version)
         if version in self._wrecked or not path.is_dir():
             return None

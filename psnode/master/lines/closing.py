@@ -1,4 +1,4 @@
-"""Lines at the end of a run: steps, bytes, seconds, the place of the weights, and the command that follows."""
+"""Lines at the end of a run: steps, bytes, seconds, the path of the weights, and a command to run next."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NAMES = {"SIGINT": "Ctrl-C", "interrupted": "Ctrl-C"}
 
 
 def tell_of_the_stop(reason: str) -> None:
-    """Tell that a request to stop has been heard."""
+    """Log that a request to stop has come."""
     name = _NAMES.get(reason, f"asked to stop by {reason}")
     again = "; again: end at once" if name == "Ctrl-C" else ""
     _LOG.info("%s: finishing this step and its checkpoint%s", name, again)
 
 
 def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: int) -> None:
-    """Tell of the run's steps. `last`: the step after which it is complete."""
+    """Log the result of the run. `last`: the step after which it is complete."""
     config, directory = run.config, run.config.directory
     rows = [("stopped" if summary.exit_code else "done", _done(run, summary, last))]
     sent = summary.uplink_bytes + summary.downlink_bytes
@@ -70,7 +70,7 @@ def _done(run: RunDirectory, summary: Summary, last: int) -> str:
 
 
 def _evaluated(directory: Path, step: int) -> dict[str, Any] | None:
-    """The newest evaluation of a checkpoint of the run, if there is one."""
+    """Return the newest evaluation of a checkpoint up to `step`, or None without one."""
     try:
         found = [record for record in read_records(directory / EVALUATIONS) if record["step"] <= step]
     except PsnodeError:
@@ -85,7 +85,7 @@ def _result(record: dict[str, Any]) -> str:
 
 
 def _next(config: Config, summary: Summary, workers: int, *, evaluated: bool) -> str:
-    """The command that follows; empty where the program's own loop or task decides that."""
+    """Return the command to run next. After a complete run of a task that the program passed, there is none: ""."""
     complete = not summary.exit_code and summary.stop_reason != PART
     if config.task is not None and config.task.startswith(PASSED):
         return "" if complete else "start the program again with resume=True"

@@ -1,4 +1,4 @@
-"""One line at the start of a run whose weights travel down at full size: the load of the master's link."""
+"""A line at the start of a run about the load of the master's link, if the downlink is not compressed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from psnode.records.metrics import StepRecord
 _LOG = logging.getLogger(__name__)
 
 _PLAIN = frozenset({"identity", "fp16", "bf16"})  # codecs that only round
-_LINK = 100e6  # bits a second, of the example
+_LINK = 100e6  # bits a second, of the link in the example
 
 
 class DownlinkNotice:
-    """An observer of records: after the first step of the job it tells the share of the bytes that went down.
+    """An observer of records that logs, after the first step of the job, the downlink's share of all bytes.
 
-    It is silent where the downlink is coded. Where the uplink is no smaller either, the line ends with the time that so many
-    bytes take at least through one link, the master's.
+    It logs nothing if the downlink is coded. If the uplink is not compressed either, the line also gives the least time in which
+    the downlink bytes of a step pass the master's link.
     """
 
     def __init__(self, scheme: Scheme, recorder: StepRecorder, workers: int) -> None:
@@ -29,21 +29,21 @@ class DownlinkNotice:
         self._told = scheme.downlink != DENSE and scheme.downlink not in _PLAIN
 
     def write(self, record: StepRecord) -> None:
-        """Tell once."""
+        """Log the line once, when the bytes of the first step are known."""
         up, down = self._accounts.first
         if not self._told and down:
             self._told = True
             _LOG.info(line(self._scheme, up, down, self._workers))
 
     def extend(self, last: int) -> None:
-        """Nothing to say."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to say."""
+        """Do nothing."""
 
 
 def line(scheme: Scheme, up: int, down: int, workers: int) -> str:
-    """The line for a step of `workers` in which `up` and `down` bytes crossed the links, all workers together."""
+    """Return the line for a step in which all `workers` together sent `up` and received `down` bytes."""
     text = f"downlink: {scheme.downlink}, {100 * down / (up + down):.0f} % of all bytes"
     if scheme.codec not in _PLAIN:
         return text

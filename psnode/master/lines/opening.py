@@ -1,4 +1,4 @@
-"""Lines at the start of a run: the model, the workers, the bytes that cross the links, the directory."""
+"""Lines at the start of a run: the model, the workers, the bytes of a step, the directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from psnode.records.checkpoint import MANIFEST
 from psnode.records.directory import RunDirectory
 from psnode.records.metrics import resident_memory
 
-# codecs whose gradients are sparse, signs or of low rank
+# codecs that send sparse gradients, signs or low-rank factors
 _COARSE = frozenset(
     {"topk", "randk", "graddrop", "adacomp", "entrywise", "fourier", "tbq", "sign", "scaledsign", "onebit", "svd"}
 )
@@ -45,7 +45,10 @@ def tell_of_the_run(
     need: Footprint,
     threads: Mapping[int, int],
 ) -> None:
-    """Tell of the run that is about to begin. `ready`, `threads`: those of all ranks; `workers`: the ranks that compute."""
+    """Log the facts of the run that is about to begin.
+
+    `ready`, `threads`: READY message and number of threads by rank. `workers`: the ranks that compute.
+    """
     config, first = run.config, ready[workers[0]]
     rows = _resumed(run, sharding.last_step)
     rows.append(("model", f"{_model(config)}, {counted(plan.size, 'parameter')}, {counted(first.examples, 'example')}"))
@@ -64,10 +67,10 @@ def tell_of_the_run(
 
 
 def doubt_of(scheme: Scheme, optimizer: str) -> str:
-    """Return the cost of the scheme where it was measured, if that was high, or a warning about its kind; else an empty text.
+    """Return a warning about the scheme's cost in accuracy under `optimizer`; empty if there is no reason for one.
 
-    Without a measurement under optimizers of this kind, warn if gradients are sparse, signs or of low rank and the optimizer is
-    of Adam's kind.
+    The warning gives the largest notable cost that was measured with this scheme. Without such a measurement, warn if the codec
+    sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
     """
     usual = SCHEMES[UNDER_ADAM if optimizer in WITH_BETAS else USUAL]
     found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]
@@ -90,7 +93,7 @@ def _coded(scheme: Scheme) -> Coded:
 
 
 def tell_of_the_bytes(coding: Coding, workers: int) -> None:
-    """Tell how many bytes a step of `workers` workers is going to take. Kernels should be compiled: it codes something."""
+    """Log the expected bytes of a step of `workers` workers. This encodes samples, so kernels should be compiled before."""
     up, down = (workers * nbytes for nbytes in step_bytes(coding))
     dense = 4.0 * coding.plan.size * workers
     times = 2 * dense / (up + down)
@@ -120,7 +123,7 @@ def _workers(config: Config, hosts: Sequence[str], threads: Sequence[int]) -> st
     on = "this host" if set(hosts) == {Machine.here().host} else counted(len(set(hosts)), "host")
     device = "CUDA where there is a device" if config.enable_gpu else "CPU"
     factors = [len(hosts), *([config.batches_per_step] if config.batches_per_step > 1 else []), config.batch_size]
-    if config.batch_size == 1 and (config.task or "").startswith(PASSED):  # a loop of one's own may not tell its batches' size
+    if config.batch_size == 1 and (config.task or "").startswith(PASSED):  # the batch size of a program's own loop may be unknown
         return f"{len(hosts)}; {on}, {device}, {each}"
     batch = f"{' x '.join(map(str, factors))} = {counted(math.prod(factors), 'example')} a step"
     return f"{batch}; {on}, {device}, {each}"
@@ -133,7 +136,7 @@ def _scheme(scheme: Scheme, config: Config) -> str:
 
 
 def _memory(config: Config, need: Footprint, workers: int) -> str:
-    """Predicts memory: that of this process now, which has imported all and built the model, and the vectors of the exchange."""
+    """Return the expected memory: this process's memory now, with libraries and model, plus the vectors of the exchange."""
     now = resident_memory() or 0
     beside = "" if now else " beside the libraries and the model"
     master, worker = now + need.master_bytes, now + need.worker_bytes

@@ -1,4 +1,4 @@
-"""Progress on rank 0: a bar on a terminal, plain lines elsewhere."""
+"""Display of progress on rank 0: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from psnode.records.metrics import StepRecord, compression_ratio
 from psnode.transport.mpi.environment import moves_on_a_terminal, place
 
-_RECENT = 50  # steps that the shown step time and ratio are taken over
+_RECENT = 50  # number of steps in the displayed step time and ratio
 
 
 class ProgressView(Protocol):
-    """Shows records as they come."""
+    """A display or receiver of step records."""
 
     def write(self, record: StepRecord) -> None:
-        """One step is finished."""
+        """Take the record of a finished step."""
 
     def extend(self, last: int) -> None:
-        """The run will be complete after step `last`."""
+        """Set the last step of the run to `last`."""
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """End: no further records come."""
 
 
 class _Figures:
-    """Figures over the most recent steps."""
+    """Loss, metrics, step time and compression ratio in one text, over the most recent steps."""
 
     def __init__(self, coordinates: int) -> None:
         self._coordinates = coordinates
@@ -48,7 +48,7 @@ class _Figures:
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:
-    """All of the task's metrics, top1 in per cent and alone where there is top5 as well."""
+    """Return the task's metrics as text: top1 in per cent, and top5 only if there is no top1."""
     shown = {name: value for name, value in metrics.items() if name != "top5" or "top1" not in metrics}
     return "".join(f"  top1 {100 * value:5.1f} %" if name == "top1" else f"  {name} {value:.4g}" for name, value in shown.items())
 
@@ -94,16 +94,16 @@ class Lines:
 
 
 def progress(coordinates: int, first: int, last: int, interval: int) -> ProgressView:
-    """The view that fits standard output."""
+    """Return a bar if standard output is a terminal, else plain lines."""
     if _watched():
         return Bar(Console(), coordinates, first, last)
     return Lines(coordinates, last, interval)
 
 
 def _watched() -> bool:
-    """True if standard output ends at a terminal that shows what is written at once.
+    """Return True if standard output is a terminal that shows output at once.
 
-    mpirun gives its ranks a terminal even if its own output goes elsewhere, and holds a bar back, which ends no line.
+    mpirun gives its ranks a terminal even if its own output goes elsewhere, and holds back a bar, which has no line ends.
     """
     return sys.stdout.isatty() and (place() is None or moves_on_a_terminal())
 

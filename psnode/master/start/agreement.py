@@ -1,4 +1,7 @@
-"""Agreement of all ranks with rank 0: one commit of psnode, and equal tensors, compared by hash and sent where they differ."""
+"""Agreement of all ranks with rank 0, on the commit of psnode and on the model's tensors.
+
+Tensors are compared by hash, and rank 0 sends those that differ.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ from psnode.tasks.tensor_names import parameters
 _LOG = logging.getLogger(__name__)
 
 Lacking = Mapping[int, Sequence[str]]
-_NAMED = 4  # ranks in one line
+_NAMED = 4  # ranks that an error message names
 
 
 def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False) -> None:
-    """Refuse ranks whose psnode is of another version or commit than rank 0's; `greetings`: the HELLO of every rank.
+    """Refuse ranks whose psnode has another version or source than that of rank 0. `greetings`: the HELLO of every rank.
 
-    ConfigurationError names them with hosts and versions, a warning if `unlike` ones may be; WireError for a malformed greeting.
+    Raises ConfigurationError that names the ranks, their hosts and versions; only warns of them if `unlike`. Raises WireError for
+    a malformed greeting.
     """
     ranks = {rank: Hello.of_any_version(text, rank) for rank, text in greetings.items()}
     own = ranks[0].version, ranks[0].source
@@ -44,9 +48,9 @@ def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False)
 
 
 def threads_of(greetings: Mapping[int, bytes], asked: int) -> dict[int, int]:
-    """By rank: how many threads it computes with, `asked` if that is not 0; else its part of the cores of its machine.
+    """Return by rank the number of threads for its computation: `asked`, or an equal part of its machine's cores if that is 0.
 
-    The ranks of a machine share its cores, on emulated hosts with names of their own as well.
+    The ranks of a machine share its cores even if they run on emulated hosts with different names.
     """
     ranks = {rank: Hello.of_any_version(text, rank) for rank, text in greetings.items()}
     together = Counter(each.pool or each.host for each in ranks.values())
@@ -54,10 +58,11 @@ def threads_of(greetings: Mapping[int, bytes], asked: int) -> dict[int, int]:
 
 
 def lacking(ready: Mapping[int, Ready], model: torch.nn.Module, sized: Collection[str] = ()) -> dict[int, list[str]]:
-    """By rank: the tensors of `model`, rank 0's, of which the worker has other bytes; no entry for one that has all.
+    """Return by rank the names of tensors whose bytes differ from those in `model`, which is the model of rank 0.
 
-    `sized`: those that may have another shape there, since rank 0 has loaded what a model sized itself.
-    ConfigurationError if a worker's model does not hold tensors of the same names, types and shapes.
+    Ranks without such tensors have no entry. `sized`: names of tensors that may have another shape on a worker, since a model
+    sizes them by its data and rank 0 has loaded them. Raises ConfigurationError if a worker's model has other tensors by name,
+    dtype or shape.
     """
     own = inventory.contents(model)
     found: dict[int, list[str]] = {}
@@ -85,8 +90,10 @@ def _told(entry: object) -> str:
 def what_to_send(
     ready: Mapping[int, Ready], model: torch.nn.Module, resumed: checkpoint.Checkpoint | None
 ) -> dict[int, list[str]]:
-    """Tensors of rank 0's initial state that each rank lacks. Where a run goes on, workers have buffers of their own, and no
-    weights.
+    """Return by rank the names of tensors of rank 0's state that rank 0 has to send.
+
+    In a new run these are the tensors that differ. In a resumed run they are all trained weights, and the other tensors that
+    differ except buffers, since the workers restore their own buffers.
     """
     own = inventory.persistent_buffers(model)
     if resumed is None:
@@ -97,24 +104,24 @@ def what_to_send(
 
 
 def besides(found: Lacking, names: Collection[str]) -> dict[int, list[str]]:
-    """`found`, but for `names`."""
+    """Return `found` without the tensors in `names`."""
     kept = {rank: [name for name in missing if name not in names] for rank, missing in found.items()}
     return {rank: missing for rank, missing in kept.items() if missing}
 
 
 def among(found: Lacking, names: Collection[str]) -> list[int]:
-    """The ranks that lack one of `names`."""
+    """Return the ranks that lack any of `names`."""
     return [rank for rank, missing in found.items() if not set(names).isdisjoint(missing)]
 
 
 def messages(found: Lacking, model: torch.nn.Module) -> dict[int, int]:
-    """Number of STATE frames that `hand_out` sends each rank."""
+    """Return the number of STATE frames that `hand_out` sends to each rank."""
     values = inventory.tensors(model)
     return {rank: len(list(inventory.chunks(values, names))) for rank, names in found.items()}
 
 
 def hand_out(link: FrameChannel, found: Lacking, model: torch.nn.Module) -> None:
-    """Send every rank the tensors that it lacks, once made for all that lack the same."""
+    """Send every rank the tensors that it lacks. Frames are made once for all ranks that lack the same tensors."""
     values = inventory.tensors(model)
     together: dict[tuple[str, ...], list[int]] = {}
     for rank, names in found.items():

@@ -1,7 +1,8 @@
-"""Search for the size of groups by trial: large ones cost fewer frames and wake-ups, small ones leave less to do at the end.
+"""Search for the fastest group size in trial runs.
 
-Which matters more is a question of processors, links, model and codec together, so that steps are rehearsed with some sizes.
-The choice becomes part of the configuration: it decides how flat segments are cut, and so which tensors are coded together.
+Large groups need fewer frames and wake-ups; small groups leave less work after the backward pass. The better size depends on
+processors, links, model and codec together, so steps are rehearsed with several sizes. The choice becomes part of the
+configuration, since it decides where flat segments are cut and so which tensors are coded together.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from psnode.plan.rule import DEFAULT_GROUP_BYTES, SMALL_MODEL_BYTES
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready
 
-FEWEST_STEPS = 50 * ROUNDS  # of a run for which it pays to rehearse; a few per cent of its time
+FEWEST_STEPS = 50 * ROUNDS  # shorter runs are not rehearsed; rehearsals take a few per cent of a longer run
 _FACTOR = 4
-_SMALLEST = 1 << 18
-_GAIN = 0.05  # at least, of the time of a round: less is chance
-_SLOW = 1.0  # seconds of a round in which groups matter little
+_SMALLEST = 1 << 18  # bytes
+_GAIN = 0.05  # smallest fraction of a round's time that counts as a gain; less is chance
+_SLOW = 1.0  # seconds; in slower rounds the group size matters little
 
 
 def group_bytes_for(
@@ -39,12 +40,10 @@ def group_bytes_for(
     lr: float,
     tell: Callable[[str], None],
 ) -> int:
-    """--group-bytes for a run of `steps`, `epoch` of them an epoch, with the learning rate `lr`.
+    """Return --group-bytes for a run of `steps` steps with `epoch` steps in an epoch and the learning rate `lr`.
 
-    As configured, else the default or the rehearsals' choice.
-
-    Short runs, models that make one group, and workers of one process, which take turns, get the default. `tell` hears how long
-    which sizes took.
+    This is the configured size, or else the fastest size in rehearsals. Short runs, models that fit in one group, and workers in
+    one process, which take turns, get the default. `tell` is called with a line about the time that each size took.
     """
     if config.group_by != "bytes" or config.group_bytes:
         return config.group_bytes
@@ -67,9 +66,9 @@ def group_bytes_for(
 
 
 def search(seconds: Callable[[int], float], whole: int) -> int:
-    """The size of groups for which a round of a model of `whole` bytes takes the fewest `seconds`.
+    """Return the group size in bytes with the fastest round. `whole`: the bytes of the model; `seconds` measures one size.
 
-    Goes up from the default, or down if that is no gain, until the next size is no gain.
+    Tries larger sizes than the default until the next size is no gain, and smaller sizes only if no larger one is a gain.
     """
     best, least = DEFAULT_GROUP_BYTES, seconds(DEFAULT_GROUP_BYTES)
     if least > _SLOW:

@@ -1,4 +1,4 @@
-"""Events at the start of a run: its learning rate, state that a resumed run does not continue, and another plan than before."""
+"""Events at the start of a run: its learning rate, the state that a resumed run does not continue, and a changed plan."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
 
 
 def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -> None:
-    """Tell of a learning rate that goes by where the run ends, when a resumed run ends elsewhere: its next rate is another."""
+    """Report that a resumed run has another end than before, if its learning-rate schedule depends on the end."""
     earlier, step = run.resume_point.config, run.resume_point.step
     if earlier is None or not step or run.config.lr_schedule not in SHAPED:
         return
@@ -78,7 +78,7 @@ def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -
 
 
 def _tell_of_threads(events: Events, run: RunDirectory, found: Checkpoint) -> None:
-    """Other threads than before: torch may add the same numbers in another order."""
+    """Report a changed number of threads, since torch may then add the same numbers in another order."""
     earlier = run.resume_point.config
     if earlier is not None and earlier.threads != run.config.threads:
         reason = f"--threads was {earlier.threads} and is {run.config.threads} now: the last bits of a sum may be others"
@@ -86,7 +86,7 @@ def _tell_of_threads(events: Events, run: RunDirectory, found: Checkpoint) -> No
 
 
 def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> None:
-    """An unsound checkpoint that a resumed run goes on from, and newer ones that it passes over."""
+    """Report an unsound checkpoint from which the run continues, and newer unsound ones that it passes over."""
     if reason := why_unsound(found.path):
         events.tell("unsound", found.step, None, f"the run goes on from this checkpoint all the same: {reason}")
     for path in complete(run.path):
@@ -96,8 +96,10 @@ def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> 
 
 
 def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Sequence[Any]]) -> None:
-    """ConfigurationError if the run had another model than the one whose trained `tensors` these are, names and shapes, or if
-    gradients wait in the checkpoint that are coded in groups of another plan.
+    """Raise ConfigurationError if the run cannot continue with this model or plan.
+
+    `tensors`: names and shapes of the model's trained tensors, which must be those of `plan`. A checkpoint with gradients that
+    wait to be applied must have been written with the same plan.
     """
     found = resumed.checkpoint
     if problem := _difference({t.name: t.shape for t in plan.tensors}, {name: tuple(shape) for name, shape in tensors}):
@@ -112,7 +114,7 @@ def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Seque
 
 
 def tell_of_another_plan(events: Events, resumed: ResumePoint, plan: Plan) -> None:
-    """One event if the checkpoint was written by another plan, with the state that is left out."""
+    """Report that the checkpoint was written with another plan, if so, and the state that is left out for that reason."""
     found = resumed.checkpoint
     if found is None or state_names.fits(found, plan):
         return
@@ -127,7 +129,7 @@ def tell_of_another_plan(events: Events, resumed: ResumePoint, plan: Plan) -> No
 
 
 def _difference(before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]) -> str:
-    """The first tensor that differs, in words; empty if none does."""
+    """Return a text about the first tensor that differs; empty if all are equal."""
     for name in (*before, *now):
         if name not in now:
             return f"{name} is trained there and not now"

@@ -40,12 +40,11 @@ def gather_ready(
     meanwhile: Callable[[], None] = lambda: None,
     threads: Mapping[int, int] | None = None,
 ) -> dict[int, Ready]:
-    """Hand the configuration down, do `meanwhile`, and wait until every worker has built its model and data.
+    """Send the configuration to `workers`, run `meanwhile`, and return the READY message of every worker.
 
-    `threads`: by rank, where they are not those of the configuration.
-
-    ConfigurationError if they do not agree on the model or on the number of examples, StoppedError if one of the ranks is asked
-    to stop.
+    A worker sends READY when it has built its model and data. `patience`: the longest wait for all of them, in seconds.
+    `threads`: by rank, the number of threads if it differs from the configuration's. Raises ConfigurationError if the workers
+    disagree on the model or the number of examples, StoppedError if a rank was asked to stop, and DeadlineExceededError.
     """
     setup = Setup(run.config.to_dict(), run.scheme.to_dict(), str(run.path), run.mark, max(1, run.config.threads))
     counts = {rank: (threads or {}).get(rank, setup.threads) for rank in workers}
@@ -82,10 +81,10 @@ def gather_ready(
 
 
 def require_memory(need: Footprint, ready: Mapping[int, Ready]) -> None:
-    """ConfigurationError naming the first host that is short of memory. `ready`: the answers of all workers.
+    """Raise ConfigurationError that names the first host with too little free memory. `ready`: READY of all workers.
 
-    This counts the memory of the exchange (psnode.exchange.footprint), not activations: a job that is refused cannot fit. A
-    model that is built already becomes the weights.
+    Only the memory of the exchange is counted (psnode.exchange.footprint), not activations, so a job that is refused could not
+    have run. One vector of weights per rank is not counted, since the model that holds it is already in memory.
     """
     here = Machine.here().host
     free: dict[str, int | None] = {here: free_memory()}
@@ -107,14 +106,14 @@ def require_memory(need: Footprint, ready: Mapping[int, Ready]) -> None:
 
 
 def plan_for(ready: Ready, scheme: Scheme, config: Config) -> Plan:
-    """The plan by rule, in the order in which worker 1 saw gradients finish."""
+    """Return the plan that follows from the rule, in the order in which worker 1 saw gradients finish."""
     shapes = {name: tuple(shape) for name, shape in ready.tensors}
     order = ready.order if ready.order is not None else list(shapes)
     return plan_of([Tensor(name, shapes[name]) for name in order], scheme, config)
 
 
 def job_digest(config: Config, scheme: Scheme, plan: Plan, mark: str) -> int:
-    """Digest that every frame of this job carries: configuration, scheme, plan and this start of it."""
+    """Return the digest that every frame of this job carries, of configuration, scheme, plan and the `mark` of this job."""
     text = to_json([config.digest(), scheme.to_dict(), plan.to_dict(), mark], sort_keys=True)
     return max(1, xxhash.xxh3_64_intdigest(text.encode()))
 
@@ -132,12 +131,14 @@ def send_start(
     model: torch.nn.Module | None = None,
     lacking: Lacking | None = None,
 ) -> None:
-    """Tell every worker the plan and where to start; its state goes along where it cannot read it itself.
+    """Send every rank the plan and the step from which to start, and the state and tensors that it lacks.
 
-    So do the tensors of `model`, rank 0's, that are `lacking`, but for the weights of the plan.
+    The state of a rank in the checkpoint is sent in a STATE frame if the rank cannot read the checkpoint itself. `lacking`: by
+    rank, the tensors of rank 0's `model` to send; the weights in the plan are sent separately.
 
-    A worker of which the checkpoint holds nothing, because it was gone then, gets the means of the others' buffers and places;
-    where another number of workers wrote it, each gets the mean of all their memories. Ranks above `workers`, spares, have none.
+    A worker without a part in the checkpoint, because it was absent then, gets the means of the others' buffers and places. If
+    another number of workers wrote the checkpoint, each worker gets the mean of all residuals. Ranks above `workers` are spares
+    and get no residuals.
     """
     found, first = run.resume_point.checkpoint, ready[Layout(workers).first]
     dealt = resharded(found, first) if found and run.resume_point.resharded(workers) else None

@@ -1,4 +1,7 @@
-"""Some steps by a plan that leave no trace: how long do its rounds take on this model, these links and these processors?"""
+"""Trial runs: a few steps with a plan, to measure its rounds on this model, these links and these processors.
+
+The model is as before afterwards.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ from psnode.protocol.wire import Flag, Frame, Kind, pack_groups
 from psnode.records.timeline import Tracer
 
 ROUNDS = 7
-_COLD = 2  # rounds that are not measured, unless there are no others
-_LONG = 3.0  # seconds after which no further round is begun
+_COLD = 2  # first rounds, which are measured only if there are no others
+_LONG = 3.0  # seconds after which no further round begins
 
 
 class TrialRun:
-    """The master's side of steps by `plan`. Every worker computes on the weights it has; all gradients are waited for.
+    """The master's side of trial steps with `plan`. Every worker computes on its present weights; all gradients are awaited.
 
-    `ready` holds the READY message of every worker; the passes are those of the run, as late and as early as it will have them.
+    `ready`: the READY message of every worker. Forward and backward passes overlap with transfers as in the run itself.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class TrialRun:
         self._workers, self._first = tuple(sorted(ready)), ready[min(ready)]
 
     def run(self, steps_per_epoch: int, lr: float) -> float:
-        """The median of the seconds that a round took. Raises a worker's error, and PeerLostError."""
+        """Return the median duration of a round in seconds. Raises PeerLostError, and RemoteFailureError for a worker's error."""
         start = Start(
             self._plan.to_dict(), self._link.job, 0, ROUNDS, steps_per_epoch, None, False, rehearsal=True,
             late=self._first.late, waits=bool(self._first.waits),
@@ -56,7 +59,7 @@ class TrialRun:
         self._link.send(self._workers, Kind.PLAN, start.to_bytes())
         config = replace(self._config, norm_cap=0.0, ema_decay=None)
         if config.optimizer == OWN:
-            config = replace(config, optimizer="sgd")  # whose own would remember these steps
+            config = replace(config, optimizer="sgd")  # the task's own optimizer would remember these steps
         rule, tracer = Synchronous(len(self._workers)), Tracer(0, enabled=False)
         plan, weights = self._plan, ServedModel(self._model, self._plan, torch.empty(self._plan.size))
         routes = routes_of(Layout(len(self._workers)), plan)  # spares take no part
@@ -67,7 +70,7 @@ class TrialRun:
         return seconds
 
     def _rounds(self, shard: RoundsHandle) -> list[float]:
-        """Seconds of each round that counts."""
+        """Run rounds and return the seconds of each measured round."""
         shard.admit(self._workers, 0)
         times, stopping, requests = [time.monotonic()], False, list[object]()
         while not stopping:
@@ -83,7 +86,7 @@ class TrialRun:
         return found[_COLD:] or found[-1:]
 
     def _round(self, shard: RoundsHandle) -> list[object]:
-        """Return when every group is closed and every worker has reported: requests to stop that came meanwhile."""
+        """Wait until every group is closed and every worker has reported. Return the requests to stop that came meanwhile."""
         groups = {group.index for group in self._plan.groups}
         silent, requests = set(self._workers), list[object]()
         while groups or silent:

@@ -1,1 +1,1 @@
-"""Ranks that are processes of an MPI job."""
+"""A transport between the processes of an MPI job."""

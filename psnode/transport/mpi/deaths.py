@@ -1,4 +1,4 @@
-"""Deaths of ranks, reported by MPI's user-level fault tolerance (ULFM). Without ULFM no death is ever known."""
+"""Detection of dead ranks by MPI's user-level fault tolerance (ULFM). Without ULFM no death is detected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 
 class Deaths:
-    """`world` is the communicator; failures are acknowledged, so that receives from any source continue without the dead."""
+    """Reports new deaths among the ranks of `world`, a communicator of mpi4py.
+
+    Failures are acknowledged, so that receives from any source continue without the dead ranks.
+    """
 
     def __init__(self, mpi: Any, world: Any) -> None:
         self._mpi, self._world = mpi, world

@@ -1,7 +1,7 @@
-"""Ranks that are processes of an MPI job. This is the only module that imports mpi4py.
+"""One rank's end of the MPI transport. This is the only module that imports mpi4py.
 
-One thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread); threads that call `send`, `close` or
-`call` only leave an order for it.
+One thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread). Threads that call `send`, `close` or
+`call` only queue an order for the MPI thread.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
         pool_bytes: maximum memory of released messages that is kept for the next ones.
 
     Raises:
-        MissingRanksError, DeadlineExceededError: some rank has not called MPI_Init in time; named if all are on this host.
-            Leave with `os._exit`: nothing can end that call.
+        MissingRanksError, DeadlineExceededError: some rank has not called MPI_Init in time. MissingRanksError names the missing
+            ranks, which is possible if all ranks are on this host. Leave with `os._exit`, since MPI_Init cannot be interrupted.
         TransportError: MPI cannot be initialised or was initialised without thread support.
-        ConfigurationError: mpi4py is not installed, an argument is out of bounds, or MPI has begun in this process before and
-            cannot again.
+        ConfigurationError: mpi4py is not installed, an argument is out of bounds, this process already takes part in a job, or
+            MPI was finalised in this process and cannot be initialised again.
     """
     if not 1 <= piece_bytes <= DEFAULT_PIECE_BYTES:
         raise ConfigurationError(f"piece_bytes is {piece_bytes}: choose 1..{DEFAULT_PIECE_BYTES}")
@@ -86,8 +86,8 @@ def _load() -> Any:
 class MpiTransport(Transport):
     """One rank's end. After `close`, `clean` is True if MPI was finalised together with all other ranks.
 
-    If it is not, some rank died, stays, or is stuck: flush files and leave with `os._exit`, since the exit handlers of MPI
-    libraries wait for the others.
+    If `clean` is False, some rank has died, has not closed or is stuck. Then flush files and leave with `os._exit`, since exit
+    handlers of MPI libraries wait for the other ranks.
     """
 
     def __init__(self, body: MpiThread, inboxes: Inboxes, pool: Pool) -> None:
@@ -118,20 +118,20 @@ class MpiTransport(Transport):
         self._closed = True
         end = time.monotonic() + seconds
         self._body.close(seconds)
-        # A moment more than the thread gives itself, since MPI_Finalize follows.
+        # One second more than the thread's own deadline, since MPI_Finalize follows.
         self.clean = self._body.ended.wait(end + 1.0 - time.monotonic()) and self._body.agreed
 
     def abort(self, code: int) -> NoReturn:
-        """End every process of the job with exit code `code`, at once: for errors that leave the others waiting."""
+        """End every process of the job at once with exit code `code`, after errors that would leave the others waiting."""
         if not self._body.ended.is_set():
             self._body.order(Call(lambda mpi: mpi.COMM_WORLD.Abort(code)))
             self._body.ended.wait(_ABORT_SECONDS)
         os._exit(code)
 
     def call(self, function: Callable[[Any], T], seconds: float) -> T:
-        """Return the value of `function(mpi4py.MPI)`, run by the thread that may call MPI; measurements use it.
+        """Run `function(mpi4py.MPI)` in the MPI thread and return its value, for measurements.
 
-        Messages do not move meanwhile. Raises the errors of `function`, DeadlineExceededError after `seconds`.
+        No messages move meanwhile. Raises the errors of `function`, and DeadlineExceededError after `seconds`.
         """
         self._check_open()
         done = threading.Event()

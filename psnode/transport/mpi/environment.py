@@ -1,4 +1,4 @@
-"""Identity of this process before MPI is initialised: launchers give every process its rank in environment variables."""
+"""The rank of this process before MPI is initialised, from the environment variables that launchers set."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-# Most specific first: mpirun inside a Slurm allocation must win over Slurm. Slurm's own variables count only in a job step
-# (srun), since a batch script has them too.
+# Most specific first: mpirun inside a Slurm allocation takes precedence over Slurm. Slurm's own variables count only in a job
+# step (srun), since a batch script has them too.
 _PAIRS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -19,18 +19,18 @@ _PAIRS = (
 )
 
 
-UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun pass on bytes as they come; otherwise it waits for whole lines
+UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun forward bytes at once instead of whole lines
 
 
 class WorldRank(NamedTuple):
-    """This process is `rank` of `size`."""
+    """The rank of a process, and the number of processes in its job."""
 
     rank: int
     size: int
 
 
 def place(environ: Mapping[str, str] = os.environ) -> WorldRank | None:
-    """Return this process's place in its job; None if no launcher started it."""
+    """Return this process's rank and the size of its job; None if no launcher started it."""
     pairs = _PAIRS + ((("SLURM_PROCID", "SLURM_NTASKS"),) if "SLURM_STEP_ID" in environ else ())
     for rank_name, size_name in pairs:
         rank, size = environ.get(rank_name, ""), environ.get(size_name, "")
@@ -40,9 +40,9 @@ def place(environ: Mapping[str, str] = os.environ) -> WorldRank | None:
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return this process's number among the ranks of its host, from 0; None if the launcher does not say.
+    """Return this process's number among the ranks of its host, from 0; None if the launcher does not give one.
 
-    Slurm's number counts only for the process to which Slurm itself gave it: under mpirun in an allocation it is the launcher's.
+    Slurm's number is used only in processes that Slurm started. Under mpirun in an allocation it belongs to mpirun's own process.
     """
     names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"]
     here = place(environ)
@@ -60,7 +60,7 @@ def on_one_host(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return a name that the ranks of this job share and no other job on this host has; None if the launcher gives none."""
+    """Return a name that all ranks of this job and no other job on this host have; None if the launcher gives no name."""
     for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMI_JOBID",)):
         if all(environ.get(name) for name in names):
             return ".".join(environ[name] for name in names)
@@ -68,9 +68,9 @@ def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def moves_on_a_terminal(launcher: Path | None = None) -> bool:
-    """Return True if the launcher's output is a terminal, and a rank's output appears on it before its line is complete.
+    """Return True if the launcher's output is a terminal that shows a rank's output before the line is complete.
 
-    `launcher`: its directory in /proc, by default that of this process's parent, which is rank 0's mpirun on one host.
+    `launcher`: the launcher's directory in /proc, by default that of this process's parent, which is mpirun on mpirun's own host.
     """
     found = launcher or Path(f"/proc/{os.getppid()}")
     try:

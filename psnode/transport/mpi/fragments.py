@@ -1,7 +1,7 @@
-"""A message as MPI sees it: whole, or its total length and then pieces of bounded size.
+"""The split of a message into MPI messages: either the whole message, or its total length followed by pieces.
 
-MPI counts with 32-bit integers, so a message of 2 GiB cannot be sent as one. The lowest two bits of an MPI tag give the kind of
-part; 4 * 4095 + 3 = 16383 is below the 32767 that every MPI grants.
+MPI counts bytes with 32-bit integers, so a message of 2 GiB cannot be one MPI message. The lowest two bits of an MPI tag give the
+kind of part. The largest tag, 4 * 4095 + 3 = 16383, is below the 32767 that every MPI supports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOTAL_BYTES = _TOTAL.size
 
 
 class Fragment(IntEnum):
-    """Role of one MPI message."""
+    """The role of an MPI message."""
 
     WHOLE = 0
     TOTAL = 1  # the length of a message whose pieces follow, 8 bytes little-endian
@@ -29,12 +29,12 @@ class Fragment(IntEnum):
 
 
 def join_tag(tag: int, part: Fragment) -> int:
-    """Return the MPI tag of a part of a message with tag `tag`."""
+    """Return the MPI tag for a part of a message with tag `tag`."""
     return tag << 2 | part
 
 
 def split_tag(mpi_tag: int) -> tuple[int, Fragment]:
-    """Return the message's tag, and the kind of part that an MPI message is."""
+    """Return the message's tag and the kind of part in an MPI tag."""
     return mpi_tag >> 2, Fragment(mpi_tag & 3)
 
 

@@ -1,4 +1,4 @@
-"""Messages in transit from one rank: received two at a time, delivered whole and in order."""
+"""Messages in transit from one rank, which are received two at a time and delivered whole and in order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from psnode.transport.mpi.fragments import TOTAL_BYTES, Fragment, read_total, sp
 from psnode.transport.mpi.requests import Then
 from psnode.transport.pool import Pool, PooledBuffer
 
-# Two: the next one is in transit while one ends. More would only spread the link over more memory, and the first sent messages
-# would not arrive first.
+# Two receives, so that one is in progress while another ends. With more, messages would share the link, need more memory, and
+# the earliest sent would not arrive first.
 WINDOW = 2
 
 Start = Callable[[Any, Bytes, Then], None]
@@ -30,7 +30,7 @@ class _Matched(NamedTuple):
 
 
 class _IncomingMessage:
-    """One message, of which `begun` bytes have arrived or are about to, in `flying` receives."""
+    """A message in transit. `begun`: bytes received or in progress; `flying`: the number of receives in progress."""
 
     def __init__(self, tag: int, part: Fragment, block: PooledBuffer) -> None:
         self.tag, self.part, self.block = tag, part, block
@@ -42,9 +42,10 @@ class _IncomingMessage:
 
 
 class Incoming:
-    """`start(handle, buffer, then)` begins a receive, `deliver(tag, part, block)` takes each complete message.
+    """Receives the messages of one rank.
 
-    `refuse(reason)` is called once when the parts make no message or a receive fails; nothing is delivered after that.
+    `start(handle, buffer, then)` begins a receive, and `deliver(tag, part, block)` takes each complete message. `refuse(reason)`
+    is called once if parts do not form a message or a receive fails; nothing is delivered after that.
     """
 
     def __init__(self, pool: Pool, start: Start, deliver: Deliver, refuse: Refuse) -> None:
@@ -52,16 +53,16 @@ class Incoming:
         self._matched: deque[_Matched] = deque()
         self._messages: deque[_IncomingMessage] = deque()
         self._flying = 0
-        self._announced = False  # a total is in transit: the pieces have to wait for it
+        self._announced = False  # a TOTAL is in transit, and its pieces have to wait for it
         self._broken = False
 
     @property
     def busy(self) -> bool:
-        """Return True while a receive is in progress or waits for its turn."""
+        """True while a receive is in progress or queued."""
         return bool(self._matched) or self._flying > 0
 
     def match(self, handle: Any, mpi_tag: int, nbytes: int) -> None:
-        """Take an MPI message that a probe has matched."""
+        """Queue an MPI message that a probe has matched, and begin to receive it if the window allows."""
         if not self._broken:
             self._matched.append(_Matched(handle, mpi_tag, nbytes))
             self._advance()

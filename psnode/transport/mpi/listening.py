@@ -1,8 +1,8 @@
-"""Sleeping until a message comes. MPI has no call for that: it must be polled, or it occupies a core.
+"""Sleep until a message comes. MPI has no call for this: a thread either polls MPI or occupies a core.
 
-But the kernel reports bytes that arrive for MPI's TCP sockets, and ranks of one host, whose messages go through shared memory,
-can knock at each other's doorbell. Both only end a sleep early. Nothing depends on them: a thread that hears nothing still polls
-(psnode.transport.mpi.pace).
+The kernel reports bytes that arrive on MPI's TCP sockets. Ranks of one host exchange messages through shared memory, so they
+wake each other with datagrams to a socket called the doorbell. Both only end a sleep early. A thread that is not woken still
+polls (psnode.transport.mpi.pace).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TCP_SOCKETS = "/proc/self/fd"
 
 
 class Woken(Enum):
-    """Reason why a sleep ended."""
+    """The reason for which a sleep ended."""
 
     TIMEOUT = 0
     ORDER = 1  # another thread of this process called `wake`
@@ -31,7 +31,10 @@ def can_listen() -> bool:
 
 
 class Listener:
-    """Wakes one rank's thread when bytes arrive. `job` names the job among all on this host; None: TCP sockets only."""
+    """Wakes the thread of one rank when bytes arrive.
+
+    `job`: the name of this job, unique on the host; without a name (None), only TCP sockets wake the thread.
+    """
 
     def __init__(self, job: str | None, rank: int) -> None:
         self._job = job
@@ -46,7 +49,7 @@ class Listener:
                 self._epoll.register(self._doorbell, select.EPOLLIN)
 
     def wait(self, seconds: float) -> Woken:
-        """Sleep for at most `seconds`, to the next millisecond."""
+        """Sleep for at most `seconds`, rounded up to milliseconds, and return the reason for waking."""
         events = dict(self._epoll.poll(seconds))
         sound = len(events) - (self._orders in events)
         if self._orders in events:
@@ -58,12 +61,12 @@ class Listener:
         return Woken.SOUND if sound else Woken.ORDER if events else Woken.TIMEOUT
 
     def wake(self) -> None:
-        """End the sleep, or the next one if no thread sleeps; any thread may call it."""
+        """End the present sleep, or the next one if no thread sleeps. Any thread may call this."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._orders, 1)
 
     def knock(self, rank: int) -> bool:
-        """Wake `rank` if it is on this host; False if no such rank listens on it."""
+        """Wake `rank` if it is on this host. Return False if no such rank listens here."""
         if self._job is None or rank in self._silent:
             return False
         try:
@@ -71,14 +74,14 @@ class Listener:
         except BlockingIOError:
             pass  # others have knocked already
         except OSError:
-            self._silent.add(rank)  # on another host, or not one of this job's
+            self._silent.add(rank)  # on another host, or not listening
             return False
         return True
 
     def look(self) -> None:
-        """Find the sockets that MPI has opened since the last call: it connects when two ranks first communicate."""
+        """Register the sockets that MPI has opened since the last call. MPI connects two ranks at their first message."""
         for number in _stream_sockets():
-            # Edge-triggered: bytes that MPI does not read, or that are not its own, wake this thread once.
+            # Edge-triggered, so that bytes that MPI does not read, or another library's bytes, wake this thread only once.
             with contextlib.suppress(OSError):
                 self._epoll.register(number, select.EPOLLIN | select.EPOLLET)
 
@@ -90,7 +93,7 @@ class Listener:
 
 
 def _address(job: str, rank: int) -> str:
-    """Return an address in Linux's abstract name space, which leaves nothing on disk."""
+    """Return a socket address in Linux's abstract namespace, which creates no file."""
     return f"\0psnode/{os.getuid()}/{job}/{rank}"
 
 

@@ -1,4 +1,4 @@
-"""Sleep of a polling thread: MPI moves bytes only inside its calls, and its processes share few cores."""
+"""The sleeps of the polling thread, since MPI moves bytes only inside its calls and processes share few cores."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ BUSY_SPINS = 8
 BUSY_FIRST = 0.05e-3
 BUSY_LAST = 0.5e-3
 BUSY_GROWTH = 2.0
-# A poll that ran for longer than this has copied some 100 kB: the transfer is worth the core while it lasts.
+# A poll that ran for longer than this has copied about 100 kB, so the thread polls without sleeping.
 MOVED_NANOSECONDS = 40_000
 
 
 class Nap(NamedTuple):
-    """Sleep for `seconds`; `listening`, a message ends it."""
+    """A sleep of `seconds`. If `listening`, a message ends it early."""
 
     seconds: float
     listening: bool = False
 
 
 class Pace:
-    """Decides on the time until the next poll, from the results of the last ones.
+    """Decides on the time until the next poll, from the results of the last polls.
 
-    Transfers in progress: poll at once while bytes come fast and for BUSY_SPINS polls after that, then BUSY_FIRST rising to
-    BUSY_LAST. So a slow link costs few polls, since the sockets' buffers hold more than it delivers in BUSY_LAST (62 kB at 1
-    Gbit/s), and a fast one gets the core.
+    With transfers in progress: poll at once while bytes come fast and for BUSY_SPINS polls after that, then sleep for BUSY_FIRST,
+    rising to BUSY_LAST. So a slow link costs few polls, since the sockets' buffers hold more than the link delivers in BUSY_LAST
+    (62 kB at 1 Gbit/s), and a fast link gets the core.
 
-    Idle, without a listener: IDLE_FIRST rising to IDLE_LAST. With a listener: listen, for LISTEN at a time. A sound that is not
-    yet a message (a part of one) is given IDLE_FIRST, so that a slow link does not wake the thread for each packet. Messages that
-    listening misses, because their network makes no sound, lower the trust in it. Below TRUST_ENOUGH, sleeps are as long as
-    without a listener, though the longest are spent listening, and a sound raises the trust.
+    Idle without a listener: sleep for IDLE_FIRST, rising to IDLE_LAST. Idle with a listener: listen for LISTEN seconds at a time.
+    After a sound without a complete message, sleep for IDLE_FIRST, so that a slow link does not wake the thread for each packet.
+    Messages of a network that wakes no listener lower the trust in listening. Below TRUST_ENOUGH, sleeps are as short as without
+    a listener, but the longest of them are spent listening, and each sound raises the trust.
     """
 
     def __init__(self, ears: bool) -> None:
@@ -47,8 +47,11 @@ class Pace:
         self._idle, self._busy, self._spins = IDLE_FIRST, BUSY_FIRST, 0
 
     def next(self, moved: bool, busy: bool, woken: Woken | None) -> Nap:
-        """Return the next sleep. `moved`: the last poll made progress; `busy`: transfers are in progress; `woken`: how listening
-        ended."""
+        """Return the next sleep.
+
+        `moved`: the last poll made progress. `busy`: transfers are in progress. `woken`: the reason for which listening ended,
+        None without listening.
+        """
         if moved:
             self._idle, self._busy, self._spins = IDLE_FIRST, BUSY_FIRST, 0
             return Nap(0.0)
@@ -63,11 +66,11 @@ class Pace:
 
     @property
     def deaf(self) -> bool:
-        """Return True if too many messages came unheard."""
+        """True if too many messages came without waking the listener."""
         return self._trust < TRUST_ENOUGH
 
     def judge(self, woken: Woken | None) -> None:
-        """Record that a message arrived; `woken`: how listening for it ended, None without listening."""
+        """Record that a message arrived. `woken`: the reason for which listening ended, None without listening."""
         if woken is Woken.SOUND:
             self._trust = min(TRUST_FULL, self._trust + 1)
         elif woken is Woken.TIMEOUT:

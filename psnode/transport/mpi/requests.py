@@ -1,4 +1,4 @@
-"""MPI operations in progress, and the actions when they end."""
+"""MPI operations in progress, each with a callback for its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Then = Callable[[int], None]  # takes an MPI error code, 0 for success
 
 
 class Requests:
-    """Nonblocking operations, tested together. `mpi` is the module mpi4py.MPI."""
+    """Nonblocking operations, which are tested together. `mpi`: the module mpi4py.MPI."""
 
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi
@@ -28,14 +28,14 @@ class Requests:
             self._statuses.append(self._mpi.Status())
 
     def test(self) -> bool:
-        """Let MPI progress and run the due actions; True if something ended."""
+        """Let MPI make progress and run the callbacks of operations that have ended. Return True if any has."""
         if not self._requests:
             return False
         try:
             ended = self._mpi.Request.Testsome(self._requests, self._statuses)
             errors = [0] * len(ended) if ended else []
         except self._mpi.Exception:
-            # Some ended in error. Ended requests are null now, and their statuses come in the same order.
+            # Some operation failed. Requests that have ended are null now, and their statuses are in the same order.
             ended = [i for i, request in enumerate(self._requests) if request == self._mpi.REQUEST_NULL]
             errors = [status.Get_error() for status in self._statuses[: len(ended)]]
         if not ended:

@@ -1,4 +1,4 @@
-"""Messages in transit to one rank: a bounded number in MPI's hands, the others queued here, in order."""
+"""Messages in transit to one rank. MPI gets a bounded number of them at a time; the others are queued here in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from psnode.transport.base import Bytes
 from psnode.transport.mpi.requests import Then
 
-# Enough to keep a link busy while the receiver takes two at a time, few enough to test all of them in one call.
+# Enough to keep a link busy while the receiver takes two at a time, but few enough to test all in one call.
 WINDOW = 8
 
 Start = Callable[[Bytes, int, Then], None]
@@ -24,7 +24,7 @@ class _Queued(NamedTuple):
 
 
 class Outgoing:
-    """`start(data, mpi_tag, then)` passes one MPI message on and calls `then(error)` when it has left."""
+    """The messages to one rank. `start(data, mpi_tag, then)` sends an MPI message and calls `then(error)` when it has left."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -34,11 +34,11 @@ class Outgoing:
 
     @property
     def busy(self) -> bool:
-        """Return True while any message has not left."""
+        """True while any message has not left."""
         return bool(self._queue) or self._flying > 0
 
     def put(self, parts: Iterable[tuple[Bytes, int]], finish: Finish) -> None:
-        """Queue the parts of one message; `finish()` is called when all have left or are dropped."""
+        """Queue the parts of one message. `finish()` is called when all parts have left or are dropped."""
         if self._dropped:
             finish()
             return
@@ -47,14 +47,14 @@ class Outgoing:
         self.advance()
 
     def advance(self) -> None:
-        """Pass on as many messages as the window allows."""
+        """Give MPI as many messages as the window allows."""
         while self._queue and self._flying < WINDOW:
             part = self._queue.popleft()
             self._flying += 1
             self._start(part.data, part.mpi_tag, partial(self._left, part.finish))
 
     def drop(self) -> None:
-        """Drop all messages, since the rank is lost. Messages that MPI holds already end in an error of their own."""
+        """Drop all queued messages, since the rank is lost. Messages that MPI already has end with an error."""
         self._dropped = True
         while self._queue:
             part = self._queue.popleft()

@@ -1,4 +1,4 @@
-"""The only thread of a process that calls MPI: from MPI_Init to MPI_Finalize it moves messages, or sleeps."""
+"""The only thread of a process that calls MPI. From MPI_Init to MPI_Finalize, it moves messages or sleeps."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _DEATHS_SECONDS = 0.01
 
 
 class Call(NamedTuple):
-    """An order to the thread: call this with the module mpi4py.MPI, between two polls. It must not raise."""
+    """An order to the thread to call `function(mpi4py.MPI)` between two polls. The function must not raise."""
 
     function: Callable[[Any], object]
 
 
 class MpiThread:
-    """`mpi` is the module mpi4py.MPI; `run` is the thread's body; everything else is for other threads.
+    """The thread that calls MPI. `run` is its body; the other methods are for other threads. `mpi`: the module mpi4py.MPI.
 
-    `traffic` exists once `started` is set, unless there is an `error`. After `ended`, `agreed` tells whether all ranks
-    left together.
+    `traffic` exists once `started` is set, unless there is an `error`. After `ended` is set, `agreed` is True if all ranks left
+    together.
     """
 
     traffic: Traffic
@@ -51,7 +51,7 @@ class MpiThread:
         self._next_deaths = 0.0
 
     def order(self, order: Message | Call | None) -> None:
-        """Leave an order; the thread carries it out at once unless MPI itself blocks it."""
+        """Queue an order. The thread carries it out at once unless it is blocked inside MPI."""
         self._orders.put(order)
         if self._listening and self._listener is not None:
             self._listener.wake()
@@ -59,15 +59,17 @@ class MpiThread:
             self._sweep()
 
     def absent(self) -> list[int]:
-        """Return, while MPI_Init does not return, the ranks that have not called it, if all are on
-        this host; else an empty list."""
+        """Return the ranks that have not called MPI_Init, while MPI_Init blocks. Empty unless all ranks are on this host."""
         found = place()
         if found is None or self._listener is None or job_name() is None or not on_one_host():
             return []
         return [rank for rank in range(found.size) if not self._listener.knock(rank)]
 
     def close(self, seconds: float) -> None:
-        """Ask the thread to finish the queue, take leave of the others and end; returns at once."""
+        """Ask the thread to finish the queue, agree with the other ranks to leave, and end. Return at once.
+
+        `seconds`: the time after which the thread ends without agreement.
+        """
         self._closing_deadline = time.monotonic() + seconds
         self.order(None)
 
@@ -90,9 +92,9 @@ class MpiThread:
             self._sweep()
 
     def _begin(self) -> bool:
-        """Return True if MPI was not initialised before."""
+        """Initialise MPI and the traffic. Return True if MPI was not initialised before."""
         mpi = self._mpi
-        if can_listen():  # before MPI_Init, which is a barrier: every sender then finds every doorbell
+        if can_listen():  # before MPI_Init, which is a barrier, so that all doorbells exist after it
             self._listener = Listener(job_name(), _rank())
         owner = not mpi.Is_initialized()
         level = init_thread(mpi) if owner else mpi.Query_thread()
@@ -114,7 +116,7 @@ class MpiThread:
                 self._look_for_deaths()
             if arrived and self._listener is not None:
                 if woken is Woken.TIMEOUT or (woken is None and pace.deaf):
-                    woken = self._listener.wait(0)  # could it have been heard, a moment later?
+                    woken = self._listener.wait(0)  # check if the listener would have heard it now
                 pace.judge(woken)
                 if woken is Woken.TIMEOUT:
                     self._look_for_sockets(self._listener)
@@ -123,7 +125,7 @@ class MpiThread:
             self._take_orders(0.0 if nap.listening else nap.seconds)
 
     def _look_for_deaths(self) -> None:
-        """Ask MPI for deaths, but not in every pass of a transfer."""
+        """Ask MPI for dead ranks, at most every 10 ms unless a loss is to be announced."""
         if self.traffic.dying or time.monotonic() > self._next_deaths:
             self.traffic.look_for_deaths()
             self._next_deaths = time.monotonic() + _DEATHS_SECONDS
@@ -136,13 +138,13 @@ class MpiThread:
             self._listening = False
 
     def _look_for_sockets(self, listener: Listener) -> None:
-        """Look for new sockets: a message came unheard, so MPI has opened a connection since the last look, or needs none."""
+        """Look for new sockets at most every 50 ms, after a message that did not wake the listener."""
         if time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             listener.look()
 
     def _take_orders(self, seconds: float) -> None:
-        """Carry out the queue; doze first if nothing is, but not beyond the first order."""
+        """Carry out all queued orders. If there are none, first sleep for `seconds` at most, until the first order comes."""
         if not seconds and self._orders.empty():
             return
         try:
@@ -164,7 +166,7 @@ class MpiThread:
         return leave or time.monotonic() > self._closing_deadline
 
     def _sweep(self) -> None:
-        """End every order that came too late."""
+        """Finish with an error the sends that came too late."""
         while True:
             try:
                 order = self._orders.get_nowait()
@@ -181,8 +183,10 @@ def _rank() -> int:
 
 
 def _local_rank(mpi: Any) -> int:
-    """Return this process's number among those of its host. Asks MPI if the launcher has not said, which is the same on all
-    ranks."""
+    """Return this process's number among the ranks of its host, from the launcher or else from MPI.
+
+    Asking MPI involves all ranks. This works because a launcher gives the number either to all ranks or to none.
+    """
     if (said := local_rank()) is not None:
         return said
     host = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)

@@ -1,4 +1,4 @@
-"""Messages in transit between this rank and all others, over one MPI communicator. For the thread that calls MPI."""
+"""Messages in transit between this rank and all others over one MPI communicator, for the thread that calls MPI."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from psnode.transport.mpi.send_queue import Outgoing
 from psnode.transport.pool import Pool, PooledBuffer
 from psnode.transport.sending import Send
 
-# Seconds that a lost rank's last messages may take to complete or fail before its loss is announced without them.
+# Seconds for which a rank's loss is not announced while its last messages may still complete or fail.
 _LAST_WORDS_SECONDS = 1.0
-# Messages matched between two tests of the operations in progress: enough for any burst, few enough not to delay sends.
+# Most messages matched between two tests of the operations in progress: enough for any burst, few enough not to delay sends.
 _PROBES = 64
 _EMPTY = np.empty(0, np.uint8)
 
 
 class Message(NamedTuple):
-    """Message to be sent, and the ranks that wait for it."""
+    """A message to be sent to `rank`, and the Send that is finished when it has left."""
 
     rank: int
     tag: int
@@ -37,7 +37,10 @@ class Message(NamedTuple):
 
 
 class Traffic:
-    """`mpi` is the module mpi4py.MPI, initialised. `sent(rank)` is called after each MPI message to `rank`."""
+    """Sends and receives the messages of this rank.
+
+    `mpi`: the module mpi4py.MPI, initialised. `sent(rank)` is called after each MPI message to `rank`.
+    """
 
     def __init__(self, mpi: Any, inboxes: Inboxes, pool: Pool, piece_bytes: int, sent: Callable[[int], object]) -> None:
         self._mpi, self._world = mpi, mpi.COMM_WORLD
@@ -56,11 +59,11 @@ class Traffic:
 
     @property
     def busy(self) -> bool:
-        """Return True while MPI has something to move."""
+        """True while MPI operations are in progress."""
         return len(self._requests) > 0
 
     def put(self, message: Message) -> None:
-        """Send a message as soon as earlier ones allow."""
+        """Queue a message, which is sent as soon as earlier messages allow."""
 
         def finish() -> None:
             message.block.release()
@@ -71,9 +74,9 @@ class Traffic:
         self._outgoing[message.rank].put(cut(message.block.data, message.tag, self._piece_bytes), finish)
 
     def probe(self) -> bool:
-        """Begin to receive the messages that have come; True if there were any."""
+        """Begin to receive the messages that have come. Return True if there were any, or if a rank has died."""
         found = misses = 0
-        while found < _PROBES and misses < 2:  # a probe that finds nothing makes MPI look, the next one sees it
+        while found < _PROBES and misses < 2:  # a probe that finds nothing makes MPI progress: the next may find a message
             try:
                 handle = self._world.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, self._status)
             except self._mpi.Exception as error:
@@ -90,7 +93,7 @@ class Traffic:
         return found > 0
 
     def test(self) -> bool:
-        """Let MPI move bytes, and act on ended operations; True if there were any."""
+        """Let MPI move bytes, and handle the operations that have ended. Return True if any has."""
         return self._requests.test()
 
     def look_for_deaths(self) -> None:
@@ -104,11 +107,11 @@ class Traffic:
 
     @property
     def dying(self) -> bool:
-        """Return True while a loss is to be announced."""
+        """True while the loss of a rank is still to be announced."""
         return bool(self._dying)
 
     def take_leave(self) -> bool:
-        """Call until it is True: everything is sent and all living ranks leave too."""
+        """Make progress in leaving. Return True once everything is sent and all living ranks leave too."""
         if self._dying or any(self._outgoing[rank].busy for rank in self.alive):
             return False
         due = self._farewell.due(self.alive)
@@ -117,7 +120,7 @@ class Traffic:
         return not due and self._farewell.agreed(self.alive)
 
     def give_up(self, error: Exception | None) -> None:
-        """End the waits for unsent messages: nothing moves any more."""
+        """Finish all unsent messages with `error`, since no more messages move."""
         for send in self._unfinished:
             send.finish(error or TransportError("the transport was closed before it was sent"))
 
@@ -153,7 +156,7 @@ class Traffic:
             self._inboxes.deliver(Arrival(source, tag, block.data, block.release))
 
     def _lose(self, rank: int, reason: str) -> None:
-        """Send nothing more to `rank`; messages that have come from it are still delivered, then its loss is announced."""
+        """Send nothing more to `rank`. Its last messages are still delivered, then its loss is announced."""
         if rank in self.alive and rank != self.rank:
             self.alive -= {rank}
             self._dying[rank] = (time.monotonic() + _LAST_WORDS_SECONDS, reason)
@@ -161,4 +164,4 @@ class Traffic:
 
 
 def _nothing() -> None:
-    """Do nothing: no thread waits for a farewell to be sent."""
+    """Do nothing, since no thread waits for a farewell to be sent."""

@@ -1,7 +1,7 @@
-"""MPI_Init_thread and MPI_Finalize, called without Python's lock.
+"""MPI_Init_thread and MPI_Finalize, called without holding Python's GIL.
 
-Both return only when all ranks have called them. mpi4py keeps the lock meanwhile, so that no other thread could notice that a
-deadline has passed; therefore the C functions that it is linked with are called directly.
+Both return only when all ranks have called them. mpi4py holds the GIL meanwhile, so no other thread could notice that a deadline
+has passed. Therefore the C functions of the MPI library are called directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from psnode.errors import TransportError
 
 
 def init_thread(mpi: Any) -> int:
-    """Initialise MPI for threads that take turns, and return the level of thread support that it grants."""
+    """Initialise MPI for threads that call it in turn, and return the level of thread support that MPI grants."""
     function = _function(mpi, "MPI_Init_thread")
     if function is None:
         level: int = mpi.Init_thread(mpi.THREAD_SERIALIZED)
@@ -34,7 +34,7 @@ def finalize(mpi: Any) -> None:
 
 
 def _function(mpi: Any, name: str) -> Callable[..., int] | None:
-    """Return the C function of the MPI library that mpi4py has loaded; None if it cannot be found that way."""
+    """Return a C function of the MPI library that mpi4py has loaded, or None if the library lacks it."""
     try:
         function: Callable[..., int] = getattr(ctypes.CDLL(mpi.__file__), name)
     except (OSError, AttributeError):
