@@ -10,8 +10,8 @@ Options
     cache     MiB of decoded images to keep in memory (256); sets that need more are decoded again for every batch
 
 Without augmentation by area, an image is cut around its centre to the wanted proportions and resized; if the wanted shorter side
-is above 64, its sides are 7/8 of the largest possible ones. Images are converted to RGB (pixels.py). Files are decoded by two threads of
-the process that makes the batch.
+is above 64, the sides of the cut are 7/8 of the largest possible ones. Images are converted to RGB (pixels.py). Files are decoded
+by two threads of the process that makes the batch.
 """
 
 from __future__ import annotations
