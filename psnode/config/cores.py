@@ -14,7 +14,7 @@ from psnode.config.quotas import quota
 
 _MOST = 1024  # larger thread counts are ignored
 _BOOT = "proc/sys/kernel/random/boot_id"
-_BACK = 10  # levels of niceness; ten levels give a tenth of the time of a thread at level 0
+_BACK = 10  # levels of niceness: ten levels lower a thread's share of the processor to a tenth
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -26,7 +26,8 @@ UNIT_RATE = 0.0005  # for updates that move every coordinate by the learning rat
 
 
 def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -> float:
-    """Return the momentum of the master's optimizer, which is `usual` unless a setting or the aggregator says otherwise.
+    """Return the momentum of the master's optimizer: `usual`, unless a setting, the feedback rule or the aggregator determines
+    it.
 
     Raises ConfigurationError for a second momentum, and for momentum or weight decay under a majority vote.
     """
@@ -112,7 +113,7 @@ def refuse_what_has_no_effect(config: Config, rule: Feedback, codec: Codec, aggr
 
 
 def _without_weight(rule: Feedback, codec: Codec, aggregator: str) -> str:
-    """Return the reason for which one worker's push cannot count more than another's, or an empty string."""
+    """Return the reason why one worker's push cannot count more than another's, or an empty string."""
     if aggregator == MAJORITY:
         return "all votes weigh the same"
     if aggregator == CLIPPED:

@@ -11,7 +11,7 @@ _RATIO = "ratio"
 
 
 def ratio_of(codec: Codec) -> float | None:
-    """Return the ratio of the codec's sparsifier; None if it has none."""
+    """Return the ratio of the codec's sparsifier; None if the codec has no sparsifier."""
     index = codec.spec.holder(_RATIO)
     return None if index is None else float(codec.spec.stages[index].settings[_RATIO])
 

@@ -70,9 +70,9 @@ def ask(file: Path, number: int) -> None:
 
 
 def asked(number: int) -> int:
-    """Return the signal of a request to stop, of which `number` has arrived at this process.
+    """Return the signal that requested a stop, after signal `number` has arrived at this process.
 
-    If the launcher sent `number`, this is the signal that asked the launcher to stop, else `number`.
+    If the launcher sent `number`, this is the signal that asked the launcher to stop; otherwise it is `number`.
     """
     if number == signal.SIGUSR1 and (folder := job_folder()) is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -192,12 +192,12 @@ class Checkpoint:
         return int(self.facts.get("layout", 1))
 
     def verify(self) -> None:
-        """Read every file once. Raises CheckpointError if one is missing, truncated or altered."""
+        """Read every file once. Raises CheckpointError if a file is missing, truncated or altered."""
         for name in self.facts["files"]:
             self._checked(name, digest)
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a file. Raises CheckpointError if it is missing, truncated or altered."""
+        """Return the bytes of a file. Raises CheckpointError if the file is missing, truncated or altered."""
         content = b""
 
         def read(file: IO[bytes]) -> str:

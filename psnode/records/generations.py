@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Generation(NamedTuple):
-    """The steps after the first `first` ones, taken by `workers` workers."""
+    """A part of a run: the steps after the first `first` steps, taken by `workers` workers."""
 
     first: int
     workers: int

@@ -143,7 +143,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make renames in `directory` durable."""
+    """Flush `directory` to disk, so that renames in it survive a crash."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

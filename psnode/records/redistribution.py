@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def resharded(found: Checkpoint, answer: Ready) -> bytes:
     """Return the state for every worker if the checkpoint was written with another number of workers.
 
-    The state holds the means of the workers' feedback state and buffers. Together the residuals owe the weights their mean over
-    the workers, so that mean is kept; where residuals have a learning rate, it is the mean of residual times rate. State that is
-    not of floating point (a codebook) is taken from the first worker.
+    The state holds the means of the workers' feedback state and buffers. The weights are owed the mean of the workers' residuals,
+    and this mean is kept. If residuals have a learning rate, the mean is that of residual times rate, in units of weights. State
+    that is not of floating point (a codebook) is taken from the first worker.
     """
     names = [name for name in found.facts["files"] if is_worker_file(name)]
     sums: dict[str, torch.Tensor] = {}
@@ -38,10 +38,9 @@ def resharded(found: Checkpoint, answer: Ready) -> bytes:
 
 
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
-    """Return `memories` with the feedback state of tensors that have a rate (psnode.records.state_names) multiplied by it, in
-    float64.
+    """Return `memories`, with the feedback state of every tensor that has a rate multiplied by that rate in float64.
 
-    With `back`, divide by the rate instead. Rates and codebooks stay as they are.
+    With `back`, divide by the rate instead. Rates (psnode.records.state_names) and codebooks stay as they are.
     """
     import torch
 

@@ -45,7 +45,7 @@ def is_sound(path: Path) -> bool | None:
 
 
 def why_unsound(path: Path) -> str:
-    """Return the reason for which a published checkpoint is unsound, or the error if its manifest cannot be read.
+    """Return the reason why a published checkpoint is unsound, or the error if its manifest cannot be read.
 
     The result is empty if the checkpoint is not marked as unsound.
     """

@@ -27,7 +27,7 @@ from psnode.report.steps import Steps, columns_of, finite
 
 _DEPTH = 6  # maximum depth of a run's folder below the folder that is searched
 _MOST_EVENTS = 10_000
-_MOST_TIMELINE = 1 << 27  # bytes
+_MOST_TIMELINE = 1 << 27  # maximum bytes of timeline.json
 _T = TypeVar("_T")
 
 

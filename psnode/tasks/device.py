@@ -42,7 +42,7 @@ def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-g
 
 @contextmanager
 def device_errors(lower: str) -> Iterator[None]:
-    """Replace errors of torch in the context that report exhausted memory or a failed device by DeviceError.
+    """Raise DeviceError in place of torch's errors inside the context that report exhausted memory or a failed device.
 
     `lower`: the settings that reduce memory.
     """

@@ -157,7 +157,7 @@ def norm_statistics(model: torch.nn.Module) -> dict[str, str]:
 
 
 def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, str]:
-    """Return `statistics`, which are those of a task, by plain name, after a check of the model.
+    """Return a task's `statistics` by plain name, after a check of the model.
 
     Raises ConfigurationError if `model` has a value that can be neither sent nor saved, or if `statistics` has an invalid name or
     rule.

@@ -17,11 +17,12 @@ _ROI_ALIGN = (
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return the boxes that non-maximum suppression keeps: of boxes that overlap too much, only the one with the highest score.
+    """Return the indices of the boxes that non-maximum suppression keeps: of overlapping boxes, only the one with the highest
+    score.
 
-    boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Boxes overlap too much if their intersection is more than `iou_threshold`
-    times their union. Returns the int64 indices of the kept boxes by falling score; of equal scores, the first counts as higher.
-    Takes memory for N^2 values.
+    boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Boxes count as overlapping if their intersection is more than
+    `iou_threshold` times their union. The indices are int64, by falling score; of equal scores, the first counts as higher. Takes
+    memory for N^2 values.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes = boxes[order].float()

@@ -30,7 +30,10 @@ def plain(name: str) -> str:
 
 
 def renaming(names: Iterable[str]) -> Rename:
-    """Return the function `plain`, or `str`, which changes nothing, if no name changes or two of `names` would become equal."""
+    """Return the function `plain`, or `str`, which changes no name.
+
+    `str` is returned if no name is that of a compiled part, or if two of `names` would become equal.
+    """
     compiled = [name for name in names if _COMPILED in name]
     if not compiled:
         return str
@@ -68,7 +71,7 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 
 def to_load(values: Mapping[str, T], model: nn.Module) -> dict[str, T]:
-    """Return values by plain name in the form that load_state_dict of `model` takes."""
+    """Return `values`, given by plain name, under the names that load_state_dict of `model` expects."""
     rename = of_model(model)
     own = {rename(name): name for name in model.state_dict()}
     return {own.get(name, name): value for name, value in values.items()}

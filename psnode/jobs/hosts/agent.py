@@ -96,7 +96,7 @@ def _free() -> int:
 
 
 def listen() -> dict[str, Any]:
-    """Open a port for `reach` on other hosts, and return it with a word that these must send first."""
+    """Open a port for `reach` on other hosts. Return its number, and a word that a peer must send first."""
     server, word = socket.create_server(("", 0)), secrets.token_hex(8)
     threading.Thread(target=_serve, args=(server, word), daemon=True).start()
     return {"port": server.getsockname()[1], "word": word}

@@ -28,7 +28,8 @@ class SilentHostError(PsnodeError):
 
 
 class Conversation:
-    """Connection to an agent on one host, which ends with it. Every answer must arrive within `deadline` seconds."""
+    """Connection to an agent on one host. The agent ends with the connection. Every answer must arrive within `deadline`
+    seconds."""
 
     def __init__(self, host: Host, deadline: float) -> None:
         self.host = host
@@ -101,8 +102,10 @@ class Conversation:
 
 
 def _line(host: Host, deadline: float) -> list[str]:
-    """Return the command line that runs the agent on `host`, with the interpreter at this one's path, and by ssh in batch
-    mode."""
+    """Return the command line that runs the agent on `host`, with the interpreter at the same path as this one.
+
+    On other hosts the agent runs over ssh in batch mode.
+    """
     agent = [sys.executable, "-c", _AGENT.read_text()]
     if host.is_here:
         return agent

@@ -104,7 +104,7 @@ def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
 
 
 def flags(values: Mapping[str, str], options: Sequence[str], base: str) -> list[str]:
-    """Return the flags of `psnode train` for `options` and `values`. `base`: the scheme of `options`, for use unless it is
+    """Return the flags of `psnode train` for `options` and `values`. `base`: the scheme of `options`, used unless the scheme is
     varied."""
     found = [*options]
     parameters = {name: value for name, value in values.items() if name not in settings()}

@@ -32,7 +32,7 @@ class Trial:
     * command: words of the psnode command that start the job, up to `train`
     * options: options of train, without its length
     * output: directory of the sweep
-    * planned: number of steps on which the schedules are based, even if the trial ends earlier; 0 if they do not depend on it
+    * planned: number of steps for which the schedules are made, even if the trial ends earlier; 0 if its schedule needs no end
     """
 
     values: dict[str, str]

@@ -12,7 +12,7 @@ from psnode.records.loggers.base import LoggedRun
 _EXPERIMENT = "psnode"  # unless MLFLOW_EXPERIMENT_NAME is set
 _STORE = "mlflow.db"
 _ID = "psnode.id"  # the tag that identifies a run
-_LONGEST = 5000  # characters of a tag or a parameter
+_LONGEST = 5000  # maximum characters of a tag or a parameter
 _ENDS = {0: "FINISHED", 75: "KILLED", 130: "KILLED"}  # status by exit code; any other exit code means FAILED
 
 

@@ -59,7 +59,8 @@ def data_of(
 ) -> Data:
     """Return `given` as the data of a run with `workers` workers. Raises ConfigurationError if that is impossible.
 
-    `steps` is Task.steps_per_epoch. `lock` is held while this process makes examples, since that uses its random generators.
+    `steps` is Task.steps_per_epoch. `lock` is held while this process makes examples, because it then seeds its random
+    generators.
     """
     making = _making(given, config, lock or nullcontext(), method)
     dataset = given.dataset if isinstance(given, DataLoader) else given

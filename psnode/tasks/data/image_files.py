@@ -27,7 +27,7 @@ Box = tuple[float, float, float, float]
 
 
 class Listing(NamedTuple):
-    """Image files, the index of each one's class (int64), and the names of the classes."""
+    """Image files, the index of the class of each file (int64), and the names of the classes."""
 
     paths: tuple[str, ...]
     labels: npt.NDArray[np.int64]
@@ -55,8 +55,8 @@ class Files:
         return len(self._paths)
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images float32 (B, 3, H, W) and labels int64 (B,). Raises ConfigurationError, naming the file, if one is not an
-        image."""
+        """Return images float32 (B, 3, H, W) and labels int64 (B,). Raises ConfigurationError, with its name, for a file that is
+        no image."""
         import torch
 
         if self._augment == "area" and rng is not None:
@@ -149,8 +149,8 @@ def central_box(proportion: float, keep: float) -> Box:
 def random_box(proportion: float, draw: npt.NDArray[np.float64]) -> Box:
     """Return a random box from four numbers in [0, 1).
 
-    They give the area (8 to 100 %), the distortion of the proportions (3/4 to 4/3), and the left and the upper edge. A side
-    longer than the image's is cut to the image's.
+    They give the area (8 to 100 %), the distortion of the proportions (3/4 to 4/3), and the left and the upper edge. A side that
+    would exceed the image is cut to fit.
     """
     area, stretch = 0.08 + 0.92 * draw[0], (3 / 4) ** (1 - 2 * draw[1])
     width = min(1.0, float(np.sqrt(area * proportion * stretch)))

@@ -1,4 +1,4 @@
-"""Batches made in the background while the current one is computed on."""
+"""Batches made in the background during the computation on the current batch."""
 
 from __future__ import annotations
 

@@ -139,8 +139,8 @@ class Collated:
 class Begin:
     """Function that prepares a process that makes batches.
 
-    The process ignores Ctrl-C, HUP and USR1, which its parent handles, and ends with its parent. Then `then` is called with the
-    number of the process.
+    The process ignores Ctrl-C, HUP and USR1, which the process that uses the batches handles, and ends when that process ends.
+    Then `then` is called with the number of the process.
     """
 
     then: Callable[[int], None] | None
@@ -154,7 +154,7 @@ class Begin:
 
 
 def _end_with_parent() -> None:
-    """Wait until the process that uses the batches ends, then exit and remove its folder of sockets, which it leaves if killed.
+    """Wait until the process that uses the batches ends, then remove its folder of sockets, which it leaves if killed, and exit.
 
     torch watches only the process that forked this one, which is the server of processes and not the user of the batches.
     """

@@ -2,7 +2,7 @@
 
     build("ResNet18", (3, 32, 32), 10)          one of networks(); case, hyphens and underscores do not matter
     build("torchvision:resnet18", ...)          torchvision's network of that name
-    build("timm:resnet18d", ...)                timm's
+    build("timm:resnet18d", ...)                timm's network of that name
 
 The module of a network, and torch with it, is imported when the network is built.
 """

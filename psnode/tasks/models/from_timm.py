@@ -44,7 +44,7 @@ def timm_network(name: str, image_shape: tuple[int, int, int], classes: int) -> 
 
 
 def _timm() -> Any:
-    import_torchvision("ops")  # timm imports torchvision, and its compiled operators may be missing
+    import_torchvision("ops")  # timm imports torchvision, whose compiled operators may be missing
     try:
         return importlib.import_module("timm")
     except ImportError as error:
