@@ -61,8 +61,8 @@ def launch(
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
         restarts: maximum number of restarts, with --resume, after the job has ended by itself without being done.
         run_directory: directory of the run that a restart resumes; a job that died before creating it starts from the beginning.
-        program: the program of every rank, before `command`. Only PSNODE and PROGRAM report if they exited normally or were
-            killed.
+        program: the program of every rank, before `command`. For a program other than PSNODE and PROGRAM, it is
+            unknown if the program exited normally or was killed.
 
     Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
     """
