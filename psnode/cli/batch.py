@@ -1,4 +1,4 @@
-"""Options of `psnode launch --export slurm`, and the batch script that it prints instead of starting anything."""
+"""Options of `psnode launch --export slurm`, which prints a batch script instead of starting a job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _FLAGS = {"name": "--job-name", "extra": "--sbatch"}
 
 
 def exportable(function: Callable[..., int]) -> Callable[..., int]:
-    """Add --export and the options of a batch script. `function` gets them as `batch`, which is None without --export."""
+    """Return `function` with the option --export and those of a batch script.
+
+    `function` gets the options of the script as `batch`, which is None without --export.
+    """
     names = ["workers_per_node", "master", "name", "partition", "account", "time", "gres", "cpus_per_rank", "starter", "extra"]
 
     @functools.wraps(function)
@@ -53,7 +56,10 @@ def exportable(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def show(batch: dict[str, Any], workers: int, command: Sequence[str], config: Config | None, options: dict[str, Any]) -> int:
-    """Print the batch script for a `command` of psnode. `config` is that of a training run, and None for any other command."""
+    """Print the batch script for a `command` of psnode. `config` is that of a training; None for any other command.
+
+    Raises ConfigurationError if the command is no training, has no --train-dir, or has options that do not apply.
+    """
     from psnode.jobs.slurm import BatchJob, batch_script
 
     if config is None:

@@ -1,4 +1,4 @@
-"""`psnode bench`: one command for every part of psnode that can be measured. Each imports its modules when it is called."""
+"""The commands of `psnode bench`, one for every part of psnode that can be measured. Each imports its modules when called."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from psnode.cli.bench_step import bench_step
 from psnode.cli.debugging import debuggable
 from psnode.config import Config
 
-# commands that are studies now, run as `python -m studies.NAME` in a clone
+# former commands that have become studies, run as `python -m studies.NAME` in a clone
 MOVED = (
     "atomo", "checkpoint", "feedback", "fidelity", "liars", "loading", "memory", "polar-design", "polar-gap", "polar-stages",
     "rounds", "scales", "sketchml", "threads", "updates",
 )  # fmt: skip
-# options that are
+# former options that have become studies
 MOVED_OPTIONS = {"--bounds": "python -m studies.gpu_bounds", "--compare": "python -m studies.rows or studies.widths"}
 
 

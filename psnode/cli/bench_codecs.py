@@ -1,4 +1,4 @@
-"""Commands of `psnode bench` that measure codecs on their own."""
+"""The commands of `psnode bench` that measure codecs alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.errors import ConfigurationError
 
 
 def _codecs(text: str) -> Callable[[Any], Any]:
-    """Return the repeatable option --codec, whose values become specs without files."""
+    """Return the repeatable option --codec with the help `text`. Specs with a file are loaded and become specs without one."""
 
     def loaded(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
         from psnode.config.extensions import load_codec
@@ -26,7 +26,10 @@ def _codecs(text: str) -> Callable[[Any], Any]:
 
 
 def _on_device(device: str, options: dict[str, Any]) -> int:
-    """Measure as `bench gpu` does. Raises ConfigurationError for a device other than CUDA, and for options that do not apply."""
+    """Measure codecs on a CUDA device, like `bench gpu`.
+
+    Raises ConfigurationError for any other device, and for options that do not apply.
+    """
     from psnode.bench.gpu import REPEATS
     from psnode.bench.gpu import main as measure
 

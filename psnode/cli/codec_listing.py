@@ -1,4 +1,4 @@
-"""The listing of `psnode codecs`: every codec with its traits and every scheme, as data and as tables."""
+"""The output of `psnode codecs`: every codec with its traits, and every scheme, as data and as tables."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MATRIX = (1024, 1024)
 
 
 def everything() -> dict[str, Any]:
-    """Return `codecs` and `schemes`, in types that JSON has.
+    """Return the lists `codecs` and `schemes`, in types that JSON has.
 
-    `max_bits` of a codec is the most bits per coordinate of a 1024 x 1024 matrix, header included; `rows` tells if it has a
-    formula at its defaults.
+    `max_bits` of a codec is its maximum number of bits per coordinate of a 1024 x 1024 matrix, header included. `rows` is True if
+    it has a formula with its default parameters.
     """
     return {
         "codecs": [_describe(get_codec(name)) for name in available()],
@@ -50,7 +50,7 @@ def _describe(codec: Codec) -> dict[str, Any]:
 
 
 def show() -> None:
-    """Print both tables, at 80 columns or the width of the terminal."""
+    """Print both tables, 80 columns wide or as wide as the terminal."""
     found = everything()
     codecs = _table("codec", "bits", "traits", "what it does")
     for entry in found["codecs"]:
@@ -79,8 +79,10 @@ def explain(name: str) -> None:
 
 
 def show_source(spec: str, target: str) -> None:
-    """Print the source generated from the formula of a codec, given by its spec or FILE:NAME. Raises ConfigurationError if it has
-    none."""
+    """Print the source generated from the formula of a codec, given by its spec or FILE:NAME.
+
+    Raises ConfigurationError if the codec has no formula, or only hand-written kernels for `target`.
+    """
     from psnode.codecs.rows import selection_rank
     from psnode.codecs.rows.cuda import text as cuda_text
     from psnode.codecs.rows.formula import program_of
@@ -149,7 +151,10 @@ def _explain_scheme(scheme: Scheme) -> None:
 
 
 def _short(summary: str) -> str:
-    """Return the use of a codec, without its name and further remarks: its module's first line up to the first full stop."""
+    """Return the part of a codec's summary that states its use.
+
+    This is the first line of its module's docstring without the codec's name, up to the first full stop.
+    """
     return (summary.partition(": ")[2] or summary).partition(". ")[0].rstrip(".")
 
 

@@ -1,6 +1,6 @@
-"""The command line: it builds a configuration, passes it on, and turns errors into one line and an exit code.
+"""The command line, which builds a configuration, passes it on, and turns errors into one line and an exit code.
 
-The flags of `train` come from the table in psnode.config. Each command imports the slow modules that it needs.
+The flags of `train` come from the table in psnode.config. Each command imports slow modules only when it needs them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.plan.roles import MASTER, Layout
 from psnode.transport.mpi.environment import place
 
-_PRINTS, _DRY = "psnode.print_config", "psnode.dry_run"  # keys in a context's meta
-_GRACE = 5.0  # seconds that rank 0 has to report before the others do
-# the first setting of each part of `psnode train --help`
+_PRINTS, _DRY = "psnode.print_config", "psnode.dry_run"  # keys in the meta dictionary of click's context
+_GRACE = 5.0  # seconds that other ranks wait for rank 0 to report an error first
+# first setting -> title, for each part of `psnode train --help`
 PARTS = {
     "task": "Model and data",
     "optimizer": "Optimisation",
@@ -51,7 +51,7 @@ class _Train(click.Command):
     """A command whose help lists its options part by part."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, and mark an error as one of this command, under `psnode launch` too."""
+        """Parse as click does, and attribute errors to this command, even under `psnode launch`."""
         with augment_usage_errors(ctx):
             return super().parse_args(ctx, args)
 
@@ -124,7 +124,7 @@ def train(**given: Any) -> int:
 _file = click.Option(
     ["--config", "file"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file of settings, or config.json of a run."
 )
-_print = click.Option(  # not a setting, so that programs that read train's flags do not see it
+_print = click.Option(  # not a setting, and so not visible to programs that read the flags of train
     ["--print-config"], is_flag=True, expose_value=False, help="Print all settings as a file for --config, and exit.",
     callback=lambda context, option, value: context.meta.update({_PRINTS: value}),
 )  # fmt: skip
@@ -191,7 +191,7 @@ def launch(
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
     config, directory, spares = None, None, 0
-    if chosen is app.commands["train"]:  # refuse here the settings that every rank would refuse
+    if chosen is app.commands["train"]:  # refuse at once the settings that every rank would refuse
         config = configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
@@ -288,14 +288,16 @@ def codecs(name: str | None, as_json: bool, source: str | None) -> int:
 
 
 def _speaks() -> bool:
-    """Return True if this process is rank 0 of its job. Before MPI starts all ranks see the same error, and only one should print
-    it."""
+    """Return True if this process is rank 0 of its job.
+
+    Before MPI starts, all ranks see the same error, and only rank 0 should print it.
+    """
     here = place()
     return here is None or here.rank == MASTER
 
 
 def main(arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "psnode") -> int:
-    """Run a command line of psnode, or of another `command` called `name`, and return its exit code."""
+    """Run a command line of psnode, or of another `command` called `name`, and return the exit code."""
     here = place()
     try:
         with shown(here.rank if here is not None else 0), streams.installed():
@@ -323,11 +325,13 @@ def _run(arguments: Sequence[str] | None, command: click.Command, name: str) -> 
 
 
 def _fail(message: str, code: int) -> int:
-    """Print the error and return the exit code. Before MPI starts all ranks find the same fault; rank 0 prints it, and its exit
-    ends all."""
+    """Print the error and return the exit code.
+
+    Before MPI starts, all ranks find the same error; rank 0 prints it, and its exit ends the others.
+    """
     from psnode.protocol.messages import plain
 
-    here, message = place(), plain(message)  # it may quote a file from an untrusted source
+    here, message = place(), plain(message)  # the message may quote a file from an untrusted source
     if here is not None and here.rank > 0:
         time.sleep(_GRACE)  # if this rank exits before rank 0, mpirun kills rank 0 before it has printed the error
         message = f"rank {here.rank}: {message}"

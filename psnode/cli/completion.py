@@ -1,7 +1,10 @@
 """Shell completion of values: data sets, schemes, codecs, and the parameters and stages of a codec as it is typed.
 
-psnode train --scheme topk:        ratio=, sampled= psnode train --scheme topk:sampled=t        true psnode train --scheme topk+
-the stages that may follow
+Examples of a line and its completions:
+
+    psnode train --scheme topk:                 ratio=, sampled=
+    psnode train --scheme topk:sampled=t        true
+    psnode train --scheme topk+                 the stages that may follow
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from psnode.config.declaration import Complete
 
-# like Click's script, but bash also splits words at : and =, so the whole line is passed; no space follows an unfinished value
+# Unlike Click's script, this passes the whole line, since bash splits words at : and =, and adds no space after a partial value.
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' response completion type value
@@ -37,14 +40,14 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """Completion for bash, which supports words that contain : and =."""
+    """Completion for bash of words that contain : and =."""
 
     source_template = _BASH
-    _known = 0  # characters of the value that bash takes for an earlier word
+    _known = 0  # number of characters of the value that bash counts as an earlier word
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one being typed, and that one."""
-        if "COMP_LINE" not in os.environ:  # called by Click's own script
+        """Return the words before the one being typed, and the typed word itself."""
+        if "COMP_LINE" not in os.environ:  # called by the original script of Click
             return super().get_completion_args()
         line = os.environ["COMP_LINE"]
         words = split_arg_string(line)
@@ -55,18 +58,20 @@ class Bash(BashComplete):
         return words[1:], last
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return the part of the value that replaces what bash takes for the word."""
+        """Return the part of the value that replaces the word as bash delimits it."""
         return f"{item.type},{item.value[self._known :]}"
 
 
 def _listed(names: Callable[[], Iterable[str]]) -> Complete:
-    """Complete one of `names`."""
+    """Return the completion of a value that is one of `names`."""
     return lambda context, parameter, text: _beginning(text, "", names())
 
 
 def _spelled(names: Callable[[], Iterable[str]], codec_of: Callable[[str], str]) -> Complete:
-    """Complete the spec of a codec. `names` lists its possible beginnings; `codec_of` returns the
-    codec's spec for one of them."""
+    """Return the completion of the spec of a codec.
+
+    `names` lists the possible beginnings; `codec_of` returns the codec's spec for a beginning.
+    """
 
     def complete(context: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
         before, plus, stage = text.rpartition("+")
@@ -86,7 +91,10 @@ def _beginning(text: str, before: str, names: Iterable[str]) -> list[CompletionI
 
 
 def _settings(spec: str, typed: str, before: str) -> list[CompletionItem]:
-    """Complete parameters of the first codec of `spec` after those in `typed`, or values of the last of these."""
+    """Return completions for parameters of the first codec of `spec`, or for the value of the parameter being typed.
+
+    `typed`: the parameters so far. `before`: the text before them.
+    """
     from psnode.codecs import table
 
     first = spec.partition("+")[0].partition(":")[0]

@@ -1,4 +1,4 @@
-"""The option --debug: show the traceback of an error that psnode raises itself and otherwise reports in one line."""
+"""The option --debug, which shows the traceback of an error that psnode raises itself and otherwise reports in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _R = TypeVar("_R")
 
 @contextlib.contextmanager
 def traced(debug: bool) -> Iterator[None]:
-    """With `debug`, print the traceback of psnode's own errors. That of a bug or of a fault in a task is printed in any case."""
+    """Print the traceback of psnode's own errors inside the context if `debug`.
+
+    The traceback of any other exception is always printed.
+    """
     try:
         yield
     except PsnodeError:

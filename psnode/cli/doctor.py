@@ -1,6 +1,6 @@
-"""`psnode doctor`: checks of everything that a run needs, each with a remedy.
+"""The command `psnode doctor`: checks of everything that a run needs, each with a remedy.
 
-Modules that may crash or hang on import (MPI, torch) are checked in a process of their own.
+Modules that may crash or hang on import (MPI, torch) are checked in separate processes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ _LARGER = f"docker run --shm-size 1g (docs/containers.md), or mount -o remount,s
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `optional` marks a part that is missing and that training does not need."""
+    """A line of the report.
+
+    `state` is optional for a missing part that training does not need.
+    """
 
     what: str
     state: State
@@ -119,7 +122,7 @@ def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, as_json: 
 
 
 def examine(data_dir: Path | None, *, as_json: bool = False) -> int:
-    """Check everything and print the results. Returns 0 if training can work here, else 2."""
+    """Check everything and print the results. Returns 0 if training can work on this machine, else 2."""
     findings = list(_findings(data_dir))
     if as_json:
         print(to_json([asdict(finding) for finding in findings], indent=2))
@@ -173,7 +176,10 @@ def _cache() -> Finding:
 
 
 def _codecs(*, is_kept: bool) -> Finding:
-    """Try the codecs. `is_kept`: compiled kernels are cached; otherwise each is compiled for this trial only."""
+    """Try the codecs.
+
+    `is_kept`: compiled kernels are cached; if not, only a few are tried, since they would be compiled for this trial alone.
+    """
     found = probe([sys.executable, "-c", doctor_codecs.program(every=is_kept)], seconds=doctor_codecs.SECONDS)
     good, detail, remedy = doctor_codecs.verdict(found)
     return Finding("codecs", "ok" if good else "missing", detail, remedy)
@@ -253,7 +259,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _device_kernels(found: Mapping[str, Any]) -> Finding:
-    """Report the check of all codecs with a formula on all CUDA devices, made by psnode.codecs.device.checks."""
+    """Return the finding of the check of all codecs with a formula on all CUDA devices (psnode.codecs.device.checks)."""
     if "error" in found:
         return Finding("codecs on the GPU", "optional", found["error"], installing("gpu"))
     if found["problems"]:

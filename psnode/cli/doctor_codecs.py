@@ -1,7 +1,7 @@
-"""The trial of codecs in `psnode doctor`: one array is encoded, decoded and added with the codecs of all schemes, both ways.
+"""The trial of codecs in `psnode doctor`: the codecs of all schemes, in both directions, encode, decode and add an array.
 
-The codecs of the default schemes come first and are always tried, in particular the usual one. Others are tried as long as time
-is left: kernels that have yet to be compiled take minutes and say nothing about those in use.
+The codecs of the default schemes come first, and at least those of the usual one are tried. Others are tried as long as time is
+left, since kernels that are not compiled yet take minutes and are not needed to judge those in use.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-SECONDS = 300.0  # the trial counts as hanging after this time
-_BUDGET = 10.0  # no further scheme is begun after this time
+SECONDS = 300.0  # time after which the trial counts as hanging
+_BUDGET = 10.0  # seconds after which no further scheme is tried
 _SHAPE = (64, 48)
-_CLOSE = 1e-5  # rounding of float32, relative to the largest value
+_CLOSE = 1e-5  # tolerance for float32 rounding, relative to the largest value
 
 
 def program(*, every: bool) -> str:
-    """Return the program text for `python -c`. `every`: try all schemes, as long as time is left."""
+    """Return the program text for `python -c`. `every`: try all schemes as long as time is left, else only the usual one."""
     return f"from psnode.cli.doctor_codecs import main; main({_BUDGET if every else 0})"
 
 
 def main(budget: float) -> None:
-    """Print a line of JSON before each codec is tried, and one at the end, so that the last line names a codec that ends the
-    process.
+    """Print a line of JSON before each codec is tried, and one at the end.
 
-    `budget`: seconds after which no further scheme is begun.
+    If a codec ends the process, the last line thus names it. `budget`: seconds after which no further scheme is tried.
     """
     from psnode.config.names import DENSE
     from psnode.config.plain_json import to_json
@@ -51,7 +50,7 @@ def main(budget: float) -> None:
 
 
 def fault_of(spec: str) -> str:
-    """Return the fault of the codec with this spec in one line, or an empty string."""
+    """Return the fault of the codec with this spec in one line; empty if there is no fault."""
     try:
         return _fault(spec)
     except Exception as error:  # a broken installation may raise anything
@@ -59,8 +58,10 @@ def fault_of(spec: str) -> str:
 
 
 def _fault(spec: str) -> str:
-    """Encode, decode and add one array. The decoded values and the residual must sum to the array, and the values must point in
-    its direction."""
+    """Return the fault that a codec shows when it encodes, decodes and adds an array; empty if there is no fault.
+
+    The decoded values and the residual must sum to the array, and the decoded values must point in the array's direction.
+    """
     import numpy as np
 
     from psnode.codecs import Payload, get_codec
@@ -84,7 +85,10 @@ def _fault(spec: str) -> str:
 
 
 def verdict(found: Mapping[str, Any]) -> tuple[bool, str, str]:
-    """Interpret the last line that `main` printed, or an "error" with it: True if all is well, a detail and a remedy."""
+    """Return the result of a trial: True if no codec has a fault, a detail, and a remedy.
+
+    `found`: the last line that `main` printed, with "error" if the process failed.
+    """
     faults = dict(found.get("faults", {}))
     if now := found.get("now", ""):
         faults[now] = found.get("error", "ends the process that uses it")

@@ -1,4 +1,4 @@
-"""`psnode doctor --hosts`: a table of hosts, and a line for each problem."""
+"""The command `psnode doctor --hosts`: a table of hosts, and a line for each problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, as_json: bool) -> int:
-    """Query every host of a file and print the answers. Returns 1 if a problem would stop a job."""
+    """Query every host in a hostfile and print the answers. Returns 1 if a problem would stop a job, else 0."""
     from psnode.jobs.hosts.hostfile import hosts_of
     from psnode.jobs.hosts.problems import problems
     from psnode.jobs.hosts.survey import ask
@@ -61,7 +61,7 @@ def _software(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _ways(answer: Answer) -> tuple[str, str]:
-    """Return the round trip, and the Mbit/s to the master's host and back."""
+    """Return the round trip, and the rates in Mbit/s to the master's host and back, as text."""
     if "mbit" not in answer.up or "mbit" not in answer.down:
         return ("no", "no") if answer.up else ("", "")
     return f"{answer.up['milliseconds']:.2g} ms", f"{answer.up['mbit']:.0f} / {answer.down['mbit']:.0f}"

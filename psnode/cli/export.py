@@ -1,4 +1,4 @@
-"""`psnode export`: write the weights of a run to a file, or to a folder for from_pretrained."""
+"""The command `psnode export`, which writes the weights of a run to a file, or to a folder for from_pretrained."""
 
 from __future__ import annotations
 

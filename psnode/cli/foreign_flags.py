@@ -1,4 +1,4 @@
-"""Option names of other programs, with psnode's name or answer for each."""
+"""Option names of other programs, each with psnode's name for it or another answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType({name: answer for names, answer in
 
 
 def answer(option: str) -> str:
-    """Return `: psnode calls it --x` for an option that other programs have, or an empty string."""
+    """Return text such as `: here it is --lr` for an option of other programs; empty for an unknown option."""
     found = FOREIGN.get(option.lower().replace("_", "-"))
     if found is None:
         return ""

@@ -1,5 +1,4 @@
-"""Programs that `psnode doctor` runs in processes of their own, so that an import that crashes or
-hangs ends only that process."""
+"""Programs that `psnode doctor` runs in separate processes, so that an import that crashes or hangs ends only its process."""
 
 from __future__ import annotations
 
@@ -13,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 _SECONDS = 60.0
-_RULE = re.compile(r"^-{10,}$", re.MULTILINE)  # above and below a message of Open MPI
-_MOST = 240  # characters of an error
+_RULE = re.compile(r"^-{10,}$", re.MULTILINE)  # the lines above and below a message of Open MPI
+_MOST = 240  # maximum characters of an error
 
 
 def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> dict[str, Any]:
-    """Return the last line of JSON that `command` prints; if it prints none or times out, its last words under "error"."""
+    """Return the last line of JSON that `command` prints.
+
+    The reason is under "error" if the command prints no JSON, does not end within `seconds`, or cannot be run.
+    """
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -50,14 +52,14 @@ def _json(text: str) -> dict[str, Any] | None:
 
 
 def _words(text: str) -> str:
-    """Return the last line, which names the error in Python, or the first text that Open MPI prints between two rules."""
+    """Return the error in `text`: the first text between two rules, as Open MPI prints it, else the last line, as in Python."""
     parts = _RULE.split(text)
     telling = parts[1].split("\n\n") if len(parts) > 2 else text.strip().splitlines()[-1:]
     return " ".join(" ".join(telling).split())[:_MOST]
 
 
 def _importable() -> dict[str, str]:
-    """Return the environment with which the child finds the same psnode as this process; an installed one needs no help."""
+    """Return the variables with which a child process imports the same psnode as this process; empty for an installed psnode."""
     home = Path(__file__).resolve().parents[2]
     if home.name in ("site-packages", "dist-packages"):
         return {}

@@ -1,4 +1,4 @@
-"""`psnode runs` and `psnode report`: show run directories on the terminal and as a page."""
+"""The commands `psnode runs` and `psnode report`, which show run directories on the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     from psnode.report.run import Run
 
-RUNS = Path("runs")  # the directory of runs unless --train-dir says otherwise
+RUNS = Path("runs")  # parent of the default run directories
 _PATH = click.Path(path_type=Path)
-# sort keys, and whether the largest comes first
+# sort key, and True if the largest value comes first
 _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
     "name": (lambda run: run.name, False),
     "scheme": (lambda run: run.scheme.get("name"), False),
@@ -68,15 +68,17 @@ def report(places: tuple[Path, ...], output: Path) -> int:
     told = [len(run.problems) for run in found]
     write(found, output)
     for run, known in zip(found, told, strict=True):
-        for problem in run.problems[known:]:  # problems of the timelines, which the page reads
+        for problem in run.problems[known:]:  # new problems, with the timelines, which only the page reads
             _tell(problem)
     click.echo(f"{len(found)} run{'' if len(found) == 1 else 's'} in {output}")
     return 0
 
 
 def _read(places: Sequence[Path]) -> list[Run]:
-    """Return all runs in `places`, and print a line on standard error for every unusable file. Raises ConfigurationError if no
-    run is found."""
+    """Return all runs in `places`, and print a line on standard error for every unusable file.
+
+    Raises ConfigurationError if there is no run.
+    """
     from psnode.report.run import find, read_all
 
     paths = find(places)
@@ -96,7 +98,7 @@ def _tell(problem: str) -> None:
 
 
 def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
-    """Sort by a quantity; runs without it come last."""
+    """Return the runs sorted by a quantity; runs without it come last."""
     key, most = _ORDERS[sort]
     known = [run for run in found if key(run) is not None]
     known.sort(key=lambda run: str(key(run)) if sort in ("name", "scheme") else key(run), reverse=most != reverse)
@@ -104,7 +106,7 @@ def _ordered(found: list[Run], sort: str, reverse: bool) -> list[Run]:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """Return a run's line in types that JSON has; None marks an unknown value."""
+    """Return the facts about a run in types that JSON has; None marks an unknown value."""
     return {
         "path": str(run.path),
         "scheme": run.scheme.get("name"),

@@ -1,4 +1,4 @@
-"""Parts of several commands: the configuration of a training, and options of `psnode bench`."""
+"""Parts that several commands share: the configuration of a training, and options of `psnode bench`."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ seed = click.option(
 
 
 def configure(file: Path | None, **flags: Any) -> Config:
-    """Return the configuration from flags, environment and file. Raises ConfigurationError for every setting that can be refused
-    here."""
+    """Return the configuration from flags, environment and file.
+
+    Raises ConfigurationError for invalid settings, as far as they can be checked before the job starts.
+    """
     from psnode.config.load import load
     from psnode.config.resolve import resolve
 
     config = load({name: value for name, value in flags.items() if value not in (None, ())}, os.environ, file)
-    if not config.resume:  # a resumed run has a scheme already
+    if not config.resume:  # a resumed run keeps its recorded scheme
         resolve(config)
     return config

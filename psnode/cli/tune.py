@@ -1,4 +1,4 @@
-"""`psnode tune`."""
+"""The command `psnode tune`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from psnode.jobs.tuning.space import Varied
     from psnode.jobs.tuning.trial import Trial
 
-_OWN = ("--max-steps", "--epochs", "--stop-after", "--train-dir", "--model-dir", "--resume")  # set by tune itself
-_LOWER = ("loss", "train_loss")  # metrics of which less is better
+_OWN = ("--max-steps", "--epochs", "--stop-after", "--train-dir", "--model-dir", "--resume")  # options that tune sets itself
+_LOWER = ("loss", "train_loss")  # metrics that are better when lower
 
 
 @click.command(short_help="Try settings, and report the best.", context_settings={"allow_interspersed_args": False})
@@ -91,7 +91,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
 
 
 class _Maker:
-    """Makes trials from the words after `--`."""
+    """Factory of trials from the words after `--`."""
 
     def __init__(self, command: Sequence[str], output: Path, steps: int) -> None:
         root = click.get_current_context().find_root()
@@ -112,7 +112,7 @@ class _Maker:
             raise ConfigurationError("each trial is a job: add --local P, or write -- launch -n P -- train ...")
 
     def check(self, varied: Sequence[Varied]) -> None:
-        """Refuse settings that every trial, or one of the listed values, would be refused for."""
+        """Raise ConfigurationError for settings that train would refuse in every trial or for one of the listed values."""
         from psnode.jobs.tuning.space import grid
 
         unused = {one.name for one in varied if one.name not in settings()}
@@ -124,7 +124,7 @@ class _Maker:
             raise ConfigurationError(f"--vary {min(unused)}: no setting has that name, and no parameter of the schemes' codecs")
 
     def make(self, values: dict[str, str]) -> Trial:
-        """Return the trial of `values`, without parameters that its codec does not have."""
+        """Return the trial of `values`, leaving out parameters that its codec does not have."""
         from psnode.config.schedules import SHAPED
         from psnode.jobs.tuning.space import flags, parameters_of
         from psnode.jobs.tuning.trial import Trial

@@ -1,4 +1,4 @@
-"""Messages for errors of the command line: unknown options and commands, missing values."""
+"""Messages about errors in the command line: unknown options and commands, missing values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psnode.config.declaration import nearest
 
 
 def in_words(error: click.UsageError, app: click.Command, arguments: Sequence[str]) -> str:
-    """Describe the error of the command line `arguments` of `app` in one line that names the command's help."""
+    """Return one line that describes the error in the command line `arguments` of `app` and names the help of the command."""
     path = error.ctx.command_path if error.ctx else _path(app, arguments)
     if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
         flags = [flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
@@ -30,7 +30,7 @@ def in_words(error: click.UsageError, app: click.Command, arguments: Sequence[st
 
 
 def _path(command: click.Command, arguments: Sequence[str]) -> str:
-    """Return the command that `arguments` name."""
+    """Return the words of the command, with its subcommands, that `arguments` name."""
     path = ["psnode"]
     for word in arguments:
         found = command.commands.get(word) if isinstance(command, click.Group) else None

@@ -1,4 +1,4 @@
-"""A progress line on the terminal while a trial trains, whose own output goes into a file."""
+"""A progress line on the terminal while a trial trains, since the trial's own output goes to a file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from psnode.jobs.tuning.trial import Trial
 from psnode.records.metrics import METRICS
 
-_SECONDS = 0.5  # between checks of the records
-_TAIL = 1 << 16  # bytes read at the end of the records, enough for a line
+_SECONDS = 0.5  # seconds between checks of the records
+_TAIL = 1 << 16  # bytes read from the end of the records, enough for a line
 
 
 @contextmanager
 def watching(trial: Trial, steps: int, which: str) -> Iterator[None]:
-    """While inside, show on standard error, if that is a terminal, the progress of `trial` towards `steps`."""
+    """Show the progress of `trial` towards `steps` inside the context, on standard error if that is a terminal."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,7 +49,7 @@ def watching(trial: Trial, steps: int, which: str) -> Iterator[None]:
 
 
 def last_record(path: Path) -> dict[str, Any]:
-    """Return the last complete record of a file that another process appends to, or {} if it has none yet."""
+    """Return the last complete record in a file to which another process appends; {} if there is no record yet."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

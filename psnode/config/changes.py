@@ -7,7 +7,7 @@ from psnode.config.train_settings import Config, plain, settings
 
 
 def resume_conflicts(config: Config, saved: Config) -> list[str]:
-    """Return one line for every changed setting that a resumed run may not change, because it defines the job."""
+    """Return one line for every changed setting that must stay the same when a run is resumed, because it defines the job."""
     return [line for setting, line in _changes(config, saved) if not setting.rules.free and not setting.rules.replans]
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from psnode.config.quotas import quota
 
-_MOST = 1024  # largest thread count that is believed
+_MOST = 1024  # larger thread counts are ignored
 _BOOT = "proc/sys/kernel/random/boot_id"
-_BACK = 10  # levels of niceness: a tenth of the share of a thread at level 0
+_BACK = 10  # levels of niceness: ten levels lower a thread's share of the processor to a tenth
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the number of cores that this process may use: those it may be scheduled on, at most the whole cores of its quota.
+    """Return the number of cores that this process may use.
 
-    `root`: see psnode.config.quotas.
+    These are the cores on which it may be scheduled, but at most the whole cores of its quota. `root`: see psnode.config.quotas.
     """
     scheduled = len(_scheduled())
     granted = quota(root)
@@ -28,8 +28,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def pool(root: Path = Path("/")) -> str:
-    """Return the name of the cores that this process may use; processes that share cores get equal names, as far as the system
-    tells.
+    """Return a name for the cores that this process may use; as far as the system tells, processes with equal names share cores.
 
     Emulated hosts share the cores of their machine. Containers share cores unless each has a quota. Processes bound to different
     cores do not share them.
@@ -50,19 +49,20 @@ def _line(path: Path) -> str:
 
 
 def _scheduled() -> list[int]:
-    """Return the numbers of the cores that this process may be scheduled on."""
+    """Return the indices of the cores on which this process may be scheduled."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def asked_threads(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number in OMP_NUM_THREADS, the first one if it lists a number per level; None if it holds no number."""
+    """Return the thread count in OMP_NUM_THREADS, of which the first counts if there is one per level; None if it holds no
+    number."""
     first = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and 0 < int(first) <= _MOST else None
 
 
 def stand_back() -> None:
-    """Lower the priority of this thread as far as the system allows, so that it runs only on cores
-    that other threads leave idle."""
+    """Lower the priority of this thread as far as the system allows, so that it mostly runs on cores that other threads leave
+    idle."""
     with suppress(OSError, AttributeError):
         level = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _BACK
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)

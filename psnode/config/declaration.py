@@ -1,8 +1,8 @@
-"""Declaration of a field of a configuration: type, bounds, spelling, help.
+"""Declarations of the fields of a configuration: type, bounds, spelling, help.
 
-A field is declared once, with `option(...)`. From that declaration come the command line's flag, the environment variable, the
-key in a TOML file, the check of its value and the message when the value is bad. Two programs share it: `psnode train`, and the
-cluster tool psnode-ec2, which imports nothing else of psnode (docs/decisions/settings.md).
+A field is declared once, with `option(...)`. The command line's flag, the environment variable, the key in a TOML file, the check
+of the value and the messages about bad values all follow from the declaration. Two programs use this module: `psnode train`, and
+the cluster tool psnode-ec2, which imports nothing else of psnode (docs/decisions/settings.md).
 """
 
 from __future__ import annotations
@@ -28,21 +28,28 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
-ABSENT: Any = object()  # no value at all, in places where None is a value
+ABSENT: Any = object()  # stands for a missing value where None is a value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """Accepted values of a field beyond its type. A bound of None does not restrict that side.
+    """Rules about a field in addition to its type. A bound of None does not restrict that side.
 
-    choices   the accepted words; empty: any pattern   regular expression for a text, unless that is empty minimum, maximum
-    inclusive;  above: an exclusive lower bound words     spellings of values, such as auto for 0; accepted in addition to the
-    bounds needs     (field, value): the setting has a meaning only if that field has that value, or one of several implies
-    naming the setting is enough to choose `needs` free      may differ when a run is resumed, and is not part of the job's digest
-    replans   may differ when a run is resumed, which then gets a plan by rule aliases   further flags names_code   tells if a
-    value names code that is executed: a recorded run's is not adopted without the user's consent repeated  the flag of a list
-    takes one item and may be repeated; otherwise it takes all, separated by commas example   a value to show if there is no
-    default before    value in runs whose record does not know the setting; ABSENT: such a record is damaged
+    * choices: the accepted words; empty: any
+    * pattern: regular expression that a text must match, unless the text is empty
+    * minimum, maximum: inclusive bounds
+    * above: exclusive lower bound
+    * words: spellings of values, such as auto for 0; accepted in addition to the bounds
+    * needs: (field, value): the setting has a meaning only if that field has that value, or one of several values
+    * implies: naming the setting is enough to choose the value in `needs`
+    * free: the setting may differ when a run is resumed, and is not part of the job's digest
+    * replans: the setting may differ when a run is resumed, which then gets a new plan
+    * aliases: further flags
+    * names_code: function that is true for a value that names code to execute; such a value in a run's record needs the user's
+      consent
+    * repeated: the flag of a list takes one item and may be repeated; otherwise the flag takes all items, separated by commas
+    * example: a value to show if there is no default
+    * before: value in runs whose record does not have the setting; ABSENT: such a record is damaged
     """
 
     help: str
@@ -74,7 +81,7 @@ class Rules:
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:  # noqa: A002
-    """Return a dataclass field with its `Rules`; `default` is its value unless the user gives one."""
+    """Return a dataclass field with its `Rules`. The field has the value `default` unless the user gives another."""
     metadata = {"rules": Rules(help, **rules)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
@@ -92,9 +99,9 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 class Voice:
     """Style of a program's messages about its settings.
 
-    error    raised for a value that is refused by_key   settings are named by their keys, with the one rule that is broken, and a
-    file may give any value as the text of its
-             flag; otherwise they are named by their flags, with all accepted values and the default, and choices ignore case
+    * error: type of the exception for a value that is refused
+    * by_key: if True, messages name a setting by its key and only the rule that is broken, and a file may give any value as the
+      text of its flag; if False, messages name the flag, all accepted values and the default, and choices ignore case
     """
 
     error: type[Exception] = ConfigurationError
@@ -103,7 +110,10 @@ class Voice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One field: `kind` is int, float, bool, str or Path; with `many` the value is a tuple of them, with `keyed` a dictionary."""
+    """A declared field. `kind` is int, float, bool, str or Path.
+
+    With `many` the value is a tuple of that type, with `keyed` a dictionary of values of that type.
+    """
 
     name: str
     kind: type
@@ -126,11 +136,11 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Return the environment variable."""
+        """Return the name of the environment variable."""
         return "PSNODE_" + self.name.upper()
 
     def parse(self, text: str, label: str) -> Any:
-        """Parse `text`; `label` names its origin in errors."""
+        """Return the checked value of `text`. `label` names the origin of the text in errors."""
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if self.many:
             return self.check(tuple(self._item(part, label) for part in parts), label)
@@ -140,7 +150,7 @@ class Setting:
         return self.check(self._item(text, label), label)
 
     def check(self, value: Any, label: str) -> Any:
-        """Return `value` in the field's own type. Raises the voice's error if it is out of bounds."""
+        """Return `value` in the field's own type. Raises the voice's error if the value has another type or is out of bounds."""
         if value is None and self.optional:
             return None
         if not self.many and not self.keyed:
@@ -200,7 +210,7 @@ class Setting:
         raise self.voice.error(f"{label} must be {valid}, not {value!r}{nearest(value, choices)}")
 
     def _refusal(self, value: Any, label: str, bounds: str = "") -> Exception:
-        """Return the error for a value of another type, or out of `bounds`."""
+        """Return the error for a value of the wrong type, or one outside `bounds`."""
         if self.voice.by_key:
             return self.voice.error(f"{label} must be {bounds or _KINDS[self.kind]}, not {value!r}")
         rules = self.rules
@@ -215,14 +225,14 @@ class Setting:
         return f": the default is {str(spelled).lower() if self.kind is bool else spelled}"
 
     def from_file(self, value: Any, label: str) -> Any:
-        """Return the checked value from a TOML file. A setting whose flag repeats KEY=VALUE may be a table."""
+        """Return the checked value of a key in a TOML file. A setting whose flag repeats KEY=VALUE may be a table."""
         if self.rules.repeated and isinstance(value, dict):
             value = [f"{key}={str(item).lower() if isinstance(item, bool) else item}" for key, item in value.items()]
         return self.parse(value, label) if self.voice.by_key and isinstance(value, str) else self.check(value, label)
 
 
 def settings_of(cls: type, voice: Voice | None = None) -> dict[str, Setting]:
-    """Return the settings of a dataclass whose fields were declared with `option`, by name, in order."""
+    """Return the settings of a dataclass whose fields were declared with `option`, by name, in their order."""
     hints = typing.get_type_hints(cls)
     found = {}
     for field in dataclasses.fields(cls):
@@ -239,10 +249,10 @@ def settings_of(cls: type, voice: Voice | None = None) -> dict[str, Setting]:
 
 
 def read_toml(path: Path, settings: Mapping[str, Setting], hint: str = "") -> dict[str, Any]:
-    """Read the settings in a TOML file. Its keys are the names of the flags, with hyphens or underscores.
+    """Return the settings in a TOML file, whose keys are the names of the flags, with hyphens or underscores.
 
-    Raises the voice's error for an unreadable file, a value that is refused and an unknown key; `hint` is appended to the message
-    for the latter.
+    Raises the voice's error for an unreadable file, a refused value or an unknown key; `hint` ends the message about an unknown
+    key.
     """
     voice = next(iter(settings.values())).voice
     try:
@@ -268,21 +278,22 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class _Word(click.types.StringParamType):
-    """Text whose accepted words a shell can complete."""
+    """Parameter type of click for text whose accepted words a shell can complete."""
 
     def __init__(self, rules: Rules) -> None:
         self._words = [*rules.choices, *rules.words]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the choices, and words for values, that begin with `incomplete`."""
+        """Return the choices and the words for values that begin with `incomplete`, ignoring case."""
         found = [word for word in self._words if word.casefold().startswith(incomplete.casefold())]
         return [CompletionItem(word) for word in found]
 
 
 def click_option(setting: Setting, text: str, complete: Complete | None = None) -> click.Option:
-    """Return the option of a command line; its help is `text` and the default. `complete` completes values; None: only choices.
+    """Return the command-line option of a setting, whose help is `text` and the default.
 
-    The setting parses the value itself, so that messages about a bad value are the same for a flag, a variable and a file.
+    `complete` completes values in a shell; without it, only choices and words are completed. The setting parses the value itself,
+    so that a bad value gets the same message from a flag, a variable or a file.
     """
     rules, default = setting.rules, setting.default
     if default is not None and default is not False and default not in ("", (), {}):

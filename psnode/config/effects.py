@@ -1,8 +1,8 @@
-"""Learning rates of optimizers, ownership of momentum and weight decay, and combinations of settings in which one has no effect.
+"""Rules for momentum, weight decay and learning rates, and the refusal of settings without effect.
 
-One rule: gradients enter a momentum once. If the feedback rule has a momentum, only that one applies, and the master gathers
-weight decay separately by the same recursion (Gathering). Under a majority vote there is no momentum, since a weight moves by a
-sign. Otherwise the master's optimizer has the momentum.
+Gradients enter a momentum only once. If the feedback rule has a momentum, only that momentum applies, and the master gathers
+weight decay separately by the same recursion (Gathering). Under a majority vote there is no momentum, because a vote moves a
+weight only by its sign. Otherwise the master's optimizer has the momentum.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 MAJORITY = "majority"
 CLIPPED = "mean:clip=median"
-AUTO = 1e6  # norm_cap auto: 1e6 times the largest gradient ever accepted, see psnode.exchange.shard.verdicts
+AUTO = 1e6  # value of norm_cap auto: 1e6 times the largest gradient ever accepted (psnode.exchange.shard.verdicts)
 DENSE_RATE = 0.01
-PLAIN_RATE = 0.1  # without momentum a gradient moves the weights once, with momentum .9 ten times over
-UNIT_RATE = 0.0005  # if every coordinate moves by the learning rate
+PLAIN_RATE = 0.1  # without momentum; with momentum .9, a gradient moves the weights ten times as far in total
+UNIT_RATE = 0.0005  # for updates that move every coordinate by the learning rate
 
 
 def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -> float:
-    """Return the momentum of the master's optimizer: `usual` unless a setting says otherwise. Raises ConfigurationError for a
-    second momentum."""
+    """Return the momentum of the master's optimizer: `usual`, unless a setting, the feedback rule or the aggregator determines
+    it.
+
+    Raises ConfigurationError for a second momentum, and for momentum or weight decay under a majority vote.
+    """
     if config.momentum and rule.gathering is not None:
         raise ConfigurationError(
             f"--momentum {config.momentum:g} would be added to that of feedback {rule.id}: set it there, and leave this out"
@@ -42,9 +45,9 @@ def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -
 
 
 def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple[float, float]:
-    """Return a scheme's own momentum and learning rate, which belong together, unless `config` sets them.
+    """Return the momentum and the learning rate of a run, from a scheme's own `momentum` and `lr`, which belong together.
 
-    The learning rate of plain SGD does not apply to a run that has a momentum nevertheless, nor to an adaptive optimizer.
+    The learning rate of plain SGD does not apply if the run has a momentum after all, or an adaptive optimizer.
     """
     if lr != PLAIN_RATE:
         return momentum, lr
@@ -54,7 +57,8 @@ def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple
 
 
 def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:
-    """Return notes on the learning rate `lr` of a run whose scheme `name` has the rate `own`; None means that rate."""
+    """Return notes for the user on the learning rate `lr` of a run. `own` is the rate of its scheme `name`; `lr` None means that
+    rate."""
     reasons = {UNIT_RATE: "every coordinate moves by as much in a step", PLAIN_RATE: "its optimizer has no momentum"}
     if own not in reasons:
         return ()
@@ -134,10 +138,11 @@ def _refuse_to_clip(config: Config, rule: Feedback, codec: Codec) -> None:
 
 
 def ladder_to(ratio: float | None, ladder: Sequence[float]) -> tuple[float, ...]:
-    """Return the ratios of a warm-up that lie above `ratio`, the codec's own; empty for a codec without a ratio."""
+    """Return the ratios in `ladder`, a warm-up, that are above the codec's `ratio`; empty for a codec without a ratio."""
     return tuple(step for step in ladder if ratio is not None and step > ratio)
 
 
 def moves_by_rate(rule: Feedback, codec: Codec, aggregator: str) -> bool:
-    """Return True if every coordinate moves by the learning rate itself, or by the mean of several signs times that rate."""
+    """Return True if every coordinate moves by the learning rate itself, or by the mean of several signs times the learning
+    rate."""
     return aggregator == MAJORITY or (codec.id == "sign" and rule.memory is None)

@@ -1,4 +1,4 @@
-"""Code of the user's own: modules imported by file path, and codecs and loggers in such files."""
+"""The user's own code: modules imported by file path, and the codecs and loggers in such files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from psnode.codecs import Codec
 
 
-TASK_MODULES = "psnode_task_"  # beginning of the names of modules imported from a task's file
+TASK_MODULES = "psnode_task_"  # prefix of the names of modules imported from a task's file
 
 
 _EXECUTING = threading.RLock()
-_STATE = "__psnode_file__"  # in a module from a file: path, time and size of that file
+_STATE = "__psnode_file__"  # variable in an imported module: path, modification time and size of its file
 
 
 class _Named(NamedTuple):
-    """Parts of `FILE:NAME[:k=v,...][+STAGE]`; `rest` begins after NAME."""
+    """Parts of `FILE:NAME[:k=v,...][+STAGE]`; `rest` is the text after NAME."""
 
     file: Path
     name: str
@@ -35,10 +35,8 @@ class _Named(NamedTuple):
 def import_file(path: Path, kind: str) -> ModuleType:
     """Import the module in a file. An unchanged file is executed only once, so that the workers of one process share its classes.
 
-    Its directory is added to the end of sys.path, so that it can import its neighbours.
-
-    `kind`: "task", "codec" or "logger", for messages. ConfigurationError names the missing file, or the error that the code
-    raised.
+    The file's directory is added to the end of sys.path, so that the module can import its neighbours. `kind` is "task", "codec"
+    or "logger", for messages. Raises ConfigurationError if the file is missing or its code raises an exception.
     """
     if not path.is_file():
         raise ConfigurationError(f"{kind} file {path} does not exist: check the path, or name a module as package.module")
@@ -52,7 +50,7 @@ def import_file(path: Path, kind: str) -> ModuleType:
         if known is not None and vars(known).get(_STATE) == state:
             return known
         module = importlib.util.module_from_spec(spec)
-        sys.modules[module.__name__] = module  # dataclasses and type hints look up their module in it
+        sys.modules[module.__name__] = module  # dataclasses and type hints look up their module in sys.modules
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
@@ -68,7 +66,7 @@ def extend_path(directory: Path) -> None:
 
 
 def locate_codec(spec: str) -> str:
-    """Return `spec` with the path of a file made absolute, so that it means the same from any directory."""
+    """Return `spec` with the path of its file, if any, made absolute, so that it is valid in any directory."""
     if not names_codec_file(spec):
         return spec
     file, name, rest = _taken_apart(spec)
@@ -76,9 +74,10 @@ def locate_codec(spec: str) -> str:
 
 
 def load_codec(spec: str) -> str:
-    """Execute the file in `spec` and return `spec` with the id of the codec in place of FILE:NAME; the id is then known.
+    """Execute the file in `spec`, register its codec, and return `spec` with the codec's id in place of FILE:NAME.
 
-    Any other spec is returned as it is. Raises ConfigurationError, and CodecSpecError if the class is not a codec.
+    A spec without a file is returned unchanged. Raises ConfigurationError if the file cannot be used, and CodecSpecError if the
+    class is not a codec.
     """
     if not names_codec_file(spec):
         return spec
@@ -105,8 +104,10 @@ def _loaded(file: Path, name: str) -> type[Codec]:
 
 
 def import_class(file: Path, name: str, kind: str) -> Any:
-    """Execute a file and return its class `name`. Raises ConfigurationError like `import_file`, or if the file has no class of
-    that name."""
+    """Execute a file and return its class `name`.
+
+    Raises ConfigurationError like `import_file`, and if the file has no class of that name.
+    """
     module = import_file(file, kind)
     found = getattr(module, name, None)
     if found is None:

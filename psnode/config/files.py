@@ -10,11 +10,14 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-RECORD_BYTES = 1 << 28  # largest JSON file of a run that is read: a plan of a million segments has some 60 MB
+RECORD_BYTES = 1 << 28  # size limit for JSON files of a run; a plan of a million segments has about 60 MB
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """Open a regular file for reading. Raises OSError for a link, a directory, a device or a pipe, without waiting for it."""
+    """Open a regular file for reading.
+
+    Raises OSError for a link, a directory, a device or a pipe, without waiting for its other end.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -23,8 +26,8 @@ def open_plain(path: Path) -> IO[bytes]:
 
 
 def require_plain(*paths: Path) -> None:
-    """Check that each of `paths` is a regular file or absent. Raises OSError for the first that
-    is neither, without opening it."""
+    """Check that each of `paths` is a regular file or absent, without opening it. Raises OSError for the first that is
+    neither."""
     for path in paths:
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
@@ -34,7 +37,7 @@ def require_plain(*paths: Path) -> None:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes. Raises OSError for a larger file and for anything else."""
+    """Return the content of a regular file of at most `limit` bytes. Raises OSError for a larger file, and like `open_plain`."""
     with open_plain(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -43,13 +46,15 @@ def read_plain(path: Path, limit: int) -> bytes:
 
 
 def read_json(path: Path, limit: int = RECORD_BYTES) -> Any:
-    """Return the value of a JSON file. Raises OSError like `read_plain`, and ValueError if it is
-    not JSON or nested too deeply."""
+    """Return the value of a JSON file.
+
+    Raises OSError like `read_plain`, and ValueError if the content is not JSON or is nested too deeply.
+    """
     return parse_json(read_plain(path, limit))
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError if it is not JSON or nested more deeply than the parser supports."""
+    """Return the value of a JSON text. Raises ValueError if it is not JSON, or is nested more deeply than the parser supports."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -57,8 +62,8 @@ def parse_json(text: bytes) -> Any:
 
 
 def inside(name: object) -> bool:
-    """Return True if `name` is a plain, printable relative path, so that it stays below the
-    directory in which it is looked up."""
+    """Return True if `name` is a plain, printable relative path, which cannot lead out of the directory in which it is looked
+    up."""
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return False
     path = PurePosixPath(name)
@@ -66,7 +71,8 @@ def inside(name: object) -> bool:
 
 
 def delete(path: Path) -> None:
-    """Delete a directory with its contents, or a file, as far as possible. A link is deleted, its target is kept."""
+    """Delete a directory with its contents, or a file, as far as possible. Of a link, only the link is deleted, not its
+    target."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

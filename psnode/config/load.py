@@ -1,6 +1,6 @@
-"""Sources of a configuration: a TOML file, PSNODE_* variables, flags; later sources win over earlier ones.
+"""Sources of a configuration: a TOML file, PSNODE_* variables and flags, of which later ones take precedence.
 
-Nothing is ignored: an unknown name is refused in every source.
+An unknown name in any source is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"
 FILE_VARIABLE = "PSNODE_CONFIG"
-RECORD = "config.json"  # record in a run's directory; its member `config` is Config.to_dict()
+RECORD = "config.json"  # file in a run's directory; its member `config` is Config.to_dict()
 # variables of the project's own scripts and launcher, which are not settings of a run
 _OTHER_VARIABLES = frozenset(
     {FILE_VARIABLE, "PSNODE_VENV", "PSNODE_PYTHON", "PSNODE_MPI", "PSNODE_CONSTRAINTS", "PSNODE_JOB_END"}
@@ -33,9 +33,10 @@ _NOT_INHERITED = frozenset({"train_dir", "local", *_OF_ONE_START})
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
-    """Return the validated configuration. `flags`: values by setting name; `file`: replaces the one that PSNODE_CONFIG names.
+    """Return the validated configuration.
 
-    With `resume`, settings that are not given are those of the run that is continued.
+    `flags` has values by setting name; `file` replaces the file that PSNODE_CONFIG names. With `resume`, settings that are not
+    given are those of the run that is continued.
     """
     if file is None and environment.get(FILE_VARIABLE):
         file = Path(environment[FILE_VARIABLE])
@@ -68,10 +69,11 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
 def check_trust(
     directory: Path, recorded: Mapping[str, Any], given: Container[str], *, trusted: bool, used: Collection[str] = ()
 ) -> None:
-    """Refuse to execute code that only the record of a run names: the author of the directory would choose the code.
+    """Refuse to execute code that only the record of a run names, because the author of the directory would choose the code.
 
-    `recorded`: the settings of the run in `directory`; `given`: the names of those that the user set, which are not taken from
-    the record; `used`: those whose code is executed, empty for all. ConfigurationError names the code.
+    `recorded` has the settings of the run in `directory`. `given` has the names of the settings that the user set, which are not
+    taken from the record. `used` has the names of the settings whose code will be executed; empty: all. Raises
+    ConfigurationError, which names the code, unless the run is `trusted`.
     """
     for name, setting in settings().items():
         if used and name not in used:
@@ -98,14 +100,16 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """Return the settings of `config`, one per line, in the form that `from_file` reads."""
+    """Return the settings of `config` as TOML, one per line, which `from_file` can read."""
     rows = {name.replace("_", "-"): value for name, value in config.stated().items() if name not in _OF_ONE_START}
     return "".join(f"{key} = {to_json(value, ensure_ascii=False)}\n" for key, value in rows.items())
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file. From a run's config.json, return those that the run began with, except its place and
-    continuation."""
+    """Return the settings in a TOML file or in a run's config.json.
+
+    From config.json, these are the settings with which the run began, without its directory and the settings of a single start.
+    """
     if path.suffix != ".json":
         return read_toml(path, settings())
     try:
@@ -118,7 +122,7 @@ def from_file(path: Path) -> dict[str, Any]:
 
 
 def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that others imply: --lr-shrinkage alone means --lr-schedule shrink, as it always did."""
+    """Return the settings that other settings imply: --lr-shrinkage alone means --lr-schedule shrink."""
     found: dict[str, Any] = {}
     for name in given:
         rules = settings()[name].rules
@@ -128,7 +132,7 @@ def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recorded settings without those that lose their meaning once the plan is remade according to `values`."""
+    """Return the recorded settings without those that have no meaning once `values` change the plan."""
     gone = set()
     for name, setting in settings().items():
         needs = setting.rules.needs
@@ -138,7 +142,7 @@ def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
 
 
 def _recorded(directory: Path) -> dict[str, Any]:
-    """Return the settings of the run in `directory`, as far as they are inherited; empty if it has no readable record."""
+    """Return the settings that are inherited from the run in `directory`; empty if it has no readable record."""
     try:
         fields = Config.from_dict(read_json(directory / RECORD)["config"]).to_dict()
     except (OSError, ValueError, LookupError, TypeError, OverflowError, ConfigurationError):

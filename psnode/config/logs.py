@@ -1,5 +1,4 @@
-"""psnode's log on standard error. Every module has a logger of its name, as `logging` advises;
-this module configures the output."""
+"""The output of psnode's log to standard error. Every module has a logger of its own name, as `logging` advises."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ _ROOT = logging.getLogger("psnode")
 
 
 class _StandardError(logging.Handler):
-    """Writes each record immediately to the current standard error."""
+    """Handler that writes each record at once to the present standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -23,9 +22,9 @@ class _StandardError(logging.Handler):
 
 @contextmanager
 def shown(rank: int = 0) -> Iterator[None]:
-    """While inside, show the log on standard error: "psnode: TEXT", and on ranks other than 0 "psnode: rank R: TEXT".
+    """Show the log on standard error inside the context: "psnode: TEXT", and on ranks other than 0 "psnode: rank R: TEXT".
 
-    A program that has set up `logging` itself keeps its handlers, which get the records instead.
+    If the program has set up `logging` itself, its handlers get the records instead.
     """
     if _ROOT.hasHandlers():
         yield
@@ -43,7 +42,7 @@ def shown(rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def hushed(quiet: bool) -> Iterator[None]:
-    """While inside, log nothing below a warning if `quiet`."""
+    """Log only warnings and errors inside the context if `quiet`."""
     level = _ROOT.level
     if quiet:
         _ROOT.setLevel(logging.WARNING)

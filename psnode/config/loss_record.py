@@ -1,8 +1,8 @@
-"""Measured costs of schemes: loss_record.json, trainings that scripts/loss_record.py has made, beside dense ones.
+"""Measured costs of schemes, from loss_record.json: trainings by scripts/loss_record.py, with dense ones for comparison.
 
-A cell is MODEL/OPTIMIZER/STEPS. Of every scheme in a cell the learning rate that was best by the first seed counts; costs are
-differences to dense with the same seed. Models of language are judged by their loss, models of images by their accuracy, whose
-loss is near 0.
+A cell is MODEL/OPTIMIZER/STEPS. Each scheme in a cell counts at the learning rate that was best for the first seed. Its cost is
+the difference from dense with the same seed. Language models are compared by their loss, and image models by their accuracy,
+since their loss is near 0.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from typing import Any
 from psnode.config.train_settings import WITH_BETAS
 
 _FILE = Path(__file__).with_name("loss_record.json")
-_BY_LOSS = ("gpt", "lstm", "lora")  # models of language
-NOTABLE = {True: 2.0, False: 0.6}  # by loss: percent; by accuracy: points
+_BY_LOSS = ("gpt", "lstm", "lora")  # beginnings of the names of language models
+NOTABLE = {True: 2.0, False: 0.6}  # by loss (True): percent; by accuracy: points
 Entry = Mapping[str, Any]
 Coded = tuple[str, str, str, float]
 
 
 @dataclass(frozen=True)
 class LossCost:
-    """A scheme in a cell. `mean`, `error`: percent of dense's loss, or points of accuracy below dense's, and its standard error
-    over `seeds` seeds, None of one; `ratio`: float32's bytes over its own, both ways; `coded`: codec, feedback, downlink
-    and its lead."""
+    """Cost of a scheme in a cell.
+
+    * mean: percent of dense's loss, or points of accuracy below dense's
+    * error: standard error of `mean` over `seeds` seeds; None for a single seed
+    * ratio: bytes of float32 over the scheme's bytes, in both directions together
+    * coded: codec, feedback, downlink and its lead
+    """
 
     cell: str
     run: str
@@ -50,7 +54,7 @@ class LossCost:
 
     @property
     def of_adam(self) -> bool:
-        """True if the optimizer is of Adam's kind."""
+        """Return True if the optimizer is one of Adam's relatives."""
         return self.cell.split("/")[1] in WITH_BETAS
 
     @property
@@ -59,7 +63,7 @@ class LossCost:
 
     @property
     def is_notable(self) -> bool:
-        """More than NOTABLE and than twice its standard error."""
+        """Return True if the cost is above NOTABLE and above twice its standard error."""
         return self.mean > max(NOTABLE[self.by_loss], 2 * (self.error or 0))
 
     def __str__(self) -> str:
@@ -68,7 +72,7 @@ class LossCost:
 
 
 def costs(entries: Iterable[Entry]) -> list[LossCost]:
-    """Of every scheme in every cell, dense first; the others in falling order of their bytes."""
+    """Return the costs of every scheme in every cell: dense first, then the others by falling number of bytes."""
     by_run: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         by_run.setdefault((entry["cell"], entry["run"]), []).append(entry)
@@ -82,7 +86,7 @@ def costs(entries: Iterable[Entry]) -> list[LossCost]:
 
 
 def _at_the_best_rate(group: Sequence[Entry]) -> list[Entry]:
-    """Of the runs of one scheme those at the rate whose first seed has the least loss."""
+    """Return the runs of a scheme at the learning rate whose run with the first seed had the least loss."""
     first = min((entry["seed"] for entry in group), default=0)
     tried = [entry for entry in group if entry["seed"] == first]
     best = min(tried, key=lambda entry: float(entry["loss"]))["lr"] if tried else None
@@ -103,12 +107,12 @@ def _cost(cell: str, run: str, pairs: Sequence[tuple[Entry, Entry]]) -> LossCost
 
 @cache
 def measured() -> tuple[LossCost, ...]:
-    """The costs in the record."""
+    """Return the costs in the record."""
     return tuple(costs(json.loads(_FILE.read_bytes())))
 
 
 def costs_of(coded: Coded, optimizer: str) -> list[LossCost]:
-    """Return the costs of codec, feedback, downlink and its lead under optimizers of this kind, the dearest first."""
+    """Return the costs of `coded` under optimizers of the kind of `optimizer`, the highest first."""
     of_adam = optimizer in WITH_BETAS
     found = [cost for cost in measured() if cost.coded == coded and cost.of_adam == of_adam]
     return sorted(found, key=lambda cost: -cost.mean / NOTABLE[cost.by_loss])

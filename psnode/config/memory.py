@@ -1,4 +1,4 @@
-"""Memory of this host."""
+"""The memory of this host."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def memory() -> int:
-    """Return the bytes of memory of this machine."""
+    """Return the size of this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_memory(*, swap: bool = True) -> int | None:
-    """Return the bytes that programs on this host can still take within this process's control group; None if unknown."""
+    """Return the bytes of memory still available to this process, within its control group; None if unknown.
+
+    `swap` includes free swap space.
+    """
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = 1024 * sum(int(lines[name].split()[0]) for name in ("MemAvailable", *(["SwapFree"] if swap else [])))
@@ -29,10 +32,10 @@ def free_memory(*, swap: bool = True) -> int | None:
 
 
 def memory_left(root: Path, group: str) -> int | None:
-    """Return the bytes that a control group (version 2, below `root`) and its ancestors still allow; None if no limit is set.
+    """Return the bytes that a control group (version 2, below `root`) and its ancestors still allow; None if there is no limit.
 
-    The group counts pages of files as used, but the kernel frees them under pressure, so they count as free here, as in
-    MemAvailable of /proc/meminfo. Pages of shared memory are not freed.
+    A group counts cached pages of files as used. The kernel frees them under pressure, so they count as free here, as in
+    MemAvailable of /proc/meminfo. Pages of shared memory count as used, since the kernel cannot free them.
     """
     found = []
     for place in (root / group, *(root / group).parents):

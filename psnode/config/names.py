@@ -1,4 +1,4 @@
-"""Names that users type: forgiving about case, hyphens and underscores, exact about everything else."""
+"""Names that users type, compared without regard to case, hyphens and underscores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from psnode.errors import ConfigurationError
 
-DENSE = "dense"  # a downlink that replaces the weights
+DENSE = "dense"  # downlink that sends the weights themselves
 
 
 def canonical(name: str) -> str:
@@ -20,8 +20,8 @@ def canonical(name: str) -> str:
 def choose(kind: str, name: str, choices: Iterable[str], remark: str = "") -> str:
     """Return the member of `choices` that `name` means.
 
-    An exact match wins; otherwise the canonical forms are compared. Raises ConfigurationError with the nearest match and every
-    choice, followed by `remark`. `kind` is the noun of the message ("network").
+    An exact match is preferred; otherwise canonical forms are compared. Raises ConfigurationError with the nearest match and all
+    choices, followed by `remark`. `kind` is the noun of the message, such as "network".
     """
     choices = sorted(choices)
     if name in choices:
@@ -37,7 +37,8 @@ def choose(kind: str, name: str, choices: Iterable[str], remark: str = "") -> st
 
 
 def settle(kind: str, options: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
-    """Return `options` under the names in `allowed` that their keys mean. Raises ConfigurationError for any other key."""
+    """Return `options` with each key replaced by the name in `allowed` that it means. Raises ConfigurationError for any other
+    key."""
     allowed = sorted(allowed)
     if options and not allowed:
         raise ConfigurationError(f"{kind} {next(iter(options))!r} is not understood: there is nothing to set here")
@@ -56,21 +57,21 @@ def positive(kind: str, text: str) -> int:
 
 
 def boolean(kind: str, text: str) -> bool:
-    """Return `text` as true or false. Raises ConfigurationError with `kind` and the value otherwise."""
+    """Return `text`, true or false, as a bool. Raises ConfigurationError with `kind` and the value for any other text."""
     if text.lower() not in ("true", "false"):
         raise ConfigurationError(f"{kind} must be true or false, not {text!r}")
     return text.lower() == "true"
 
 
-PASSED = "python:"  # before the class of a task that a program passed to psnode.run, which cannot be imported by name
+PASSED = "python:"  # prefix of the class of a task passed to psnode.run, which cannot be imported by name
 
 
 def names_code(value: str | None) -> bool:
-    """Return True if a setting's `value` names code that would be imported."""
+    """Return True if a setting's `value` names code that psnode would import."""
     return value is not None and not value.startswith(PASSED)
 
 
-CODEC_FILE = ".py:"  # in FILE:NAME, a class in a file
+CODEC_FILE = ".py:"  # part of FILE:NAME, which names a class in a file
 
 
 def names_codec_file(spec: str | None) -> bool:
@@ -79,21 +80,21 @@ def names_codec_file(spec: str | None) -> bool:
 
 
 def names_logger_file(names: Iterable[str] | None) -> bool:
-    """Return True if one of the loggers is FILE:NAME."""
+    """Return True if any of the loggers `names` is FILE:NAME."""
     return any(CODEC_FILE in name for name in names or ())
 
 
 def locate_logger(name: str) -> str:
-    """Return `name` of --log-to with the path of a file made absolute, so that it means the same from any directory."""
+    """Return `name`, from --log-to, with the path of its file, if any, made absolute, so that it is valid in any directory."""
     return str(Path(name).expanduser().absolute()) if CODEC_FILE in name else name
 
 
 def names_file(source: str) -> bool:
-    """Return True if `source`, the part of --task before a colon, is a file's path, not a module's name."""
+    """Return True if `source`, the part of --task before a colon, is the path of a file rather than the name of a module."""
     return source.endswith(".py") or os.sep in source
 
 
 def locate_task(spec: str) -> str:
-    """Return `spec` of --task with the path of a file made absolute, so that it means the same from any directory."""
+    """Return `spec`, from --task, with the path of its file, if any, made absolute, so that it is valid in any directory."""
     source, colon, name = spec.partition(":")
     return f"{Path(source).expanduser().absolute()}{colon}{name}" if names_file(source) else spec

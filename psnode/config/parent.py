@@ -1,4 +1,4 @@
-"""Signals and threads that end a process when its parent is gone."""
+"""A signal that ends a process when its parent has ended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _C = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def follow_parent(number: int) -> None:
-    """Have the system send signal `number` to this process when its parent dies; do nothing if the system cannot."""
+    """Make the system send signal `number` to this process when its parent ends. Does nothing on systems other than Linux."""
     if _C is not None:
         _C.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)

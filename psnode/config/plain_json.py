@@ -1,4 +1,4 @@
-"""The only writer of JSON. NaN and infinity are not valid JSON and most readers refuse them, so they are written as null."""
+"""The only writer of JSON in psnode. NaN and infinity, which JSON lacks and most readers refuse, are written as null."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def to_json(
     ensure_ascii: bool = True,
     default: Callable[[Any], Any] | None = None,
 ) -> str:
-    """Return the JSON text of `value`, laid out like json.dumps; numbers that are not finite become null."""
+    """Return the JSON text of `value`. The options are those of json.dumps; numbers that are not finite become null."""
 
     def written(each: Any) -> str:
         return json.dumps(
@@ -27,7 +27,7 @@ def to_json(
 
     try:
         return written(value)
-    except ValueError:  # finite numbers, the usual case, need no copy
+    except ValueError:  # copy the value only in this case: most values have finite numbers
         return written(_finite(value))
 
 

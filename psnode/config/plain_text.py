@@ -1,7 +1,7 @@
-"""Text for standard streams whose encoding lacks some of its characters: plain characters replace them.
+"""Text for standard streams whose encoding lacks some characters, which plain ASCII characters then replace.
 
-Importing this module registers an error handler, `STANDS_IN`, in addition to "strict" and "replace", and an encoding, `ASCII`:
-the bytes of "ascii" under another name, since click takes "ascii" for a mistake and writes UTF-8 instead.
+Importing this module registers an error handler, `STANDS_IN`, in addition to Python's "strict" and "replace", and an encoding,
+`ASCII`. That encoding equals "ascii" under another name, because click takes "ascii" for a mistake and writes UTF-8 instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BOX, _BLOCKS = range(0x2500, 0x2580), range(0x2580, 0x25A0)
 _LEVEL, _UPRIGHT = "─━┄┅┈┉╌╍═╴╶╸╺╼╾", "│┃┆┇┊┋╎╏║╵╷╹╻╽╿"
 _DIAGONAL = {"╱": "/", "╲": "\\", "╳": "X"}
 _PLAIN = {
-    "…": "~",  # rich ends a truncated cell with it: one character keeps the columns of a table
+    "…": "~",  # rich ends truncated cells with this character; a single character keeps the columns aligned
     "‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "―": "-", "−": "-", "⁄": "/", "∕": "/",
     "‘": "'", "’": "'", "‚": ",", "‛": "'", "“": '"', "”": '"', "„": '"',
     "′": "'", "″": '"', "«": '"', "»": '"', "‹": "<", "›": ">",
@@ -29,10 +29,10 @@ _PLAIN = {
 
 
 def plain_letter(letter: str) -> str:
-    """Return the ASCII text that replaces a character: a letter without accents, a line of - | and +; ? if there is no
-    substitute.
+    """Return the ASCII text that replaces a character, or ? if there is no substitute.
 
-    Half of a surrogate pair stands for a byte in a path that is not text: it becomes the byte's number, as \xe9.
+    Letters lose their accents; lines are drawn with - | and +. Half of a surrogate pair stands for a byte in a path that is not
+    text, and becomes the byte's number, as \\xe9.
     """
     code = ord(letter)
     if 0xDC80 <= code <= 0xDCFF:
@@ -52,7 +52,7 @@ def plain_letter(letter: str) -> str:
 
 
 def encoding_of(stream_encoding: str) -> str:
-    """Return `stream_encoding` under the name that no library replaces."""
+    """Return `stream_encoding`, or `ASCII` in place of "ascii"."""
     return ASCII if codecs.lookup(stream_encoding).name == "ascii" else stream_encoding
 
 

@@ -1,4 +1,4 @@
-"""The processor time that control groups grant this process, in cores. Containers, pods, batch systems and systemd set it."""
+"""Quotas of processor time that control groups give this process, in cores, as set by containers, batch systems and systemd."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path, PurePosixPath
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """Return the smallest grant of this process's control group and its ancestors, of either version; None if there is no grant.
+    """Return the smallest quota of this process's control group and its ancestors, in cores; None if there is no quota.
 
-    `root`: the directory that contains /proc and the mounts of control groups.
+    Both versions of control groups are read. `root`: the directory that contains /proc and the mounts of control groups.
     """
     grants = [grant for folder in _groups(root) for grant in (_second(folder), _first(folder)) if grant is not None]
     return min(grants, default=None)
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the directories of the group and its ancestors, up to each mount of the cpu controller."""
+    """Yield the directories of this process's control group and its ancestors, up to each mount of the cpu controller."""
     try:
         members = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -37,15 +37,17 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
-    """Return `path` relative to the directory `mounted` of its hierarchy, or that directory itself if `path` lies elsewhere, as
-    in containers."""
+    """Return `path` relative to `mounted`, the mounted directory of its hierarchy.
+
+    If `path` is elsewhere, as in containers, return the relative path of `mounted` itself.
+    """
     with suppress(ValueError):
         return PurePosixPath(path).relative_to(mounted)
     return PurePosixPath()
 
 
 def _second(folder: Path) -> float | None:
-    """Return the grant of version 2: cpu.max holds "QUOTA PERIOD" or "max PERIOD"."""
+    """Return the quota of a group of version 2, whose cpu.max holds "QUOTA PERIOD" or "max PERIOD"; None if there is no quota."""
     with suppress(OSError, ValueError):
         granted, period = (folder / "cpu.max").read_text().split()
         return _cores(granted, period)
@@ -53,7 +55,7 @@ def _second(folder: Path) -> float | None:
 
 
 def _first(folder: Path) -> float | None:
-    """Return the grant of version 1, in which a quota of -1 means no limit."""
+    """Return the quota of a group of version 1, in which -1 means no quota; None if there is no quota."""
     with suppress(OSError, ValueError):
         return _cores((folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text())
     return None

@@ -1,4 +1,4 @@
-"""The ratio of a codec's sparsifier: reading it, setting it, and the phases of a warm-up."""
+"""The ratio of a codec's sparsifier: reading and setting it, and the phases of its warm-up."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ _RATIO = "ratio"
 
 
 def ratio_of(codec: Codec) -> float | None:
-    """Return the ratio of the codec's sparsifier; None if it has none."""
+    """Return the ratio of the codec's sparsifier; None if the codec has no sparsifier."""
     index = codec.spec.holder(_RATIO)
     return None if index is None else float(codec.spec.stages[index].settings[_RATIO])
 
 
 def with_ratio(codec: Codec, ratio: float) -> Codec:
-    """Return `codec` with the ratio of its sparsifier set to `ratio`; unchanged if it has none."""
+    """Return `codec` with the ratio of its sparsifier set to `ratio`; a codec without a ratio is returned unchanged."""
     index = codec.spec.holder(_RATIO)
     return codec if index is None else codec_of(codec.spec.changed(index, {_RATIO: repr(ratio)}))
 
 
 def phases(codec: Codec, warmup: Sequence[float]) -> list[Codec]:
-    """Return the codec in each phase of a warm-up through the ratios of `warmup`; the last is `codec` itself, for all later
-    steps."""
+    """Return the codec for each phase of a warm-up through the ratios `warmup`, then `codec` itself for all later steps."""
     return [*(with_ratio(codec, ratio) for ratio in warmup if not codec.lossless), codec]

@@ -1,4 +1,4 @@
-"""The scheme of a run: the row that the settings name, with their parameters and overrides applied."""
+"""The scheme of a run: a row of the table of schemes, with the user's parameters and overrides applied."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from psnode.config.scheme import BEFORE, Scheme
 from psnode.config.schemes import NAMES, SCHEMES, UNRECORDED
 from psnode.errors import ConfigurationError
 
-# setting -> the codec's parameter, and the function from the setting's value to the parameter's
+# setting -> the codec's parameter, and the function from the value of the setting to that of the parameter
 _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
     {
         "svd_rank": ("rank", lambda rank: rank),
@@ -38,12 +38,12 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
 
 
 def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
-    """Return the scheme that `config` names with its parameters and overrides applied. Raises ConfigurationError for an unknown
-    scheme.
+    """Return the scheme that `config` names, with its parameters and overrides applied.
 
-    `codec` of the result is the full spec, with every parameter written out. The downlink of a scheme is not used for a codec
-    that replaces its own; the downlink is dense then. `unrecorded`: apply the rules of the time when runs did not record their
-    scheme.
+    The result's `codec` is the full spec, with every parameter written out. If another codec replaces the scheme's own, the
+    scheme's downlink does not apply either, and the downlink is dense unless given. `unrecorded`: apply the rules from the time
+    before runs recorded their scheme. Raises ConfigurationError for an unknown scheme, and for settings that are invalid
+    together.
     """
     from psnode.feedback import get_feedback
 
@@ -83,8 +83,10 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
 
 
 def _spec(config: Config, scheme: Scheme, asked: Sequence[Stage]) -> Spec:
-    """Return the spec of the codec that `config` asks for. `asked`: the scheme's name and codec
-    settings, and the stages to add."""
+    """Return the spec of the codec that `config` asks for.
+
+    `asked` are the stages in the text of --scheme: the scheme's name with settings for its codec, then the stages to add.
+    """
     (name, settings), *added = asked
     if config.codec:
         if settings or added:
@@ -98,7 +100,7 @@ def _spec(config: Config, scheme: Scheme, asked: Sequence[Stage]) -> Spec:
 
 
 def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
-    """Return `scheme` with its warm-up stretched or shortened to `epochs`; None leaves it unchanged."""
+    """Return `scheme` with its warm-up stretched or shortened to `epochs`; None leaves the warm-up unchanged."""
     if epochs is None:
         return scheme
     if not scheme.ratio_warmup:
@@ -114,8 +116,10 @@ def _warmed_up(scheme: Scheme, epochs: float | None) -> Scheme:
 
 
 def _named(text: str) -> tuple[Scheme, tuple[Stage, ...]]:
-    """Parse a text such as `topk:ratio=0.005+fp16` into its scheme, the name with settings of
-    the codec, and the stages to add."""
+    """Return the scheme and the stages in a text such as `topk:ratio=0.005+fp16`.
+
+    The first stage is the scheme's name with settings for its codec; the others are stages to add.
+    """
     name = text.partition(":")[0].partition("+")[0].strip()
     scheme = NAMES.get(name.casefold())
     if scheme is None:
@@ -124,9 +128,9 @@ def _named(text: str) -> tuple[Scheme, tuple[Stage, ...]]:
 
 
 def _overridden(config: Config, spec: Spec, asked: Sequence[Stage]) -> Spec:
-    """Return `spec` with --svd-rank, --quantization-level and --bucket-size set in the first stage that has the parameter.
+    """Return `spec` with --svd-rank, --quantization-level and --bucket-size applied to the first stage that has the parameter.
 
-    They must not contradict `asked`, the stages as the user wrote them.
+    Raises ConfigurationError if no stage has the parameter, or if `asked`, the stages as the user wrote them, sets another value.
     """
     for name, (parameter, convert) in _OVERRIDES.items():
         given = getattr(config, name)
@@ -147,7 +151,7 @@ def _overridden(config: Config, spec: Spec, asked: Sequence[Stage]) -> Spec:
 
 
 def _downlink(spec: str, uplink: Codec) -> str:
-    """Return the full spec of a downlink, or `dense`."""
+    """Return the full spec of a downlink, or `dense`. Raises ConfigurationError for a codec that cannot serve as a downlink."""
     if spec == DENSE:
         return spec
     codec = get_codec(spec)

@@ -1,7 +1,6 @@
-"""Schedules: pure functions from a step to a value.
+"""Schedules: pure functions from a step to a value, usually a learning rate; `staircase` also serves for ratios.
 
-Step t is 0 for the first update of a run. The values are learning rates; `staircase` also serves ratios. Schedules that end with
-the run end at `end` times their value.
+Step t is 0 for the first update of a run. A schedule that ends with the run falls to `end` times its value.
 """
 
 from __future__ import annotations
@@ -19,43 +18,48 @@ Schedule = Callable[[int], float]
 
 
 def constant(value: float) -> Schedule:
-    """Return `value` at every step."""
+    """Return the schedule that has `value` at every step."""
     return lambda step: value
 
 
 def shrink(value: float, factor: float, steps_per_epoch: int) -> Schedule:
-    """Return `value` times `factor` for every finished epoch: --lr-shrinkage of ATOMO and ps_pytorch."""
+    """Return the schedule that multiplies `value` by `factor` after every epoch: --lr-shrinkage of ATOMO and ps_pytorch."""
     return lambda step: value * factor ** (step // steps_per_epoch)
 
 
 def multistep(value: float, factor: float, milestones: Sequence[int]) -> Schedule:
-    """Return `value` times `factor` for every milestone (a step, rising) that has been reached."""
+    """Return the schedule that multiplies `value` by `factor` at every milestone. `milestones`: steps, ascending."""
     return lambda step: value * factor ** bisect.bisect_right(milestones, step)
 
 
 def cosine(value: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """Return half a cosine from `value` to its end over `total_steps` (Loshchilov & Hutter, SGDR,
-    ICLR 2017, eq. 5, one period)."""
+    """Return the schedule that falls from `value` to its end along half a cosine over `total_steps`.
+
+    Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5, one period.
+    """
     fall = value if not end else value * (1 - end)
     return lambda step: value * end + fall * (1 + math.cos(math.pi * min(step, total_steps) / total_steps)) / 2
 
 
 def poly(value: float, power: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """Return the end plus the rest of `value` times (1 - t/total)^power; the end from `total_steps` on."""
+    """Return the schedule that falls from `value` to its end like (1 - t/total_steps)^power, and stays at its end afterwards."""
     return lambda step: value * end + value * (1 - end) * (1 - min(step, total_steps) / total_steps) ** power
 
 
 def wsd(value: float, decay_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
-    """Return `value`, then a line to its end over the last `decay_steps` (Hu et al., MiniCPM, arXiv:2404.06395, section 4)."""
+    """Return the schedule that stays at `value`, then falls linearly to its end over the last `decay_steps`.
+
+    Hu et al., MiniCPM, arXiv:2404.06395, section 4.
+    """
     decay_steps = max(1, min(decay_steps, total_steps))
     return lambda step: value * (1 - (1 - end) * min(1.0, max(0, step - total_steps + decay_steps) / decay_steps))
 
 
 def onecycle(value: float, total_steps: int, peak: float, start: float, end: float = 0.0) -> Schedule:
-    """Return half a cosine from `start` times `value` up to `value` at `peak` of the steps, then half a cosine down to its end at
-    the last step.
+    """Return the schedule that rises from `start` times `value` to `value`, then falls to its end, each along half a cosine.
 
-    Smith and Topin, "Super-convergence", arXiv:1708.07120; the steps are those of torch.optim.lr_scheduler.OneCycleLR.
+    It reaches `value` after the fraction `peak` of the steps, and its end at the last step. Smith and Topin, "Super-convergence",
+    arXiv:1708.07120; the steps are those of torch.optim.lr_scheduler.OneCycleLR.
     """
     top, last = max(0.0, peak * total_steps - 1), total_steps - 1
 
@@ -68,25 +72,25 @@ def onecycle(value: float, total_steps: int, peak: float, start: float, end: flo
 
 
 def _annealed(first: float, last: float, part: float) -> float:
-    """Return half a cosine from `first` to `last`, at `part` of the way."""
+    """Return the value after the fraction `part` of half a cosine from `first` to `last`."""
     return last + (first - last) / 2 * (1 + math.cos(math.pi * part))
 
 
 def warmup(schedule: Schedule, steps: int, epoch_offset: int = 0) -> Schedule:
-    """Return `schedule` times (t+1+epoch_offset)/steps while that is below 1 (Goyal et al., arXiv:1706.02677, 2.2).
+    """Return `schedule` multiplied by (t+1+epoch_offset)/steps as long as that factor is below 1.
 
-    The warm-up does not move milestones: epochs keep their meaning.
+    Goyal et al., arXiv:1706.02677, 2.2. The warm-up does not move milestones, which stay at their epochs.
     """
     return lambda step: schedule(step) * min(1.0, (step + epoch_offset + 1) / steps) if steps else schedule(step)
 
 
 def moved(schedule: Schedule, steps: int) -> Schedule:
-    """Return `schedule` moved earlier by `steps`."""
+    """Return `schedule` shifted to begin `steps` steps earlier."""
     return lambda step: schedule(step + steps)
 
 
 def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
-    """Return each of `values` for `steps_per_value` steps, and the last one from then on: DGC's sparsity warm-up."""
+    """Return the schedule that has each of `values` for `steps_per_value` steps, then keeps the last: DGC's sparsity warm-up."""
     return lambda step: values[min(step // steps_per_value, len(values) - 1)]
 
 
@@ -137,8 +141,10 @@ def _onecycle(config: Config, steps_per_epoch: int, epoch_offset: int) -> Schedu
 
 
 def _end(config: Config, steps_per_epoch: int, epoch_offset: int) -> tuple[int, int]:
-    """Return the end of a schedule that ends with the run, and its offset. A run limited by a number of steps counts steps, not
-    epochs."""
+    """Return the last step of a schedule that ends with the run, and the schedule's offset in steps.
+
+    The offset is 0 if --max-steps ends the run, since such a run counts steps rather than epochs.
+    """
     total = config.total_steps(steps_per_epoch, epoch_offset)
     return (total, 0) if total == config.max_steps else (total + epoch_offset, epoch_offset)
 
@@ -155,20 +161,22 @@ SCHEDULES: Mapping[str, Callable[[Config, int, int], Schedule]] = MappingProxyTy
     }
 )
 OWN = "task"
-SHAPED = ("cosine", "poly", "wsd", "onecycle", OWN)  # schedules that depend on the end of the run
+SHAPED = ("cosine", "poly", "wsd", "onecycle", OWN)  # schedules that depend on the length of the run
 
 
 class OwnRate(Protocol):
-    """The type of Task.learning_rate."""
+    """Type of Task.learning_rate."""
 
     def __call__(self, step: int, *, lr: float, steps_per_epoch: int, total_steps: int) -> float:
         """Return the learning rate at a step."""
 
 
 def learning_rate(config: Config, steps_per_epoch: int, epoch_offset: int = 0, own: OwnRate | None = None) -> Schedule:
-    """Return the learning rate that `config` asks for, warm-up included, at each step of epochs of `steps_per_epoch` steps.
+    """Return the schedule of the learning rate that `config` asks for, warm-up included.
 
-    After t steps (t + epoch_offset) / steps_per_epoch epochs are over (psnode.records.generations). `own`: the task's schedule.
+    An epoch has `steps_per_epoch` steps. After t steps, (t + epoch_offset) / steps_per_epoch epochs are over
+    (psnode.records.generations). `own` is the task's schedule. Raises ConfigurationError if the setting is `task` and the task
+    has no schedule.
     """
     if config.lr_schedule == OWN:
         if own is None:

@@ -1,4 +1,4 @@
-"""A scheme: codec, feedback, aggregator, downlink and learning-rate rule under one name."""
+"""Schemes: combinations of codec, feedback, aggregator, downlink and learning-rate rule under one name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from psnode.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A combination as a paper defines it. Specs are strings, so that the table needs no imports.
+    """A combination as a paper defines it.
 
-    * codec, feedback, aggregator, downlink: specs
-    * downlink_lead: by how many of their last changes the weights that go down lead the master's, unless --downlink-lead is given
-    * momentum: of the master's optimizer, unless --momentum or the feedback rule sets it (psnode.config.effects)
+    * codec, feedback, aggregator, downlink: specs, as strings so that the table of schemes needs no imports
+    * downlink_lead: the lead of the weights sent over the master's, in multiples of their last change, unless --downlink-lead is
+      given
+    * momentum: momentum of the master's optimizer, unless --momentum or the feedback rule sets it (psnode.config.effects)
     * gathers_decay: True if a momentum gathers weight decay like gradients, even if the sender has that momentum
-    * lr: the learning rate, unless --lr says otherwise
-    * ratio_warmup: the sparsifier's ratios before its own, `ratio_epochs` epochs each; empty: none
-    * rule: the paper's words on the learning rate, for the reader
+    * lr: the learning rate, unless --lr is given
+    * ratio_warmup: ratios of the sparsifier before its own, for `ratio_epochs` epochs each; empty: no warm-up
+    * rule: the paper's rule for the learning rate, as text for users
     """
 
     name: str
@@ -41,28 +42,31 @@ class Scheme:
     aliases: tuple[str, ...] = ()
 
     def lead(self, asked: float | None) -> float:
-        """Return by how many of their last changes the weights of the downlink lead x; `asked` (--downlink-lead) decides, if
-        it is given."""
+        """Return the lead of the weights sent over the master's, in multiples of their last change.
+
+        This is `asked` (--downlink-lead) if given, else the scheme's own.
+        """
         return self.downlink_lead if asked is None else asked
 
     @property
     def clips(self) -> bool:
-        """Return True if the master may use only a part of a push, and inform its worker."""
+        """Return True if the master may use only a part of a push; it then informs the worker."""
         return self.aggregator == CLIPPED
 
     def notes(self, lr: float | None) -> tuple[str, ...]:
-        """Return notes on the requested learning rate `lr`; None means the scheme's own."""
+        """Return notes for the user on the learning rate `lr`; None means the scheme's own rate."""
         return rate_notes(self.name, self.lr, lr)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the resolved scheme as config.json records it, in types that JSON has."""
+        """Return the resolved scheme in types that JSON has, as config.json records it."""
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in _RECORDED}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Scheme:
-        """Inverse of to_dict. Raises ConfigurationError if a field is missing, unknown or of another type.
+        """Return the scheme that `to_dict` recorded. A field newer than the record gets the value that matches the earlier
+        behaviour.
 
-        A field that is newer than the record takes the value of the earlier behaviour.
+        Raises ConfigurationError if a field is missing, unknown or of another type.
         """
         fields = {**BEFORE, **fields}
         if set(fields) != set(_RECORDED):
@@ -82,5 +86,5 @@ _RECORDED = (
     "name", "codec", "feedback", "aggregator", "downlink", "downlink_lead", "momentum", "gathers_decay", "ratio_warmup",
     "ratio_epochs",
 )  # fmt: skip
-# values in runs whose record lacks a field
+# values of fields that older records of schemes lack
 BEFORE: Mapping[str, Any] = MappingProxyType({"gathers_decay": False, "downlink_lead": 0.0})

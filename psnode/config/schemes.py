@@ -1,4 +1,4 @@
-"""The schemes that psnode knows: the methods that a paper combines, one per row. No other module lists them."""
+"""The table of schemes: combinations of methods from papers, one per row. No other module lists them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from psnode.config.effects import DENSE_RATE, PLAIN_RATE, UNIT_RATE
 from psnode.config.names import DENSE
 from psnode.config.scheme import Scheme
 
-# error feedback as in the papers, without momentum: a residual whose late gradients enter a momentum overshoots
+# error feedback without momentum, as in the papers: delayed gradients from a residual make a momentum overshoot
 _PLAIN: Mapping[str, Any] = MappingProxyType(
     {"momentum": 0.0, "lr": PLAIN_RATE, "rule": "that of SGD without momentum, ten times that with momentum .9"}
 )
-WEIGHTS_OWED = "ef:rescale=true"  # the residual of papers that include the learning rate in it
+WEIGHTS_OWED = "ef:rescale=true"  # for papers whose residual includes the learning rate
 CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits per coordinate
-LEAD = 0.3  # of the last change of the weights: docs/results/2026-11-26-lead.md
-NEAR_THE_BOUND = "polar:rate=2,block=16384"  # the least error at two bits per coordinate, within tenths of a decibel
-FEW_CHANGES = "topk:ratio=0.02+fp16"  # .5 bits: enough when few coordinates travel up and no codec spreads them
+LEAD = 0.3  # lead in multiples of the last change of the weights: docs/results/2026-11-26-lead.md
+NEAR_THE_BOUND = "polar:rate=2,block=16384"  # error within tenths of a decibel of the least possible at two bits per coordinate
+# about .5 bits per coordinate, enough if the uplink sends few coordinates and no codec spreads them
+FEW_CHANGES = "topk:ratio=0.02+fp16"
 
 _TABLE = (
     Scheme(
@@ -147,7 +148,7 @@ _TABLE = (
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
 NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
 
-# Earlier values of rows that have changed since runs record their scheme. A run without a record resumes with these.
+# Earlier values of rows that have changed. A run from the time before runs recorded their scheme resumes with these values.
 _DENSE_BEFORE = (
     "fp16", "bf16", "atomo", "atomo-entrywise", "nuqsgd", "natural", "dithered", "terngrad", "minmax", "onebit", "tbq",
     "efsignsgd", "randk", "graddrop", "polar", "countsketch", "countmean", "lss", "sketchml", "dgc",

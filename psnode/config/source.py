@@ -1,4 +1,4 @@
-"""The source of this psnode as a digest, which is the same for two copies of one commit in any place."""
+"""A digest of psnode's source, equal for two copies of the same commit at any path."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psnode
 
 @functools.cache
 def source() -> str:
-    """Return the digest of the psnode that this process runs."""
+    """Return the digest of the psnode that runs in this process."""
     return digest(Path(str(psnode.__file__)).parent)
 
 
 def digest(package: Path) -> str:
-    """Return eight hexadecimal digits of the names and texts of all Python files below `package`, independent of line endings.
+    """Return a digest (eight hexadecimal digits) of the names and texts of all Python files below `package`.
 
-    Hidden files are left out: editors and file systems put such files next to others.
+    Line endings do not matter. Hidden files are left out, because editors and file systems add such files.
     """
     found = hashlib.blake2b(digest_size=4)
     files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
@@ -30,5 +30,5 @@ def digest(package: Path) -> str:
 
 
 def told(version: str, its_source: str) -> str:
-    """Return a version and a source as text for people."""
+    """Return a version and the digest of its source as text for people."""
     return f"{version} ({its_source})" if its_source else f"{version} (of an earlier commit)"

@@ -1,8 +1,8 @@
-"""Standard output and error whose reader may go away: a closed pipe, a terminal that hangs up, a full disk.
+"""Standard output and error whose reader may go away: a closed pipe, a disconnected terminal, a full disk.
 
-A training writes as much as they take and drops the rest, since the steps are worth more than the lines about them (`outlast`).
-Any other command ends quietly, like a program that SIGPIPE ends (`installed`). In both cases plain characters replace those that
-the stream's encoding lacks (psnode.config.plain_text).
+A training writes as much as the streams accept and drops the rest, because its steps matter more than its output (`outlast`). Any
+other command ends quietly, as if by SIGPIPE (`installed`). In both cases plain characters replace those that the stream's
+encoding lacks (psnode.config.plain_text).
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ from psnode.errors import ConfigurationError
 READER_GONE = 141  # 128 + SIGPIPE
 _GONE = frozenset({errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET, errno.EBADF})
 _OUTPUT, _ERROR = 1, 2
-_FAILING = frozenset({"strict", "backslashreplace"})  # Python's own choices for output and error; any other is the user's
+# error handlers that Python chooses for output and error; any other was chosen by the user
+_FAILING = frozenset({"strict", "backslashreplace"})
 
 
 def outlast() -> None:
-    """Make writing to the standard streams of this process never fail."""
+    """Make sure that writing to the standard streams of this process never fails."""
     for descriptor in (_OUTPUT, _ERROR):
         _install(descriptor).ends = False
 
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """End the command inside by SystemExit(141) when its output has lost its reader. The error output may go away."""
+    """End the command in this context by SystemExit(141) once its output has lost its reader.
+
+    A lost reader of the error output is ignored. Raises ConfigurationError if the output fails for another reason.
+    """
     before = sys.stdout, sys.stderr
     _install(_OUTPUT).ends = True
     _install(_ERROR)
@@ -44,19 +48,19 @@ def installed() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(SystemExit, ConfigurationError, OSError, ValueError):
                 stream.flush()
-        if before[0] is not sys.__stdout__:  # a program that calls a command has replaced the stream
+        if before[0] is not sys.__stdout__:  # the calling program had replaced the streams: restore its own
             sys.stdout, sys.stderr = before
 
 
 def flush() -> None:
-    """Flush the standard streams and drop whatever they do not take."""
+    """Flush the standard streams and drop the data that they do not accept."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError, SystemExit):
             stream.flush()
 
 
 def write(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, and wait if the descriptor does not block. Raises OSError."""
+    """Write all of `data`, waiting if `descriptor` is non-blocking and not ready. Raises OSError."""
     left = memoryview(data)
     while left:
         try:
@@ -66,7 +70,11 @@ def write(descriptor: int, data: bytes | memoryview) -> None:
 
 
 class _Outlet(io.RawIOBase):
-    """A descriptor. With `ends`, a failed write ends the process, once; otherwise the data is dropped."""
+    """A stream to a file descriptor that survives failed writes.
+
+    With `ends`, the first failed write raises SystemExit if the reader has gone, else ConfigurationError. In all other cases the
+    data of a failed write is dropped.
+    """
 
     def __init__(self, descriptor: int, name: str) -> None:
         self.name, self.ends, self._descriptor = name, False, descriptor
@@ -95,15 +103,17 @@ class _Outlet(io.RawIOBase):
 
 
 def _install(descriptor: int) -> _Outlet:
-    """Return the outlet of a standard stream and install a text stream for it in sys; no effect if the program has installed its
-    own."""
+    """Install a text stream for a standard stream in `sys` and return its outlet.
+
+    A stream that the program itself has installed is not replaced.
+    """
     attribute, name = ("stdout", "standard output") if descriptor == _OUTPUT else ("stderr", "standard error")
     stream: TextIO | None = getattr(sys, attribute)
     found = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))
     if isinstance(found, _Outlet):
         return found
     outlet = _Outlet(descriptor, name)
-    if stream is None:  # closed before the start: a file that is opened later must not get its number
+    if stream is None:  # closed before the start: a file opened later must not get this descriptor
         _fill(descriptor)
         setattr(sys, attribute, io.TextIOWrapper(_buffered(outlet), encoding="utf-8", errors=STANDS_IN, line_buffering=True))
     elif stream is getattr(sys, f"__{attribute}__") and isinstance(stream, io.TextIOWrapper):
@@ -126,7 +136,7 @@ def _buffered(outlet: _Outlet) -> IO[bytes]:
 
 
 def _fill(descriptor: int) -> None:
-    """Open /dev/null under this number if it is free."""
+    """Open /dev/null under the number `descriptor` if that number is free."""
     with contextlib.suppress(OSError):
         os.fstat(descriptor)
         return

@@ -1,4 +1,4 @@
-"""The configuration of a training run: one frozen dataclass, every field declared once."""
+"""The configuration of a training run: a frozen dataclass that declares every setting once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
-# torch's optimizers that work coordinate by coordinate (WITH_BETAS: those with two betas), and those of whole tensors
 AUTO, USUAL, UNDER_ADAM = (
     "auto",
     "topk",
     "polar-2bit",
-)  # schemes: the rule, and its two results (docs/decisions/default-scheme.md)
+)  # values of --scheme: the automatic choice, and its two results (docs/decisions/default-scheme.md)
+# torch's optimizers: with two betas, all that work coordinate by coordinate, and those that need whole tensors
 WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
 BY_TENSOR = ("adafactor", "asgd", "rprop")
@@ -32,8 +32,11 @@ DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a training run. A value of the wrong type or out of bounds cannot be constructed; `validate` checks the
-    fields against each other. Sizes are bytes and times seconds unless the help says otherwise."""
+    """All settings of a training run.
+
+    Constructing it with a value of the wrong type or out of bounds raises ConfigurationError; `validate` checks the fields
+    against each other. Sizes are in bytes and times in seconds unless the help says otherwise.
+    """
 
     # training
     task: str | None = option(
@@ -369,7 +372,10 @@ class Config:
             object.__setattr__(self, "scheme", UNDER_ADAM if self.optimizer in WITH_BETAS else USUAL)
 
     def validate(self, given: Container[str] = ()) -> None:
-        """Check the fields against each other. `given`: fields that the user set, even to their default."""
+        """Check the fields against each other. `given`: names of the fields that the user set, even if to the default.
+
+        Raises ConfigurationError.
+        """
         for setting in settings().values():
             needs, is_set = setting.rules.needs, getattr(self, setting.name) != setting.default or setting.name in given
             if needs is not None and is_set and not self.applies(setting):
@@ -415,7 +421,7 @@ class Config:
             self.check_workers(self.local)
 
     def _check_optimizer(self) -> None:
-        """Refuse settings that the optimizer does not have."""
+        """Raise ConfigurationError for settings that the optimizer does not have."""
         if self.momentum is not None and self.optimizer not in ("sgd", "rmsprop", *WITH_BETAS):
             raise ConfigurationError(f"--momentum has no meaning with --optimizer {self.optimizer}: leave it out")
         if self.weight_decay and self.optimizer in ("rprop", OWN):
@@ -424,7 +430,7 @@ class Config:
         self.optimizer_options()
 
     def _check_schedule(self) -> None:
-        """Refuse settings of the learning rate that contradict each other."""
+        """Raise ConfigurationError for settings of the learning rate that contradict each other."""
         milestones = self.lr_milestone_steps or self.lr_milestones
         rising = tuple(sorted(set(milestones)))
         if self.lr_schedule == "multistep" and (not rising or rising != milestones):
@@ -444,7 +450,7 @@ class Config:
             raise ConfigurationError("--lr-schedule onecycle has a warm-up of its own, until --lr-peak: leave the other one out")
 
     def check_workers(self, workers: int) -> None:
-        """Refuse a job whose number of workers contradicts the settings."""
+        """Raise ConfigurationError if the number of workers contradicts the settings."""
         if workers < 1:
             raise ConfigurationError(
                 "a job needs a master and a worker in addition to its --spares: start more ranks (at least mpirun -n 2), or "
@@ -472,7 +478,7 @@ class Config:
 
     @property
     def whole_tensors(self) -> bool:
-        """Return True if the optimizer has to see whole tensors, so that groups end at the ends of tensors."""
+        """Return True if the optimizer needs whole tensors, so that groups must end at the ends of tensors."""
         return self.optimizer in (*BY_TENSOR, OWN)
 
     @property
@@ -482,19 +488,19 @@ class Config:
 
     @property
     def weight_unit(self) -> int | None:
-        """Return the weight of a gradient that counts as one, under --weighted-mean; None: every gradient counts as one."""
+        """Return the weight at which a gradient counts as one under --weighted-mean; None: every gradient counts as one."""
         return self.batch_size * self.batches_per_step if self.weighted_mean else None
 
     @property
     def directory(self) -> Path:
-        """Return `train_dir`, or its default, named after model, data and scheme."""
+        """Return `train_dir`, or by default a path named after network or task, data, and scheme."""
         if self.train_dir is not None:
             return self.train_dir
         what = f"{self.network}-{self.dataset}" if self.task is None else Path(self.task).stem
         return Path("runs") / re.sub(r"[^\w.+=-]+", "-", f"{what}-{self.scheme}").lower()
 
     def last_step(self, steps_per_epoch: int, epoch_offset: int = 0) -> int:
-        """Return the step after which this start ends: --stop-after, or the step after which the run is complete."""
+        """Return the step after which this start ends: --stop-after, or the end of the run if that is earlier."""
         total = self.total_steps(steps_per_epoch, epoch_offset)
         return total if self.stop_after is None else min(total, self.stop_after)
 
@@ -509,7 +515,10 @@ class Config:
         return {name: plain(getattr(self, name)) for name in settings()}
 
     def stated(self) -> dict[str, Any]:
-        """Return the settings that apply here, in types that JSON has; they construct an equal configuration."""
+        """Return the settings that have a value and apply to this configuration, in types that JSON has.
+
+        They construct an equal configuration.
+        """
         idle = _BUILT_IN if self.task else ()
         return {
             name: plain(getattr(self, name))
@@ -519,9 +528,10 @@ class Config:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`. A setting that is newer than the record takes the value of the earlier behaviour.
+        """Return the configuration that `to_dict` recorded. A setting newer than the record gets the value of the earlier
+        behaviour.
 
-        Raises ConfigurationError for unknown names, and for missing ones that are not newer.
+        Raises ConfigurationError for unknown names, and for missing names that are not newer.
         """
         newer = {name: setting.rules.before for name, setting in settings().items() if setting.rules.before is not ABSENT}
         fields = {**newer, **fields}
@@ -532,7 +542,7 @@ class Config:
         return cls(**fields)
 
     def applies(self, setting: Setting) -> bool:
-        """Return True if the settings that `setting` needs have the values that it needs."""
+        """Return True if the setting that `setting` needs has a value that `setting` needs."""
         needs = setting.rules.needs
         if needs is None:
             return True
@@ -540,13 +550,16 @@ class Config:
         return str(getattr(self, name)).casefold() in ((value,) if isinstance(value, str) else value)
 
     def digest(self) -> int:
-        """Return xxh3_64 of the canonical JSON of the settings that define the run."""
+        """Return the xxh3_64 of the canonical JSON of the settings that define the run."""
         fields = {name: value for name, value in self.to_dict().items() if not settings()[name].rules.free}
         return xxhash.xxh3_64_intdigest(to_json(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _pairs(flag: str, items: tuple[str, ...]) -> dict[str, str]:
-    """Return KEY=VALUE of each item. Raises ConfigurationError for any other item, and for a key that appears twice."""
+    """Return the KEY=VALUE `items` as a dictionary.
+
+    Raises ConfigurationError for an item of another form, and for a key that appears twice.
+    """
     found: dict[str, str] = {}
     for item in items:
         key, equals, value = item.partition("=")
@@ -564,5 +577,5 @@ def plain(value: Any) -> Any:
 
 @functools.cache
 def settings() -> Mapping[str, Setting]:
-    """Return the table for the command line, the environment and the TOML file: every field of `Config`, by name."""
+    """Return every field of `Config` as a `Setting`, by name, for the command line, the environment and the TOML file."""
     return settings_of(Config)

@@ -1,1 +1,1 @@
-"""Jobs: the roles of every rank, started and supervised."""
+"""Jobs: the ranks of a training, how they are started, and how they are supervised."""

@@ -1,4 +1,4 @@
-"""Run the user's program as `python PROGRAM.py` does, and have rank 0 report its end to the launcher."""
+"""Execution of the user's program as by `python PROGRAM.py`, with a report to the launcher when rank 0 ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from psnode.jobs import job_end
 
-_WAYS_OUT = ("_exit", "execv", "execve")  # they bypass atexit
+_WAYS_OUT = ("_exit", "execv", "execve")  # functions of os that leave the process without atexit
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the program in the module __main__, whose contents it replaces, so that pickles and spawned processes find it."""
+    """Run the program in the module __main__, replacing its contents, so that pickles and spawned processes find the program."""
     path = os.path.abspath(arguments[0])
     job_end.watch()
     for name in _WAYS_OUT:
@@ -32,11 +32,11 @@ def run(arguments: Sequence[str]) -> None:
     )  # fmt: skip
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, names)  # noqa: S102  # a program is there to be run
+    exec(code, names)  # noqa: S102  # running the program is the purpose
 
 
 def _telling(leave: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `leave`, preceded by a report if this process exits, not a fork of it."""
+    """Return a function that reports the end of this process, unless called in a fork of it, and then calls `leave`."""
     own = os.getpid()
 
     def told(*arguments: Any) -> Any:

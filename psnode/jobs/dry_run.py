@@ -1,4 +1,4 @@
-"""`psnode train --dry-run`: the plan, bytes and memory of a job that is not started."""
+"""The command `psnode train --dry-run`: plan, bytes and memory of a job that is not started."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from psnode.tasks.optimizers import require_optimizer
 
 
 def dry_run(config: Config, workers: int) -> str:
-    """Describe the job that `config` makes with this number of workers. Raises ConfigurationError for everything that train would
-    refuse."""
+    """Return a description of the job that `config` defines with this number of workers.
+
+    Raises ConfigurationError for everything that train would refuse.
+    """
     import torch
 
     scheme = resolve(config)

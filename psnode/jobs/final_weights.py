@@ -1,4 +1,4 @@
-"""The weights with which every rank of a session ends: rank 0 distributes those of the last checkpoint."""
+"""The final weights of a session: rank 0 sends those of the last checkpoint to all ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 def hand_out(
     model: torch.nn.Module, run: Path, step: int, code: int, channel: FrameChannel, ranks: Iterable[int], patience: float
 ) -> None:
-    """Load the checkpoint of `step` into rank 0's `model` and send it with the exit code to all ranks; after a stop send no
-    weights."""
+    """Load the checkpoint of `step` into rank 0's `model`, and send its weights and the exit code to all ranks.
+
+    After a stop (`code` not 0), only the exit code is sent. `patience` is the time limit of each message in seconds.
+    """
     values: dict[str, torch.Tensor] = {}
     if code == 0:
         found = checkpoint.Checkpoint.open(run / checkpoint.CHECKPOINTS / checkpoint.step_directory(step))
@@ -35,7 +37,7 @@ def hand_out(
 
 
 def take(model: torch.nn.Module, channel: FrameChannel, patience: float) -> int:
-    """Load the weights that rank 0 distributes into a worker's `model`, and return the exit code."""
+    """Load the weights that rank 0 sends into a worker's `model`, and return the exit code."""
     left = 1
     while left:
         frame = channel.expect(Kind.STATE, patience)

@@ -1,4 +1,4 @@
-"""Output of mpirun, forwarded by its launcher: mpirun ends the job when its own output is closed."""
+"""Forwarding of mpirun's output by the launcher, since mpirun ends the job when its own output is closed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from psnode.config import streams
 
 _BYTES = 1 << 16
 _LAST_SECONDS = 5.0
-_KEPT = 1 << 16  # bytes from the beginning of standard error
+_KEPT = 1 << 16  # bytes kept from the beginning of standard error
 
 
 class Forwarding:
-    """Pipes in place of a process's descriptors 1 and 2: a single one if both lead to the same file, which preserves the order.
+    """Pipes that replace descriptors 1 and 2 of a process: a single one if both lead to the same file, which preserves the order.
 
-    If the output is a terminal they are pseudo-terminals, so that progress bars work in the process.
+    If the output is a terminal, they are pseudo-terminals, so that progress bars work in the process.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Forwarding:
         return self
 
     def begin(self) -> None:
-        """Close the writing ends, which the process has inherited."""
+        """Close the writing ends, which the process has inherited, and start to forward."""
         self._close_writing()
         for source, target in self._ends:
             self._threads.append(threading.Thread(target=self._copy, args=(source, target), name="psnode-output", daemon=True))
@@ -46,7 +46,7 @@ class Forwarding:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._close_writing()
         for thread in self._threads:
-            thread.join(_LAST_SECONDS)  # a terminal may be stopped and take no data
+            thread.join(_LAST_SECONDS)  # do not wait for a stopped terminal, which takes no data
 
     @property
     def heard(self) -> str:
@@ -58,7 +58,7 @@ class Forwarding:
         while data := _read(source):
             if last and len(self._heard) < _KEPT:
                 self._heard += data
-            with contextlib.suppress(OSError):  # it has no reader left: the job continues
+            with contextlib.suppress(OSError):  # the output has lost its reader, but the job continues
                 streams.write(target, data)
         os.close(source)
 
@@ -69,8 +69,10 @@ class Forwarding:
 
 
 def _channel(target: int) -> tuple[int, int]:
-    """Return the ends for reading and for writing: of a raw terminal of the same size if `target`
-    is a terminal, else of a pipe."""
+    """Return the reading and the writing end of a channel.
+
+    If `target` is a terminal, the channel is a raw pseudo-terminal of the same size, else a pipe.
+    """
     if not os.isatty(target):
         return os.pipe()
     read, write = os.openpty()
@@ -83,7 +85,7 @@ def _channel(target: int) -> tuple[int, int]:
 def _read(source: int) -> bytes:
     try:
         return os.read(source, _BYTES)
-    except OSError:  # the last writer of a terminal is gone
+    except OSError:  # the last writer of a pseudo-terminal has ended
         return b""
 
 

@@ -1,4 +1,4 @@
-"""A run's weights as a folder of Hugging Face transformers: config.json and safetensors, for from_pretrained."""
+"""Export of a run's weights to a folder of Hugging Face transformers: config.json and safetensors, for from_pretrained."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str | None, trust_run: bool) -> tuple[int, int]:
     """Write a checkpoint of a run to the folder `output`, and return its step and the number of tensors in the run's model.
 
-    The run's task has to be executed, since only the task knows the model's configuration: `task` names it, or `trust_run` allows
-    the code named in the run's record. The model, or the one part of it that is such a model, is written by its own
-    save_pretrained. Raises ConfigurationError, CheckpointError.
+    The task must be executed, because only the task knows the model's configuration: `task` names it, or `trust_run` allows the
+    code named in the run's record. If the model, or exactly one part of it, is a model of transformers, its own save_pretrained
+    writes the folder. Raises ConfigurationError if there is no such model, and CheckpointError.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"--output {output} exists already: name a folder that is new or empty")
@@ -49,8 +49,10 @@ def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str
 
 
 def _transformer(model: nn.Module) -> Any:
-    """Return the outermost part of `model` that transformers or peft can write. Raises ConfigurationError if there is not exactly
-    one."""
+    """Return the outermost part of `model` that transformers or peft can write.
+
+    Raises ConfigurationError unless there is exactly one such part.
+    """
     found = {name: part for name, part in model.named_modules() if hasattr(part, "save_pretrained")}
     outer = [
         part

@@ -1,4 +1,4 @@
-"""A job: transport, task and roles of this process."""
+"""The part of this process in a job: its transport, its task, and its roles."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from psnode.transport.mpi.environment import place
 _LOG = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by nohup, or by a shell that starts a program in the background
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # nohup, or a shell that starts a program in the background, ignores these
 
 
 def run(config: Config, task: Task | None = None) -> int:
-    """Run this process's part of the job that `config` describes; returns the exit code. Raises PsnodeError.
+    """Run this process's part of the job that `config` describes, and return the exit code. Raises PsnodeError.
 
-    With `local` the master and the workers are threads of this process; otherwise this is one rank of an MPI job. `task`: an
-    instance that replaces the configuration's task; every rank must pass an equal one.
+    With `local`, the master and the workers are threads of this process; otherwise the process is one rank of an MPI job. `task`
+    is an instance that replaces the configuration's task; every rank must pass an equal one.
     """
     refuse_to_run_anew()
     streams.outlast()
@@ -73,7 +73,7 @@ def _run(config: Config, task: Task | None) -> int:
 
 
 def refuse_to_run_anew() -> None:
-    """Raise ConfigurationError in a process that was started to load batches and runs the whole program again."""
+    """Raise ConfigurationError in a process that was started to load batches but runs the whole program again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigurationError(
             "a process that loads batches runs the program again: put the start of the run under `if __name__ == '__main__':`"
@@ -87,7 +87,7 @@ def _run_local(config: Config, task: Task | None) -> int:
 
     assert config.local is not None
     ends = loopback_group(config.local + 1)
-    torch_lock = threading.RLock()  # all threads share torch's one generator
+    torch_lock = threading.RLock()  # all threads share torch's single generator
 
     def be_worker(end: Transport) -> None:
         try:
@@ -149,7 +149,7 @@ def _take_part(transport: Transport, config: Config, task: Task | None) -> int:
 
 
 def _leave_at_once(code: int) -> None:
-    """Print the current error, if there is one, and exit."""
+    """Log the current error, if there is one, and exit."""
     error = sys.exception()
     if isinstance(error, PsnodeError):
         _LOG.error("error: %s", error)
@@ -170,7 +170,7 @@ def exit_code_of(error: BaseException) -> int:
 def exit_without_mpi(code: int) -> NoReturn:
     """Exit without MPI_Finalize, which can hang when a rank is lost."""
     job_end.leave()
-    # a folder of sockets, which Python itself removes at a normal exit
+    # remove the folder of sockets, which Python removes only at a normal exit
     if folder := getattr(multiprocessing.current_process(), "_config", {}).get("tempdir"):
         shutil.rmtree(folder, ignore_errors=True)
     streams.flush()
@@ -179,9 +179,9 @@ def exit_without_mpi(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def signals(inbox: Inbox) -> Iterator[None]:
-    """Turn INT, TERM, USR1 and HUP into events of `inbox`; a second INT ends the process as usual.
+    """Turn INT, TERM, USR1 and HUP into events of `inbox` inside the context; a second INT ends the process as usual.
 
-    INT and HUP stay ignored if they were ignored before.
+    INT and HUP stay ignored if the process ignored them before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -205,12 +205,15 @@ def signals(inbox: Inbox) -> Iterator[None]:
 
 
 def hello() -> bytes:
-    """Return the greeting of this rank."""
+    """Return the message with which this rank introduces itself."""
     return Hello(socket.gethostname(), os.getpid(), psnode.__version__, source(), usable_cores(), pool()).to_bytes()
 
 
 def stated_threads(config: Config) -> int:
-    """Return the number in OMP_NUM_THREADS, else all cores for local workers, which take turns; 0: rank 0 divides the cores."""
+    """Return the number of threads stated for this process; 0 if rank 0 is to divide the cores among the ranks.
+
+    This is OMP_NUM_THREADS if set; else, for local workers, which take turns, all cores; else 0.
+    """
     return asked_threads() or (usable_cores() if config.local is not None else 0)
 
 

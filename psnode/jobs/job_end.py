@@ -1,9 +1,9 @@
-"""Marks with which rank 0 informs the launcher of the end of its job: mpirun's own code is 0 if every rank was killed.
+"""Marks by which rank 0 informs the launcher of the end of its job, since mpirun's exit code is 0 if every rank was killed.
 
-`psnode launch` names a file in a variable. Rank 0 writes to it that a job has begun, the code with which it has ended, and that
-the process exits normally. Every command of psnode and every program started by `psnode launch` reports such an exit (`watch`),
-with a job or without. A rank 0 on another host leaves no file here. Next to that file the launcher stores the signal that asked
-it to stop: mpirun passes on USR1 in every case.
+`psnode launch` names a file in an environment variable. Rank 0 writes to the file that a job has begun, the code with which the
+job has ended, and that the process exits normally. Every command of psnode, and every program started by `psnode launch`, reports
+a normal exit (`watch`), even without a job. A rank 0 on another host leaves no file on the launcher's host. The launcher stores
+the signal that asked it to stop in a second file beside this one, since mpirun passes USR1 to the ranks in all cases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ _BEGUN, _ENDED, _LEFT = "begun", "ended", "left"
 
 
 class Told(NamedTuple):
-    """`begun`: a job has begun. `code`: its exit code; None: it has not ended. `left`: the process exited normally."""
+    """The marks of rank 0.
+
+    * begun: True if a job has begun
+    * code: exit code of the job; None if it has not ended
+    * left: True if the process exited normally
+    """
 
     begun: bool
     code: int | None
@@ -32,7 +37,7 @@ class Told(NamedTuple):
 
 
 def watch() -> None:
-    """Have the exit of this process reported, unless it bypasses atexit."""
+    """Report the exit of this process to the launcher, unless the process bypasses atexit."""
     atexit.unregister(_leave_as)
     atexit.register(_leave_as, os.getpid())
 
@@ -54,18 +59,21 @@ def leave() -> None:
 
 
 def _leave_as(pid: int) -> None:
-    if os.getpid() == pid:  # not a fork of it
+    if os.getpid() == pid:  # not in a fork of that process
         leave()
 
 
 def ask(file: Path, number: int) -> None:
-    """Record that signal `number` asked the launcher, whose file is `file`, to stop."""
+    """Record that signal `number` asked the launcher to stop. `file`: the launcher's file for the marks of rank 0."""
     with contextlib.suppress(OSError):
         file.with_name(_ASKED).write_text(f"{number}\n", encoding="utf-8")
 
 
 def asked(number: int) -> int:
-    """Return the signal that asked the launcher of this process to stop, if that launcher sent `number`; else `number`."""
+    """Return the signal that requested a stop, after signal `number` has arrived at this process.
+
+    If the launcher sent `number`, this is the signal that asked the launcher to stop; otherwise it is `number`.
+    """
     if number == signal.SIGUSR1 and (folder := job_folder()) is not None:
         with contextlib.suppress(OSError, ValueError):
             return int((folder / _ASKED).read_text(encoding="utf-8"))
@@ -73,7 +81,7 @@ def asked(number: int) -> int:
 
 
 def read(file: Path) -> Told:
-    """Return the marks that rank 0 has left."""
+    """Return the marks in `file` that rank 0 has left."""
     told = Told(False, None, False)
     with contextlib.suppress(OSError):
         for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""`psnode launch`: run mpirun with the options of a fault-tolerant job, and supervise it until its last process has ended."""
+"""The command `psnode launch`: mpirun with the options of a fault-tolerant job, supervised until its last process has ended."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from psnode.records.metrics import SUMMARY
 from psnode.transport.mpi.environment import UNBUFFERED
 
 PSNODE = (sys.executable, "-m", "psnode")
-PROGRAM = (sys.executable, "-m", "psnode.jobs.program")  # before the file of the user's program
+PROGRAM = (sys.executable, "-m", "psnode.jobs.program")  # command that precedes the file of the user's program
 _LOG = logging.getLogger(__name__)
 
-INTERRUPTED = 130  # by Ctrl-C
-_FINAL = (0, 2, 4, 5, INTERRUPTED)  # done, or an end that another start would reach again
-# environment variables in which mpirun finds hosts by itself
+INTERRUPTED = 130  # exit code after Ctrl-C
+_FINAL = (0, 2, 4, 5, INTERRUPTED)  # exit codes of a finished job, and of ends that another start would only repeat
+# environment variables of schedulers, in which mpirun finds hosts by itself
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-_TO_STOP = 0.7  # fraction of the time before KILL to wait for the last checkpoint's parts; the rest is for writing it
+_TO_STOP = 0.7  # fraction of the time before KILL for the parts of the last checkpoint; the rest is for writing it
 _ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
@@ -52,17 +52,17 @@ def launch(
     run_directory: Path | None = None,
     program: Sequence[str] = PSNODE,
 ) -> int:
-    """Run `psnode COMMAND...` on one master and `n_workers` workers; returns rank 0's exit code.
+    """Run `psnode COMMAND...` on one master and `n_workers` workers, and return rank 0's exit code.
 
     Args:
         hostfile: hosts, one per line, the master's first. Lines `NAME slots=N` are filled in order; a plain list of
             addresses gets one rank per host in turn. None: all ranks on this host.
-        mpirun_args: passed to mpirun; they win over psnode's own choices.
+        mpirun_args: passed to mpirun; they take precedence over psnode's own choices.
         kill_after: seconds from a request to stop (TERM, INT, USR1, HUP) until every process is killed.
-        restarts: number of times that the job may be restarted, with --resume, after it has ended by itself without being done.
+        restarts: maximum number of restarts, with --resume, after the job has ended by itself without being done.
         run_directory: directory of the run that a restart resumes; a job that died before creating it starts from the beginning.
-        program: the program of every rank, before `command`. For a program other than PSNODE and PROGRAM it is unknown
-            if it exited normally or was killed.
+        program: the program of every rank, before `command`. For a program other than PSNODE and PROGRAM, it is
+            unknown if the program exited normally or was killed.
 
     Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
     """
@@ -75,12 +75,12 @@ def launch(
         _LOG.warning("running as root, so %s are set for mpirun", " and ".join(_ROOT_VARIABLES))
         environment.update(dict.fromkeys(_ROOT_VARIABLES, "1"))
     environment.setdefault("PSNODE_STOP_DEADLINE", f"{_TO_STOP * kill_after:g}")
-    if _is_watched():  # the terminals that mpirun gives its ranks have no size
+    if _is_watched():  # the terminals that mpirun gives its ranks lack a size
         environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
     line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
     tells = tuple(program) in (PSNODE, PROGRAM) and _master_is_here(hostfile, mpirun_args, environment)
     program = [*line, *startable(program)]
-    # if no other host can see the directory, a master that left no summary in it was killed
+    # if the directory is visible here, a master that left no summary in it was killed
     judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())
     ended = _run([*program, *command], environment, kill_after, run_directory, judged, hostfile, tells)
     for number in range(1, restarts + 1):
@@ -95,7 +95,7 @@ def launch(
 
 
 def resuming(command: Sequence[str]) -> list[str]:
-    """Return `command` of train with --resume and without the options of a new run, so that it continues the run."""
+    """Return the `command` of a training with --resume and without the options of a new run, so that it continues the run."""
     again = []
     flags = iter(command)
     for flag in flags:
@@ -115,14 +115,14 @@ def _run(
     hostfile: Path | str | None,
     tells: bool,
 ) -> Ended:
-    """Return the exit code of the job: the one in the summary of this start, if it wrote one, else the one that rank 0 has
-    reported.
+    """Run the job once, and return its exit code and the signal that asked it to stop.
 
-    mpirun's own code is that of the first rank that exits with another code than 0; with fault tolerance it is 0 if every rank
-    was killed. If a signal asked rank 0 itself to stop, it exits as if the launcher had been asked.
+    The exit code is the one in this start's summary, if the job wrote one, else the one that rank 0 has reported. mpirun's own
+    code is that of the first rank that exits with a code other than 0; with fault tolerance, it is 0 if every rank was killed. If
+    a signal asked rank 0 itself to stop, the result is as if the launcher had been asked.
     """
     before = _stamp(run_directory)
-    # mpirun names its own folder by its process id, and does not start if a killed one of the same id has left one
+    # mpirun names its folder by its process id, and does not start if a killed mpirun with the same id has left its folder
     with swept("psnode-mpirun-") as (sessions, tell_session):
         place = {} if "PRTE_MCA_prte_tmpdir_base" in environment else {"PRTE_MCA_prte_local_tmpdir_base": str(sessions)}
         file = sessions / "job-end"
@@ -135,11 +135,11 @@ def _run(
                 partial(job_end.ask, file),
             )
         finally:
-            if _is_watched():  # a rank that was killed while it drew a progress bar has left the cursor hidden
+            if _is_watched():  # show the cursor again, which a rank killed while drawing a progress bar has left hidden
                 print("\x1b[?25h", end="", flush=True)
         told = job_end.read(file)
     code, asked = _judge(ended, told, run_directory, before, judged, hostfile, tells)
-    if code == StoppedError.exit_code and ended.asked == signal.SIGINT:  # ranks on other hosts only know of a USR1
+    if code == StoppedError.exit_code and ended.asked == signal.SIGINT:  # ranks on other hosts only know that they received USR1
         code = INTERRUPTED
     return Ended(code, ended.asked or asked)
 
@@ -153,7 +153,10 @@ def _judge(
     hostfile: Path | str | None,
     tells: bool,
 ) -> tuple[int, int]:
-    """Return the exit code, and the signal that asked rank 0 itself to stop (0: none)."""
+    """Return the exit code of a job, and the signal that asked rank 0 itself to stop (0: no signal).
+
+    Raises ConfigurationError if the hosts are the reason why the job did not start.
+    """
     if run_directory is not None and _stamp(run_directory) not in (None, before):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads((run_directory / SUMMARY).read_bytes())
@@ -173,19 +176,22 @@ def _is_watched() -> bool:
 
 
 def _code(ended: Ended, told: Told, trains: bool, judged: bool) -> int:
-    """Return the exit code of a job that has left no summary."""
+    """Return the exit code of a job that has left no summary.
+
+    `trains`: the job has a run directory. `judged`: a missing summary means that rank 0 was killed.
+    """
     if told.code:
         return told.code
     if told.code == 0 and (told.left or not ended.asked):
         return ended.code
-    # asked to stop before rank 0 could report it, or killed while stopping: any existing checkpoint stays
+    # stopped before rank 0 could report it, or killed while stopping: the last checkpoint remains valid
     if ended.asked and (ended.code not in _FINAL[1:] if trains else ended.code == 0 or ended.code > 128):
         return StoppedError.exit_code
     return MissingRanksError.exit_code if ended.code == 0 and (judged or told.begun) else ended.code
 
 
 def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
-    """Return a mark that distinguishes one summary of a run from another."""
+    """Return a value that distinguishes one summary in the directory from another; None if there is no summary."""
     with contextlib.suppress(OSError):
         found = (run_directory / SUMMARY).stat() if run_directory is not None else None
         return (found.st_mtime_ns, found.st_ino) if found is not None else None
@@ -193,7 +199,8 @@ def _stamp(run_directory: Path | None) -> tuple[int, int] | None:
 
 
 def find_mpirun() -> str:
-    """Return the mpirun of this Python's environment, else the first on the PATH."""
+    """Return the mpirun of this Python's environment, else the first on the PATH. Raises ConfigurationError if there is no
+    mpirun."""
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
@@ -202,7 +209,10 @@ def find_mpirun() -> str:
 
 
 def startable(program: Sequence[str]) -> list[str]:
-    """Return `program` in a form that mpirun starts: mpirun checks permission by the user's rights only, without capabilities."""
+    """Return `program` in a form that mpirun starts.
+
+    mpirun checks the permission only by the user's rights, without capabilities; if these are not enough, env starts the program.
+    """
     return [*([] if os.access(program[0], os.X_OK) else ["/usr/bin/env"]), *program]
 
 
@@ -227,7 +237,7 @@ def _open_mpi_options(
 
     if _has_fault_tolerance(mpirun) and not chosen("with-ft"):
         yield from ("--with-ft", "ulfm")
-        # The only components that survive a death. Naming them also saves a second of probing for others.
+        # The only components that survive the death of a rank. Naming them also saves a second of probing for others.
         if not chosen("pml"):
             yield from ("--mca", "pml", "ob1")
         if not chosen("btl"):
@@ -250,7 +260,10 @@ def _open_mpi_options(
 
 
 def _ways(ranks: int) -> str:
-    """Choose the transports between ranks of this host. No rank listens on a network unless shared memory is too small."""
+    """Return Open MPI's transports between ranks of this host.
+
+    Ranks listen on the network only if shared memory is too small.
+    """
     found = room()
     if found is None or found.holds(ranks):
         return "self,sm"
@@ -262,7 +275,7 @@ def _ways(ranks: int) -> str:
 
 
 def _stays_here(mpirun_args: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return True if mpirun uses only this host: no argument, scheduler or default names another one."""
+    """Return True if mpirun uses only this host: no argument, scheduler or default names another host."""
     named = any("host" in argument or "machinefile" in argument or "appfile" in argument for argument in mpirun_args)
     return not named and not any(name in _ALLOCATIONS or "hostfile" in name.lower() for name in environment)
 
@@ -279,7 +292,7 @@ def _is_open_mpi(mpirun: str) -> bool:
 
 
 def _has_fault_tolerance(mpirun: str) -> bool:
-    """Return True if this Open MPI was built with ULFM, according to ompi_info of the same installation."""
+    """Return True if Open MPI was built with ULFM, according to the ompi_info of the same installation."""
     beside = Path(mpirun).with_name("ompi_info")
     return beside.exists() and "ft_mpi_support:yes" in _output([str(beside), "--parsable"])
 

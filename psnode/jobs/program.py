@@ -1,4 +1,4 @@
-"""`python -m psnode.jobs.program PROGRAM.py ...`: the ranks of `psnode launch -- PROGRAM.py ...`."""
+"""Program of the ranks of `psnode launch -- PROGRAM.py ...`, run as `python -m psnode.jobs.program PROGRAM.py ...`."""
 
 from __future__ import annotations
 

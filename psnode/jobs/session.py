@@ -1,4 +1,4 @@
-"""A session: the program keeps its training loop, and the parameter server trains.
+"""A session: the program keeps its training loop, while psnode's parameter server trains the model.
 
     with psnode.session(model, train_dir="runs/mine", scheme="topk:ratio=0.01", lr=0.1, max_steps=1000) as s:
         for x, y in s.batches(loader):
@@ -6,7 +6,8 @@
             loss.backward()
             s.step(loss)
 
-Every rank of an MPI job runs the program. Rank 0 serves inside `s.batches`, which yields nothing on it; the others are workers.
+Every rank of an MPI job runs the program. Rank 0 is the master, which serves inside `s.batches` and gets no batches; the other
+ranks are workers.
 """
 
 from __future__ import annotations
@@ -49,18 +50,21 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_FINAL_TAG = 1  # tag of the weights with which every rank ends
+_FINAL_TAG = 1  # tag of the messages with the final weights
 
 
 class Session:
     """One rank's part of a job whose loop belongs to the program; a context manager.
 
-    `settings` are those of `psnode train`, by their names in Config; `constrain(model)` restores constraints on the weights after
-    each update, like Task.constrain; `parameter_groups` are in torch.optim's format (Task.parameter_groups); `learning_rate(step,
-    lr=, steps_per_epoch=, total_steps=)` is the user's own schedule (Task.learning_rate); a function as `optimizer` creates the
-    optimizer of each tensor (Task.optimizer). `gradients` are sent during the "backward" pass, or in the "step", so that the loop
-    may change them before; `beside`: modules or parameters that the loss reaches and the loop trains. When the block ends, the
-    model of every rank holds the weights of the last checkpoint, in memory of its own.
+    * settings: those of `psnode train`, by their names in Config
+    * constrain(model): restores constraints on the weights after each update, like Task.constrain
+    * parameter_groups: in the format of torch.optim (Task.parameter_groups)
+    * learning_rate(step, lr=, steps_per_epoch=, total_steps=): the user's own schedule (Task.learning_rate)
+    * optimizer: a name, or a function that creates the optimizer of each tensor (Task.optimizer)
+    * gradients: sent during the "backward" pass, or in the "step", so that the loop may change them first
+    * beside: modules or parameters that the loss reaches and that the loop itself trains
+
+    When the block ends, the model of every rank has the weights of the last checkpoint, in its own memory.
     """
 
     def __init__(
@@ -95,18 +99,18 @@ class Session:
         self._worker: StepwiseWorker | None = None
         self._loader: Iterable[Batch] | None = None
         self._leads = False  # rank 0 has begun to serve
-        self._over = False  # trained to the end, and the model holds the result
+        self._over = False  # the run has ended, and the model holds the final weights
         self._updates = 0
         job_end.begin()
 
     @property
     def is_master(self) -> bool:
-        """True on rank 0, which serves and gets no batches."""
+        """Return True on rank 0, which serves and gets no batches."""
         return self.rank == MASTER
 
     @property
     def version(self) -> int:
-        """Number of updates in the model's weights."""
+        """Return the number of updates that the model's weights contain."""
         return self._updates if self._over or self._worker is None else self._worker.version
 
     def __enter__(self) -> Self:
@@ -133,11 +137,12 @@ class Session:
         return self
 
     def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> Iterator[Batch]:
-        """Yield this worker's batches until the run is over, on the training device; on rank 0 serve, and yield nothing.
+        """Yield this worker's batches, on the training device, until the run is over; on rank 0, serve and yield no batch.
 
-        loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices: psnode deals the examples anew in
-            every epoch, N to each worker, and a resumed run continues with the same ones. Or any iterable, which must give
-            each worker different batches, and starts again when it is over; a resumed run begins with its first batch.
+        loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices, or any iterable of batches. The
+            examples of a DataLoader are dealt anew in every epoch, N to each worker, and a resumed run continues with the
+            same examples. An iterable must give each worker different batches and starts again when it ends; a resumed
+            run begins with its first batch.
         steps_per_epoch: for an iterable without a length.
         """
         if self._over:
@@ -154,27 +159,29 @@ class Session:
         self._finish()
 
     def backward(self, loss: torch.Tensor, weight: int | None = None) -> None:
-        """Call `loss.backward()` with the weight of the batch in its step: one of batches_per_step, or by weight (weighted_mean).
+        """Call `loss.backward()` with the loss multiplied by the weight of its batch in the step.
 
-        `loss`: a mean over `weight` examples or tokens, a whole number; by default over the batch's examples. Raises
-        ConfigurationError for a weight if all gradients count equally.
+        With batches_per_step all batches of a step count equally; with weighted_mean they count by `weight`. `loss` is a mean
+        over `weight` examples or tokens, a whole number; by default over the examples of the batch. Raises ConfigurationError for
+        a weight if all gradients count equally.
         """
         if self._worker is None:
             raise ConfigurationError("s.backward() belongs in a loop over s.batches(loader), which runs on workers only")
         self._worker.backward(loss, weight)
 
     def step(self, loss: torch.Tensor | float | None = None, metrics: Mapping[str, Any] | None = None) -> bool:
-        """Have the gradients of the batch's backward pass applied, and return when the model has the new weights.
+        """Apply the gradients of the batch's backward pass, and return when the model has the new weights.
 
-        `loss`, a mean over the batch, and `metrics`, sums over it, are recorded. Returns False while batches are accumulated
-        (batches_per_step), which needs `s.backward(loss)`, or `loss / batches_per_step` in the backward pass.
+        `loss`, a mean over the batch, and `metrics`, sums over the batch, are recorded. Returns False while batches are
+        accumulated (batches_per_step), which requires `s.backward(loss)`, or `loss / batches_per_step` in the backward pass.
         """
         if self._worker is None:
             raise ConfigurationError("s.step() belongs in a loop over s.batches(loader), which runs on workers only")
         return self._worker.step(loss, metrics or {})
 
     def stop(self) -> None:
-        """End the run early, on all ranks and with code 0: after the current step, or the next one if called after `step`."""
+        """End the run early on all ranks, with exit code 0: after the current step, or after the next one if called after
+        `step`."""
         if self._worker is None:
             raise ConfigurationError("s.stop() belongs in a loop over s.batches(loader), which runs on workers only")
         self._worker.stop()
@@ -184,7 +191,7 @@ class Session:
         try:
             if error is None:
                 self._require_end()
-            elif self._worker is not None and self._worker.over:  # the job has ended successfully, and no rank listens any more
+            elif self._worker is not None and self._worker.over:  # the job has ended successfully: other ranks no longer listen
                 with contextlib.suppress(PsnodeError, SystemExit):
                     self._finish()
             elif not self._over:
@@ -196,7 +203,7 @@ class Session:
             self._close(code)
 
     def _begin(self, loader: Iterable[Batch], steps_per_epoch: int | None) -> None:
-        """Agree with the other ranks on everything; on rank 0 serve until the end."""
+        """Agree with the other ranks on settings and data and create the worker; on rank 0, serve until the end."""
         from psnode.jobs.session_data import batch_size, own_loop
 
         assert self._transport is not None
@@ -230,12 +237,12 @@ class Session:
 
     @property
     def _others(self) -> range:
-        """All ranks but the master's."""
+        """Return all ranks except the master's."""
         return Layout.of(self.size, 0).readers
 
     def _hand_out(self, code: int) -> None:
-        """Load the weights of the last checkpoint into the model of rank 0 and send them to the others; send nothing after a
-        stop."""
+        """Load the weights of the last checkpoint into the model of rank 0 and send them to the others. After a stop, send only
+        the code."""
         from psnode.jobs.final_weights import hand_out
 
         path = self._config.directory
@@ -245,7 +252,7 @@ class Session:
         self._end_with(code)
 
     def _finish(self) -> None:
-        """Load the weights that rank 0 distributes at the end."""
+        """Load the weights that rank 0 sends at the end."""
         if self._over:
             return
         from psnode.jobs.final_weights import take
@@ -257,13 +264,13 @@ class Session:
         self._end_with(code)
 
     def _end_with(self, code: int) -> None:
-        """Finish the run. If it was stopped, exit the program with that code."""
+        """Finish the run. If it was stopped, exit the program with its exit code."""
         self._over = True
         if code:
             raise SystemExit(code)
 
     def _require_end(self) -> None:
-        """Finish. If the block was left before the run's end, end the job and the program."""
+        """Finish the run, or end the job and the program with an error if the block was left before the end of the run."""
         if self._worker is not None and self._worker.over:
             self._finish()
         elif self._loader is None:
@@ -279,8 +286,10 @@ class Session:
             )
 
     def _tell(self, error: BaseException) -> None:
-        """Inform the others that this rank cannot continue, and wait until they know. Raises SystemExit for errors of psnode's
-        own."""
+        """Inform the other ranks that this rank cannot continue, and wait until they know.
+
+        Raises SystemExit if `error` is one of psnode's own.
+        """
         from psnode.worker import wait_for_end
 
         if self.is_master:
@@ -310,11 +319,11 @@ class Session:
 
 
 def _brief(error: BaseException) -> BaseException:
-    """Return `error` without its traceback, which the rank itself shows."""
+    """Return `error` without its traceback, which this rank itself shows."""
     return error if isinstance(error, PsnodeError) else PsnodeError(in_one_line(error))
 
 
 def _leave(code: int) -> None:
-    """Exit after the program's own last lines, with 1 if it ended with an exception."""
+    """Exit after the program's own last output, with 1 if the program ended with an exception."""
     logging.shutdown()
     exit_without_mpi(code or int(getattr(sys, "last_value", None) is not None))

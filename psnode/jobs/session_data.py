@@ -1,4 +1,4 @@
-"""Data of a session: the batch size and the length of an epoch, read from the loader."""
+"""Data of a session: the batch size and the length of an epoch, taken from the program's loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def batch_size(loader: Iterable[Batch]) -> int:
-    """Return the examples per batch according to the loader, or 1 if it does not say."""
+    """Return the number of examples per batch according to the loader, or 1 if it does not state a batch size."""
     return getattr(loader, "batch_size", None) or 1
 
 
@@ -33,8 +33,10 @@ def own_loop(
     rate: OwnRate | None,
     optimizer: MakeOptimizer | None,
 ) -> OwnLoop:
-    """Return the task of a loop over `loader` on `workers` ranks. Raises ConfigurationError for a
-    loader that lacks information."""
+    """Return the task of a loop over `loader` on `workers` ranks.
+
+    Raises ConfigurationError if the length of an epoch is unknown, or stated twice.
+    """
     if is_map_style(loader):
         dealt = Dealt(loader)
         if steps_per_epoch is not None:

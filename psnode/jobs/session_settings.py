@@ -1,4 +1,4 @@
-"""Settings of a session: those of a run, except those that the program itself decides."""
+"""Settings of a session: those of a run, except those that the program itself determines."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _NOT_HERE = {
 }
 
 
-BACKWARD, STEP = "backward", "step"  # when gradients are sent
+BACKWARD, STEP = "backward", "step"  # values of `gradients`: the time at which gradients are sent
 
 
 def holds(gradients: str) -> bool:
-    """Return True if gradients stay in `.grad` until `s.step()`. Raises ConfigurationError for another word."""
+    """Return True if gradients stay in `.grad` until `s.step()`. Raises ConfigurationError for an unknown value."""
     if gradients not in (BACKWARD, STEP):
         raise ConfigurationError(f'gradients of a session leave in the "{BACKWARD}" pass or in the "{STEP}", not {gradients!a}')
     return gradients == STEP
 
 
 def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Return the parameters in modules, or given directly. Raises ConfigurationError for anything else."""
+    """Return the parameters among `others` and in modules among them. Raises ConfigurationError for any other object."""
     import torch
 
     found: list[torch.nn.Parameter] = []
@@ -66,7 +66,8 @@ def parameters_beside(others: Sequence[torch.nn.Module | torch.nn.Parameter]) ->
 
 
 def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `given` settings of a session with its own schedule. Raises ConfigurationError if they name another schedule."""
+    """Return the `given` settings of a session that has its own schedule. Raises ConfigurationError if they name another
+    schedule."""
     if given.get("lr_schedule", OWN) != OWN:
         raise ConfigurationError(
             f"learning_rate is the session's schedule, and lr_schedule is {given['lr_schedule']}: leave one of the two out"
@@ -75,9 +76,9 @@ def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank) -> Config:
-    """Return the configuration of a session that trains `model`: the `given` settings override PSNODE_* variables.
+    """Return the configuration of a session that trains `model`. The `given` settings override PSNODE_* variables.
 
-    Raises ConfigurationError for a name that is not a setting, or one that has no meaning in a session.
+    Raises ConfigurationError for an unknown setting, and for a setting without meaning in a session.
     """
     import torch
 
@@ -104,8 +105,10 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
         raise ConfigurationError(f"precision has no meaning in a session: {_NOT_HERE['precision']}")
     if config.codec:
         load_codec(config.codec)
-    if "min_workers" not in given and known["min_workers"].variable not in os.environ:  # nor the setting of the run to resume
+    # the default in a session is all workers; min_workers of a run to resume is ignored
+    if "min_workers" not in given and known["min_workers"].variable not in os.environ:
         config = replace(config, min_workers=max(1, Layout.of(here.size, config.spares).workers))
+    # choosing group_bytes by trial steps would need passes that only the program can run
     if config.group_by == "bytes" and not config.group_bytes and not config.resume:
-        config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)  # trial runs would need passes that only the program can run
+        config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)
     return replace(config, threads=config.threads or stated_threads(config))

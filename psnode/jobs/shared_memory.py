@@ -1,4 +1,4 @@
-"""Shared memory, over which Open MPI's ranks of one host communicate. Containers have little of it by default."""
+"""Shared memory, through which the ranks of Open MPI on one host communicate. Containers have little of it by default."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ A_RANK = 1 << 24  # bytes that Open MPI 5 reserves for a rank: its btl_sm_segmen
 
 
 class SharedMemory(NamedTuple):
-    """Bytes of the file system, and the free bytes of it."""
+    """Size and free space, in bytes, of the file system in shared memory."""
 
     size: int
     free: int
 
     def holds(self, ranks: int) -> bool:
-        """Return True if it holds the reservations of this many ranks. A rank beyond that exits, or is killed later when it
-        writes to its segment."""
+        """Return True if the free space suffices for the reservations of this many ranks.
+
+        Any further rank exits, or is killed later when it writes to its segment.
+        """
         return self.free >= ranks * A_RANK
 
 
 def room(place: Path = PLACE) -> SharedMemory | None:
-    """Return the present size and free bytes; None if there is no such place and Open MPI uses another."""
+    """Return the present size and free space of `place`; None if it does not exist, in which case Open MPI uses another place."""
     try:
         found = os.statvfs(place)
     except OSError:

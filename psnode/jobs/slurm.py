@@ -1,9 +1,8 @@
-"""A batch script for Slurm: it runs the ranks of a job on the nodes that Slurm grants, stops them in time, requeues the job and
-resumes it.
+"""A batch script for Slurm, which runs a job on the granted nodes, stops it in time, requeues it and resumes it.
 
-Slurm warns the script by USR1 before its time is over (`--signal`). psnode then writes a checkpoint and exits with 75, which the
-script answers with `scontrol requeue`; the job's next start resumes the run. After TERM (scancel, preemption) psnode writes a
-checkpoint too, and Slurm decides if the job runs again.
+Before the time limit, Slurm sends USR1 to the script (`--signal`). psnode then writes a checkpoint and exits with 75, upon which
+the script calls `scontrol requeue`; the next start of the job resumes the run. After TERM (scancel, preemption) psnode writes a
+checkpoint too, but Slurm decides if the job runs again.
 """
 
 from __future__ import annotations
@@ -18,21 +17,25 @@ from pathlib import Path
 
 from psnode.errors import ConfigurationError
 
-_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")  # sbatch's formats: minutes, M:S, H:M:S, D-H, ...
-_MARGIN = 10.0  # seconds from the end of psnode's own grace to Slurm's KILL
+_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")  # formats of sbatch: minutes, M:S, H:M:S, D-H, ...
+_MARGIN = 10.0  # seconds from the end of psnode's own time limit to Slurm's KILL
 _OURS = ("signal", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "array")
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """Requests of a batch script to Slurm. Raises ConfigurationError.
+    """Parameters of a batch script. Raises ConfigurationError for invalid ones.
 
-    workers           number of workers; the master and `spares` are added workers_per_node  ranks per node, with one more on the
-    first node if the master is beside them master            beside: on the first node, with workers; apart: on a node of its own
-    time              time limit in sbatch's notation, such as 4:00:00; None: the partition's gres              generic resources
-    of every node, such as gpu:4 cpus_per_rank     cores per rank kill_after        seconds that a checkpoint may take at the end
-    starter           mpirun, under which a job outlives dead workers, or srun with PMIx environment       directory of the
-    virtual environment on the nodes, at the same path as here extra             more options of sbatch, such as qos=long
+    * workers: number of workers, to which the master and `spares` are added
+    * workers_per_node: ranks per node, with one more on the first node if the master is beside them
+    * master: "beside" (on the first node, with workers) or "apart" (on its own node)
+    * time: time limit in sbatch's notation, such as 4:00:00; None: the partition's limit
+    * gres: generic resources of every node, such as gpu:4
+    * cpus_per_rank: cores per rank
+    * kill_after: seconds that a checkpoint may take at the end
+    * starter: "mpirun", under which a job survives dead workers, or "srun", with PMIx
+    * environment: directory of the virtual environment, at the same path on all nodes and here
+    * extra: more options of sbatch, such as qos=long
     """
 
     workers: int
@@ -64,29 +67,30 @@ class BatchJob:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the whole job."""
+        """Return the number of ranks in the job."""
         return 1 + self.workers + self.spares
 
     @property
     def nodes(self) -> int:
-        """Nodes for all ranks."""
+        """Return the number of nodes for all ranks."""
         return -(-(self.ranks - 1) // self.workers_per_node) + (self.master == "apart")
 
     @property
     def first_node(self) -> int:
-        """Ranks of the first node."""
+        """Return the number of ranks on the first node."""
         return 1 if self.master == "apart" else 1 + min(self.workers_per_node, self.ranks - 1)
 
     @property
     def slots(self) -> int:
-        """Ranks of the fullest node, which Slurm is asked for on each node."""
+        """Return the number of ranks on the fullest node, which is requested from Slurm for every node."""
         return max(self.first_node, min(self.workers_per_node, self.ranks - 1))
 
 
 def batch_script(job: BatchJob, command: Sequence[str], train_dir: Path, mpirun_args: Sequence[str] = ()) -> str:
-    """Return the text for sbatch. `command`: `train` and its arguments, which write to `train_dir`.
+    """Return the text of the batch script. `command`: `train` and its arguments, which write to `train_dir`.
 
-    A relative `train_dir` is resolved against the directory from which the script is submitted, which all nodes must see.
+    A relative `train_dir` is resolved against the directory from which the script is submitted; all nodes must see that
+    directory.
     """
     options = "\n".join(f"#SBATCH --{each}" for each in _options(job))
     command, fresh = _parted(command)
@@ -124,8 +128,10 @@ exit "$code"
 
 
 def _parted(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments into those of every start and those of the first start only: --init-from, which a resumed run does not
-    take."""
+    """Return the arguments of every start, and those of the first start only.
+
+    The latter are --init-from, which a resumed run does not accept.
+    """
     always, first, words = list[str](), list[str](), iter(command)
     for word in words:
         if word.partition("=")[0] == "--init-from":
@@ -155,7 +161,7 @@ def _threads(job: BatchJob) -> str:
 
 
 def _hosts(job: BatchJob) -> str:
-    """Write the file of hosts: for mpirun one line per node, for srun one line per rank."""
+    """Return the commands that write the file of hosts: one line per node for mpirun, one line per rank for srun."""
     line = 'echo "$node slots=$slots"'
     if job.starter == "srun":
         line = 'for ((i = 0; i < slots; i++)); do echo "$node"; done'

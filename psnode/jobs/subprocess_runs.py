@@ -1,4 +1,4 @@
-"""Runs of `psnode` in processes of their own, begun or resumed at the point where an earlier command left them."""
+"""Runs of `psnode` in separate processes, begun, or resumed if an earlier command left them unfinished."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from psnode.errors import PsnodeError
 from psnode.records import checkpoint
 from psnode.records.metrics import SUMMARY
 
-_ASKED = "asked.json"  # in a run's directory: the arguments with which it was begun
-_LOCK = ".lock"  # the lock of an active run, see psnode.records.directory
+_ASKED = "asked.json"  # file in a run's directory: the arguments with which the run began
+_LOCK = ".lock"  # lock file of an active run, see psnode.records.directory
 _PR_SET_PDEATHSIG = 1
 
 
 def begin(directory: Path, arguments: Sequence[str]) -> bool:
-    """Prepare `directory` for the run of `arguments`; True if it holds one that is to be resumed.
+    """Prepare `directory` for the run of `arguments`, and return True if the directory holds a run to resume.
 
     A run without a checkpoint is deleted. Waits for a process that is still at work in the directory. Raises PsnodeError if the
     directory holds a run with other arguments.
@@ -50,7 +50,7 @@ def require_same(directory: Path, arguments: Sequence[str]) -> None:
 
 
 def finished(directory: Path) -> int:
-    """Return the steps of the run in `directory` if it has ended successfully, else 0."""
+    """Return the number of steps of the run in `directory` if it has ended successfully, else 0."""
     found = _summary(directory)
     return int(found["steps"]) if found.get("exit_code") == 0 else 0
 
@@ -63,12 +63,12 @@ def _summary(directory: Path) -> dict[str, Any]:
 
 
 def run_psnode(arguments: Sequence[str], log: Path | None = None) -> int:
-    """Run `psnode ARGUMENTS` in a process of its own, and return its exit code. `log`: the file to which its output is appended.
+    """Run `psnode ARGUMENTS` in a separate process, and return its exit code. `log`: the file to which its output is appended.
 
-    The process is asked to stop when this one is killed, or when the calling thread ends.
+    The process receives TERM if this process is killed or the calling thread ends.
     """
     command = [sys.executable, "-m", "psnode", *arguments]
-    libc = ctypes.CDLL(None)  # loaded here: the child may only call functions that are already loaded
+    libc = ctypes.CDLL(None)  # loaded before the fork, after which the child must not load libraries
 
     def ask_when_orphaned() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -78,7 +78,7 @@ def run_psnode(arguments: Sequence[str], log: Path | None = None) -> int:
         with subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=ask_when_orphaned) as process:
             try:
                 return process.wait()
-            except KeyboardInterrupt:  # it got the same signal, and writes a checkpoint
+            except KeyboardInterrupt:  # the process received the same signal, and writes a checkpoint
                 process.wait()
                 raise
     finally:

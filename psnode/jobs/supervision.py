@@ -1,4 +1,4 @@
-"""Supervision of mpirun: requests to stop lead to a checkpoint first and to a KILL last, and no process survives."""
+"""Supervision of mpirun: a request to stop leads first to a checkpoint and at last to KILL, and no process survives."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from psnode.jobs.sweeping import members, runs
 
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by nohup, or by a shell that starts it in the background
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # nohup, or a shell that starts a program in the background, ignores these
 _LOOK_SECONDS = 1.0
-# On TERM mpirun kills the ranks within half a second, so TERM comes late: the time before is for their checkpoint.
+# After TERM, mpirun kills the ranks within half a second. TERM is therefore sent late, after the time for their checkpoint.
 _TERM_BEFORE_KILL = 1.5
 _PROC = Path("/proc")
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK")
 
 
 class Ended(NamedTuple):
-    """The exit code of the supervised job, the first signal that asked it to stop (0: none), and the beginning of its standard
-    error."""
+    """Result of a supervised job: its exit code, the first signal that asked it to stop, and the beginning of its standard error.
+
+    `asked` is 0 without such a signal.
+    """
 
     code: int
     asked: int
@@ -44,14 +46,17 @@ def supervise(
     begun: Callable[[int], None] = lambda session: None,
     asked: Callable[[int], None] = lambda number: None,
 ) -> Ended:
-    """Run `command` (an mpirun) in a session of its own until all of its processes have ended.
+    """Run `command` (an mpirun) in its own session until all of its processes have ended.
 
-    TERM, INT, USR1 or HUP sent to this process: mpirun gets USR1, which it passes to the ranks, TERM shortly before `kill_after`
-    seconds are over, and then the whole session gets KILL. A second INT acts as an immediate TERM. When rank 0 has ended on this
-    host and mpirun does not follow within `kill_after`, the ranks that hold it up are killed, and after the same time again
-    mpirun itself. If mpirun itself is killed, the ranks have `kill_after` seconds to end. INT and HUP stay ignored if they were
-    (nohup, a shell's background). If this process is killed, mpirun gets USR1. `begun` is called with the session, `asked` with
-    the signal that asks for a stop, before mpirun gets its own.
+    * After TERM, INT, USR1 or HUP to this process, mpirun gets USR1, which it passes to the ranks; it gets TERM shortly before
+      `kill_after` seconds are over, and then the whole session gets KILL. A second INT acts as an immediate TERM.
+    * If rank 0 has ended on this host and mpirun does not end within `kill_after`, the remaining ranks are killed, and after the
+      same time again mpirun itself.
+    * If mpirun is killed, the ranks have `kill_after` seconds to end.
+    * If this process is killed, mpirun gets USR1.
+
+    INT and HUP stay ignored if they were ignored before (nohup, a shell's background). `begun` is called with the id of the
+    session. `asked` is called with the signal that asks for a stop, before mpirun gets its own signal.
     """
     escalation = Escalation(kill_after)
     with _stop_signals(escalation), Forwarding() as output:
@@ -79,7 +84,7 @@ def supervise(
                     _kill([pid for pid in members(process.pid) if pid != process.pid])
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
-            if process.returncode < 0:  # killed: its ranks got TERM, and leave a checkpoint
+            if process.returncode < 0:  # mpirun was killed: its ranks got TERM, and write a checkpoint
                 _await_end(process.pid, time.monotonic() + kill_after)
         finally:
             _kill(members(process.pid))
@@ -89,14 +94,14 @@ def supervise(
 
 
 class Escalation:
-    """The signal that is due after a request to stop. Times are time.monotonic()."""
+    """Schedule of the signals after a request to stop. Times are those of time.monotonic()."""
 
     def __init__(self, kill_after: float) -> None:
         self._term_after = max(kill_after / 2, kill_after - _TERM_BEFORE_KILL)
         self._plan = [(signal.SIGUSR1, 0.0), (signal.SIGTERM, self._term_after), (signal.SIGKILL, kill_after)]
         self._since: float | None = None
         self._interrupts = 0
-        self.asked = 0  # the first signal that asked for a stop
+        self.asked = 0  # the first signal that asked for a stop; 0: no signal
 
     def request(self, number: int, now: float) -> None:
         """Record a request to stop by signal `number`."""
@@ -107,7 +112,7 @@ class Escalation:
             self._since = min(self._since, now - self._term_after)
 
     def due(self, now: float) -> list[signal.Signals]:
-        """Return the signals to send now; each is returned once."""
+        """Return the signals to send now. Each is returned only once."""
         signals = []
         while self._since is not None and self._plan and now - self._since >= self._plan[0][1]:
             signals.append(self._plan.pop(0)[0])
@@ -115,7 +120,7 @@ class Escalation:
 
 
 class RankZero:
-    """Watches for the end of rank 0, if it runs on this host."""
+    """Observer of the end of rank 0, if it runs on this host."""
 
     def __init__(self, session: int) -> None:
         self._session = session
@@ -136,7 +141,8 @@ class RankZero:
 
 
 def _is_rank_zero(pid: int) -> bool:
-    """Return True for rank 0 itself. Its own children have its environment too, so its parent must lack it."""
+    """Return True if the process is rank 0. Children of rank 0 have its environment too, so the parent must lack that
+    environment."""
     return _says_rank_zero(pid) and not _says_rank_zero(_parent(pid))
 
 
@@ -153,7 +159,7 @@ def _await_end(session: int, end: float) -> None:
 
 
 def _parent(pid: int) -> int:
-    """Return the parent's id, or 0 if there is no such process."""
+    """Return the id of the parent process, or 0 if process `pid` does not exist."""
     with contextlib.suppress(OSError):
         return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
     return 0
@@ -167,7 +173,7 @@ def _kill(pids: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def _stop_signals(escalation: Escalation) -> Iterator[None]:
-    """Turn signals into requests, except for ignored ones; only the main thread can do this."""
+    """Turn the stop signals that are not ignored into requests inside the context. Only the main thread can do this."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
 """A folder that is removed when its job ends, even if the launcher is killed; this file is also the program that removes it.
 
-`swept()` starts this file as a program, `sweeping.py FOLDER`, in a session of its own, which no signal to the launcher's group
-reaches. It reads the number of the job's session from its input, whose end is the launcher's end. Then it waits until no process
-of that session is left, and removes the folder if it still exists.
+`swept()` starts this file as a program, `sweeping.py FOLDER`, in its own session, which signals to the launcher's group do not
+reach. The program reads the id of the job's session from its input, which ends when the launcher ends. It then waits until no
+process of that session is left, and removes the folder if it still exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROC = Path("/proc")
 
 @contextlib.contextmanager
 def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
-    """Create a temporary folder; yields it and a function that must be called with the session of the job that uses it."""
+    """Create a temporary folder. Yields the folder and a function to call with the session id of the job that uses it."""
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-I", "-S", __file__, folder]
         nowhere = subprocess.DEVNULL
@@ -48,8 +48,10 @@ def swept(prefix: str) -> Iterator[tuple[Path, Callable[[int], None]]]:
 
 
 def members(session: int) -> list[int]:
-    """Return the processes of a session, or the session itself without /proc: mpirun gives ranks their own process groups, but
-    not sessions."""
+    """Return the processes of a session; without /proc, only the session's first process.
+
+    mpirun gives the ranks their own process groups, but not their own sessions.
+    """
     if not _PROC.is_dir():
         return [session]
     found = []

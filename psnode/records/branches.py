@@ -1,8 +1,9 @@
 """The branch of a run: the checkpoints that led to the newest one.
 
-A run that is resumed from an older checkpoint abandons the newer ones, until it writes those of the same steps again. A manifest
-records which start of the job wrote it (`begun`) and after which step that start began (`since`): followed from the newest one
-backwards, these entries define the branch. An evaluation belongs to the branch if the digest of its weights does.
+A run that is resumed from an older checkpoint abandons the newer checkpoints, and overwrites them as it reaches their steps.
+Every manifest records which start of the job wrote it (`begun`) and the step after which that start began (`since`). Following
+these entries backwards from the newest checkpoint gives the branch. An evaluation belongs to the branch if it names the digest of
+weights on the branch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ SINCE = "since"
 
 
 def branch(train_dir: Path) -> dict[Path, str | None]:
-    """Return the checkpoints up to the one that `latest` names, without those of abandoned branches; oldest first.
+    """Return the run's checkpoints up to the one that `latest` names, oldest first, without those of abandoned branches.
 
-    Each comes with the digest of its model file, which is None if its manifest cannot be read: its reader reports that.
-    Checkpoints of earlier versions, which do not record who wrote them, are included.
+    Each path maps to the digest of the checkpoint's model file, or to None if the manifest cannot be read; opening the checkpoint
+    reports that error. Checkpoints of earlier versions of psnode, which do not record which start wrote them, are included.
     """
     try:
         newest = checkpoint.latest(train_dir)
@@ -51,11 +52,10 @@ def branch(train_dir: Path) -> dict[Path, str | None]:
 
 
 def evaluations(train_dir: Path, file: str, found: Mapping[Path, str | None] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the records in `file` that belong to the branch: not of a later step than its newest, nor of abandoned weights or
-    steps.
+    """Yield the evaluations in `file` that belong to the branch, leaving out later steps and abandoned weights.
 
-    `found`: the branch, if it is known. A checkpoint that retention has deleted does not invalidate its record, and a record that
-    does not name the weights counts for its step. Raises CheckpointError if the file is damaged.
+    `found` is the branch, if the caller has it already. An evaluation stays valid after retention has deleted its checkpoint. A
+    record that does not name its weights is judged by its step alone. Raises CheckpointError if the file is damaged.
     """
     found = branch(train_dir) if found is None else found
     models = {checkpoint.step_of(path): model for path, model in found.items()}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
-MARK = ".mark"  # a file in the run's directory by whose contents workers recognise it
+MARK = ".mark"  # file in the run's directory; workers recognise the directory by its contents
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
 EMA = "ema.safetensors"
@@ -52,10 +52,10 @@ OPTIMIZER = "state/optimizer.safetensors"
 REPLICA = "state/replica.safetensors"
 WAITING = "state/waiting.safetensors"
 NORMS = "state/norms.safetensors"
-RESIDUALS, FULL, NONE = "residuals", "full", "none"  # in a manifest, unless it is full: --checkpoint-residuals
-SOUND = "sound"  # in a manifest, see psnode.records.retention
-LAYOUT = 2  # by tensor; a manifest without one has layout 1, by group and segment
-PLACE = "data/place"  # in a worker's file: steps of its share that are taken, and the number of workers in the deal
+RESIDUALS, FULL, NONE = "residuals", "full", "none"  # --checkpoint-residuals in a manifest, which omits the value full
+SOUND = "sound"  # key in a manifest: see psnode.records.retention
+LAYOUT = 2  # 2: state by tensor; a manifest without a layout has layout 1: state by group and segment
+PLACE = "data/place"  # in a worker's file: steps taken of its share of the data, and the number of shares
 _NAME = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 22
 _MANIFEST_BYTES = 1 << 24
@@ -68,7 +68,7 @@ def worker_file(rank: int) -> str:
 
 
 def is_worker_file(name: str) -> bool:
-    """Return True if a checkpoint's file is that of a worker."""
+    """Return True if `name` is the name of a worker's file."""
     return name.startswith("worker-")
 
 
@@ -83,7 +83,7 @@ def name_latest(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a directory if it exists. Readers, late writers and a restart after a crash never find half of it."""
+    """Delete the directory `path` if it exists, renaming it first so that no other process finds half of it under its name."""
     gone = path.with_name(f".{path.name.lstrip('.')}.gone")
     delete(gone)
     try:
@@ -94,7 +94,7 @@ def remove(path: Path) -> None:
 
 
 def step_of(path: Path) -> int:
-    """Return the step of a checkpoint's directory from its name. Raises CheckpointError for any other name."""
+    """Return the step in the name of a checkpoint's directory. Raises CheckpointError for any other name."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise CheckpointError(f"{path} is not a checkpoint: its name must be like {step_directory(100)}")
@@ -113,8 +113,11 @@ def complete(train_dir: Path) -> list[Path]:
 
 
 def latest(train_dir: Path) -> Path | None:
-    """Return the directory that `latest` names or, without that file, the newest not known to be unsound; None if there is no
-    checkpoint."""
+    """Return the checkpoint to resume from; None if there is no checkpoint.
+
+    This is the directory that `latest` names. Without that file, it is the newest checkpoint not known to be unsound. Raises
+    CheckpointError if `latest` cannot be read or does not hold the name of a checkpoint.
+    """
     pointer = train_dir / CHECKPOINTS / LATEST
     try:
         name = read_plain(pointer, _CHUNK).decode("ascii", errors="replace").strip()
@@ -131,7 +134,8 @@ def latest(train_dir: Path) -> Path | None:
 
 
 def _newest(published: list[Path]) -> Path | None:
-    """Return the last one that a reader can open and that is not known to be unsound, else the last."""
+    """Return the newest readable checkpoint that is not known to be unsound, or the newest of all if there is no such
+    checkpoint."""
     for path in reversed(published):
         with contextlib.suppress(CheckpointError):
             if Checkpoint.open(path).facts.get(SOUND) is not False:
@@ -141,7 +145,10 @@ def _newest(published: list[Path]) -> Path | None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint, verified file by file as it is read. `plan`: the plan by which one of layout 1 was written."""
+    """A published checkpoint, whose files are verified as they are read.
+
+    `facts` is the manifest. `plan` is the plan with which a checkpoint of layout 1 was written.
+    """
 
     path: Path
     step: int
@@ -150,8 +157,10 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path, plan: Plan | None = None) -> Checkpoint:
-        """Open a checkpoint. Raises CheckpointError if the manifest is missing or damaged, that of another directory, or of an
-        unknown layout."""
+        """Open a checkpoint.
+
+        Raises CheckpointError if the manifest is missing, is damaged, belongs to another step, or has an unknown layout.
+        """
         try:
             if path.is_symlink():
                 raise ValueError("the directory is a link: copy the checkpoint to that place")
@@ -179,16 +188,16 @@ class Checkpoint:
 
     @property
     def layout(self) -> int:
-        """Number of the rule for the names of its state (psnode.records.state_names)."""
+        """Return the number of the rules by which the checkpoint's state is named (psnode.records.state_names)."""
         return int(self.facts.get("layout", 1))
 
     def verify(self) -> None:
-        """Read every file once. Raises CheckpointError if one is missing, truncated or altered."""
+        """Read every file once. Raises CheckpointError if a file is missing, truncated or altered."""
         for name in self.facts["files"]:
             self._checked(name, digest)
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a file. Raises CheckpointError if it is missing, truncated or altered."""
+        """Return the bytes of a file. Raises CheckpointError if the file is missing, truncated or altered."""
         content = b""
 
         def read(file: IO[bytes]) -> str:
@@ -200,7 +209,7 @@ class Checkpoint:
         return content
 
     def _checked(self, name: str, digest_of: Callable[[IO[bytes]], str]) -> None:
-        """Compare size, then digest, of a file with the manifest's."""
+        """Compare the size and then the digest of file `name` with the manifest. Raises CheckpointError."""
         entry = self.facts["files"].get(name)
         try:
             if any((self.path / parent).is_symlink() for parent in PurePosixPath(name).parents):
@@ -219,12 +228,12 @@ class Checkpoint:
             raise CheckpointError(f"{self.path / name} was altered: its hash differs from the manifest's{_REMEDY}")
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """Return the tensors of a safetensors file, by plain name (psnode.tasks.tensor_names)."""
+        """Return the tensors of a safetensors file of the checkpoint, by plain name (psnode.tasks.tensor_names)."""
         return renamed(tensorfile.parse(self.read(name), str(self.path / name)), self.renaming)
 
     @cached_property
     def renaming(self) -> Rename:
-        """Map the names of a compiled model, which files of earlier versions hold, to plain names."""
+        """Return the function from the names of a compiled model, which files of earlier versions hold, to plain names."""
         return renaming(tensorfile.names(self.path / MODEL))
 
     def has(self, name: str) -> bool:
@@ -233,7 +242,7 @@ class Checkpoint:
 
 
 def digest(file: IO[bytes]) -> str:
-    """Return xxh3_128 of the rest of a file, in the manifest's form."""
+    """Return the xxh3_128 of the rest of a file, in hexadecimal, as the manifest holds it."""
     found = xxhash.xxh3_128()
     while chunk := file.read(_CHUNK):
         found.update(chunk)

@@ -1,6 +1,6 @@
-"""The run's directory: its lock, its records, the start of a resumed run.
+"""The run's directory: its lock, its records, and the start of a resumed run.
 
-Files of an earlier part of the run are checked first and altered last: a job that cannot start loses nothing.
+Existing files of the run are checked before any is changed, so that a job that cannot start loses nothing.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ from psnode.tasks.tensor_names import renaming
 
 CONFIG = "config.json"
 _LOCK = ".lock"
-_DYING = 5.0  # seconds
+_DYING = 5.0  # seconds that a killed job may take to release the lock
 _T = TypeVar("_T")
 _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Start of a resumed run: its plan and scheme, its latest checkpoint if there is one, and its parts so far.
+    """Start of a resumed run: its plan, its scheme, its latest checkpoint if there is one, and its parts so far.
 
-    `plan` is None if the run gets another one because of the `changes` of its settings. `first_plan` is the plan by which the
-    run's checkpoints of layout 1 were written. `parameter_groups`: as recorded in config.json. `config`: that of the run so far.
+    `plan` is None if changed settings (`changes`) give the run another plan. `first_plan` is the plan with which the run's
+    checkpoints of layout 1 were written. `parameter_groups` are those in config.json. `config` is the run's configuration before
+    the resume.
     """
 
     checkpoint: checkpoint.Checkpoint | None = None
@@ -61,19 +62,20 @@ class ResumePoint:
 
     @property
     def step(self) -> int:
-        """The step after which training continues."""
+        """Return the step after which training continues."""
         return self.checkpoint.step if self.checkpoint else 0
 
     def resharded(self, workers: int) -> bool:
-        """Return True if another number of workers wrote the checkpoint."""
+        """Return True if the checkpoint was written with a number of workers other than `workers`."""
         return self.checkpoint is not None and self.checkpoint.facts.get("workers", workers) != workers
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory that belongs to this run until `lock` is released. `mark` is the content of its mark file.
+    """A directory that belongs to this job until `lock` is released.
 
-    The learning rate of `config` is resolved. `notes`: lines about it for the user.
+    `mark` is the content of the directory's mark file. The learning rate of `config` is resolved; `notes` are lines about the
+    learning rate for the user.
     """
 
     path: Path
@@ -97,11 +99,14 @@ class RunDirectory:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Return the facts that distinguish a checkpoint of this start of the job from those of abandoned branches."""
+        """Return the facts that distinguish the checkpoints of this start of the job from those of abandoned branches."""
         return {BEGUN: f"{xxhash.xxh3_64_intdigest(self.mark.encode()):016x}", SINCE: self.resume_point.step}
 
     def begin(self, plan: Plan, workers: int, parameter_groups: Sequence[dict[str, Any]] = ()) -> None:
-        """Drop records of steps that will be repeated, half-written files and the earlier summary; write config.json."""
+        """Prepare the directory for training: remove leftovers and write config.json.
+
+        Removes the records of steps that will be repeated, half-written files, and the earlier summary.
+        """
         staging.sweep(self.path)
         cut_after(self.path / METRICS, self.resume_point.step)
         for file in (EVALUATIONS, EMA_EVALUATIONS):
@@ -131,7 +136,10 @@ class RunDirectory:
         self._write_config()
 
     def restore(self) -> bool:
-        """Write config.json again if another process has removed it, since nothing resumes the run without it; True if so."""
+        """Write config.json again if another process has removed it, and return True if so.
+
+        A run without config.json cannot be resumed.
+        """
         if not self._recorded or (self.path / CONFIG).exists():
             return False
         self.path.mkdir(parents=True, exist_ok=True)
@@ -143,10 +151,11 @@ class RunDirectory:
 
 
 def claim(config: Config) -> RunDirectory:
-    """Make the directory of a new run, or enter that of the run to resume, and keep other jobs out of it.
+    """Create the directory of a new run, or enter that of the run to resume, and lock it against other jobs.
 
-    A resumed run keeps the scheme with which it was begun, even if the tables have changed. Raises ConfigurationError if the
-    directory holds another run or another job is at work in it, CheckpointError if its records cannot be read.
+    A resumed run keeps the scheme with which it began, even if the tables of schemes have changed since. Raises
+    ConfigurationError if the directory holds another run or another job is at work in it, and CheckpointError if its records
+    cannot be read.
     """
     path = config.directory.resolve()
     scheme = None if config.resume else resolve(config)
@@ -174,7 +183,10 @@ def claim(config: Config) -> RunDirectory:
 
 
 def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
-    """Check that no file to which a run appends is a link, a pipe or a device: the run would write to it, or wait for it."""
+    """Check that no file to which the run appends is a link, a pipe or a device.
+
+    The run would write to the target of a link, and would wait for the reader of a pipe. Raises an error of type `kind`.
+    """
     try:
         require_plain(path / _LOCK, *path.glob("*.jsonl"))
     except OSError as error:
@@ -183,10 +195,10 @@ def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
 
 
 def _lock(path: Path) -> FileLock:
-    """Return the lock of `path`, held. Raises ConfigurationError while another process has it. The system frees the lock with the
-    process; a killed one, of which a restart does not know, may take a moment to exit.
+    """Acquire and return the lock of the directory `path`. Raises ConfigurationError while another process holds it.
 
-    Never a soft lock: the file of a killed process would keep the next one out.
+    The operating system releases the lock when its process ends. A killed process may take a moment to end, hence the timeout.
+    Soft locks are not used: the file left by a killed process would keep out the next job.
     """
     lock = FileLock(path / _LOCK, timeout=_DYING, thread_local=False, fallback_to_soft=False)
     try:
@@ -194,13 +206,13 @@ def _lock(path: Path) -> FileLock:
     except Timeout:
         raise ConfigurationError(f"another job is at work in {path}: wait for its end or choose another --train-dir") from None
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # file systems without locks
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # the file system has no locks
             raise
     return lock
 
 
 def at_work(path: Path) -> bool:
-    """Return True if a job holds the lock of the run in `path`; the file is neither created nor written."""
+    """Return True if a job holds the lock of the run in `path`. The lock file is neither created nor written."""
     try:
         with open_plain(path / _LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -212,8 +224,8 @@ def at_work(path: Path) -> bool:
 
 
 def saved_run(path: Path) -> dict[str, Any]:
-    """Return the contents of a run's config.json. Raises ConfigurationError if it is missing,
-    CheckpointError if it is damaged."""
+    """Return the contents of a run's config.json. Raises ConfigurationError if the file is missing, CheckpointError if it is
+    damaged."""
     try:
         saved = read_json(path / CONFIG)
         if not isinstance(saved, dict) or not {"config", "plan", "workers"} <= set(saved):
@@ -226,8 +238,10 @@ def saved_run(path: Path) -> dict[str, Any]:
 
 
 def saved_config(path: Path) -> Config:
-    """Return the configuration in a run's config.json. Raises ConfigurationError if it is missing, CheckpointError if it is
-    damaged."""
+    """Return the configuration in a run's config.json.
+
+    Raises ConfigurationError if the file is missing, CheckpointError if it is damaged.
+    """
     return _intact(path, lambda saved: Config.from_dict(saved["config"]))
 
 
@@ -264,7 +278,7 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
 
 
 def _saved_scheme(path: Path, config: Config) -> Scheme:
-    """Return the scheme with which the run in `path` was begun."""
+    """Return the scheme with which the run in `path` began."""
     recorded = _intact(path, lambda saved: Scheme.from_dict(saved["scheme"]) if "scheme" in saved else None)
     return recorded or resolve(config, unrecorded=True)
 
@@ -278,14 +292,14 @@ def _parts(saved: Any) -> tuple[Generation, ...]:
 
 
 def _plan(saved: Any) -> Plan:
-    """Return a recorded plan, by plain names."""
+    """Return a recorded plan, with its tensors under their plain names."""
     plan = Plan.from_dict(saved)
     rename = renaming([tensor.name for tensor in plan.tensors])
     return replace(plan, tensors=tuple(replace(tensor, name=rename(tensor.name)) for tensor in plan.tensors))
 
 
 def _parameter_groups(saved: Any) -> tuple[dict[str, Any], ...]:
-    """Return the recorded parameter groups: settings of the tensors named by `params`."""
+    """Return the recorded parameter groups, each with its settings and, in `params`, the plain names of its tensors."""
     if not isinstance(saved, list) or not all(isinstance(group, dict) and _is_group(**group) for group in saved):
         raise ValueError(f"its parameter_groups are {str(saved)[:60]}")
     rename = renaming([name for group in saved for name in group["params"]])

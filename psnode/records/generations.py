@@ -1,9 +1,9 @@
-"""A run whose parts had different numbers of workers, and the position of its epochs.
+"""Parts of a run with different numbers of workers, and the position of its epochs.
 
-A part begins after `first` finished steps of the run. Steps count updates from any number of workers; an epoch counts examples.
-With P workers it has fewer steps than with P - 1, so a step's place in its epoch is found by adding an offset, which is 0 for a
-run of one part. After a change of P it continues the epoch: no example of it is taken twice, and the number of examples left out
-is smaller than the number that the workers now take in a step.
+A part begins after `first` finished steps of the run. Steps count updates, whatever the number of workers; an epoch counts
+examples. An epoch has fewer steps with P workers than with P - 1. A step's place in its epoch is therefore found by adding an
+offset to the step, which is 0 for a run with a single part. After a change of P the run continues the same epoch: no example of
+the epoch is taken twice, and fewer examples are left out than the new number of workers takes in one step.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from typing import NamedTuple
 
 
 class Generation(NamedTuple):
-    """The steps after the first `first` ones, taken by `workers` workers."""
+    """A part of a run: the steps after the first `first` steps, taken by `workers` workers."""
 
     first: int
     workers: int
 
 
 def continued(parts: Sequence[Generation], step: int, workers: int) -> tuple[Generation, ...]:
-    """Return the parts of a run that continues after `step` with `workers` workers; its earlier attempts at later steps are
-    dropped."""
+    """Return the parts of a run that continues after `step` with `workers` workers.
+
+    Parts that begin at `step` or later, left by earlier attempts, are dropped.
+    """
     kept = [part for part in parts if part.first < step]
     if not kept or kept[-1].workers != workers:
         kept.append(Generation(step, workers))
@@ -30,10 +32,9 @@ def continued(parts: Sequence[Generation], step: int, workers: int) -> tuple[Gen
 
 
 def epoch_offset(parts: Sequence[Generation], examples: int, taken: Callable[[int], int]) -> int:
-    """Return the offset to the number of steps that makes it count epochs as if the workers of the last part had taken all of
-    them.
+    """Return the offset that makes steps count epochs as if the workers of the last part had taken all steps.
 
-    `taken(workers)`: the number of examples, out of `examples`, in a step.
+    `examples` is the number of examples in an epoch, and `taken(workers)` the number that this many workers take in a step.
     """
     found = 0
     for before, part in pairwise(parts):

@@ -1,6 +1,6 @@
-"""A file that is hashed while it is written, from beginning to end, and bypasses the system's cache if it is large.
+"""A file that is hashed while it is written, and bypasses the system's page cache if it is large.
 
-The cache would copy every byte once more, and clear a page for it: for a checkpoint of gigabytes that costs memory, and processor
+The cache would copy every byte once more and clear a page for it. For a checkpoint of gigabytes, this takes memory and processor
 time that training needs.
 """
 
@@ -19,23 +19,24 @@ import xxhash
 from psnode.codecs.pages import Pages
 
 Raw = npt.NDArray[np.uint8]
-BLOCK = 1 << 23  # bytes hashed and written at a time: they stay in the processor's cache
-_ALIGNED = 1 << 12  # writes past the cache are multiples of this
+BLOCK = 1 << 23  # bytes hashed and written at a time, few enough to stay in the processor's cache
+_ALIGNED = 1 << 12  # writes that bypass the page cache must be multiples of this
 _LARGE = 2 * BLOCK
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class Entry(NamedTuple):
-    """Size and xxh3_128 of a file, in the manifest's form."""
+    """Size in bytes and hexadecimal xxh3_128 of a file, as in a manifest."""
 
     nbytes: int
     digest: str
 
 
 class HashedFile:
-    """A new file at `path` of about `size` bytes. When the context ends without an error it is on the disk: `entry`.
+    """A new file at `path` of about `size` bytes.
 
-    Raises OSError, also at the end, if the disk does not take it.
+    When its context ends without an error, the file has been flushed to disk and `entry` describes it. Writing to the file and
+    leaving the context raise OSError if the disk does not take the data.
     """
 
     entry: Entry
@@ -63,7 +64,7 @@ class HashedFile:
                 self.entry = Entry(self._size, self._digest.hexdigest())
 
     def room(self) -> Raw:
-        """Return memory for the next bytes of the file; never empty."""
+        """Return a buffer for the next bytes of the file; never empty."""
         if self._held == self._room.size:
             self._flush()
         return self._room[self._held :]
@@ -73,7 +74,7 @@ class HashedFile:
         self._held += count
 
     def write(self, content: bytes | Raw) -> None:
-        """Append these bytes."""
+        """Append `content` to the file."""
         left: Raw = np.frombuffer(content, np.uint8)
         while left.size:
             room = self.room()
@@ -92,14 +93,14 @@ class HashedFile:
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._flags:
                     raise
-                self._bypass(0)  # its blocks are larger than most
+                self._bypass(0)  # the file system's blocks are larger than _ALIGNED
                 continue
             content = content[count:]
             if count % _ALIGNED:
                 self._bypass(0)
 
     def _bypass(self, flag: int) -> None:
-        """Write past the cache, or (0) through it, as far as the file system can."""
+        """Bypass the page cache if `flag` is O_DIRECT, or use it if `flag` is 0, as far as the file system supports it."""
         import fcntl
 
         if flag == self._flags:
@@ -108,6 +109,6 @@ class HashedFile:
             known = fcntl.fcntl(self._file, fcntl.F_GETFL)
             fcntl.fcntl(self._file, fcntl.F_SETFL, known & ~_DIRECT | flag)
             self._flags = flag
-        except OSError:  # it does not support this, for example tmpfs
+        except OSError:  # a file system without O_DIRECT, for example tmpfs
             if not flag:
                 raise

@@ -1,12 +1,13 @@
 """History of the gradients applied to the weights, update by update, and its invariants.
 
-With `--record-history` the master writes history.jsonl: a line when it starts, and one for every version that it finishes.
+With `--record-history` the master writes history.jsonl: one line when it starts, and one for every version of the weights that it
+finishes.
 
     {"step": 40, "hash": "...", "parameters": ["fc.weight", ...]}   a start from version 40 of the weights, which have this hash
     {"step": 41, "hash": "...", "groups": [[[1, 41, 40], [2, 41, 40]], ...]}
                                                                    [rank, step, version computed on] of each group's gradients
 
-A start voids the lines of later versions: that work was lost with the process that did it.
+A start voids the lines of later versions, whose weights were lost when the earlier process ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HISTORY = "history.jsonl"
 
 
 class AddedGradient(NamedTuple):
-    """A gradient in a sum: its rank, its step, and the version on which it was computed."""
+    """A gradient that was added up: its rank, its step, and the version of the weights on which it was computed."""
 
     rank: int
     step: int
@@ -36,7 +37,10 @@ class AddedGradient(NamedTuple):
 
 
 class History:
-    """Appends to a run's history.jsonl. `digest` is the xxh3_128 of the `parameters` in their order, as in summary.json."""
+    """Writer of a run's history.jsonl.
+
+    The `digest` of its methods is the xxh3_128 of the tensors `parameters` in that order, as in summary.json.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / HISTORY
@@ -48,11 +52,11 @@ class History:
         self._write({"step": version, "hash": digest, "parameters": parameters})
 
     def version(self, version: int, digest: str, groups: Sequence[Sequence[AddedGradient]]) -> None:
-        """Record that `version` is finished; `groups[g]` was added to group g."""
+        """Record that `version` is finished; `groups[g]` are the gradients added to group g."""
         self._write({"step": version, "hash": digest, "groups": groups})
 
     def close(self) -> None:
-        """Flush everything to disk."""
+        """Flush all lines to disk."""
         if self._journal is not None:
             self._journal.close()
 
@@ -62,11 +66,12 @@ class History:
 
 
 def violations(directory: Path, staleness: int | None = 0) -> list[str]:
-    """Return the violations of the invariants in the history of the run in `directory`.
+    """Return the violations of the invariants in the history of the run in `directory`, one text each:
 
     * versions rise by one, and a start continues from the exact weights of its version;
     * every (worker, step, group) is in one update at most, and a worker's steps rise;
-    * no gradient is staler than `staleness` versions (None: any) or was computed on weights of the future;
+    * every gradient was computed on the version to which it was applied, or on one at most `staleness` versions older (None:
+      any);
     * every published checkpoint holds the weights of its version.
     """
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""Lines appended to a file, even if the disk is full for a while."""
+"""Files to which lines are appended, even if the disk is full for a while."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Journal:
-    """Appends to the file `path`, unbuffered: a line is visible to readers at once.
+    """Unbuffered writer that appends lines to the file `path`, where readers see them at once.
 
-    Lines that the disk does not take wait in memory, in order, and are tried again with every further line; the caller is never
-    held up. A file that another process has removed is created again. Both cases are logged.
+    Lines that the disk does not take stay in memory, in order, and are tried again with every further line; the caller never
+    waits for the disk to have room. A file that another process has removed is created again. Both cases are logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -23,7 +23,7 @@ class Journal:
         self._refused = False
 
     def append(self, line: bytes) -> None:
-        """Append one line, given without its end."""
+        """Append `line`, which has no newline at its end."""
         self._waiting += line + b"\n"
         try:
             self._write()
@@ -31,7 +31,7 @@ class Journal:
             self._tell(error)
 
     def close(self) -> None:
-        """Write waiting lines, and flush everything to disk; lines that still cannot be written are lost."""
+        """Write the waiting lines and flush the file to disk. Lines that still cannot be written are lost."""
         try:
             self._write()
             os.fsync(self._file.fileno())

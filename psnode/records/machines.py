@@ -1,4 +1,4 @@
-"""machines.json: the hosts on which a run computes, and the time that worker 1's gradients take on its host."""
+"""The file machines.json: the hosts on which a run computes, and the times of worker 1's gradients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ MACHINES = "machines.json"
 
 
 def write_machines(directory: Path, ranks: Mapping[int, Mapping[str, Any]], backward: Mapping[str, float] | None) -> None:
-    """Replace machines.json: `ranks` (host, cores, arithmetic) of this start of the run, and worker 1's `backward` seconds.
+    """Replace machines.json by the facts of this start of the run.
 
-    `backward`: by tensor, from the beginning of a backward pass until its gradient is ready, in that order.
+    `ranks` gives host, cores and arithmetic of each rank. `backward` gives for each tensor, in the order in which gradients
+    become ready, the seconds from the beginning of worker 1's backward pass until the tensor's gradient is ready.
     """
     content = {"ranks": {str(rank): dict(found) for rank, found in sorted(ranks.items())}, "backward": backward}
     write_atomically(directory / MACHINES, to_json(content, indent=1).encode() + b"\n")

@@ -1,6 +1,6 @@
-"""Records of a run: metrics.jsonl, summary.json.
+"""Records of a run: metrics.jsonl and summary.json.
 
-psnode.master.recorder assembles the record of a step. Rank 0 writes one line per finished update; a reader may follow the file
+psnode.master.recorder assembles the record of a step. Rank 0 writes one line per finished update. Readers may follow the file
 while it grows.
 """
 
@@ -30,7 +30,8 @@ EMA_EVALUATIONS = "evaluations-ema.jsonl"
 
 @dataclass(frozen=True)
 class Seconds:
-    """Parts of a step's time. `forward_backward`, `encode` and `wait` are means over the contributors."""
+    """Duration of a step and its parts, in seconds. `forward_backward`, `encode` and `wait` are means over the contributing
+    workers."""
 
     step: float
     forward_backward: float
@@ -43,11 +44,11 @@ class Seconds:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One finished update. Bytes are those of the whole job, frame headers included; rates are per second. `loss`: None if
-    unknown.
+    """Record of one finished update.
 
-    `uplink_bytes` and `downlink_bytes` count gradients and weights, and are equal in equal runs; control messages, whose times
-    are written in figures, are counted separately.
+    Bytes are those of the whole job, frame headers included; `loss` is None if unknown. `uplink_bytes` and `downlink_bytes` count
+    gradients and weights, and are the same in identical runs. Control messages are counted separately, because they contain
+    measured times as text and so vary in length.
     """
 
     step: int
@@ -70,7 +71,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run. Bytes and seconds are totals over all its parts, resumed ones included."""
+    """Summary of a run. Bytes and seconds are totals over all its parts, those before a resume included."""
 
     steps: int
     seconds: float
@@ -82,8 +83,8 @@ class Summary:
     stop_reason: str
     exit_code: int
     coordinates: int
-    peak_memory_bytes: int | None  # of the master; resident
-    worker_peak_memory_bytes: int | None = None  # of the worker with the largest; None if no worker has reported it
+    peak_memory_bytes: int | None  # resident memory of the master
+    worker_peak_memory_bytes: int | None = None  # of the worker with the highest peak; None if no worker reported its peak
     uplink_control_bytes: int = 0
     downlink_control_bytes: int = 0
 
@@ -107,21 +108,28 @@ def _memory(line_of: str) -> int | None:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    # unlike getrusage's, this does not begin with that of the parent process
+    # unlike the peak that getrusage reports, this peak does not include that of the parent process
     found = [line.split()[1] for line in status.splitlines() if line.startswith(line_of)]
     return 1024 * int(found[0]) if found else None
 
 
 def compression_ratio(coordinates: int, worker_steps: int, total_bytes: int) -> float | None:
-    """Return the bytes of float32 gradients up and weights down over those sent: `worker_steps` = P steps, 8 d each."""
+    """Return the ratio of uncompressed bytes to `total_bytes`, the bytes sent; None if no bytes were sent.
+
+    Each of the `worker_steps` (steps, summed over the workers) would move 8 bytes per coordinate uncompressed: a float32 gradient
+    up, and a float32 weight down.
+    """
     return 8 * coordinates * worker_steps / total_bytes if total_bytes else None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`: readers see the old or the new file, also after a crash, and the old one if it fails."""
+    """Replace the content of `path`: readers see the old or the new content, even after a crash.
+
+    Raises OSError on failure, and then leaves the old content.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)  # left by a killed process; a link of that name is not followed
+        temporary.unlink(missing_ok=True)  # remove the file of a killed process; a link of that name is not followed
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
@@ -135,7 +143,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make renames in `directory` durable."""
+    """Flush `directory` to disk, so that renames in it survive a crash."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -144,7 +152,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a JSON-lines file; a torn last line is left out. Raises CheckpointError for an invalid line."""
+    """Yield the records in a JSON-lines file; an incomplete last line is left out. Raises CheckpointError for an invalid line."""
     try:
         require_plain(path)
         file = open_plain(path)
@@ -174,9 +182,10 @@ def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of the run's steps up to `steps`: bytes sent and seconds taken; `worker_steps`: summed over workers.
+    """Totals over the run's steps up to `steps`: bytes sent and seconds taken. `worker_steps` is the sum of the numbers of
+    workers.
 
-    Records of earlier versions do not separate control messages: theirs are in `uplink_bytes` and `downlink_bytes`.
+    Records of earlier versions of psnode do not separate control messages; `uplink_bytes` and `downlink_bytes` include theirs.
     """
 
     steps: int = 0
@@ -189,7 +198,7 @@ class Totals:
 
 
 def totals(path: Path, step: int) -> Totals:
-    """Return the totals up to and including `step`. Raises CheckpointError for a line that is not a step's record."""
+    """Return the totals up to and including `step`. Raises CheckpointError for a line that is not the record of a step."""
     found = Totals()
     for record in read_records(path):
         if record["step"] > step:
@@ -211,34 +220,35 @@ def totals(path: Path, step: int) -> Totals:
 
 
 def losses(path: Path, step: int) -> Iterator[float]:
-    """Yield the losses of the run's steps up to `step`; a record without a loss is skipped."""
+    """Yield the losses of the run's steps up to `step`, skipping records without a finite loss."""
     for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path)):
         if isinstance(loss := record.get("loss"), (int, float)) and math.isfinite(loss):
             yield float(loss)
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Drop the records after `step`, and a torn last line."""
+    """Remove the records after `step`, and an incomplete last line. Raises CheckpointError for an invalid line up to `step`."""
     if path.exists():
         kept = [to_json(record) for record in itertools.takewhile(lambda record: record["step"] <= step, read_records(path))]
         write_atomically(path, "".join(line + "\n" for line in kept).encode())
 
 
 class RunLog:
-    """Appends step records to metrics.jsonl, as long as the disk takes them."""
+    """Writer of step records to metrics.jsonl. Records wait in memory while the disk does not take them
+    (psnode.records.journal)."""
 
     def __init__(self, directory: Path) -> None:
         self._journal = Journal(directory / METRICS)
 
     def write(self, record: StepRecord) -> None:
-        """Write one line, immediately visible to readers."""
+        """Write one line, which readers see at once."""
         self._journal.append(to_json(asdict(record)).encode())
 
     def extend(self, last: int) -> None:
         """Do nothing: a record states its own step, not the end of the run."""
 
     def close(self) -> None:
-        """Flush everything to disk."""
+        """Flush all records to disk."""
         self._journal.close()
 
     def __enter__(self) -> Self:

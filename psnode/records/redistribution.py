@@ -1,4 +1,7 @@
-"""State for each worker that resumes a checkpoint: its own part; means if it has none, or if their number has changed."""
+"""State with which workers resume from a checkpoint: a worker's own part, or means over the workers.
+
+Means are used for a worker without a part in the checkpoint, and for all workers if their number has changed.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def resharded(found: Checkpoint, answer: Ready) -> bytes:
-    """State for every worker if another number of them wrote the checkpoint: the means of memories and buffers.
+    """Return the state for every worker if the checkpoint was written with another number of workers.
 
-    The weights are owed the mean over the workers of their residuals, and that mean is kept, in units of weights
-    where memories are. A memory of bytes (a codebook) is the first worker's.
+    The state holds the means of the workers' feedback state and buffers. The weights are owed the mean of the workers' residuals,
+    and this mean is kept. If residuals have a learning rate, the mean is that of residual times rate, in units of weights. State
+    that is not of floating point (a codebook) is taken from the first worker.
     """
     names = [name for name in found.facts["files"] if is_worker_file(name)]
     sums: dict[str, torch.Tensor] = {}
@@ -34,7 +38,10 @@ def resharded(found: Checkpoint, answer: Ready) -> bytes:
 
 
 def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[str, torch.Tensor]:
-    """Memories of tensors that have a rate (psnode.records.state_names), multiplied by it in float64; `back` divides."""
+    """Return `memories`, with the feedback state of every tensor that has a rate multiplied by that rate in float64.
+
+    With `back`, divide by the rate instead. Rates (psnode.records.state_names) and codebooks stay as they are.
+    """
     import torch
 
     found = dict(memories)
@@ -48,7 +55,10 @@ def _owed(memories: Mapping[str, torch.Tensor], *, back: bool = False) -> dict[s
 
 
 def worker_state(found: Checkpoint, rank: int, answer: Ready) -> bytes | None:
-    """State that worker `rank` resumes from; None if it reads that itself, which it does by the names of this layout."""
+    """Return the state with which worker `rank` resumes; None if the worker reads its file itself.
+
+    A worker reads its file if it shares the directory and the file has the names of the present layout.
+    """
     name = worker_file(rank)
     if not found.has(name):
         return tensorfile.dump({**_mean_buffers(found, answer), **_mean_place(found)})
@@ -58,17 +68,17 @@ def worker_state(found: Checkpoint, rank: int, answer: Ready) -> bytes | None:
 
 
 def spare_state(found: Checkpoint, answer: Ready) -> bytes:
-    """State that a spare resumes from, whatever place it had when the checkpoint was made: the workers' mean buffers."""
+    """Return the state with which a spare resumes: the workers' mean buffers, even if the checkpoint has a part of that rank."""
     return tensorfile.dump(_mean_buffers(found, answer))
 
 
 def _mean_place(found: Checkpoint) -> dict[str, torch.Tensor]:
-    """Mean place of the workers in their shares; empty where the checkpoint does not say it."""
+    """Return the workers' mean place in their shares of the data; empty if the checkpoint does not record it."""
     import torch
 
     parts = [found.tensors(name) for name in found.facts["files"] if is_worker_file(name)]
     places = [part[PLACE] for part in parts if PLACE in part]
-    alike = [int(place[0]) for place in places if place[1] == places[0][1]]  # dealt among as many
+    alike = [int(place[0]) for place in places if place[1] == places[0][1]]  # places of workers with the same number of shares
     return {PLACE: torch.tensor([sum(alike) // len(alike), int(places[0][1])])} if alike else {}
 
 

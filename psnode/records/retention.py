@@ -1,8 +1,8 @@
-"""Retention of checkpoints: an unsound one never displaces a sound one.
+"""Retention of checkpoints: an unsound checkpoint never displaces a sound one.
 
-A manifest records the soundness of its checkpoint: `"sound": true`, false with the reason in `unsound`, or null until the losses
-on its weights have arrived. One without this entry, of an earlier version of psnode, counts as sound. `latest`, which --resume
-follows, names the newest that is not known to be unsound, if there is one.
+A manifest records the soundness of its checkpoint: `"sound": true`; false, with the reason in `unsound`; or null until the losses
+computed on its weights have arrived. A manifest without this entry, written by an earlier version of psnode, counts as sound.
+`latest`, which --resume follows, names the newest checkpoint that is not known to be unsound, if there is one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from psnode.records.checkpoint import SOUND, Checkpoint
 from psnode.records.metrics import EVALUATIONS, write_atomically
 
 REASON = "unsound"
-_FIGURES = ("top1", "loss")  # of an evaluation
-_SHOWN = 500  # characters of a reason
-UNKNOWN: dict[str, Any] = {SOUND: None}  # as in a new manifest
+_FIGURES = ("top1", "loss")  # keys in the record of an evaluation
+_SHOWN = 500  # maximum characters of a reason in messages
+UNKNOWN: dict[str, Any] = {SOUND: None}  # entry of a new manifest
 
 
 def verdict(reason: str) -> dict[str, Any]:
-    """Return the entry of the manifest of an unsound checkpoint, or of a sound one if `reason` is empty."""
+    """Return the manifest's entry for an unsound checkpoint, or for a sound checkpoint if `reason` is empty."""
     return {SOUND: False, REASON: reason} if reason else {SOUND: True}
 
 
@@ -45,7 +45,10 @@ def is_sound(path: Path) -> bool | None:
 
 
 def why_unsound(path: Path) -> str:
-    """Return the reason in the manifest of a published checkpoint; empty if the checkpoint is not marked as unsound."""
+    """Return the reason why a published checkpoint is unsound, or the error if its manifest cannot be read.
+
+    The result is empty if the checkpoint is not marked as unsound.
+    """
     try:
         facts = Checkpoint.open(path).facts
     except CheckpointError as error:
@@ -56,9 +59,10 @@ def why_unsound(path: Path) -> str:
 
 
 def judge(path: Path, reason: str) -> None:
-    """Write the verdict into the manifest of a published checkpoint; `latest` then names the newest one not known to be unsound.
+    """Record in the manifest of a published checkpoint that it is unsound for `reason`, or sound if `reason` is empty.
 
-    Raises OSError if it cannot be written. A checkpoint that no longer exists is skipped.
+    Then `latest` names the newest checkpoint not known to be unsound. A checkpoint that no longer exists is skipped. Raises
+    OSError if a file cannot be written.
     """
     train_dir, manifest = path.parents[1], path / checkpoint.MANIFEST
     if not manifest.is_file():
@@ -80,11 +84,12 @@ def newest_not_unsound(train_dir: Path) -> Path | None:
 
 
 def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
-    """Delete all checkpoints up to `step` except the newest `keep_last` (0: delete none) that are not known to be unsound.
+    """Delete the checkpoints up to `step` except the newest `keep_last` not known to be unsound; 0 deletes no checkpoint.
 
-    Always kept are the newest that is known to be sound, newer ones of unknown soundness, the very newest, the best evaluated
-    one, and any that is being read. An older checkpoint stays if it has the part of one of ranks 1 to `workers` that the newest
-    not known to be unsound lacks. A checkpoint of an abandoned branch does not displace others, and is deleted like older ones.
+    Always kept are the newest checkpoint known to be sound, newer ones of unknown soundness, the newest of all, the best
+    evaluated one, and any that is being read. A checkpoint also stays if it has the part of a worker (ranks 1 to `workers`) that
+    is missing from the newest checkpoint not known to be unsound. Checkpoints of abandoned branches do not count among the
+    newest, and are deleted like old ones.
     """
     if not keep_last:
         return
@@ -96,7 +101,7 @@ def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
     lacking = _lacking(candidates[-1], workers) if candidates else ()
     last = checkpoint.step_of(certain[-1]) if certain else 0
     surpassed = [path for path, sound in found.items() if sound is False or checkpoint.step_of(path) < last]
-    with contextlib.suppress(OSError):  # they are deleted next time
+    with contextlib.suppress(OSError):  # the next call deletes the rest
         for old in surpassed:
             if old not in kept and not any((old / name).exists() for name in lacking) and not _is_read(old):
                 checkpoint.remove(old)
@@ -104,21 +109,21 @@ def prune(train_dir: Path, step: int, keep_last: int, workers: int = 0) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Protect a checkpoint from deletion while inside, on this host and others, if the file system has locks.
+    """Protect a checkpoint from deletion inside the context, on this host and others, if the file system has locks.
 
-    The locked files are the directory and the weights, which stay the same files when a verdict replaces the manifest.
+    The directory, the weights and the manifest are locked. A verdict replaces the manifest, but the other two stay locked.
     """
     with contextlib.ExitStack() as locks:
         for place in _locked(path):
-            with contextlib.suppress(OSError):  # reading it meets the same error again
-                descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place has no writer
+            with contextlib.suppress(OSError):  # reading the checkpoint will raise the same error
+                descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # do not wait if the path is a pipe without a writer
                 locks.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
 
 
 def _is_read(path: Path) -> bool:
-    """Return True if a process is `reading` it."""
+    """Return True if a process is `reading` the checkpoint."""
     return any(_is_locked(place) for place in _locked(path))
 
 
@@ -144,10 +149,9 @@ def _locked(path: Path) -> tuple[Path, ...]:
 
 
 def best_evaluated(train_dir: Path) -> Path | None:
-    """Return the checkpoint with the highest top1 that an evaluator found, or the lowest loss if there is no accuracy; None
-    without any.
+    """Return the checkpoint with the highest evaluated top-1 accuracy; None if no checkpoint has been evaluated.
 
-    Only the branch of the run counts, without steps before which the run was resumed.
+    Without accuracies, the lowest loss decides. Only checkpoints on the run's branch count.
     """
     best, found = (-math.inf, -math.inf), None
     own = branch(train_dir)
@@ -169,5 +173,5 @@ def _score(record: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _lacking(path: Path, workers: int) -> Iterable[str]:
-    """Yield the files of `workers` workers that a checkpoint lacks."""
+    """Return the names of the files of workers 1 to `workers` that a checkpoint lacks."""
     return [name for rank in Layout(workers).computing if not (path / (name := checkpoint.worker_file(rank))).exists()]

@@ -1,8 +1,9 @@
-"""Values of tensors at one moment, read while their memory goes on changing, part by part.
+"""Values of tensors at one moment, read while training goes on to change the tensors part by part.
 
-A thread calls `protect` before it changes a part. The data that was read until then is released; the rest is copied if there is
-memory for copies, and otherwise the thread waits for the reader. So a reader sees the values of that moment, and threads wait for
-no more than a copy if memory suffices (docs/decisions/checkpoints-beside-training.md).
+A thread calls `protect` before it changes a part. The bytes of the part that have been read need no protection. The rest is
+copied if there is memory for copies; otherwise the thread waits until the reader has read it. The reader thus sees the values of
+that moment, and a thread waits no longer than a copy takes if the memory suffices
+(docs/decisions/checkpoints-beside-training.md).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ Raw = npt.NDArray[np.uint8]
 
 
 class _Piece:
-    """Bytes of a tensor that change together, `live`. The first `read` of them have been read; `copy` begins with the byte at
-    `base`."""
+    """Bytes of a tensor (`live`) that change together.
+
+    The first `read` bytes have been read; `copy`, if there is one, begins with the byte at `base`.
+    """
 
     __slots__ = ("base", "copy", "live", "part", "read")
 
@@ -41,10 +44,10 @@ class _Piece:
 
 
 class Snapshot:
-    """The present values of `tensors`, which are contiguous and on the host. `parts`: by index, memory that changes together.
+    """The present values of `tensors`, which are contiguous and on the host.
 
-    Memory outside all parts must not change. One thread reads, each tensor from its beginning to its end; any thread may
-    `protect`.
+    `parts` lists, by the index passed to `protect`, the tensors whose memory changes together. Memory outside all parts must not
+    change. One thread reads, each tensor from its beginning to its end; any thread may call `protect`.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], parts: Sequence[Iterable[torch.Tensor]], memory: SnapshotMemory) -> None:
@@ -64,7 +67,7 @@ class Snapshot:
                         self._of_part.setdefault(piece.part, []).append(piece)
 
     def protect(self, part: int) -> None:
-        """Return when `part` may be changed: its unread bytes have been copied, or read while this call waits for memory."""
+        """Block until `part` may be changed: its unread bytes have been copied or, without memory for copies, read."""
         if part in self._of_part:
             with self._memory.changed:
                 self._changed = True
@@ -89,10 +92,9 @@ class Snapshot:
                 piece.copy, piece.base = copy, base
 
     def read(self, tensor: torch.Tensor, start: int, out: Raw) -> None:
-        """Copy bytes [start, start + out.size) of a tensor's values to `out`; for a tensor outside the snapshot, its present
-        ones.
+        """Copy bytes [start, start + out.size) of a tensor to `out`, as they were when the snapshot was made.
 
-        Raises OSError if the snapshot was closed meanwhile.
+        A tensor outside the snapshot is copied as it is now. Raises OSError if the snapshot has been closed meanwhile.
         """
         place = 0
         for piece in self._pieces.get(tensor.data_ptr()) or [_Piece(raw(tensor), None)]:
@@ -111,7 +113,7 @@ class Snapshot:
             if piece.part is None:
                 return
             with self._memory.changed:
-                if piece.copy is not copy:  # it may have changed during the reading
+                if piece.copy is not copy:  # the live bytes may have changed during the reading: read the copy
                     continue
                 piece.read = start + out.size
                 if not piece.rest and copy is not None:
@@ -121,7 +123,7 @@ class Snapshot:
                 return
 
     def rewind(self) -> bool:
-        """Begin to read again from the start if no part was protected so far; otherwise return False."""
+        """Restart the reading from the beginning and return True, or return False if any part has been protected."""
         with self._memory.changed:
             if not self._changed:
                 for piece in (each for found in self._pieces.values() for each in found):
@@ -129,7 +131,7 @@ class Snapshot:
             return not self._changed
 
     def close(self) -> None:
-        """End the reading: release the copies and the waiting threads. Any thread may call it, more than once."""
+        """Release the copies and the waiting threads; reading is then over. Any thread may call this, and more than once."""
         with self._memory.changed:
             self._closed = True
             for piece in (each for found in self._pieces.values() for each in found):
@@ -141,17 +143,17 @@ class Snapshot:
 
 
 def size_of(parts: Sequence[Iterable[torch.Tensor]]) -> int:
-    """Return the maximum bytes for copies of `parts`, see Snapshot."""
+    """Return the number of bytes of `parts`, the most that their copies can take (see Snapshot)."""
     return sum(each.nbytes for held in parts for each in held)
 
 
 def raw(tensor: torch.Tensor) -> Raw:
-    """Return the bytes of a contiguous tensor on the host, which share its memory."""
+    """Return the bytes of a contiguous tensor on the host as an array that shares its memory."""
     return memory_of(tensor)
 
 
 def _cut(live: Raw, ranges: Sequence[tuple[int, int, int]]) -> list[_Piece]:
-    """Return the bytes of a tensor by the parts that they belong to. `ranges`: address, size and part, ascending."""
+    """Cut the bytes of a tensor into pieces by the parts that they belong to. `ranges`: address, size and part, ascending."""
     begin, place, pieces = live.__array_interface__["data"][0], 0, []
     index = max(0, bisect_right(ranges, (begin, 1 << 62, 0)) - 1)
     while place < live.size:

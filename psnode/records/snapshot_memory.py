@@ -1,4 +1,4 @@
-"""Memory for copies in a single block per rank: taken in parts, lowest addresses first, and kept warm between uses."""
+"""Memory for copies, a single block per rank, which is taken from the lowest free address up and reused."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from psnode.codecs.arrays import Bytes
 from psnode.codecs.pages import Pages
 from psnode.config.memory import free_memory, memory
 
-_SHARE = 4  # fraction of the free memory
-_CHUNK = 1 << 23  # bytes prepared at a time, while none can be taken
+_SHARE = 4  # one part in this many of the free memory
+_CHUNK = 1 << 23  # bytes prepared at a time, during which no copy can take memory
 
 
 class Allocation(NamedTuple):
-    """`raw`: memory for a copy, which begins at byte `start` of the block."""
+    """Memory for a copy: `raw`, which begins at byte `start` of the block."""
 
     start: int
     raw: Bytes
 
 
 class SnapshotMemory:
-    """Memory for the copies of a rank's snapshots: at most `limit` bytes at a time; 0: a quarter of the free memory at `begin`.
+    """Memory for the copies of a rank's snapshots, at most `limit` bytes at a time; 0: a quarter of the memory free at `begin`.
 
-    A system takes longer to clear new pages than to copy, so the pages of earlier snapshots are reused, except those that the
-    system has reclaimed meanwhile. `begin` and all methods below are called inside `changed`.
+    Clearing new pages takes a system longer than copying does, so the pages of earlier snapshots are reused, except those that
+    the system has reclaimed meanwhile. `begin`, `take`, `give_back` and `rest` must be called while holding `changed`.
     """
 
     def __init__(self, limit: int) -> None:
         self.changed = threading.Condition()
         self._limit = limit
         self._pages: Pages | None = None
-        self._end = 0  # end of the range that may be taken
-        self._used = 0  # bytes, from the first one, used by copies since they were last released
-        self._holes: list[tuple[int, int]] = []  # begin and end, ascending, never adjacent
+        self._end = 0  # end of the part of the block that copies may take
+        self._used = 0  # bytes from the block's start that copies have used since the last release to the system
+        self._holes: list[tuple[int, int]] = []  # begin and end of the free ranges, ascending, never adjacent
         self._begun = self._closed = False
-        self.taken = 0  # bytes
+        self.taken = 0  # bytes in use by copies
 
     def prepare(self, size: int) -> None:
-        """Prepare the pages that a first snapshot of `size` bytes will take, unless that snapshot has begun."""
+        """Prepare the pages for a first snapshot of `size` bytes; stop once that snapshot begins."""
         with self.changed:
             self._measure()
         for start in range(0, size, _CHUNK):
@@ -50,13 +50,13 @@ class SnapshotMemory:
                 self._pages.release(start, stop)
 
     def close(self) -> None:
-        """Prepare and begin nothing more; memory in use stays until it is given back."""
+        """Give up the block: no later call prepares pages or begins a snapshot. Memory in use stays until it is given back."""
         with self.changed:
             self._begun = self._closed = True
             self.rest()
 
     def begin(self) -> None:
-        """Begin a snapshot: measure the free memory, unless a limit was given."""
+        """Begin a snapshot, and measure the free memory unless a limit was given."""
         self._begun = True
         self._measure()
 
@@ -64,7 +64,7 @@ class SnapshotMemory:
         if self._pages is None and not self._closed:
             try:
                 self._pages = Pages(min(self._limit, memory()) if self._limit else memory() // _SHARE)
-            except OSError:  # the system refuses more than it has: the thread that changes a part waits
+            except OSError:  # the system refuses the block: without copies, threads that change a part wait
                 return
             self._holes = [(0, self._pages.raw.size)]
         if self._pages is not None:
@@ -85,7 +85,7 @@ class SnapshotMemory:
         return None
 
     def holds(self, size: int) -> bool:
-        """Return True if copies of `size` bytes in all would fit now, in addition to the present ones."""
+        """Return True if copies of `size` bytes in total would fit now, in addition to the present copies."""
         with self.changed:
             self.begin()
             return self._pages is not None and self.taken + size <= self._end
@@ -104,7 +104,7 @@ class SnapshotMemory:
         self.changed.notify_all()
 
     def rest(self) -> None:
-        """End a snapshot. If no other is active, the system may reclaim the memory that it has used."""
+        """End a snapshot. If no copy is in use any more, the system may reclaim the pages that copies have used."""
         if not self.taken and self._pages is not None:
             self._pages.release(0, self._used)
             self._used = 0

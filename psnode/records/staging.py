@@ -1,11 +1,11 @@
-"""Unfinished checkpoints: parts of workers, staged files, and the step that writes the manifest and publishes them.
+"""Unfinished checkpoints: parts written by workers, files written by the master, and their publication.
 
-A checkpoint is written into a directory whose name starts with a dot, every file and the directory are fsynced, the directory is
-renamed, and only then `latest` is replaced.
+A checkpoint is written into a directory whose name starts with a dot. Every file and the directory are flushed by fsync, the
+directory is renamed, and only then `latest` is replaced.
 
-Workers write to a separate directory for the checkpoint's step and this start of the job. The master moves files out of it; the
-rest is deleted with that directory before the checkpoint is published. So the manifest lists only the moved files, and workers
-never know a path of the checkpoint.
+Workers write their parts to a separate directory for the checkpoint's step and this start of the job. The master moves the parts
+out of that directory and deletes it before the checkpoint is published. The manifest thus lists only the files that were moved,
+and workers never learn a path of the checkpoint.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ _UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+
 
 
 def _parts_path(train_dir: Path, step: int, job: int) -> Path:
-    """Return the directory in which workers of `job`, the id in its frames, write their parts of the checkpoint of `step`."""
+    """Return the directory to which the workers of a job write their parts of the checkpoint of `step`. `job`: the id in its
+    frames."""
     return train_dir / CHECKPOINTS / f".{step_directory(step)}.{job:016x}"
 
 
 def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content, read: Read | None = None) -> Entry:
-    """Write and fsync a worker's part of an unfinished checkpoint: all of it, or nothing that could be mistaken for it.
+    """Write and fsync a worker's part of an unfinished checkpoint, under its final name only once it is complete.
 
-    `read`: see psnode.records.tensorfile. Raises FileNotFoundError if that checkpoint is no longer awaited, or if its directory
-    was removed; OSError if the disk does not take it.
+    `read`: see psnode.records.tensorfile.write_content. Raises FileNotFoundError if the master no longer waits for that
+    checkpoint or its directory was removed, and OSError if the disk does not take the data.
     """
     place = _parts_path(train_dir, step, job)
     unfinished = place / f".{worker_file(rank)}"
@@ -63,7 +64,7 @@ def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content
 
 
 def tell(found: Entry | OSError) -> dict[str, torch.Tensor]:
-    """Return the tensors of a message that describe a written part, or the reason for its absence."""
+    """Return the tensors of the message that describes a written part, or the error that prevented it."""
     import torch
 
     if isinstance(found, OSError):
@@ -72,7 +73,7 @@ def tell(found: Entry | OSError) -> dict[str, torch.Tensor]:
 
 
 def told(tensors: Mapping[str, torch.Tensor], rank: int) -> Entry | OSError:
-    """Inverse of `tell`, for a message of `rank`. Raises CheckpointError if the message is invalid."""
+    """Return the entry or error in a message of `rank` made by `tell`. Raises CheckpointError if the message is invalid."""
     try:
         if _ERROR in tensors:
             number = int(tensors[_ERROR].item())
@@ -83,10 +84,11 @@ def told(tensors: Mapping[str, torch.Tensor], rank: int) -> Entry | OSError:
 
 
 class StagedCheckpoint:
-    """An unfinished checkpoint of `step`, invisible to readers until `publish`. It will hold the files added or adopted.
+    """An unfinished checkpoint of `step`, invisible to readers until `publish`.
 
-    `job`: the job whose workers' parts may be adopted. Only one thread at a time adds files. A directory that another process
-    removes is not created again: FileNotFoundError means that the checkpoint must be abandoned.
+    The checkpoint holds the files added or adopted. `job` is the job whose workers' parts may be adopted. Only one thread at a
+    time may add files. A directory that another process removes is not created again; the FileNotFoundError means that the
+    checkpoint must be abandoned.
     """
 
     def __init__(self, train_dir: Path, step: int, job: int = 0) -> None:
@@ -101,23 +103,28 @@ class StagedCheckpoint:
             path.mkdir(parents=True)
 
     def add(self, name: str, content: bytes) -> None:
-        """Write file `name` (a relative path)."""
+        """Write `content` to the file `name`, a path relative to the checkpoint."""
         self._entries[name] = write_file(self._place(name), content)
 
     def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write safetensors file `name` without a copy of the tensors in memory."""
+        """Write the safetensors file `name` without copying the tensors in memory."""
         self.add_content(name, content_of(tensors))
 
     def add_content(
         self, name: str, content: Content, read: Read | None = None, checked: Callable[[str], bool] | None = None
     ) -> str | None:
-        """Write safetensors file `name` like `tensorfile.write_content`; returns the first
-        `checked` tensor that is not finite."""
+        """Write the safetensors file `name` like `tensorfile.write_content`.
+
+        Returns the name of the first `checked` tensor with a value that is not finite, or None.
+        """
         self._entries[name], wrecked = write_content(self._place(name), content, read, checked)
         return wrecked
 
     def adopt(self, name: str, entry: Entry) -> None:
-        """Move the part `name` that a worker has written and described as `entry`. Raises FileNotFoundError if it is missing."""
+        """Move into the checkpoint the part `name`, which a worker has written and described as `entry`.
+
+        Raises FileNotFoundError if the file is missing or does not have the described size.
+        """
         found = (self._parts / name).lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.nbytes:
             raise FileNotFoundError(f"{name} does not have the reported size")
@@ -125,7 +132,7 @@ class StagedCheckpoint:
         self._entries[name] = entry
 
     def is_there(self) -> bool:
-        """Return True unless its directory has been removed."""
+        """Return True unless the checkpoint's directory has been removed."""
         return self._path.is_dir()
 
     def _place(self, name: str) -> Path:
@@ -135,16 +142,17 @@ class StagedCheckpoint:
         return path
 
     def _require_whole(self, place: Path) -> None:
-        """Raise FileNotFoundError unless all of its files are in `place`."""
+        """Raise FileNotFoundError unless the directory `place` has all files of the checkpoint, in full length."""
         for name, entry in self._entries.items():
             found = (place / name).lstat()
             if not stat.S_ISREG(found.st_mode) or found.st_size != entry.nbytes:
                 raise FileNotFoundError(errno.ENOENT, f"{name} is not as it was written", str(place / name))
 
     def publish(self, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:
-        """Seal the checkpoint with `facts` and make it the latest; one that is not `preferred` only if there is no other.
+        """Write the manifest with `facts`, publish the checkpoint and return its path.
 
-        Raises OSError if it cannot be written, or if a file of it was removed: the previous latest then stays the latest.
+        `latest` then names it, unless the checkpoint is not `preferred` and `latest` exists. Raises OSError if a file cannot be
+        written or has been removed; `latest` then stays as it was.
         """
         remove(self._parts)
         files = {name: {"bytes": entry.nbytes, "xxh3_128": entry.digest} for name, entry in sorted(self._entries.items())}
@@ -173,15 +181,17 @@ class StagedCheckpoint:
 
 
 def write_file(path: Path, content: bytes) -> Entry:
-    """Write and fsync one file of an unfinished checkpoint, into an existing directory."""
+    """Write and fsync one file of an unfinished checkpoint, in an existing directory."""
     with HashedFile(path, len(content)) as file:
         file.write(content)
     return file.entry
 
 
 def sweep(train_dir: Path) -> None:
-    """Delete the unfinished files of killed writers, recognised by psnode's names for them. Only for the process that holds the
-    lock."""
+    """Delete the unfinished checkpoints of killed writers, found by psnode's names for them.
+
+    Only the process that holds the run's lock may call this.
+    """
     for path in (train_dir / CHECKPOINTS).glob(".*"):
         if _UNFINISHED.fullmatch(path.name):
             delete(path)

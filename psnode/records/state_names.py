@@ -1,4 +1,4 @@
-"""Names of state within a checkpoint: by tensor, so that groups and segments may change between writing and reading.
+"""Names of the state in a checkpoint: by tensor, so that groups and segments may differ between writer and reader.
 
     state/optimizer.safetensors   MEMORY/TENSOR             momentum_buffer; exp_avg, exp_avg_sq, step; ...
                                   MEMORY:TYPE/TENSOR        a number (bool, int, float) of an optimizer of whole tensors
@@ -8,12 +8,13 @@
     worker-003.safetensors        feedback/MEMORY/TENSOR    residual, momentum, velocity, average; rate
                                   feedback/codebook/RANGE   of a segment
 
-A memory is flat float32, in the order of the tensor's coordinates, independent of how the tensor was split; memories of
-optimizers of whole tensors have the shapes and types that the optimizer gives them. A `step` or a `rate` is one number per
-tensor, or one per coordinate if the groups or segments of that tensor disagree. A RANGE gives the beginning and the end of a
-group or a segment, each as the name of a tensor and an offset: another plan has that range, or it does not.
+MEMORY is the name of an array that the optimizer or the feedback rule keeps between steps. The array is flat float32, in the
+order of the tensor's coordinates, independent of how the tensor was split into segments; optimizers of whole tensors keep arrays
+of their own shapes and types. A `step` or a `rate` is one number per tensor, or one per coordinate if the groups or segments of
+the tensor have different numbers. A RANGE gives the beginning and the end of a group or a segment, each as the name of a tensor
+and an offset. Another plan can use such state only if it has the same range.
 
-This is layout 2. Layout 1 named state by the indices of groups and segments; it is read with the plan that wrote it.
+This is layout 2. Layout 1 named state by the indices of groups and segments, and is read with the plan that wrote it.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ CODEBOOK = "codebook"
 BOOKS = f"{FEEDBACK}{CODEBOOK}/"
 RATE = "rate"
 STEP = "step"
-WHOLE = "whole"  # in place of a range: norms of whole gradients
+WHOLE = "whole"  # in place of a RANGE: norms of whole gradients
 LARGEST = "largest"
-_SCRATCH = "sent"  # an array that layout 1 saved needlessly
+_SCRATCH = "sent"  # an array that layout 1 stored needlessly
 
 
 class CoordinateRange(Protocol):
-    """A group, a segment, or a run: coordinates [start, stop) of the flat vector."""
+    """A group, a segment, or a run of equal numbers: coordinates [start, stop) of the flat vector."""
 
     @property
     def start(self) -> int:
-        """First coordinate."""
+        """Return the first coordinate."""
 
     @property
     def stop(self) -> int:
-        """One past the last coordinate."""
+        """Return the coordinate after the last one."""
 
 
 class ConstantRange(NamedTuple):
@@ -67,17 +68,18 @@ class ConstantRange(NamedTuple):
 
 
 def digest(plan: Plan) -> str:
-    """Return xxh3_64 of a plan, for a manifest."""
+    """Return the xxh3_64 of a plan, in hexadecimal, as a manifest records it."""
     return f"{xxhash.xxh3_64_intdigest(to_json(plan.to_dict(), sort_keys=True).encode()):016x}"
 
 
 def places(plan: Plan) -> dict[str, slice]:
-    """Return the ranges of the tensors in the flat vector, by name; tensors without a coordinate have none."""
+    """Return the range of each tensor in the flat vector, by name. Tensors without coordinates are left out."""
     return {name: where for name, where in plan.slices().items() if where.start < where.stop}
 
 
 def overlaps(plan: Plan, parts: Iterable[CoordinateRange]) -> list[dict[str, slice]]:
-    """Return for each part the tensors with coordinates in it, in order, and these coordinates as slices of the flat vector."""
+    """Return, for each part, the tensors with coordinates in it, in order, each with those coordinates as a slice of the flat
+    vector."""
     tensors = list(places(plan).items())
     starts = [where.start for _, where in tensors]
     found = []
@@ -91,7 +93,7 @@ def overlaps(plan: Plan, parts: Iterable[CoordinateRange]) -> list[dict[str, sli
 
 
 def ranges(plan: Plan, parts: Sequence[CoordinateRange]) -> list[str]:
-    """Return names of groups or segments by which another plan knows them; empty ones are called ""."""
+    """Return names for groups or segments (RANGE above) that are valid in other plans; empty parts are named ""."""
     where, found = places(plan), []
     for inside in overlaps(plan, parts):
         edges = [(name, edge) for name in (*inside,) for edge in (inside[name].start, inside[name].stop)]
@@ -101,8 +103,11 @@ def ranges(plan: Plan, parts: Sequence[CoordinateRange]) -> list[str]:
 
 
 def spread(plan: Plan, runs: Sequence[ConstantRange], dtype: torch.dtype) -> Tensors:
-    """Return numbers by tensor: one, or one per coordinate for tensors with several in `runs` (in order); 0 for tensors without
-    one."""
+    """Return the numbers in `runs`, which are in order, as one tensor of `dtype` per tensor of the plan.
+
+    The result has one element if all coordinates of the tensor have the same number, else one element per coordinate. Coordinates
+    outside `runs` get 0; tensors wholly outside are left out.
+    """
     import torch
 
     where = places(plan)
@@ -125,9 +130,9 @@ def spread(plan: Plan, runs: Sequence[ConstantRange], dtype: torch.dtype) -> Ten
 
 
 def collected(plan: Plan, tensors: Mapping[str, torch.Tensor], prefix: str) -> list[ConstantRange]:
-    """Inverse of `spread`, for tensors named `prefix` and their own name; 0 for a missing one.
+    """Return the runs of equal numbers from which `spread` made `tensors`, named `prefix` and the tensor's name.
 
-    Raises CheckpointError for a tensor with another number of values.
+    A missing tensor counts as 0. Raises CheckpointError for a tensor with the wrong number of values.
     """
     import torch
 
@@ -156,8 +161,10 @@ def within(runs: Iterable[ConstantRange], part: CoordinateRange) -> list[Constan
 
 
 def state_of(found: Checkpoint, file: str) -> Tensors:
-    """Return the tensors of a state file, named as in layout 2. Raises CheckpointError if it is damaged, or of layout 1 without
-    its plan."""
+    """Return the tensors of a state file under the names of layout 2.
+
+    Raises CheckpointError if the file is damaged, or if it has layout 1 and its plan is unknown.
+    """
     tensors = found.tensors(file)
     if found.layout > 1:
         return tensors
@@ -167,14 +174,14 @@ def state_of(found: Checkpoint, file: str) -> Tensors:
 
 
 def fits(found: Checkpoint, plan: Plan) -> bool:
-    """Return True if a checkpoint was written by `plan`, so that all of its state has a place."""
+    """Return True if a checkpoint was written with `plan`, so that `plan` has a place for all of its state."""
     if found.layout == 1:
         return found.plan == plan
     return found.facts.get("plan") == digest(plan) or found.facts.get("plan") == digest(_as_named(found, plan))
 
 
 def _as_named(found: Checkpoint, plan: Plan) -> Plan:
-    """Return `plan` with the names that an earlier version gave the tensors of a compiled model."""
+    """Return `plan` with the names that an earlier version of psnode gave to the tensors of a compiled model."""
     if found.renaming is str:
         return plan
     before = {found.renaming(name): name for name in tensorfile.names(found.path / MODEL)}
@@ -182,7 +189,7 @@ def _as_named(found: Checkpoint, plan: Plan) -> Plan:
 
 
 def homeless(found: Checkpoint, plan: Plan) -> tuple[int, int]:
-    """Return the numbers of codebooks of a worker, and of groups with norms, in a checkpoint that have no place in `plan`."""
+    """Return two counts of state in a checkpoint for which `plan` has no place: a worker's codebooks, and groups with norms."""
     segments, groups = set(ranges(plan, plan.segments)), set(ranges(plan, plan.groups))
     workers = [name for name in found.facts["files"] if is_worker_file(name)]
     memories = state_of(found, workers[0]) if workers else {}
@@ -192,7 +199,7 @@ def homeless(found: Checkpoint, plan: Plan) -> tuple[int, int]:
 
 
 def _upgraded(file: str, tensors: Tensors, plan: Plan) -> Tensors:
-    """Return the contents of a file of layout 1, named as in layout 2."""
+    """Return the tensors of a file of layout 1 under the names of layout 2."""
     if file == REPLICA and set(tensors) == {"replica"} and tensors["replica"].shape == (plan.size,):
         return {f"replica/{name}": tensors["replica"][where] for name, where in places(plan).items()}
     if file == OPTIMIZER:
@@ -208,7 +215,7 @@ def _upgraded(file: str, tensors: Tensors, plan: Plan) -> Tensors:
 
 
 def _with_idle_groups(tensors: Tensors, plan: Plan) -> Tensors:
-    """Add zeros to an optimizer's memories for groups that were never updated, which layout 1 left out."""
+    """Return an optimizer's state with zeros for groups that were never updated, which layout 1 left out."""
     import torch
 
     memories = {key.partition("/")[2] for key in tensors}
@@ -217,8 +224,10 @@ def _with_idle_groups(tensors: Tensors, plan: Plan) -> Tensors:
 
 
 def _indexed(file: str, tensors: Tensors, count: int) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """Yield index, name and value of tensors named INDEX/NAME. Raises CheckpointError for an index
-    beyond the groups or segments."""
+    """Yield index, name and value of tensors named INDEX/NAME.
+
+    Raises CheckpointError if INDEX is not a number below `count`, the number of groups or segments.
+    """
     for key, value in tensors.items():
         index, _, name = key.partition("/")
         if not index.isdecimal() or int(index) >= count:
@@ -227,7 +236,7 @@ def _indexed(file: str, tensors: Tensors, count: int) -> Iterator[tuple[int, str
 
 
 def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[CoordinateRange], prefix: str) -> Tensors:
-    """Return memories of groups or segments, named INDEX/MEMORY, under the names of layout 2."""
+    """Return the state of groups or segments, named INDEX/MEMORY, under the names of layout 2."""
     found: Tensors = {}
     names = ranges(plan, parts)
     memories: dict[str, list[tuple[CoordinateRange, torch.Tensor]]] = {}
@@ -248,7 +257,7 @@ def _by_tensor(file: str, tensors: Tensors, plan: Plan, parts: Sequence[Coordina
 
 
 def _joined(memory: str, pieces: Sequence[tuple[CoordinateRange, torch.Tensor]], plan: Plan) -> Tensors:
-    """Return one memory by tensor, assembled from `pieces`; zeros for coordinates outside them."""
+    """Return the array `memory` for each tensor, assembled from `pieces`, with zeros for coordinates outside them."""
     import torch
 
     if memory in (STEP, RATE):

@@ -1,4 +1,4 @@
-"""Tensors as safetensors: the bytes of a message, or a file of a checkpoint."""
+"""Tensors in the safetensors format, as the bytes of a message or as a file of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psnode.records.snapshot import raw
 if TYPE_CHECKING:
     import torch
 
-    Read = Callable[[torch.Tensor, int, Raw], None]  # copy the bytes of a tensor from an offset on into an array
+    Read = Callable[[torch.Tensor, int, Raw], None]  # fills an array with the bytes of a tensor from an offset on
 
 _TYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "int64": "I64", "int32": "I32",
@@ -26,7 +26,7 @@ _TYPES = {
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }  # fmt: skip
 _HEAD_BYTES = 100_000_000  # the largest header that safetensors reads
-_PAIRS = "psnode.complex"  # in the metadata of a file: tensors stored as pairs of real numbers
+_PAIRS = "psnode.complex"  # key in a file's metadata: names of complex tensors stored as pairs of real numbers
 
 
 def dump(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -37,7 +37,7 @@ def dump(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
-    """Inverse of dump. CheckpointError names `source`."""
+    """Return the tensors in safetensors bytes. Raises CheckpointError, naming `source`, if the bytes are invalid."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -48,7 +48,7 @@ def parse(content: bytes, source: str) -> dict[str, torch.Tensor]:
 
 
 def names(path: Path) -> list[str]:
-    """Return the names in the header of a file, aliases included; empty if it has no readable header, which `parse` reports."""
+    """Return the names in the header of a file, aliases included; empty if the header cannot be read, which `parse` reports."""
     try:
         with open_plain(path) as file:
             head = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _HEAD_BYTES)))
@@ -58,28 +58,31 @@ def names(path: Path) -> list[str]:
 
 
 class Content(NamedTuple):
-    """Tensors in a file's form, under their names in the file, and its metadata. `halved`: memories stored as bfloat16."""
+    """Tensors in the form of a file, under their names in the file, with its metadata.
+
+    Float32 tensors named in `halved` are stored as bfloat16.
+    """
 
     tensors: dict[str, torch.Tensor]
     metadata: dict[str, str]
     halved: frozenset[str] = frozenset()
 
     def together(self, other: Content) -> Content:
-        """Return both in one file. Their names must differ."""
+        """Return the content of a file with the tensors of both. Their names must differ."""
         pairs = [name for each in (self, other) for name in json.loads(each.metadata.get(_PAIRS, "[]"))]
         metadata = {**self.metadata, **other.metadata, **({_PAIRS: to_json(pairs)} if pairs else {})}
         return Content({**self.tensors, **other.tensors}, metadata, self.halved | other.halved)
 
 
 class Written(NamedTuple):
-    """A file on the disk: its entry in a manifest, and the first of its checked tensors that is not finite, if any."""
+    """A file on the disk: its entry in a manifest, and the first checked tensor that is not finite, if there is one."""
 
     entry: Entry
     wrecked: str | None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
-    """Write and fsync a safetensors file of an unfinished checkpoint, straight from the tensors' memory. Raises OSError on
+    """Write and fsync a safetensors file of an unfinished checkpoint, directly from the tensors' memory. Raises OSError on
     failure."""
     return write_content(path, content_of(tensors))
 
@@ -87,10 +90,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Written:
 def write_content(
     path: Path, content: Content, read: Read | None = None, checked: Callable[[str], bool] | None = None
 ) -> Written:
-    """Write and fsync a safetensors file and hash it on the way. `read` supplies the bytes of a tensor, by default from its
-    memory.
+    """Write and fsync a safetensors file, hashing it on the way.
 
-    Tensors whose name is to be `checked` are searched for values that are not finite. Raises OSError if it cannot be written.
+    `read` supplies the bytes of a tensor, by default from its memory. Tensors whose names satisfy `checked` are searched for
+    values that are not finite, until the first is found. Raises OSError if the file cannot be written.
     """
     header, order = _header(content)
     size = len(header) + sum(_stored(content, name) for name in order)
@@ -105,13 +108,13 @@ def write_content(
 
 
 def _append(file: HashedFile, tensor: torch.Tensor, read: Read, *, halved: bool, check: bool) -> bool:
-    """Write a tensor's values. Returns False if `check` is set and some are not finite."""
+    """Append a tensor's values to `file`. Returns False if `check` is set and some values are not finite."""
     import torch
 
     start, size, width, finite = 0, tensor.nbytes, tensor.element_size(), True
     while start < size:
         room = file.room()
-        if room.size < width:  # half a value does not fit at the end of a block
+        if room.size < width:  # the rest of the block is too small for a value
             values = np.empty(width, np.uint8)
         elif halved:
             values = np.empty(min(size - start, room.size // 4 * 4), np.uint8)
@@ -130,13 +133,15 @@ def _append(file: HashedFile, tensor: torch.Tensor, read: Read, *, halved: bool,
 
 
 def _held(tensor: torch.Tensor, start: int, out: Raw) -> None:
-    """Copy the bytes in a tensor's memory."""
+    """Copy the bytes of a tensor from its memory to `out`."""
     np.copyto(out, raw(tensor)[start : start + out.size])
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return True if all values of a tensor are finite. Types of one byte are widened, since isfinite does not support all of
-    them."""
+    """Return True if all values of a tensor are finite.
+
+    One-byte types are converted to float32 first, since torch.isfinite does not support all of them.
+    """
     import torch
 
     from psnode.codecs.kernels.finite import all_finite
@@ -150,8 +155,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _header(content: Content) -> tuple[bytes, list[str]]:
-    """Return the beginning of a safetensors file, and the order of its tensors: the widest types
-    first, so that all are aligned."""
+    """Return the header of a safetensors file, and the order of its tensors: the widest types first, so that all are aligned."""
     import torch
 
     types = {getattr(torch, name, None): kind for name, kind in _TYPES.items()}
@@ -172,14 +176,16 @@ def _header(content: Content) -> tuple[bytes, list[str]]:
 
 
 def _stored(content: Content, name: str) -> int:
-    """Return the bytes of a tensor in the file."""
+    """Return the number of bytes of a tensor in the file."""
     value = content.tensors[name]
     return 2 * value.numel() if name in content.halved else value.nbytes
 
 
 def content_of(tensors: Mapping[str, torch.Tensor], *, halved: Callable[[str], bool] | None = None) -> Content:
-    """Return tensors in a file's form: views of their memory if that is possible. Float32 tensors to be `halved` lose bits in the
-    file."""
+    """Return tensors in the form of a file, as views of their memory if possible.
+
+    Float32 tensors whose names satisfy `halved` are stored with the precision of bfloat16.
+    """
     import torch
 
     values, metadata = _portable(tensors)
@@ -188,11 +194,11 @@ def content_of(tensors: Mapping[str, torch.Tensor], *, halved: Callable[[str], b
 
 
 def _portable(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
-    """Return tensors that the format can hold, and its metadata.
+    """Return tensors that the format can hold, and the file's metadata.
 
-    Several names of one tensor, as for tied weights, become one entry; the metadata has the name of that entry under each of the
-    others, as safetensors.torch.save_model writes it and load_model expects it. Complex types that the format lacks become pairs
-    of real numbers.
+    Several names of one tensor, as with tied weights, become one entry; the metadata maps each of the other names to the name of
+    that entry, as safetensors.torch.save_model writes it and load_model expects it. Complex types that the format lacks become
+    pairs of real numbers.
     """
     import torch
 
@@ -222,7 +228,10 @@ def _whole(tensors: dict[str, torch.Tensor], content: bytes) -> dict[str, torch.
 
 
 def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return contiguous tensors that share no memory, and the other names of some: tensors with the same memory layout."""
+    """Return contiguous tensors that share no memory, and other names of some of them.
+
+    Another name is given for a tensor with the same memory, shape and type; tensors that share memory otherwise are copied.
+    """
     apart: dict[str, torch.Tensor] = {}
     others: dict[str, str] = {}
     owners: dict[int, str] = {}

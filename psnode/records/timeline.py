@@ -1,7 +1,7 @@
-"""Timeline of every rank's work, as a Chrome trace (ui.perfetto.dev opens it).
+"""Timeline of every rank's work, as a Chrome trace, which ui.perfetto.dev opens.
 
-Source of the format: "Trace Event Format", Google, 2016: complete events ("ph": "X"), microseconds.
-Times are those of each host's wall clock.
+The format is described in "Trace Event Format", Google, 2016: complete events ("ph": "X"), with times in microseconds. Times are
+those of each host's wall clock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from psnode.errors import WireError
 from psnode.records.metrics import write_atomically
 
 TIMELINE = "timeline.json"
-_LIMIT = 1_000_000  # events that a rank keeps; the rest is counted
+_LIMIT = 1_000_000  # events that a rank keeps; later ones are dropped
 
 
 class Tracer:
-    """Collects the spans of one rank; costs one comparison per span when it is not enabled."""
+    """Collector of the spans of one rank. A span costs one comparison while the collector is not enabled."""
 
     def __init__(self, rank: int, *, enabled: bool) -> None:
         self.rank = rank
@@ -32,7 +32,7 @@ class Tracer:
 
     @contextmanager
     def span(self, name: str, **facts: int) -> Iterator[None]:
-        """Record the duration of the block and its thread, with whole numbers as facts."""
+        """Record the duration of the block, its thread, and `facts`."""
         if not self.enabled or len(self._events) >= _LIMIT:
             yield
             return
@@ -55,7 +55,7 @@ class Tracer:
 
 
 def parse_events(content: bytes, rank: int) -> list[dict[str, Any]]:
-    """Return the events that another rank sent. Raises WireError if they are not a list of events of that rank."""
+    """Return the events that rank `rank` sent. Raises WireError if `content` is not a list of events of that rank."""
     try:
         events = json.loads(content)
         if isinstance(events, list) and all(event["pid"] == rank and isinstance(event["name"], str) for event in events):
@@ -66,7 +66,7 @@ def parse_events(content: bytes, rank: int) -> list[dict[str, Any]]:
 
 
 def write_timeline(directory: Path, events: Iterable[dict[str, Any]], names: dict[int, str]) -> None:
-    """Write timeline.json: the events of all ranks, one process per rank, one track per thread."""
+    """Write timeline.json with the events of all ranks: one process per rank, one track per thread."""
     events = list(events)
     tracks: dict[tuple[int, str], int] = {}
     for event in events:

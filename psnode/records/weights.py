@@ -1,4 +1,4 @@
-"""Weights only: read from a checkpoint of any run for a model that begins with them, and written for other programs."""
+"""Weights of a run: read for a model that begins with them, and written for other programs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _PICKLES = (".pt", ".pth")
 
 
 def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) -> None:
-    """Give `model` the weights and buffers of `source`: a run, a checkpoint of one, or a safetensors file of a state dict.
+    """Give `model` the weights and buffers of `source`: a run, a checkpoint, or a safetensors file of a state dict.
 
-    new_head: the tensors of one layer may have another number of outputs in `source`; they stay as they are in `model`, and a log
-    line says so. Raises ConfigurationError if tensors are missing or do not fit; CheckpointError if they are damaged.
+    With `new_head`, the tensors of one layer may have another number of outputs in `source`; that layer keeps its values in
+    `model`, and the log says so. Raises ConfigurationError if tensors are missing or do not fit, and CheckpointError if the
+    source is damaged.
     """
     own = tensor_names.state(model)
     found = tensor_names.matched(_tensors(source), own)
@@ -60,7 +61,7 @@ def _differs(own: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _is_a_head(names: list[str], own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> bool:
-    """Return True if these tensors, weight and bias of one layer, differ only in the number of outputs."""
+    """Return True if the tensors `names` belong to one layer and differ only in the number of outputs."""
     one_layer = len({name.rpartition(".")[0] for name in names}) == 1
     return one_layer and all(own[name].shape[1:] == found[name].shape[1:] and own[name].dim() for name in names)
 
@@ -85,7 +86,7 @@ def _tensors(source: Path) -> dict[str, torch.Tensor]:
 
 
 def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
-    """Return the checkpoint of a run: its newest, or that of step `which`, or the best evaluated one."""
+    """Return a checkpoint of a run: the newest if `which` is None, the best evaluated for `best`, else that of step `which`."""
     if which == "best":
         path = best_evaluated(train_dir)
         remedy = f"psnode evaluate --train-dir {train_dir} determines it"
@@ -102,19 +103,20 @@ def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
 
 
 def weights_of(train_dir: Path, which: str | None) -> tuple[int, dict[str, torch.Tensor]]:
-    """Return step and state dict of a run's checkpoint. `which`: a step, `best`, or None for the newest.
+    """Return the step and the state dict of a run's checkpoint. `which`: a step, `best`, or None for the newest.
 
-    Raises ConfigurationError, CheckpointError.
+    Raises ConfigurationError if the checkpoint does not exist, CheckpointError if it is damaged.
     """
     found = _of_run(train_dir, which)
     return found.step, found.tensors(checkpoint.MODEL)
 
 
 def export(train_dir: Path, output: Path, which: str | None) -> tuple[int, int]:
-    """Write the state dict of a run's checkpoint to `output`, .safetensors or .pt; returns its step and the number of its
-    tensors.
+    """Write the state dict of a run's checkpoint to `output`, a .safetensors, .pt or .pth file.
 
-    `which`: a step, `best`, or None for the newest. Raises ConfigurationError, CheckpointError.
+    Returns the step and the number of tensors. `which`: a step, `best`, or None for the newest. Raises ConfigurationError if the
+    checkpoint does not exist or `output` has another suffix, and CheckpointError if the checkpoint is damaged or `output` cannot
+    be written.
     """
     if output.suffix not in (".safetensors", *_PICKLES):
         raise ConfigurationError(f"--output {output} must end in .safetensors, or in .pt for torch.load")

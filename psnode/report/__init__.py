@@ -1,1 +1,1 @@
-"""Records of finished and running jobs, displayed for people: `psnode report` and `psnode runs`."""
+"""Display of the records of finished and running jobs: `psnode report` and `psnode runs`."""

@@ -1,4 +1,4 @@
-"""Line charts as SVG, of fixed size: axes with round numbers, one line per run, and a band if a point stands for many steps."""
+"""Line charts as SVG of fixed size: axes with round numbers, one line per run, and a band where a point stands for many steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from psnode.report.elements import e
 
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 34
-COLOURS = 8  # in the style sheet; further runs repeat the colours with another dash pattern
-_LOG_FROM = 30.0  # the axis is logarithmic if the largest value exceeds the least by this factor
+COLOURS = 8  # number of colours in the style sheet; further runs repeat them with another dash pattern
+_LOG_FROM = 30.0  # the axis is logarithmic if the ratio of the largest to the smallest value is above this
 
 
 class Line(NamedTuple):
-    """A run's points: `x`, `y`, and the band around `y`. `colour`: the number of its run; `marked`: every point is one."""
+    """The points of a run, `x` and `y`, and the band around `y` from `low` to `high`.
+
+    `colour` is the number of the run; with `marked`, every point is drawn as a mark.
+    """
 
     label: str
     colour: int
@@ -34,7 +37,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """Values `low` to `high` on the pixels `start` to `stop`."""
+    """Map from the values `low` to `high` to the pixels `start` to `stop`."""
 
     low: float
     high: float
@@ -43,14 +46,17 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value, clamped to the edges."""
+        """Return the pixel of a value, clamped to the ends of the scale."""
         low, high, here = (math.log10(each) if self.log else each for each in (self.low, self.high, max(value, self.low)))
         share = min(1.0, (here - low) / (high - low))
         return self.start + share * (self.stop - self.start)
 
     def ticks(self, most: int) -> list[float]:
-        """Return round values along the scale: multiples of 1, 2 or 5, or powers of ten, with
-        these in between if they are few."""
+        """Return about `most` round values along the scale.
+
+        On a linear scale they are multiples of 1, 2 or 5 times a power of ten. On a logarithmic scale they are powers of ten,
+        with multiples in between if there are few powers.
+        """
         if not self.log:
             step = _round_step((self.high - self.low) / most)
             first = math.ceil(self.low / step - 1e-9)
@@ -74,10 +80,11 @@ def _round_step(least: float) -> float:
 
 
 def scale_of(values: Iterable[float], start: float, stop: float, *, zero: bool = False, by_end: bool = False) -> Scale:
-    """Return a scale for values: it starts at 0 with `zero`, unless it is logarithmic because the values span a factor of more
-    than 30.
+    """Return a scale for values.
 
-    With `by_end`, `values` are the largest values of several runs, and the scale is logarithmic if these span that factor.
+    The scale is logarithmic if the values span a factor of more than 30; otherwise, with `zero`, it starts at 0. With `by_end`,
+    `values` are the largest values of several runs: the scale starts at 0, or is logarithmic if they span a factor of more than
+    8.
     """
     found = [value for value in values if math.isfinite(value)]
     if not found:
@@ -93,7 +100,7 @@ def scale_of(values: Iterable[float], start: float, stop: float, *, zero: bool =
 
 
 def shown(value: float, unit: str) -> str:
-    """Return a value as text for an axis or a list, with its unit if that is a part of the number."""
+    """Return a value as text for an axis or a list, with its unit only if it is a number of bytes."""
     if unit == "bytes":
         return "0" if not value else f"{value:.0f} B" if value < 1000 else amount(value).replace(".00 ", " ").replace(".0 ", " ")
     if value and not 1e-4 <= abs(value) < 1e6:
@@ -102,7 +109,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def chart(title: str, axis: str, lines: Sequence[Line], unit: str, *, zero: bool = False) -> Element:
-    """Return the chart: `axis` is steps, seconds or bytes, and `unit` that of the values."""
+    """Return a chart. `axis` is steps, seconds or bytes; `unit` is that of the values."""
     ends = [float(np.max(line.x)) for line in lines if line.x.size]
     across = scale_of(ends, LEFT, WIDTH - RIGHT, by_end=True)
     shown_values = [value for line in lines for value in line.y]
@@ -119,7 +126,7 @@ def chart(title: str, axis: str, lines: Sequence[Line], unit: str, *, zero: bool
 
 
 def _words(lines: Sequence[Line], unit: str, axis: str) -> str:
-    """Describe the chart in words for readers who cannot see it: the ends of each line."""
+    """Return a description of the chart for readers who cannot see it: the two ends of each line."""
     told = []
     for line in (line for line in lines if line.y.size):
         first, last, end = shown(float(line.y[0]), unit), shown(float(line.y[-1]), unit), shown(float(line.x[-1]), axis)
@@ -142,7 +149,7 @@ def _axes(across: Scale, up: Scale, axis: str, unit: str) -> list[Element]:
 
 
 def axis_below(across: Scale, axis: str, y: float) -> list[Element]:
-    """Return the horizontal axis at height `y`, its numbers, and its name."""
+    """Return the horizontal axis at height `y` with its numbers and its name."""
     made = [e("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="axis")]
     for value in across.ticks(5):
         x = across.at(value)

@@ -1,8 +1,9 @@
-"""The critical path of each step, from the spans of a timeline: the rank whose work delayed the end of the step.
+"""The critical path of each step, from the spans of a timeline: the work that delayed the end of the step.
 
-A step is the time between the ends of two versions on the master. The path is followed backward: the master's spans without a
-pause before its end, then the worker whose gradient ended that pause: its computation, and its wait for the weights before that.
-The parts are consecutive, so they add up to the step. If the clocks of hosts disagree, time moves between neighbouring parts.
+A step is the time between the ends of two versions on the master. The path is followed backward: first the master's spans without
+a pause before the end of the step, then the worker whose gradient ended that pause, with its computation and its earlier wait for
+the weights. The parts are consecutive, so they add up to the step. If the clocks of hosts disagree, time is shifted between
+neighbouring parts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from psnode.report.steps import finite
 
 MASTER = 0
-PAUSE = 100e-6  # seconds; a shorter gap between the master's spans is not a wait for a message
+PAUSE = 100e-6  # seconds; a shorter gap between spans of the master is not a wait for a message
 _CLOSING = ("finish", "update", "downlink", "norm", "constrain", "average")
 PARTS = {
     "wait": "weights in transit, and other waits of the worker",
@@ -35,7 +36,7 @@ PARTS = {
 
 
 class WorkSpan(NamedTuple):
-    """A piece of work: seconds of the wall clock, and the whole numbers recorded with it."""
+    """A piece of work on a rank, in seconds of the wall clock, with the whole numbers recorded with it (`facts`)."""
 
     rank: int
     track: int
@@ -46,7 +47,7 @@ class WorkSpan(NamedTuple):
 
 
 class PathPart(NamedTuple):
-    """A stretch of a step's critical path on `rank`; `name` as in PARTS."""
+    """A part of a step's critical path, on one rank. `name`: a key of PARTS, or the name of another span."""
 
     rank: int
     name: str
@@ -56,9 +57,9 @@ class PathPart(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The critical path of step `step` from `start` to `stop`.
+    """The critical path of step `step`, from time `start` to `stop`.
 
-    `worker`: the worker for whose gradient the master waited last; None if it was never idle.
+    `worker` is the worker for whose gradient the master waited last; None if the master never waited.
     """
 
     step: int
@@ -69,7 +70,7 @@ class CriticalPath:
 
 
 def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
-    """Return the complete events of a Chrome trace, by their start; others are skipped."""
+    """Return the complete events of a Chrome trace as spans, sorted by start; other events are skipped."""
     found = []
     for event in events:
         start, length, facts = finite(event.get("ts")), finite(event.get("dur")), event.get("args")
@@ -82,7 +83,7 @@ def spans_of(events: Iterable[Mapping[str, Any]]) -> list[WorkSpan]:
 
 
 def paths(spans: Sequence[WorkSpan]) -> list[CriticalPath]:
-    """Return the critical paths of all steps whose beginning and end are in the spans."""
+    """Return the critical paths of all steps whose beginning and end are among the spans."""
     ends = dict[int, float]()
     for span in spans:
         version = span.facts.get("version")
@@ -96,7 +97,8 @@ def paths(spans: Sequence[WorkSpan]) -> list[CriticalPath]:
 
 
 def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]:
-    """Return the spans of each worker that lie in or just before its computation of each step."""
+    """Return the spans of workers by worker and step: those that end after the worker's previous pass, up to the end of this
+    one."""
     passes: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for span in spans:
         step = span.facts.get("step")
@@ -112,7 +114,7 @@ def _by_step(spans: Sequence[WorkSpan]) -> dict[tuple[int, int], list[WorkSpan]]
 
 
 def _shared_out(spans: Sequence[WorkSpan], windows: Sequence[tuple[float, float]]) -> list[list[WorkSpan]]:
-    """Return the spans that lie in each window, partly or completely. The windows are consecutive."""
+    """Return the spans that lie in each window, wholly or partly. The windows are consecutive."""
     found: list[list[WorkSpan]] = [[] for _ in windows]
     for span in spans:
         index = bisect.bisect_right(windows, span.start, key=lambda window: window[1])
@@ -125,7 +127,10 @@ def _shared_out(spans: Sequence[WorkSpan], windows: Sequence[tuple[float, float]
 def _path(
     step: int, start: float, stop: float, master: list[WorkSpan], work: Mapping[tuple[int, int], list[WorkSpan]]
 ) -> CriticalPath:
-    """Follow the path backward from `stop`: the master's last stretch without a pause, then the worker that ended the pause."""
+    """Return the critical path of a step, followed backward from `stop`.
+
+    It has the master's last stretch without a pause, and before that the worker whose gradient ended the pause.
+    """
     begun, first = stop, None
     for span in sorted(master, key=lambda span: span.stop, reverse=True):
         if span.stop < begun - PAUSE and first is not None and "sender" in first.facts:
@@ -148,9 +153,9 @@ def _path(
 
 
 def _cover(rank: int, spans: Sequence[WorkSpan], start: float, stop: float, gap: str) -> list[PathPart]:
-    """Return parts from `start` to `stop`, each with its innermost span, which is the shortest; `gap` marks times without a span.
+    """Return consecutive parts from `start` to `stop`, each named after its innermost (shortest) span.
 
-    `spans`: by their start.
+    Times without a span are named `gap`. `spans` are sorted by start.
     """
     edges = sorted({start, stop, *(edge for span in spans for edge in (span.start, span.stop) if start < edge < stop)})
     parts, over, index = list[PathPart](), list[WorkSpan](), 0
@@ -172,7 +177,7 @@ _NAMES = {"norm": "update", "finish": "decode", "constrain": "update", "average"
 
 
 def means(found: Sequence[CriticalPath]) -> dict[str, float]:
-    """Return the mean seconds per step of each part on the critical path, in the order of PARTS, then of other parts."""
+    """Return the mean seconds per step of each part of the critical path, in the order of PARTS, then other parts."""
     sums: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for path in found:
         for part in path.parts:
@@ -181,7 +186,7 @@ def means(found: Sequence[CriticalPath]) -> dict[str, float]:
 
 
 def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
-    """Return the number of steps that waited for each rank: the worker whose gradient came last, or the master."""
+    """Return the number of steps that each rank delayed: the worker whose gradient came last, or the master."""
     counts: dict[int, int] = defaultdict(int)
     for path in found:
         counts[MASTER if path.worker is None else path.worker] += 1
@@ -189,6 +194,6 @@ def bounds(found: Sequence[CriticalPath]) -> dict[int, int]:
 
 
 def typical(found: Sequence[CriticalPath]) -> CriticalPath:
-    """Return the path whose step took the median time, or the next longer one."""
+    """Return the path of the step with the median duration (of an even number, the longer of the middle two)."""
     ordered = sorted(found, key=lambda path: path.stop - path.start)
     return ordered[len(ordered) // 2]

@@ -1,4 +1,4 @@
-"""The critical path in a report: the average waits of a step, and one step with the spans of all ranks."""
+"""The section of a report about critical paths: the average parts of a step, and one step with the spans of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "ap
 
 
 def section(runs: Sequence[Run]) -> list[Element]:
-    """Return the section about the runs' timelines; empty without any."""
+    """Return the section about the runs' timelines; empty if no run has a timeline with a whole step."""
     found: list[tuple[int, Run, list[WorkSpan], list[CriticalPath]]] = []
     for number, run in enumerate(runs):
         spans = spans_of(run.timeline())

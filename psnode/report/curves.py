@@ -14,14 +14,14 @@ from psnode.report.elements import e
 from psnode.report.run import Run
 from psnode.report.steps import AXES, Steps
 
-CALM = {"calibrated", "learning rate", "promoted", "resharded", "returned"}  # events that are shown as news, not as warnings
+CALM = {"calibrated", "learning rate", "promoted", "resharded", "returned"}  # events shown as information, not as warnings
 _MOST_METRICS = 12
-_MOST_MARKS = 400  # of a run's events
+_MOST_MARKS = 400  # maximum number of a run's events that are marked
 _LANE = 22
 
 
 class Panel(NamedTuple):
-    """A quantity: a column of the steps, or of the evaluations if `evaluated`; its values are multiplied by `factor`."""
+    """A quantity to draw: a column of the steps, or of the evaluations if `evaluated`. Its values are multiplied by `factor`."""
 
     title: str
     column: str
@@ -43,7 +43,7 @@ _BEHIND = (
     Panel("Workers that contribute", "contributing", zero=True),
     Panel("Gradient frames dropped", "dropped", zero=True),
 )
-_DULL = {"contributing": "workers", "dropped": ""}  # shown only if it differs from another column, or from 0
+_DULL = {"contributing": "workers", "dropped": ""}  # columns shown only if they differ from another column, or from 0
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
@@ -79,7 +79,7 @@ def _tells(run: Run, panel: Panel) -> bool:
 
 
 def figures(runs: Sequence[Run]) -> list[Element]:
-    """Return a figure for every panel, each with one chart per axis, of which the page shows one."""
+    """Return a figure for every panel, with one chart per axis, of which the page shows one at a time."""
     made = []
     for panel in panels(runs):
         pictures = [
@@ -106,7 +106,7 @@ def _lines(runs: Sequence[Run], panel: Panel, axis: str) -> list[Line]:
 
 
 def strip(runs: Sequence[Run]) -> list[Element]:
-    """Return the times of each run's events: one lane per run, one chart per axis."""
+    """Return charts of the times of each run's events: one lane per run, one chart per axis."""
     return [e("div", _lanes([run for run in runs if run.events], axis), class_=f"by-{axis}") for axis in AXES]
 
 

@@ -1,4 +1,4 @@
-"""HTML and SVG as a tree. Text and attributes are escaped when it is written; all text reaches the page this way."""
+"""HTML and SVG as trees. Text and attributes are escaped when a tree is written, and all text reaches the page in this way."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from xml.etree.ElementTree import Element, tostring
 
 from psnode.protocol.messages import plain
 
-MOST_CELLS = 300  # rows of a table
-MOST_LETTERS = 2000  # of one text
+MOST_CELLS = 300  # maximum rows of a table
+MOST_LETTERS = 2000  # maximum characters of a text
 
 Content = Element | str | float | None
 
 
 def e(tag: str, *children: Content, **attributes: object) -> Element:
-    """Return an element. A None child is left out; `for_` and `view_box` stand for the attributes `for` and `viewBox`."""
+    """Return an element. Children that are None are left out; `for_` and `view_box` stand for the attributes `for` and
+    `viewBox`."""
     made = Element(
         tag, {_NAMES.get(name, name.rstrip("_").replace("_", "-")): _text(value) for name, value in attributes.items()}
     )
@@ -27,7 +28,7 @@ _NAMES = {"view_box": "viewBox", "http_equiv": "http-equiv"}
 
 
 def add(parent: Element, child: Content) -> None:
-    """Append an element or a text to `parent`; None adds nothing."""
+    """Append an element or a text to `parent`; None is ignored."""
     if isinstance(child, Element):
         parent.append(child)
     elif child is not None:
@@ -44,15 +45,17 @@ def _text(value: object) -> str:
 
 
 def code(tag: str, text: str) -> Element:
-    """Return a style or script of psnode's own, which is not escaped."""
+    """Return an element with psnode's own style or script, which is not escaped."""
     made = Element(tag)
     made.text = text
     return made
 
 
 def table(caption: str, heads: Iterable[Content], rows: Iterable[Iterable[Content]], *, first: bool = True) -> Element:
-    """Return a table in a frame that scrolls sideways; the first cell of a row is its header unless `first` is false. Long tables
-    are cut."""
+    """Return a table in a frame that scrolls sideways.
+
+    The first cell of a row is its header unless `first` is false. Rows after the first MOST_CELLS are left out.
+    """
     body, left = e("tbody"), 0
     for number, row in enumerate(rows):
         if number >= MOST_CELLS:
@@ -79,7 +82,7 @@ def _cell(tag: str, content: Content) -> Element:
 
 
 def document(title: str, policy: str, style: Element, main: Iterable[Element], script: Element) -> bytes:
-    """Return a whole page in UTF-8 that loads nothing: `policy` is its Content-Security-Policy."""
+    """Return a whole page in UTF-8 that loads no other files. `policy` is its Content-Security-Policy."""
     head = e(
         "head",
         e("meta", charset="utf-8"),

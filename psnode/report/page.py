@@ -1,4 +1,4 @@
-"""`psnode report`: one self-contained page about one or more runs."""
+"""The page of `psnode report`: a self-contained file about one or more runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from psnode.report.steps import AXES
 
 
 def render(runs: Sequence[Run]) -> bytes:
-    """Return the page, in UTF-8. Unreadable parts of a run are added to its `problems`, which the page shows."""
+    """Return the page in UTF-8. Problems with reading a run are added to its `problems`, which the page shows."""
     style = code("style", _source("report.css"))
     script = code("script", _source("report.js"))
     digest = base64.b64encode(hashlib.sha256((script.text or "").encode()).digest()).decode()
@@ -35,7 +35,7 @@ def _source(name: str) -> str:
 
 
 def _main(runs: Sequence[Run]) -> list[Element]:
-    paths = critical_path_section.section(runs)  # first, since it may find problems
+    paths = critical_path_section.section(runs)  # made first, since it may add problems
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     heading = e(
         "header",
@@ -107,8 +107,10 @@ def _hosts(runs: Sequence[Run]) -> Element | None:
 
 
 def write(runs: Sequence[Run], path: Path) -> None:
-    """Write the page to `path`. Raises ConfigurationError if it cannot be written, or if another
-    kind of file exists at the path."""
+    """Write the page to `path`.
+
+    Raises ConfigurationError if the file cannot be written, or if the path has a file of another kind.
+    """
     content = render(runs)
     try:
         if path.exists():

@@ -1,7 +1,7 @@
 """A run as its directory shows it: all readable parts, and a line for every unreadable file.
 
-Nothing in a directory is executed, followed to another place, or trusted to be of a type: old, torn, foreign and hostile
-directories are read by the same code.
+No content of a directory is executed, no link to another place is followed, and no value is trusted to have the expected type, so
+that old, incomplete, foreign and hostile directories can be read by the same code.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, EVENTS, METRICS
 from psnode.records.timeline import TIMELINE
 from psnode.report.steps import Steps, columns_of, finite
 
-_DEPTH = 6  # folders below the one that is searched
+_DEPTH = 6  # maximum depth of a run's folder below the folder that is searched
 _MOST_EVENTS = 10_000
-_MOST_TIMELINE = 1 << 27  # bytes
+_MOST_TIMELINE = 1 << 27  # maximum bytes of timeline.json
 _T = TypeVar("_T")
 
 
 @dataclass
 class Run:
-    """Everything known about a run. `problems`: a line for each file that could not be used and that therefore counts as empty.
+    """Everything known about a run.
 
-    `settings` and `scheme` by name as recorded, `machines` by rank, `summary` empty until the run has ended.
+    `problems` has a line for each file that could not be used and therefore counts as empty. `settings` and `scheme` are by name
+    as recorded; `machines` is the content of machines.json; `summary` is empty until the run has ended.
     """
 
     path: Path
@@ -55,40 +56,41 @@ class Run:
 
     @property
     def reached(self) -> int:
-        """The last finished update that is recorded."""
+        """Return the last finished update that is recorded, 0 if there is no record."""
         return int(self.steps.number[-1]) if len(self.steps) else 0
 
     @property
     def sent(self) -> float:
-        """Bytes of the whole job's gradients and weights."""
+        """Return the bytes of gradients and weights that the whole job has sent."""
         return self.steps.sum("uplink_bytes", "downlink_bytes")
 
     @property
     def ratio(self) -> float | None:
-        """Bytes that float32 would have taken over those sent; None if unknown."""
+        """Return the ratio of the bytes that float32 would have taken to those sent; None if unknown."""
         if self.plan is None:
             return finite(self.summary.get("compression_ratio"))
         return compression_ratio(self.plan.size, round(self.steps.sum("workers")), round(self.sent))
 
     @property
     def best(self) -> float | None:
-        """The best accuracy (top1) that an evaluator has measured, as a fraction."""
+        """Return the best accuracy (top1) that an evaluator has measured, as a fraction; None if there is no accuracy."""
         found = [value for table in self.evaluations.values() for value in table.known("top1")]
         return max(found, default=None)
 
     def last(self, name: str) -> float | None:
-        """Return the latest value of a quantity of the steps; None if there is none."""
+        """Return the latest value of a quantity of the steps; None if no step has it."""
         known = self.steps.known(name)
         return float(known[-1]) if known.size else None
 
     def timeline(self) -> list[dict[str, Any]]:
-        """Return the spans of timeline.json; empty without the file."""
+        """Return the events in timeline.json; empty if the file is missing."""
         content: Any = self._try(TIMELINE, lambda: read_json(self.path / TIMELINE, _MOST_TIMELINE), {})
         events = content.get("traceEvents") if isinstance(content, dict) else None
         return [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
 
     def _try(self, file: str, read: Callable[[], _T], otherwise: _T) -> _T:
-        """Return the result of `read`, or `otherwise` and a line if it fails; a missing file adds no line."""
+        """Return the result of `read`. If it fails, return `otherwise` and add a line to `problems`, unless the file is
+        missing."""
         try:
             return read()
         except FileNotFoundError:
@@ -102,7 +104,7 @@ class Run:
 
 
 def read(path: Path, name: str = "") -> Run:
-    """Return the run in `path`. Raises ConfigurationError if there is none."""
+    """Return the run in `path`. Raises ConfigurationError if the directory holds no run."""
     if not any((path / file).exists() for file in (CONFIG, METRICS)):
         raise ConfigurationError(f"{path} holds no run: it has neither {CONFIG} nor {METRICS}; name the directory of a run")
     run = Run(path, name or path.resolve().name)
@@ -131,7 +133,10 @@ def _read_config(run: Run) -> None:
 
 
 def _scheme(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved scheme; for runs that do not record it, the requested one, since resolving may execute a file."""
+    """Return the resolved scheme of a run.
+
+    For a run that does not record it, return the requested scheme, since resolving that might execute a file.
+    """
     if "scheme" in saved:
         return Scheme.from_dict(_mapping(saved["scheme"])).to_dict()
     asked = {name: settings.get(name) for name in ("codec", "feedback", "aggregator", "downlink")}
@@ -145,7 +150,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _table(run: Run, file: str, read: Callable[[], Iterable[dict[str, Any]]]) -> Steps:
-    """Return the records of a file, as `read`, up to the first invalid one."""
+    """Return the records that `read` yields, as columns, up to the first invalid record."""
     records: list[dict[str, Any]] = []
     run._try(file, lambda: records.extend(_sane(read())), None)
     return columns_of(records)
@@ -168,9 +173,9 @@ def _ended(run: Run) -> str:
 
 
 def find(places: Sequence[Path]) -> list[Path]:
-    """Return the directories of runs: each of `places` that is one, and those below the others, in order. Links are not followed.
+    """Return the directories of runs: each of `places` that is a run, and the runs below the others, in order.
 
-    Raises ConfigurationError for a place that is not a directory.
+    Links are not followed. Raises ConfigurationError for a place that is not a directory.
     """
     found: list[Path] = []
     for place in places:
@@ -188,7 +193,7 @@ def find(places: Sequence[Path]) -> list[Path]:
 
 
 def read_all(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs in `paths`, each named by the parts of its path that differ."""
+    """Return the runs in `paths`, each named by its path below their common folder."""
     resolved = [path.resolve() for path in paths]
     if len(resolved) > 1:
         common = Path(os.path.commonpath(resolved))

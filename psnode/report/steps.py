@@ -1,4 +1,4 @@
-"""The steps of a run as columns, with running totals, and reduced to few points for a curve."""
+"""The steps of a run as columns, with cumulative totals, and reduced to few points for a curve."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from psnode.codecs.arrays import Float64s
 
 AXES = ("steps", "seconds", "bytes")
-MOST_POINTS = 160  # of a curve; values in between are shown as a band
+MOST_POINTS = 160  # maximum points of a curve; a band shows the values in between
 _ABSENT = math.nan
 
 
 class Curve(NamedTuple):
-    """Points of a quantity: mean, minimum and maximum of each bucket of steps, at the last step of the bucket."""
+    """The points of a curve: mean, minimum and maximum of each bucket of steps, at the last step of the bucket."""
 
     steps: Float64s
     mean: Float64s
@@ -30,7 +30,7 @@ class Curve(NamedTuple):
 class Steps:
     """Quantities of the finished updates, in order, by a dotted name (`loss`, `seconds.encode`, `metrics.top1`); nan: unknown.
 
-    `number`: the step of each. `totals`: by axis, the total when the step was finished.
+    `number` is the step of each update.
     """
 
     number: Float64s = field(default_factory=lambda: np.zeros(0))
@@ -40,20 +40,20 @@ class Steps:
         return self.number.size
 
     def column(self, name: str) -> Float64s:
-        """Return the quantity of every step, nan if it is unknown."""
+        """Return a quantity for every step; nan where it is unknown."""
         return self.columns.get(name, np.full(self.number.size, _ABSENT))
 
     def known(self, name: str) -> Float64s:
-        """Return the quantity of the steps that have it."""
+        """Return the values of a quantity, without the steps for which it is unknown."""
         values = self.column(name)
         return values[np.isfinite(values)]
 
     def sum(self, *names: str) -> float:
-        """Return the sum of quantities over all steps."""
+        """Return the sum of the quantities `names` over all steps."""
         return float(sum(np.sum(self.known(name)) for name in names))
 
     def totals(self, axis: str) -> Float64s:
-        """Return the number of the step, or the seconds or bytes of the whole job up to the end of each."""
+        """Return, for each step, its number, or the seconds or bytes of the whole job up to its end, according to `axis`."""
         if axis == "steps":
             return self.number
         names = ("seconds.step",) if axis == "seconds" else ("uplink_bytes", "downlink_bytes")
@@ -63,7 +63,10 @@ class Steps:
         return np.cumsum(found)
 
     def place(self, axis: str, step: Sequence[float] | Float64s) -> Float64s:
-        """Return the run's place on `axis` when `step` was finished; between and beyond the recorded steps the nearest before."""
+        """Return the positions on `axis` at which the steps `step` were finished.
+
+        For a step without a record, this is the position of the last recorded step before it.
+        """
         wanted = np.asarray(step, np.float64)
         if axis == "steps" or not len(self):
             return wanted
@@ -71,7 +74,7 @@ class Steps:
         return np.concatenate([[0.0], self.totals(axis)])[at]
 
     def curve(self, name: str, most: int = MOST_POINTS) -> Curve:
-        """Return the quantity in at most `most` buckets of about equal numbers of steps; steps without it are left out."""
+        """Return a quantity in at most `most` buckets of about equally many steps; steps without the quantity are left out."""
         told = np.isfinite(self.column(name))
         number, values = self.number[told], self.column(name)[told]
         edges = np.unique(np.linspace(0, values.size, min(most, values.size) + 1).astype(np.int64)) if values.size else [0]
@@ -86,8 +89,8 @@ class Steps:
 
 
 def columns_of(records: Iterable[Mapping[str, Any]]) -> Steps:
-    """Return the columns of records of metrics.jsonl or evaluations.jsonl. Values that are not
-    finite numbers count as unknown."""
+    """Return the records of metrics.jsonl or evaluations.jsonl as columns. Values that are not finite numbers count as
+    unknown."""
     numbers: list[float] = []
     found: dict[str, list[float]] = {}
     for record in records:
@@ -111,7 +114,7 @@ def _flat(record: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def finite(value: object) -> float | None:
-    """Return `value` as a float if it is a finite number, else None: a file may contain anything."""
+    """Return `value` as a float if it is a finite number, else None, since a file may contain anything."""
     if type(value) not in (int, float):
         return None
     try:

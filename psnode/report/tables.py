@@ -32,7 +32,7 @@ assert set(_PARTS) == set(Seconds.__dataclass_fields__)
 
 
 def named(run: Run, number: int) -> Element:
-    """Return the name of a run after a sample of its line."""
+    """Return the name of a run, preceded by a sample of its line."""
     key = e("svg", e("line", x1=1, x2=23, y1=6, y2=6, class_=f"line run{number % 8}" + (" again" if number >= 8 else "")))
     key.attrib.update({"viewBox": "0 0 24 12", "class": "key", "aria-hidden": "true"})
     return e("span", key, run.name, class_="run")
@@ -43,7 +43,7 @@ def _heads(runs: Sequence[Run]) -> list[Element | str]:
 
 
 def overview(runs: Sequence[Run]) -> Element:
-    """Return one row per run: its kind, its progress, the bytes sent, and its end."""
+    """Return a table with a row per run: scheme, workers, progress, loss and accuracy, bytes sent, time, and end."""
     heads = ("run", "scheme", "workers", "steps", "loss", "best top1", "sent", "float32 / sent", "time", "end")
     rows = []
     for number, run in enumerate(runs):
@@ -65,14 +65,15 @@ def _count(number: int | None) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    """Return a recorded value in the form in which it is typed."""
+    """Return a recorded value as users type it."""
     if value is None or isinstance(value, str):
         return value
     return to_json(value)
 
 
 def times(runs: Sequence[Run]) -> Element:
-    """Return the median milliseconds of each part of a step, the first and last tenth, and a bar for its share of the step."""
+    """Return a table of the parts of a step: median, first and last decile in milliseconds, and a bar for the share of the
+    step."""
     rows = []
     for part, meaning in _PARTS.items():
         cells = [_time(run, part) for run in runs]
@@ -92,7 +93,7 @@ def _time(run: Run, part: str) -> Element | None:
 
 
 def links(runs: Sequence[Run]) -> Element:
-    """Return the codecs in both directions and their results on the links."""
+    """Return a table of the codecs in both directions and their results on the links."""
     rows: list[list[Any]] = []
     for label, name in (("up", "codec"), ("feedback", "feedback"), ("aggregator", "aggregator"), ("down", "downlink")):
         rows.append([label, *(_text(run.scheme.get(name)) for run in runs)])
@@ -123,7 +124,7 @@ def _goodput(run: Run) -> str | None:
 
 
 def events(runs: Sequence[Run]) -> Element:
-    """Return all events of all runs, each run's in order."""
+    """Return a table of the events of all runs, those of each run in order."""
     rows = ([named(run, number), *_event(event)] for number, run in enumerate(runs) for event in run.events)
     return table("Events besides the steps", ("run", "step", "time, UTC", "rank", "event", "reason"), rows)
 
@@ -140,7 +141,7 @@ def _clock(value: object) -> str | None:
 
 
 def plan(run: Run, found: Plan) -> Element:
-    """Return one row per segment, by group: its tensors, its size, and its codec."""
+    """Return a table with a row per segment, by group: its tensors, shape, size and codec. Large plans are cut."""
     rows = []
     for group in found.groups:
         for segment in group.segments:
@@ -161,7 +162,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> Element | None:
-    """Return settings, parts of the scheme and versions in which the runs differ; None if there is no difference."""
+    """Return a table of the settings, parts of the scheme and versions in which the runs differ; None if they do not differ."""
     tables = [_facts(run) for run in runs]
     rows = []
     for name in dict.fromkeys(name for table_ in tables for name in table_):
@@ -179,12 +180,12 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def settings(run: Run) -> Element:
-    """Return all settings as they were used, and the versions."""
+    """Return a table of all settings as they were used, and of the versions."""
     return table(f"Settings of {run.name}", ("setting", "value"), _facts(run).items())
 
 
 def hosts(run: Run) -> Element | None:
-    """Return one row for the ranks of one host and arithmetic; None if the run does not record them."""
+    """Return a table with a row for consecutive ranks of the same host and arithmetic; None if the run does not record them."""
     ranks = run.machines.get("ranks")
     if not isinstance(ranks, dict) or not ranks:
         return None

@@ -1,1 +1,1 @@
-"""Tasks: models and data, and the passes over them."""
+"""Tasks: models, data, and the computations that train with them."""

@@ -1,4 +1,4 @@
-"""Devices that torch computes on."""
+"""Devices on which torch computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _FULL = re.compile(r"(CUDA|HIP|XPU|MPS)\b.*\bout of memory|(CUDA|cuDNN) error: \w+_ALLOC_FAILED|.*DefaultCPUAllocator: ")
-_FAILED = re.compile(  # others are faults of the program: a failed assertion, a wrong size, a build for other devices
+_FAILED = re.compile(  # any other error is a fault of the program: a failed assertion, a wrong size, a build for other devices
     r"(CUDA|CUDA driver|cuDNN|HIP) error: (an illegal memory|misaligned address|unknown error|unspecified launch failure"
     r"|the launch timed out|uncorrectable ECC|hardware stack|an illegal instruction|device busy|.*unavailable"
     r"|\w+_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
@@ -23,11 +23,11 @@ _FAILED = re.compile(  # others are faults of the program: a failed assertion, a
 
 
 def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-gpu") -> torch.device:
-    """Return the CPU, or the CUDA device of this rank of its host, which becomes the calling thread's current one.
+    """Return the CPU, or the CUDA device of this rank of its host, which becomes the current device of the calling thread.
 
-    Ranks share devices in turn if there are more ranks than devices. On the master's host, local rank 0 is the master: unless it
-    has a device, the first device is that of the last rank of as many as fill the host. Raises ConfigurationError if CUDA is
-    requested, by `flag`, and absent.
+    The ranks of a host use its devices in turn, and share them if there are more ranks than devices. On the master's host, local
+    rank 0 is the master. If the master computes on the CPU, device 0 is used only if there are more ranks than devices. Raises
+    ConfigurationError if CUDA is requested, by `flag`, and missing.
     """
     import torch
 
@@ -42,9 +42,9 @@ def choose_device(enable_gpu: bool, local_rank: int = 0, flag: str = "--enable-g
 
 @contextmanager
 def device_errors(lower: str) -> Iterator[None]:
-    """Raise DeviceError in place of an error of torch that reports a failure of memory or of the device.
+    """Raise DeviceError in place of torch's errors inside the context that report exhausted memory or a failed device.
 
-    `lower`: settings that reduce memory.
+    `lower`: the settings that reduce memory.
     """
     try:
         yield
@@ -55,10 +55,9 @@ def device_errors(lower: str) -> Iterator[None]:
 
 
 def _meaning(error: RuntimeError | MemoryError, lower: str) -> str:
-    """Return one line for the user; empty if the error is of another kind.
+    """Return one line for the user about an error of memory or of the device; empty for other errors.
 
-    torch reports failures of CUDA as RuntimeError, of which OutOfMemoryError and AcceleratorError are kinds, with lines of
-    advice.
+    torch reports failures of CUDA as RuntimeError or its subclasses OutOfMemoryError and AcceleratorError, with lines of advice.
     """
     import torch
 
@@ -72,7 +71,7 @@ def _meaning(error: RuntimeError | MemoryError, lower: str) -> str:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return `batch` with its tensors, also those inside tuples, lists and mappings, on `device`."""
+    """Return `batch` with its tensors, including those inside tuples, lists and mappings, on `device`."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -91,7 +90,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which forward passes compute in `precision`, fp32 or bf16; their backward passes follow outside of it.
+    """Return a context in which forward passes compute in `precision`, fp32 or bf16. Backward passes follow outside of it.
 
     Raises ConfigurationError for a device without bf16.
     """

@@ -1,8 +1,9 @@
-"""GPT-2's shapes in plain torch, on random tokens: a large model for measurements that do not depend on its data.
+"""A model with GPT-2's shapes in plain torch, on random tokens, for measurements that do not depend on the data.
 
-Options: model=124m or 355m (GPT-2 small and medium; the head is the embedding), context=32 (tokens of an example), and
-marks=DIRECTORY. In this directory every rank appends a line of JSON when it begins a backward pass: the time, and its peak memory
-so far. The file imports only psnode.task, so that another checkout's psnode can train it (studies.checkpoint).
+Options: model=124m or 355m (GPT-2 small and medium; the head is the embedding) or tiny, context=32 (tokens of an example), and
+marks=DIRECTORY. At the start of each backward pass, every rank appends a line of JSON to a file in this directory, with the time
+and its peak memory so far. Of psnode, this file imports only psnode.task and psnode.config.plain_json, so that the psnode of
+another checkout can train it (studies.checkpoint).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TOKENS, _PLACES, _EXAMPLES = 50257, 1024, 4096
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each after a layer norm."""
+    """Transformer block: attention, then two linear layers, each after a layer norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class Block(nn.Module):
         self.heads = heads
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`: examples, tokens, width; so is the result."""
+        """Return a tensor of the shape of `x`: examples, tokens, width."""
         batch, length, width = x.shape
         parts = self.c_attn(self.ln_1(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -48,7 +49,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Next-token logits; the head shares the embedding's weights."""
+    """Transformer that predicts the next token. The head shares the weights of the embedding."""
 
     def __init__(self, layers: int, width: int, heads: int) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class Transformer(nn.Module):
         self.head.weight = self.wte.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`tokens`: int64, examples and places; the result has a logit for every token after them."""
+        """Return the logits of the token after each position of `tokens`, int64 of shape (examples, positions)."""
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -71,7 +72,7 @@ class Transformer(nn.Module):
 
 
 class RandomTokens:
-    """Examples that depend only on their numbers."""
+    """Random examples, each of which depends only on its index."""
 
     def __init__(self, context: int) -> None:
         self._context = context
@@ -80,13 +81,13 @@ class RandomTokens:
         return _EXAMPLES
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> torch.Tensor:
-        """int64, examples and context + 1."""
+        """Return tokens, int64 of shape (examples, context + 1)."""
         rows = [np.random.default_rng(int(index)).integers(0, _TOKENS, self._context + 1) for index in indices]
         return torch.from_numpy(np.stack(rows))
 
 
 class Gpt2(Task):
-    """GPT-2's shapes on random tokens."""
+    """Task of a model with GPT-2's shapes on random tokens."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(options)

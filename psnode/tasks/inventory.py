@@ -1,8 +1,8 @@
-"""Inventory of a model: parameters, trained or frozen, buffers, and the statistics among the buffers.
+"""Inventory of a model: its parameters, trained or frozen, its buffers, and the statistics among the buffers.
 
-A statistic is a buffer that every worker's passes change by that worker's own data. A checkpoint holds the mean of the workers'
-values (for counters the maximum). All other buffers are functions of the weights and of the number of passes, if they change at
-all: they agree among the workers, and are saved unchanged.
+A statistic is a buffer that the passes of every worker change according to that worker's data. A checkpoint holds the mean of the
+workers' values, or the maximum for counters. All other buffers depend only on the weights and the number of passes. They are
+therefore equal on all workers, and are saved unchanged.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 MEAN = "mean"
 MAXIMUM = "max"
-_CHUNK = 64 << 20  # bytes of tensors that share one message
+_CHUNK = 64 << 20  # maximum bytes of tensors that share one message
 _RUNNING = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": MAXIMUM}
 _OBSERVED = frozenset(("min_val", "max_val", "scale", "zero_point"))
 
 
 def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and buffer of `model`, also those outside its state dict, by name: not copied."""
+    """Return every parameter and buffer of `model` by name, without copying, including buffers outside the state dict."""
     return {name: value.detach() for name, value in (*tensor_names.parameters(model), *tensor_names.buffers(model))}
 
 
 class ModelSnapshot:
-    """State of `model` that passes may change: its `values` (copies of all `tensors`), attributes, lists, dicts and sets of its
-    modules, and the generators of Python, NumPy and torch. Not objects deeper in an attribute.
+    """Copy of the state of `model` that passes may change.
+
+    This state is all `tensors` (copied to `values`), the attributes of the modules, the lists, dicts and sets in these
+    attributes, and the random generators of Python, NumPy and torch. Objects nested deeper in an attribute are not copied.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -70,7 +72,7 @@ class ModelSnapshot:
 
 
 def put_back(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Copy `values` into the tensors of those names. Names that the model no longer has are skipped."""
+    """Copy `values` into the model's tensors of the same names. Names that the model no longer has are skipped."""
     fit(model, values)
     found = tensors(model)
     for name, value in values.items():
@@ -82,7 +84,7 @@ def give_own_memory(model: torch.nn.Module) -> None:
     """Give each trained parameter of `model` that is a view of larger memory its own memory, so that files hold only the
     parameter.
 
-    Tied parameters stay tied, since they are one tensor. Until the larger memory is free the model takes its size twice.
+    Tied parameters stay tied, since they are one tensor. Until the larger memory is released, the model takes twice its size.
     """
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.untyped_storage().nbytes() > parameter.nbytes:
@@ -90,9 +92,9 @@ def give_own_memory(model: torch.nn.Module) -> None:
 
 
 def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    """Give buffers of `model` the shapes of `values`, which are then copied to them: a model may size its buffers itself.
+    """Give the buffers of `model` the shapes of `values`, which can then be copied to them, since a model may resize its buffers.
 
-    Buffers of norms are left out: they have the shape of the layer.
+    Buffers of norms keep their shapes, which are those of the layers.
     """
     fixed = norm_statistics(model)
     for name, buffer in tensor_names.buffers(model, aliases=True):
@@ -101,14 +103,14 @@ def fit(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
 
 
 def load(model: torch.nn.Module, values: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
-    """Load values by plain name, like load_state_dict; buffers may have been resized since the model was built. Raises
-    RuntimeError."""
+    """Load `values`, by plain name, like load_state_dict, after resizing the buffers to fit them. Raises RuntimeError."""
     fit(model, values)
     model.load_state_dict(tensor_names.to_load(values, model), strict=strict)
 
 
 def not_sized_yet(model: torch.nn.Module) -> set[str]:
-    """Return the buffers in the state dict that are empty, or that torch's observers of quantisation size by their data."""
+    """Return the names of the buffers in the state dict that are empty, or whose size torch's quantisation observers take from
+    data."""
     empty = {name for name, value in tensor_names.buffers(model, aliases=True) if not value.numel()}
     return persistent_buffers(model) & (empty | observed(model).keys())
 
@@ -119,15 +121,16 @@ def persistent_buffers(model: torch.nn.Module) -> set[str]:
 
 
 def batch_statistics(model: torch.nn.Module) -> dict[str, str]:
-    """Return the statistics that torch's own modules keep, by name, with MEAN or MAXIMUM: norms'
-    and observers' of quantisation."""
+    """Return the statistics of torch's own modules (norms and quantisation observers) by name, with MEAN or MAXIMUM."""
     return norm_statistics(model) | observed(model)
 
 
 def observed(model: torch.nn.Module) -> dict[str, str]:
-    """Return the rules for buffers of torch's observers and fake quantisers: the mean of ranges and scales, the maximum of whole
-    numbers."""
-    observers: Any = sys.modules.get("torch.ao.quantization.observer")  # a model that has one has loaded it
+    """Return the statistics of torch's quantisation observers and fake quantisers, by name, with MEAN or MAXIMUM.
+
+    Ranges and scales have the rule MEAN, whole numbers MAXIMUM.
+    """
+    observers: Any = sys.modules.get("torch.ao.quantization.observer")  # already loaded if the model has an observer
     fakes: Any = sys.modules.get("torch.ao.quantization.fake_quantize")
     if observers is None or fakes is None:
         return {}
@@ -154,9 +157,10 @@ def norm_statistics(model: torch.nn.Module) -> dict[str, str]:
 
 
 def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, str]:
-    """Return `statistics` by plain name.
+    """Return a task's `statistics` by plain name, after a check of the model.
 
-    Raises ConfigurationError if `model` holds a value that can be neither exchanged nor saved, or lacks a name in `statistics`.
+    Raises ConfigurationError if `model` has a value that can be neither sent nor saved, or if `statistics` has an invalid name or
+    rule.
     """
     import torch
     from torch.nn.parameter import is_lazy
@@ -227,7 +231,7 @@ def contents(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def chunks(values: Mapping[str, torch.Tensor], names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the tensors of `names` in order, as many at a time as one message should hold, at least one."""
+    """Yield the tensors of `names` in order, in dictionaries that each fit into a message, with at least one tensor each."""
     chunk: dict[str, torch.Tensor] = {}
     size = 0
     for name in names:

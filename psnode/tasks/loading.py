@@ -1,4 +1,4 @@
-"""Loading of the task that a configuration names."""
+"""Functions that load the task that a configuration names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from psnode.task import Task, load_task
 
 
 def passed_task(task: Task) -> str:
-    """Return the value of the setting `task` when a program passes an instance of its own to psnode.run."""
+    """Return the value of the setting `task` for an instance that a program passes to psnode.run."""
     return PASSED + type(task).__name__
 
 
 def make_task(config: Config) -> Task:
-    """Return the task that the configuration names: the user's file, or the built-in image classification.
+    """Return the task that the configuration names: the user's, or the built-in image classification.
 
-    Raises ConfigurationError if it cannot be loaded, for example because a program made it and passed it to psnode.run.
+    Raises ConfigurationError if the task cannot be loaded, for example because a program passed it to psnode.run.
     """
     if config.task is not None and config.task.startswith(PASSED):
         raise ConfigurationError(

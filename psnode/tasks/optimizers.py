@@ -1,4 +1,4 @@
-"""torch's optimizers by name: their arguments and their state."""
+"""torch's optimizers by name, their arguments, and their state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError
 
-_ADAMS = ("exp_avg", "exp_avg_sq")  # torch's names
+_ADAMS = ("exp_avg", "exp_avg_sq")  # torch's names of the state vectors
 _RESERVED = frozenset(
     {"self", "params", "lr", "weight_decay", "betas", "eps", "momentum", "foreach", "fused", "capturable", "maximize"}
     | {"differentiable", "decoupled_weight_decay"}
@@ -22,8 +22,10 @@ _RESERVED = frozenset(
 
 
 class ElementwiseOptimizer(NamedTuple):
-    """An optimizer of torch's that works coordinate by coordinate: the vectors that it keeps, and numbers with their first
-    values."""
+    """An optimizer of torch that works coordinate by coordinate.
+
+    `memories` are the names of its state vectors, `counts` the names of its state numbers with their initial values.
+    """
 
     make: type[torch.optim.Optimizer]
     memories: tuple[str, ...] = _ADAMS
@@ -42,14 +44,14 @@ COORDINATEWISE: Mapping[str, ElementwiseOptimizer] = MappingProxyType(
         "adadelta": ElementwiseOptimizer(torch.optim.Adadelta, ("square_avg", "acc_delta")),
     }
 )
-# those that need whole tensors, or whose state begins with values of their first step
+# optimizers that need whole tensors, or whose initial state depends on the first step
 _BY_TENSOR: Mapping[str, type[torch.optim.Optimizer]] = MappingProxyType(
     {"adafactor": torch.optim.Adafactor, "asgd": torch.optim.ASGD, "rprop": torch.optim.Rprop}
 )
 
 
 def memories_of(config: Config) -> dict[str, float]:
-    """Return the vectors that the optimizer of `config`, one of COORDINATEWISE, keeps, with their initial value."""
+    """Return the state vectors of the optimizer of `config`, one of COORDINATEWISE, by name, with their initial value."""
     found = dict.fromkeys(COORDINATEWISE[config.optimizer].memories, 0.0)
     options = _options(config)
     found |= {"max_exp_avg_sq": 0.0} if options.get("amsgrad") else {}
@@ -59,7 +61,8 @@ def memories_of(config: Config) -> dict[str, float]:
 
 
 def arguments(config: Config, momentum: float) -> dict[str, Any]:
-    """Return the arguments of the optimizer of `config` except its learning rate. `momentum`: the first of its betas."""
+    """Return the arguments of the optimizer of `config`, except its learning rate. `momentum` is its first beta, if it has
+    betas."""
     allowed = inspect.signature(_class(config)).parameters
     found: dict[str, Any] = {"weight_decay": config.weight_decay} if "weight_decay" in allowed else {}
     found |= {"betas": (momentum, config.beta2)} if "betas" in allowed else {}
@@ -72,15 +75,17 @@ def made(config: Config, momentum: float, parameter: nn.Parameter, lr: float) ->
     """Return the optimizer of `config` for one tensor."""
     return _class(config)(
         [parameter],
-        lr=lr,  # type: ignore[call-arg]  # all of these have one
+        lr=lr,  # type: ignore[call-arg]  # all of these optimizers have a learning rate
         **arguments(config, momentum),
         **_plain(config),
     )
 
 
 def require_optimizer(config: Config, *, own: bool) -> None:
-    """Raise ConfigurationError if torch refuses the optimizer's options, or if it is the task's and missing. `own`: the task has
-    one."""
+    """Raise ConfigurationError if torch refuses the optimizer's options, or if the task's optimizer is missing.
+
+    `own`: True if the task has an optimizer.
+    """
     if config.optimizer == OWN and not own:
         raise ConfigurationError("--optimizer task needs one of the task's own: write Task.optimizer, or pass it to the session")
     if config.optimizer in ("sgd", OWN):
@@ -92,7 +97,7 @@ def require_optimizer(config: Config, *, own: bool) -> None:
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """Return arguments that restrict a step to one tensor at a time."""
+    """Return the arguments that make a step handle one tensor at a time."""
     return {"foreach": False} if "foreach" in inspect.signature(_class(config)).parameters else {}
 
 
@@ -102,10 +107,10 @@ def _class(config: Config) -> type[torch.optim.Optimizer]:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Return --optimizer-option in the types that torch wants."""
+    """Return the values of --optimizer-option by name, in the types that torch expects."""
     allowed = inspect.signature(_class(config)).parameters
     known = {name: each for name, each in allowed.items() if name not in _RESERVED}
-    if "eps" in allowed and isinstance(allowed["eps"].default, tuple):  # several numbers, unlike --eps
+    if "eps" in allowed and isinstance(allowed["eps"].default, tuple):  # a tuple, which --eps cannot express
         known["eps"] = allowed["eps"]
     found = {}
     for key, text in config.optimizer_options().items():

@@ -1,4 +1,4 @@
-"""A task whose loop belongs to the program: model and data, and no loss that another caller could compute."""
+"""A task whose training loop is in the program. It has model and data, but no loss that psnode could compute."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ ParameterGroups = Sequence[Mapping[str, Any]]
 
 
 class OwnLoop(Task):
-    """The task of psnode.session. `constraint`: see Task.constrain; `groups`: the result of Task.parameter_groups; `rate`,
-    `optimizer`: see Task.learning_rate and Task.optimizer; `examples`: those of a batch, if that is known; `steps`: see
-    Task.steps_per_epoch."""
+    """The task of psnode.session.
+
+    `constraint`: see Task.constrain. `groups`: the result of Task.parameter_groups. `rate`, `optimizer`: see Task.learning_rate
+    and Task.optimizer. `examples`: the number of examples in a batch; 0 if unknown. `steps`: see Task.steps_per_epoch.
+    """
 
     def __init__(
         self,
@@ -49,16 +51,15 @@ class OwnLoop(Task):
         return self._data
 
     def eval_data(self) -> Data:
-        """Refuse: the program evaluates its model itself."""
+        """Raise ConfigurationError, since the program evaluates its model itself."""
         raise ConfigurationError("the run was trained by a loop of its own: evaluate its checkpoints in that program")
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """Refuse: only the program knows the loss."""
+        """Raise ConfigurationError, since only the program knows the loss."""
         raise ConfigurationError("the run was trained by a loop of its own, which alone knows its loss")
 
     def size(self, batch: Batch) -> int:
-        """Return the number of examples in `batch` according to its loader; else the length of its first tensor, or 1 without
-        one."""
+        """Return the number of examples in `batch` according to its loader, else the length of its first tensor, else 1."""
         return self._examples or length(batch) or 1
 
     def constrain(self, model: torch.nn.Module) -> None:
@@ -67,7 +68,7 @@ class OwnLoop(Task):
             self._constraint(model)
 
     def parameter_groups(self, model: torch.nn.Module) -> ParameterGroups:
-        """Return the program's groups."""
+        """Return the program's parameter groups."""
         return self._groups
 
     @property
@@ -82,17 +83,17 @@ class OwnLoop(Task):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Return the steps of an epoch of an iterable."""
+        """Return the number of steps in an epoch, if the program has stated it."""
         return self._steps
 
     @property
     def constrains(self) -> bool:
-        """True if there is a constraint."""
+        """Return True if the program has a constraint."""
         return self._constraint is not None
 
 
 def length(batch: Batch) -> int | None:
-    """Return the length of the first tensor with dimensions in `batch`, also inside tuples, lists and mappings."""
+    """Return the length of the first tensor with dimensions in `batch`, including those inside tuples, lists and mappings."""
     import torch
 
     if isinstance(batch, torch.Tensor):

@@ -1,9 +1,9 @@
-"""Parameter groups: parameters with settings of their own, in torch.optim's format.
+"""Parameter groups: parameters with their own settings, in the format of torch.optim.
 
     [{"params": [model.head.weight], "lr": 0.1}, {"params": ["body.weight", "body.bias"], "weight_decay": 0.0}]
 
-`params` are parameters, or their names in the state dict. The rest of a dictionary overrides settings of the run. `lr` is the
-learning rate before the schedule, which multiplies that of every group by the same factor, as torch's schedulers do.
+`params` are parameters, or their names in the state dict. The other keys override settings of the run. `lr` is the learning rate
+before the schedule. The schedule multiplies the rates of all groups by the same factor, as torch's schedulers do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _KEYS = (*_RATES, *_SETTINGS, "betas")
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Trained parameters `names`, in the order of the state dict, with `settings` that override those of the run.
+    """A group of trained parameters: their `names`, in the order of the state dict, and `settings` that override those of the
+    run.
 
     Their learning rate is `lr_factor` times that of the run.
     """
@@ -39,7 +40,7 @@ class ParameterGroup:
     lr_factor: float = 1.0
 
     def config(self, config: Config) -> Config:
-        """Return the settings of the run, overridden by those of the group."""
+        """Return the configuration of the run with the group's settings applied."""
         return replace(config, **self.settings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,11 +49,11 @@ class ParameterGroup:
 
 
 def groups_of(asked: Sequence[Mapping[str, Any]] | None, model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
-    """Return the groups of `model` that a task `asked` for, or those of --no-decay; empty if all parameters follow the run's
-    settings.
+    """Return the groups of `model` that a task `asked` for, or those of --no-decay.
 
-    Frozen parameters are left out. Raises ConfigurationError for groups that torch.optim would not take, or that leave a trained
-    parameter out, and for settings that the run could not have. `config.lr` is resolved.
+    The result is empty if all parameters follow the settings of the run; frozen parameters are left out. `config.lr` must be
+    resolved. Raises ConfigurationError for groups that torch.optim would not take or that leave a trained parameter out, and for
+    settings that are invalid for the run.
     """
     if asked is None:
         raise ConfigurationError("Task.parameter_groups returned None: it must return a list of dictionaries")
@@ -89,7 +90,8 @@ def recorded(groups: Iterable[ParameterGroup]) -> list[dict[str, Any]]:
 
 
 def refuse_other_groups(now: Iterable[ParameterGroup], before: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigurationError, with the first parameter, if a run is resumed with other groups than the recorded ones."""
+    """Raise ConfigurationError if a run is resumed with groups other than those recorded. It names the first parameter that
+    differs."""
     old, new = _by_name(before), _by_name(recorded(now))
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
@@ -100,7 +102,7 @@ def refuse_other_groups(now: Iterable[ParameterGroup], before: Sequence[Mapping[
 
 
 def _by_name(groups: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings by parameter, without those that change nothing."""
+    """Return the settings of each parameter, without those that change nothing."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         own = {key: value for key, value in group.items() if key != "params" and (key, value) != ("lr_factor", 1.0)}
@@ -134,7 +136,7 @@ def _names(group: Mapping[str, Any], index: int, model: nn.Module) -> list[str]:
 
 
 def _group(group: Mapping[str, Any], index: int, names: Sequence[str], config: Config) -> ParameterGroup:
-    """Return a group whose settings are checked by the rules of the run's own."""
+    """Return a group, whose settings are checked by the same rules as those of the run."""
     asked = {key: value for key, value in group.items() if key != "params"}
     if unknown := [key for key in asked if key not in _KEYS]:
         raise ConfigurationError(f"parameter group {index} has no setting {unknown[0]!r}{nearest(unknown[0], _KEYS)}")
@@ -164,8 +166,10 @@ def _factor(asked: Mapping[str, Any], config: Config) -> float:
 
 
 def _without_decay(model: nn.Module, config: Config) -> tuple[ParameterGroup, ...]:
-    """Return two groups: the parameters that --no-decay names, and the rest. Raises ConfigurationError if it names no parameter
-    of the model."""
+    """Return two groups: the parameters with decay, if there are any, and those that --no-decay names.
+
+    Raises ConfigurationError if --no-decay names no trained parameter of the model.
+    """
     spared = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -1,6 +1,6 @@
 """nms and roi_align in plain torch, for detection models on systems where torchvision's compiled operators cannot be loaded.
 
-`lend` registers them under the names of torchvision's own operators, with the same arguments.
+`declare` registers them under the names of torchvision's own operators, with the same arguments.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ _ROI_ALIGN = (
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Non-maximum suppression: of boxes that overlap by more than `iou_threshold` keep only the one with the highest score.
+    """Return the indices of the boxes that non-maximum suppression keeps: of overlapping boxes, only the one with the highest
+    score.
 
-    boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Returns the int64 indices of the kept boxes, by falling score; of equal
-    scores the first one counts as higher. Takes N^2 values of memory.
+    boxes: (N, 4), corners x1, y1, x2, y2; scores: (N,). Boxes count as overlapping if their intersection is more than
+    `iou_threshold` times their union. The indices are int64, by falling score; of equal scores, the first counts as higher. Takes
+    memory for N^2 values.
     """
     order = scores.argsort(descending=True, stable=True)
     boxes = boxes[order].float()
@@ -47,11 +49,11 @@ def roi_align(
 ) -> Tensor:
     """Average bilinearly interpolated samples in each bin of each region (He et al.: Mask R-CNN, ICCV 2017).
 
-    features: (N, C, H, W); rois: (K, 5), index of the image and x1, y1, x2, y2 in pixels of 1/spatial_scale. Returns (K, C,
-    pooled_height, pooled_width) of the features' type, with a gradient only for the features. sampling_ratio: samples per bin and
-    axis; if at most 0, the width of a bin in pixels. aligned: pixels have their centres at one half.
+    features: (N, C, H, W); rois: (K, 5), the index of the image and x1, y1, x2, y2 in pixels of 1/spatial_scale. Returns (K, C,
+    pooled_height, pooled_width) in the type of `features`, with a gradient only for `features`. sampling_ratio: samples per bin
+    and axis; if 0 or less, the width of a bin in pixels, rounded up. aligned: pixel centres are at one half.
 
-    Interpolation along y and x is independent, so that a region is two matrices: rows * features * columns.
+    Interpolation along y and x is independent, so each region is computed with two matrices: rows * features * columns.
     """
     rois = rois.detach().float()
     images = rois[:, 0].long()
@@ -69,9 +71,10 @@ def roi_align(
 
 
 def _weights(starts: Tensor, sides: Tensor, bins: int, size: int, sampling_ratio: int) -> Tensor:
-    """Return the share of each of `size` pixels in each bin of each region along one axis: (K, bins, size).
+    """Return the weight of each of `size` pixels in each bin of each region along one axis: (K, bins, size).
 
-    A sample below -1 or above `size` is 0; one outside the outer pixel, but within that range, has that pixel's value.
+    A sample below -1 or above `size` counts as 0. A sample between that limit and the outermost pixel has the value of that
+    pixel.
     """
     wanted = torch.full_like(sides, float(sampling_ratio)) if sampling_ratio > 0 else (sides / bins).ceil()
     most = int(wanted.max().clamp(min=1)) if len(wanted) else 1
@@ -85,7 +88,7 @@ def _weights(starts: Tensor, sides: Tensor, bins: int, size: int, sampling_ratio
 
 
 def declare() -> None:
-    """Register roi_align, and the body of nms, whose schema is declared, with torch."""
+    """Register with torch roi_align, and the implementation of nms, whose schema has been declared."""
     for device in ("CPU", "CUDA"):
         torch.library.impl("torchvision::nms", device)(nms)
     if not hasattr(torch.ops.torchvision, "roi_align"):
@@ -94,7 +97,8 @@ def declare() -> None:
 
 
 def lend(boxes: ModuleType, regions: ModuleType) -> None:
-    """Mark the operators of torchvision.ops.boxes and torchvision.ops.roi_align as available: they check before each call."""
+    """Mark the operators of torchvision.ops.boxes and torchvision.ops.roi_align as available, which these check before each
+    call."""
     for module in (boxes, regions):
         vars(module)["_assert_has_ops"] = lambda: None
     vars(regions)["_has_ops"] = lambda: True

@@ -1,7 +1,7 @@
-"""Bytes of tensors in their own memory, which can still be resized afterwards.
+"""The bytes of tensors in their own memory, without preventing a later resize.
 
-Tensor.numpy() marks a tensor's storage as not resizable for ever, and a model may size its own buffers: resize_ in a forward
-pass, as observers of quantisation do.
+Tensor.numpy() marks a tensor's storage as not resizable for good. A model may have to resize its own buffers by resize_ in a
+forward pass, as quantisation observers do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class _Memory:
-    """Memory of a tensor with NumPy's array interface. An array made from it keeps this object, and so the tensor's storage."""
+    """Memory of a tensor with NumPy's array interface. An array made from this object keeps it alive, and thus the tensor's
+    storage."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._storage = tensor.untyped_storage()
@@ -29,7 +30,10 @@ class _Memory:
 
 
 def memory_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a contiguous tensor on the host, which share its memory. Invalid once the tensor is resized."""
+    """Return the bytes of a contiguous tensor on the host as an array that shares its memory, invalid once the tensor is resized.
+
+    Raises ValueError for any other tensor.
+    """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError("only contiguous tensors on the host have their bytes in order in memory")
     return np.asarray(_Memory(tensor)) if tensor.numel() else np.empty(0, np.uint8)

@@ -1,8 +1,8 @@
-"""Names of tensors and the changes that wrappers make: torch.compile inserts `_orig_mod`, DistributedDataParallel `module`.
+"""Names of tensors, without the parts that wrappers add: torch.compile inserts `_orig_mod`, DistributedDataParallel `module`.
 
-psnode knows every tensor by its name in the model without compiled parts: plans, messages and files of a run use only these
-names, so a run can continue with a model that is compiled, or no longer compiled. If two tensors of a model differ only in
-`_orig_mod`, all tensors keep their names.
+psnode calls every tensor by its name in the model without compiled parts. Plans, messages and files of a run use only these
+names, so a run can continue with a model that has been compiled, or is no longer compiled. If the names of two tensors differ
+only in `_orig_mod`, all tensors of the model keep their names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _COMPILED = "_orig_mod"
-_PART = re.compile(rf"(?<![^./]){_COMPILED}(\.|$)")  # in a name, or in a key of a file with names in it
+_PART = re.compile(rf"(?<![^./]){_COMPILED}(\.|$)")  # in the name of a tensor, or in a key that contains such a name
 _PARALLEL = "module."
 
 T = TypeVar("T")
@@ -24,12 +24,16 @@ Rename = Callable[[str], str]
 
 
 def plain(name: str) -> str:
-    """Return a tensor's name in the model without compiled parts. Also for keys that hold names (records.state_names)."""
+    """Return a tensor's name in the model without compiled parts. Keys that contain names (records.state_names) are accepted
+    too."""
     return _PART.sub("", name).removesuffix(".") if _COMPILED in name else name
 
 
 def renaming(names: Iterable[str]) -> Rename:
-    """Return `plain`, or no change at all if two of `names` would become equal."""
+    """Return the function `plain`, or `str`, which changes no name.
+
+    `str` is returned if no name is that of a compiled part, or if two of `names` would become equal.
+    """
     compiled = [name for name in names if _COMPILED in name]
     if not compiled:
         return str
@@ -38,25 +42,25 @@ def renaming(names: Iterable[str]) -> Rename:
 
 
 def of_model(model: nn.Module) -> Rename:
-    """Return the renaming of the tensors of `model`, including aliases and buffers outside the state dict."""
+    """Return the renaming for the tensors of `model`, including aliases and buffers outside the state dict."""
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return renaming([name for name, _ in tensors])
 
 
 def parameters(model: nn.Module, *, aliases: bool = False) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of `model` by plain name, in state-dict order, each once, or with its `aliases`."""
+    """Return the parameters of `model` by plain name, in state-dict order, each once, or under all its names with `aliases`."""
     rename = of_model(model)
     return [(rename(name), value) for name, value in model.named_parameters(remove_duplicate=not aliases)]
 
 
 def buffers(model: nn.Module, *, aliases: bool = False) -> list[tuple[str, torch.Tensor]]:
-    """Return the buffers of `model` by plain name, each once, or with its `aliases`."""
+    """Return the buffers of `model` by plain name, each once, or under all its names with `aliases`."""
     rename = of_model(model)
     return [(rename(name), value) for name, value in model.named_buffers(remove_duplicate=not aliases)]
 
 
 def modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the parts of `model` by plain name, under every name that they have."""
+    """Return the modules of `model` by plain name, under all names that they have."""
     rename = of_model(model)
     return [(rename(name), part) for name, part in model.named_modules(remove_duplicate=False)]
 
@@ -67,19 +71,20 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 
 def to_load(values: Mapping[str, T], model: nn.Module) -> dict[str, T]:
-    """Return values by plain name in the form that load_state_dict of `model` takes."""
+    """Return `values`, given by plain name, under the names that load_state_dict of `model` expects."""
     rename = of_model(model)
     own = {rename(name): name for name in model.state_dict()}
     return {own.get(name, name): value for name, value in values.items()}
 
 
 def renamed(values: Mapping[str, T], rename: Rename) -> dict[str, T]:
-    """Return `values` under other names."""
+    """Return `values` with their names changed by `rename`."""
     return {rename(name): value for name, value in values.items()}
 
 
 def matched(found: Mapping[str, T], own: Collection[str]) -> dict[str, T]:
-    """Return `found` under the matching names in `own`; entries without a match keep their names, and so do all if two clash."""
+    """Return `found` under the matching names in `own`. Entries without a match keep their names; if two clash, all entries
+    do."""
     there = _without(own, found)
     here = _without(found, own)
     homes = {short: name for name, short in there.items()}
@@ -89,7 +94,10 @@ def matched(found: Mapping[str, T], own: Collection[str]) -> dict[str, T]:
 
 
 def _without(names: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Map each name to itself without wrappers; `module.` is one if all of `names` begin with it and not all `others`."""
+    """Return each name with its form without wrappers.
+
+    `module.` counts as a wrapper if all of `names` begin with it and not all of `others` do.
+    """
     short = {name: plain(name) for name in names}
     wrapped = all(each.startswith(_PARALLEL) for each in short.values())
     if wrapped and not all(plain(each).startswith(_PARALLEL) for each in others):

@@ -1,10 +1,10 @@
-"""The only place where psnode imports torchvision.
+"""The only module in which psnode imports torchvision.
 
-torchvision 0.28 is published with operators compiled for CUDA only. Next to the CPU build of torch they cannot be loaded;
-torchvision tolerates that everywhere but in one place: while it is imported it attaches shape functions to `torchvision::nms` and
+torchvision 0.28 is published with operators compiled only for CUDA, which cannot be loaded together with the CPU build of torch.
+torchvision tolerates this except in one place: on import, it attaches shape functions to `torchvision::nms` and
 `torchvision::qnms`, and torch refuses to attach them to undeclared operators. Declaring the two schemas first is enough for
-classification, datasets and transforms, which do not call them; detection calls nms and roi_align, which `region_ops` provides in
-plain torch. If the compiled operators can be loaded nothing is declared.
+classification, datasets and transforms, which do not call these operators. Detection calls nms and roi_align, which `region_ops`
+provides in plain torch. Nothing is declared if the compiled operators can be loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMAS = {
 
 
 def import_torchvision(submodule: str = "") -> Any:
-    """Return the module torchvision, or `torchvision.<submodule>`. Raises ConfigurationError if it is not installed."""
+    """Return the module torchvision or `torchvision.<submodule>`. Raises ConfigurationError if torchvision is not installed."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         raise ConfigurationError(f"torchvision is not installed: {installing('train')}")
@@ -41,12 +41,12 @@ def import_torchvision(submodule: str = "") -> Any:
 
 
 def _declare_missing(package: Path) -> bool:
-    """Return True if nms was not declared before and is declared now."""
+    """Declare the missing operators, and return True if nms was one of them."""
     import torch
 
     for library in (package / f"_C{suffix}" for suffix in EXTENSION_SUFFIXES):
         if library.is_file():
-            with contextlib.suppress(OSError):  # built for another torch, or for libraries that are missing here
+            with contextlib.suppress(OSError):  # built for another torch, or for libraries missing on this system
                 torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
             break
     missing = [name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name)]

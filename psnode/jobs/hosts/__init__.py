@@ -1,1 +1,1 @@
-"""Checks of the hosts of a hostfile, before a job is started on them."""
+"""Checks of the hosts in a hostfile before a job starts on them."""

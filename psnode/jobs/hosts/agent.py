@@ -1,7 +1,7 @@
-"""Answers questions about the host that it runs on: one JSON object per line on standard input, one per line on standard output.
+"""Program that answers questions about its host: one JSON object per line on standard input, one per line on standard output.
 
-It ends with its input. Its text is sent to hosts as it is; therefore it imports only the standard library and runs on any Python
-from 3.8 on.
+It ends when its input ends. Its source is sent to the hosts as it is, so it imports only the standard library and runs on any
+Python from 3.8 on.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-_NUMBER = 8  # bytes of a length
-_MOST = 1 << 22  # bytes sent at once
-_LONG = 0.05  # seconds: a transfer at least this long determines the rate
+_NUMBER = 8  # bytes of an integer that states a length
+_MOST = 1 << 22  # maximum bytes of a test transfer
+_LONG = 0.05  # seconds; the first transfer that takes at least this long gives the rate
 
 
 def facts(directory: str, data: str | None) -> dict[str, Any]:
-    """Return versions, cores and free bytes, as seen from `directory`, in which mpirun would start ranks."""
+    """Return versions, cores and free bytes of memory, as seen from `directory`, in which mpirun would start ranks.
+
+    `data`: a path whose existence is reported as well.
+    """
     if os.path.isdir(directory):
         os.chdir(directory)
     found = {
@@ -59,16 +62,16 @@ def _psnode() -> dict[str, str]:
         return {"psnode": "", "source": ""}
     try:
         from psnode.config.source import source
-    except ImportError:  # a psnode from before that commit
+    except ImportError:  # an earlier psnode, without a digest of its source
         return {"psnode": psnode.__version__, "source": ""}
     return {"psnode": psnode.__version__, "source": source()}
 
 
 def _cores() -> int:
-    """Return the number of cores that a rank here may use, counted by psnode's rule: no more than a container's quota."""
+    """Return the number of cores that a rank on this host may use, by psnode's rule: at most the quota of a container."""
     try:
         from psnode.config.cores import usable_cores
-    except ImportError:  # psnode is missing here, or of an earlier commit
+    except ImportError:  # psnode is missing on this host, or is earlier than that function
         return len(os.sched_getaffinity(0))
     return usable_cores()
 
@@ -93,7 +96,7 @@ def _free() -> int:
 
 
 def listen() -> dict[str, Any]:
-    """Open a port that receives numbers of bytes from peers that know the word returned with it."""
+    """Open a port for `reach` on other hosts. Return its number, and a word that a peer must send first."""
     server, word = socket.create_server(("", 0)), secrets.token_hex(8)
     threading.Thread(target=_serve, args=(server, word), daemon=True).start()
     return {"port": server.getsockname()[1], "word": word}
@@ -124,8 +127,10 @@ def _read(peer: socket.socket, count: int) -> bytes:
 
 
 def reach(address: str, port: int, word: str, seconds: float) -> dict[str, Any]:
-    """Return the round trip in milliseconds and the rate in Mbit/s to the port of another host, or the reason why it cannot be
-    reached within `seconds`."""
+    """Return the round trip in milliseconds and the rate in Mbit/s to the port of another host.
+
+    If the port does not answer within `seconds`, the result has the reason as `error`.
+    """
     until = time.monotonic() + seconds
     try:
         with socket.create_connection((address, port), timeout=seconds) as peer:
@@ -142,7 +147,7 @@ def reach(address: str, port: int, word: str, seconds: float) -> dict[str, Any]:
 
 
 def _sent(peer: socket.socket, size: int, until: float) -> float:
-    """Send `size` bytes and return the seconds until the other end has confirmed them."""
+    """Send `size` bytes and return the seconds until the other end has confirmed their arrival."""
     start = time.perf_counter()
     peer.settimeout(max(0.001, until - time.monotonic()))
     header = size.to_bytes(_NUMBER, "big")
@@ -161,7 +166,7 @@ _QUESTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer questions until the input ends."""
     for line in sys.stdin:
         question = json.loads(line)
         print(json.dumps(_QUESTIONS[question.pop("ask")](**question)), flush=True)

@@ -1,4 +1,4 @@
-"""Questions to one host, over ssh or in a process of this host."""
+"""Questions to a host, over ssh or in a process on this host."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _TRIPS = 5
 
 
 class SilentHostError(PsnodeError):
-    """A host that does not answer, with the reason in its own or ssh's last words."""
+    """Error for a host that does not answer, with the last line of its output or ssh's as the reason."""
 
 
 class Conversation:
-    """The agent on one host, which ends with the conversation. Every answer must arrive within `deadline` seconds."""
+    """Connection to an agent on one host. The agent ends with the connection. Every answer must arrive within `deadline`
+    seconds."""
 
     def __init__(self, host: Host, deadline: float) -> None:
         self.host = host
         self._deadline = deadline
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe might be held open by a process that ssh leaves behind
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a process that outlives ssh might keep a pipe open
         try:
             self._process = subprocess.Popen(
                 _line(host, deadline),
@@ -48,7 +49,7 @@ class Conversation:
             raise ConfigurationError(f"ssh cannot be run ({error.strerror}): install the OpenSSH client") from None
 
     def ask(self, question: str, **named: Any) -> dict[str, Any]:
-        """Return the answer to a question of psnode.jobs.hosts.agent. Raises SilentHostError."""
+        """Return the answer to a question of psnode.jobs.hosts.agent. Raises SilentHostError if no answer arrives."""
         late = threading.Event()
         timer = threading.Timer(self._deadline, self._give_up, [late])
         timer.start()
@@ -69,20 +70,20 @@ class Conversation:
         self._process.kill()
 
     def _answer(self, question: str) -> dict[str, Any]:
-        """Read the answer. Raises OSError or EOFError if none arrives."""
+        """Send the question and return the answer. Raises OSError or EOFError if no answer arrives."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(question + "\n")
         process.stdin.flush()
         for line in process.stdout:
-            with contextlib.suppress(ValueError):  # output of a login shell precedes it
+            with contextlib.suppress(ValueError):  # skip the output of a login shell
                 if isinstance(found := json.loads(line), dict):
                     return {key: plain(value) if isinstance(value, str) else value for key, value in found.items()}
         raise EOFError
 
     def clock(self) -> float:
-        """Return the seconds by which the host's clock is ahead of this one's, from the shortest of a few round trips."""
+        """Return the seconds by which the host's clock is ahead of this host's, measured in the shortest of a few round trips."""
         found = []
         for _ in range(_TRIPS):
             before = time.time()
@@ -101,7 +102,10 @@ class Conversation:
 
 
 def _line(host: Host, deadline: float) -> list[str]:
-    """Return the command line of the agent on `host`: the interpreter at the same path as this one, with ssh in batch mode."""
+    """Return the command line that runs the agent on `host`, with the interpreter at the same path as this one.
+
+    On other hosts the agent runs over ssh in batch mode.
+    """
     agent = [sys.executable, "-c", _AGENT.read_text()]
     if host.is_here:
         return agent

@@ -14,20 +14,20 @@ _SLOTS = re.compile(r"(?:^|\s)slots\s*=\s*(\d+)")
 
 
 class Host(NamedTuple):
-    """One host. `slots`: its ranks; 0 if the file does not say."""
+    """A host. `slots`: its number of ranks; 0 if the file does not state it."""
 
     name: str
     slots: int
 
     @property
     def is_here(self) -> bool:
-        """Return True for a name of this machine, on which mpirun starts ranks without ssh."""
+        """Return True if the host is this machine, on which mpirun starts ranks without ssh."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", "::1", own, own.split(".")[0], socket.getfqdn()}
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a hostfile with at least one host. Raises ConfigurationError."""
+    """Return the text of a hostfile. Raises ConfigurationError if it cannot be read or names no host."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -38,7 +38,7 @@ def text_of(path: Path) -> str:
 
 
 def hosts_of(path: Path) -> list[Host]:
-    """Return the hosts of a file, each once, in order, with all of its slots. Raises ConfigurationError."""
+    """Return the hosts in a file in order, each once, with the sum of its slots. Raises ConfigurationError."""
     slots: dict[str, int] = {}
     for number, line in enumerate(text_of(path).splitlines(), 1):
         words = line.split("#")[0].strip()

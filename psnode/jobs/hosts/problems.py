@@ -1,4 +1,4 @@
-"""Problems of a job on hosts that have answered, each with a remedy."""
+"""Problems that a job would have on the hosts that were asked, each with a remedy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from psnode.jobs.hosts.hostfile import Host
 from psnode.jobs.hosts.survey import Answer
 
-_AHEAD = 1.0  # seconds of clock difference that are reported
+_AHEAD = 1.0  # seconds; larger differences between clocks are reported
 _MACHINES = "docs/machines.md"
 
 
 class Problem(NamedTuple):
-    """A problem. `stops`: no job can run; otherwise the job runs, possibly slower or with other results than expected."""
+    """A problem. If `stops`, no job can run; otherwise it runs, but may be slower or have other results than expected."""
 
     host: str
     stops: bool
@@ -26,7 +26,7 @@ class Problem(NamedTuple):
 
 
 def problems(own: Mapping[str, Any], answers: Sequence[Answer], data: Path | None) -> list[Problem]:
-    """Return all problems, host by host. `own`: facts of this machine, the reference for the others."""
+    """Return all problems, host by host. `own`: the facts of this machine, with which the others are compared."""
     return [found for answer in answers for found in _of(own, answer, answers[0].host.name, data)]
 
 
@@ -52,7 +52,7 @@ def _of(own: Mapping[str, Any], answer: Answer, master: str, data: Path | None) 
 
 
 def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield packages that are missing, or whose version differs from this machine's."""
+    """Yield a problem for every package that is missing or whose version differs from this machine's."""
     where = f"with {shlex.quote(sys.executable)} there"
     for key, what, stops in (
         ("psnode", "psnode", True),
@@ -78,7 +78,7 @@ def _versions(own: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> It
 
 
 def _remedy(host: Host, silence: str) -> str:
-    """Return advice, chosen by the words of ssh."""
+    """Return a remedy for a silent host, chosen by the words of ssh."""
     target = shlex.quote(host.name)
     for pattern, remedy in (
         ("permission denied|no more authentication|too many authentication", f"ssh-copy-id {target}"),

@@ -1,4 +1,4 @@
-"""Facts about all hosts of a hostfile, and about the links between them."""
+"""Facts about all hosts in a hostfile, and about the links between them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ _AT_ONCE = 32
 
 @dataclass
 class Answer:
-    """One host. `facts`: see psnode.jobs.hosts.agent.facts; {} if it does not answer.
+    """The answer of one host.
 
-    `clock`: seconds by which it is ahead. `up` and `down`: the link to the master's host and back, see agent.reach.
+    * facts: see psnode.jobs.hosts.agent.facts; {} if the host does not answer
+    * silence: the reason for a missing answer
+    * clock: seconds by which the host's clock is ahead of this machine's
+    * up, down: the link to the master's host and back, see agent.reach
     """
 
     host: Host
@@ -32,9 +35,10 @@ class Answer:
 
 
 def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict[str, Any], list[Answer]]:
-    """Return the facts of this machine and an answer of every host. The first host is the master's.
+    """Return the facts of this machine and the answers of all hosts, the first of which is the master's.
 
-    `deadline`: seconds for each answer. `data`: a path that must exist. Raises PsnodeError if this machine does not answer.
+    `deadline`: seconds for each answer. `data`: a path whose existence is checked. Raises PsnodeError if this machine does not
+    answer.
     """
     where = {"directory": str(Path.cwd()), "data": str(data.absolute()) if data is not None else None}
     with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -45,14 +49,14 @@ def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict
             own = here.ask("facts", **where)
         except SilentHostError as silence:
             raise PsnodeError(f"this machine cannot be examined: {silence}") from None
-        for answer in answers[1:]:  # one after the other, since all use the master's link
+        for answer in answers[1:]:  # not at the same time, since all measurements use the master's link
             if answers[0].facts and answer.facts:
                 _connect(open_, answers[0], answer, deadline / 4)
     return own, answers
 
 
 def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer, seconds: float) -> None:
-    """Measure the link from a worker's host to the master's and back."""
+    """Measure the link from a worker's host to the master's, and the way back."""
     try:
         worker.up = _reached(talks[worker.host], worker, talks[master.host], master, seconds)
         worker.down = _reached(talks[master.host], master, talks[worker.host], worker, seconds)
@@ -61,8 +65,10 @@ def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer,
 
 
 def _reached(origin: Conversation, sender: Answer, goal: Conversation, receiver: Answer, seconds: float) -> dict[str, Any]:
-    """Return the answer of `origin` to the question if it reaches a port of `goal`, at the address that ssh used from or to this
-    machine."""
+    """Return the answer of `origin` to the question whether it reaches a port of `goal`.
+
+    The address is the one that ssh used to the receiver's host, or else that of this machine as the sender's host sees it.
+    """
     address = receiver.facts["address"] or sender.facts["client"] or "127.0.0.1"
     return origin.ask("reach", address=address, seconds=seconds, **goal.ask("listen"))
 

@@ -1,4 +1,4 @@
-"""Values drawn from ranges by Optuna: the next ones follow from the seed, their number, and the results of earlier ones."""
+"""Values drawn from ranges by Optuna. They depend only on the seed, the number of earlier trials, and their results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def draw(
     varied: Sequence[Varied], earlier: Sequence[tuple[dict[str, str], float | None]], *, seed: int, maximize: bool, blind: int
 ) -> dict[str, str]:
-    """Return values for the next trial: random for the first `blind`, then from a tree-structured Parzen estimator (Bergstra et
-    al., NeurIPS 2011).
+    """Return values for the next trial.
 
-    `earlier`: the trials so far with their results, None for a failed one.
+    The first `blind` trials are random; later ones come from a tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011).
+    `earlier`: the trials so far with their results, None for a failed trial. Raises ConfigurationError if optuna is missing.
     """
     try:
         import optuna
@@ -49,7 +49,7 @@ def _distribution(one: Varied) -> BaseDistribution:
 
 
 def _value(one: Varied, text: str) -> str | int | float:
-    """Return a trial's value in the type of the distribution, clamped to its bounds in spite of rounding."""
+    """Return a trial's value in the type of its distribution, clamped to the range, which rounding may have left."""
     if not one.is_range:
         return text
     number = min(max(float(text), one.low), one.high)

@@ -1,6 +1,6 @@
 """The space of a sweep: `--vary NAME=V1,V2,...` or `NAME=LOW..HIGH`, and the flags of `psnode train` for its values.
 
-A name is that of a setting, or else of a parameter of the scheme's codec, such as ratio, levels or rank.
+NAME is a setting, or else a parameter of the scheme's codec, such as ratio, levels or rank.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from psnode.errors import ConfigurationError
 
 _RANGE = re.compile(r"(?P<low>[^.,][^,]*?)\.\.(?P<high>[^,]+)")
 _MEANS = "--vary NAME=V1,V2,... or NAME=LOW..HIGH"
-_FIXED = ("train_dir", "resume", "max_steps", "epochs", "stop_after", "local")  # set by tune, or not a property of a training
+_FIXED = ("train_dir", "resume", "max_steps", "epochs", "stop_after", "local")  # set by tune, or no property of a training
 
 
 @dataclass(frozen=True)
 class Varied:
-    """One name with its values as text, or with a range: `low` to `high`, of whole numbers if both are."""
+    """A name with its values as text, or with a range from `low` to `high`, of whole numbers if `whole`."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -33,18 +33,18 @@ class Varied:
 
     @property
     def is_range(self) -> bool:
-        """Return True if values are to be drawn."""
+        """Return True if values are drawn from a range."""
         return not self.values
 
     @property
     def logarithmic(self) -> bool:
-        """Return True if the range spans a factor of ten: then all factors are equally likely."""
+        """Return True if the range spans at least a factor of ten, so that values are drawn uniformly in their logarithm."""
         return self.low > 0 and self.high / self.low >= 10
 
 
 def parse(texts: Iterable[str]) -> tuple[Varied, ...]:
-    """Return the variations of `texts`. A list may be given in several texts of one name. Raises ConfigurationError for anything
-    else."""
+    """Return the variations in `texts`; several lists of the same name are joined. Raises ConfigurationError for invalid
+    texts."""
     found: dict[str, Varied] = {}
     for text in texts:
         one = _parse(text)
@@ -72,7 +72,7 @@ def _parse(text: str) -> Varied:
 
 
 def _listed(text: str) -> Iterator[str]:
-    """Yield the values between commas; `bucket=512` in `qsgd:levels=15,bucket=512` belongs to the value before it."""
+    """Yield the values between commas. In `qsgd:levels=15,bucket=512`, the part `bucket=512` belongs to the value before it."""
     value = ""
     for part in (part.strip() for part in text.split(",")):
         if value and re.match(r"\w+=", part):
@@ -96,7 +96,7 @@ def _range(name: str, low: str, high: str, text: str) -> Varied:
 
 
 def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
-    """Return every combination of the lists' values, the last name varying fastest."""
+    """Return every combination of the listed values; the last name varies fastest."""
     return [
         dict(zip([one.name for one in varied], values, strict=True))
         for values in itertools.product(*(one.values for one in varied))
@@ -104,7 +104,8 @@ def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
 
 
 def flags(values: Mapping[str, str], options: Sequence[str], base: str) -> list[str]:
-    """Return the options of `psnode train` for `values`; `base`: the scheme of `options`, used if none is varied."""
+    """Return the flags of `psnode train` for `options` and `values`. `base`: the scheme of `options`, used unless the scheme is
+    varied."""
     found = [*options]
     parameters = {name: value for name, value in values.items() if name not in settings()}
     scheme = values.get("scheme", base)
@@ -123,5 +124,5 @@ def flags(values: Mapping[str, str], options: Sequence[str], base: str) -> list[
 
 
 def parameters_of(scheme: str) -> set[str]:
-    """Return the parameters of the codec of `scheme`, a value of --scheme. Raises ConfigurationError for an invalid one."""
+    """Return the parameters of the codec of `scheme`, a value of --scheme. Raises ConfigurationError if it is invalid."""
     return set(stages_of(resolve(Config(scheme=scheme)).codec).stages[0].settings)

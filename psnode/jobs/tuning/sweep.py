@@ -1,7 +1,7 @@
-"""A sweep: trials one after another, all to the end or by successive halving.
+"""A sweep: trials one after another, each to its end or by successive halving.
 
-Successive halving (Jamieson and Talwalkar, AISTATS 2016): all trials train a little, the best of them, one in `halving`, continue
-for `halving` times as many steps, and so on. Trials that continue are resumed.
+Successive halving (Jamieson and Talwalkar, AISTATS 2016): all trials train for a few steps, the best of them, one in `halving`,
+continue to `halving` times as many steps, and so on. Trials that continue are resumed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, grid
 from psnode.jobs.tuning.trial import STOPPED, Trial
 
-UNMEASURED = "not evaluated"  # its training has ended successfully; the same command tries again
-_BLIND = 10  # maximum number of drawn trials before the sampler considers results; a third of all trials if that is less
+UNMEASURED = "not evaluated"  # the training succeeded, but not the evaluation; the same command tries it again
+_BLIND = 10  # maximum number of random trials before the sampler considers results; fewer in short sweeps
 
 
 class SweepStoppedError(PsnodeError):
-    """A stopped trial, which stops the sweep too: the same command continues it."""
+    """Error for a stopped trial, which stops the sweep too. The same command continues it."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("stopped: the same command continues with the remaining trials")
@@ -34,9 +34,10 @@ def _unwatched(trial: Trial, steps: int, which: str) -> AbstractContextManager[N
 
 @dataclass(frozen=True)
 class Sweep:
-    """Trials of `steps` steps, compared by `metric`. `halving`: 0, or N if one in N continues. `seed`: of the draw.
+    """Parameters of a sweep of trials of `steps` steps, compared by `metric`.
 
-    `watch`: context manager around each advance of a trial to some step; called with a description of the trial.
+    `halving`: 0, or N if one trial in N continues. `seed`: seed of the draw. `watch`: returns the context manager in which a
+    trial advances, from the trial, the step to reach, and a description.
     """
 
     steps: int
@@ -47,7 +48,7 @@ class Sweep:
     watch: Callable[[Trial, int, str], AbstractContextManager[None]] = _unwatched
 
     def rungs(self, trials: int) -> list[int]:
-        """Return the steps after which trials are compared, rising to `steps`."""
+        """Return the steps after which trials are compared, ascending to `steps`."""
         if not self.halving:
             return [self.steps]
         most = 0
@@ -56,13 +57,13 @@ class Sweep:
         return sorted({max(1, self.steps // self.halving**power) for power in range(most + 1)})
 
     def rank(self, results: Sequence[float]) -> list[int]:
-        """Return the indices of results, best first; among equal ones the earlier first."""
+        """Return the indices of `results`, best first; of equal results, the earlier comes first."""
         return sorted(range(len(results)), key=lambda index: -results[index] if self.maximize else results[index])
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """A trial with its last result and the step of that result; `state`: done, dropped, or the reason for a missing result."""
+    """A trial with its last result and the step of that result. `state`: done, dropped, or the reason why there is no result."""
 
     trial: Trial
     state: str
@@ -73,9 +74,10 @@ class TrialOutcome:
 def run(
     varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
 ) -> list[TrialOutcome]:
-    """Run every combination of the lists, or `count` drawn trials if there is a range; returns the outcomes, best first.
+    """Run every combination of the lists, or `count` drawn trials if there is a range, and return the outcomes, best first.
 
-    `tell` is called with each trial as it ends. Raises SweepStoppedError if a trial was stopped.
+    `make` creates a trial from values; `tell` is called with a line about each trial as it ends. Raises SweepStoppedError if a
+    trial was stopped.
     """
     if not any(one.is_range for one in varied):
         trials = _distinct(make(values) for values in grid(varied))
@@ -94,12 +96,12 @@ def _worst(sweep: Sweep) -> float:
 
 
 def _distinct(trials: Iterator[Trial]) -> list[Trial]:
-    """Return the trials without duplicates of another's job."""
+    """Return the trials without those whose job is the same as another's."""
     return list({trial.arguments: trial for trial in trials}.values())
 
 
 def _drawn(varied: Sequence[Varied], sweep: Sweep, count: int) -> Iterator[dict[str, str]]:
-    """Yield random values."""
+    """Yield the values of `count` random trials."""
     earlier: list[tuple[dict[str, str], float | None]] = []
     for _ in range(count):
         values = draw(varied, earlier, seed=sweep.seed, maximize=sweep.maximize, blind=count)
@@ -110,7 +112,7 @@ def _drawn(varied: Sequence[Varied], sweep: Sweep, count: int) -> Iterator[dict[
 def _one_by_one(
     varied: Sequence[Varied], sweep: Sweep, make: Callable[[dict[str, str]], Trial], count: int, tell: Callable[[str], None]
 ) -> list[TrialOutcome]:
-    """Draw each trial when the results of all earlier ones are known."""
+    """Run `count` trials, each drawn once the results of all earlier ones are known."""
     earlier: list[tuple[dict[str, str], float | None]] = []
     found: dict[tuple[str, ...], TrialOutcome] = {}
     for number in range(1, count + 1):
@@ -122,7 +124,7 @@ def _one_by_one(
 
 
 def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -> list[TrialOutcome]:
-    """Run every trial to the first rung, and from each rung the best to the next."""
+    """Run every trial to the first rung, and the best trials of each rung to the next."""
     found: dict[tuple[str, ...], TrialOutcome] = {}
     rungs = sweep.rungs(len(trials))
     climbing = [*trials]

@@ -1,4 +1,4 @@
-"""The outcome of a sweep: a table for a terminal, or JSON, and the command of the best trial."""
+"""The outcome of a sweep as a table for a terminal or as JSON, with the command of the best trial."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def best_of(outcomes: Sequence[TrialOutcome]) -> TrialOutcome | None:
 
 
 def command_of(trial: Trial) -> str:
-    """Return the shell words of a training with the trial's settings, in a directory next to it and of the usual length."""
+    """Return the shell command of a training with the trial's settings and the usual length, in the directory `best` next to
+    it."""
     return shlex.join(["psnode", *trial.command, *trial.options, "--train-dir", str(trial.output / "best")])
 
 
@@ -36,13 +37,13 @@ def rows(outcomes: Sequence[TrialOutcome]) -> list[dict[str, Any]]:
 
 
 def as_json(outcomes: Sequence[TrialOutcome], metric: str) -> dict[str, Any]:
-    """Return the whole outcome, in types that JSON has."""
+    """Return the outcome of the sweep in types that JSON has."""
     best = best_of(outcomes)
     return {"metric": metric, "trials": rows(outcomes), "best": best and command_of(best.trial)}
 
 
 def show(outcomes: Sequence[TrialOutcome], metric: str) -> None:
-    """Print the table, 80 columns wide or as wide as the terminal, and the command of the best."""
+    """Print the table, as wide as the terminal or 80 columns, and the command of the best trial."""
     from rich.console import Console
     from rich.table import Table
 

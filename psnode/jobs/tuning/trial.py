@@ -1,4 +1,4 @@
-"""One trial: a training job in a directory of its own, up to some step, with its result."""
+"""A trial: a training job in its own directory, up to some step, and its result."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from psnode.jobs import subprocess_runs
 from psnode.records import checkpoint
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records, write_atomically
 
-TRAIN_LOSS = "train_loss"  # measured by the run itself; every other metric is an evaluator's
+TRAIN_LOSS = "train_loss"  # measured by the run itself; an evaluator measures all other metrics
 LOG = "output.log"
 _FAILED = "failed.json"
-_LAST = 0.1  # fraction of the steps whose mean loss is train_loss
+_LAST = 0.1  # final fraction of the steps; their mean loss is train_loss
 STOPPED = (75, 130)  # exit codes of a job that was stopped
 
 
 @dataclass(frozen=True)
 class Trial:
-    """`command`: the words of psnode that begin the job, up to `train`; `options`: those of train, without its length.
+    """A trial of a sweep.
 
-    `planned`: the steps for which its schedules are made, however early it ends; 0 if they do not depend on the end of the run.
+    * values: the varied settings as text
+    * command: words of the psnode command that start the job, up to `train`
+    * options: options of train, without its length
+    * output: directory of the sweep
+    * planned: number of steps for which the schedules are made, even if the trial ends earlier; 0 if its schedule needs no end
     """
 
     values: dict[str, str]
@@ -39,7 +43,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Return the values, in a line."""
+        """Return the values in one line."""
         return " ".join(f"{name}={value}" for name, value in self.values.items())
 
     @property
@@ -49,15 +53,15 @@ class Trial:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Return the words of psnode, except for the last step and --resume."""
+        """Return the words of the psnode command, except for the last step and --resume."""
         plan = ("--max-steps", str(self.planned)) if self.planned else ()
         return (*self.command, *self.options, *plan, "--train-dir", str(self.directory))
 
     def advance(self, steps: int, metric: str) -> int:
-        """Train up to `steps` and evaluate if `metric` needs it; returns the exit code of a failure or stop, else 0.
+        """Train up to `steps`, evaluate if `metric` requires it, and return the exit code of a failure or stop, else 0.
 
-        The exit code of a training is kept: a training that failed before is not started again, and one that has reached `steps`
-        is left alone. A failed evaluation is tried again with the next call.
+        The exit code of a failed training is kept, and the training is not started again. A training that has reached `steps` is
+        not repeated. A failed evaluation is tried again by the next call.
         """
         subprocess_runs.require_same(self.directory, self.arguments)
         code = self.failed(steps) or self._train(self.directory, self.arguments, steps)
@@ -75,14 +79,15 @@ class Trial:
         return self._call([*arguments, *(end if steps != self.planned else []), *resume])
 
     def _reached(self, directory: Path) -> int:
-        """Return the number of steps that need not be repeated: those of a run that ended successfully, or failed later."""
+        """Return the number of steps that need not be repeated, of a run that ended successfully or that failed later."""
         finished = subprocess_runs.finished(directory)
         if finished or not (directory / _FAILED).exists():
             return finished
         return max((int(record["step"]) for record in read_records(directory / METRICS)), default=0)
 
     def _evaluate(self, steps: int) -> int:
-        """Evaluate the weights of `steps`. If the run has continued and does not keep them, run up to that step once more."""
+        """Evaluate the weights after `steps`. If the run has deleted that checkpoint, train up to that step again in another
+        directory."""
         directory = self.directory
         if not (directory / checkpoint.CHECKPOINTS / checkpoint.step_directory(steps)).is_dir():
             directory = self._again(steps)
@@ -97,7 +102,7 @@ class Trial:
         return subprocess_runs.run_psnode(arguments, self.directory / LOG)
 
     def failed(self, steps: int) -> int | None:
-        """Return the exit code of the training if it failed before it had taken `steps`."""
+        """Return the exit code of the training if it failed before `steps`, else None."""
         try:
             code = int(read_json(self.directory / _FAILED)["exit_code"])
         except FileNotFoundError:
@@ -105,13 +110,14 @@ class Trial:
         return code if self._reached(self.directory) < steps else None
 
     def _measured(self, steps: int) -> dict[str, Any] | None:
-        """Return the latest evaluation of the weights of `steps`."""
+        """Return the latest evaluation of the weights after `steps`, or None."""
         places = (self.directory, self._again(steps))
         rows = [row for place in places for row in read_records(place / EVALUATIONS) if row["step"] == steps]
         return rows[-1] if rows else None
 
     def result(self, steps: int, metric: str) -> float | None:
-        """Return the metric after `steps`; None if it has not been measured, or is not finite."""
+        """Return the metric after `steps`; None if it has not been measured or is not finite. Raises ConfigurationError if it is
+        unknown."""
         if metric == TRAIN_LOSS:
             first = steps - max(1, round(_LAST * steps))
             losses = [record["loss"] for record in read_records(self.directory / METRICS) if first < record["step"] <= steps]

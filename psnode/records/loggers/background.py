@@ -1,4 +1,4 @@
-"""A logger on a thread of its own: the caller never waits and never sees the logger's errors."""
+"""A logger on its own thread, so that the caller never waits for the logger and never sees its errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from psnode.records.loggers.base import Logger
 
 _LOG = logging.getLogger(__name__)
 
-_WAITING = 10_000  # calls: some minutes of fast steps
+_WAITING = 10_000  # calls, enough for some minutes of fast steps
 
 
 class Background:
-    """The logger that `make` makes, on a thread. Calls that find `waiting` others before them are dropped; the first drop is
-    reported."""
+    """A thread that creates a logger with `make` and calls it.
+
+    Calls are dropped while `waiting` others are queued; the first drop is logged.
+    """
 
     def __init__(self, name: str, make: Callable[[], Logger], waiting: int = _WAITING) -> None:
         self._name = name
@@ -29,7 +31,7 @@ class Background:
         self._thread.start()
 
     def put(self, call: Callable[[Logger], None]) -> None:
-        """Queue `call`, which runs with the logger after all earlier ones."""
+        """Queue `call`; the thread passes the logger to it once all earlier calls are done."""
         if self._failed:
             return
         try:
@@ -40,7 +42,7 @@ class Background:
             self._dropped += 1
 
     def close(self, end: float) -> None:
-        """Wait until all calls are done, but not beyond `end` on time.monotonic's clock."""
+        """Wait until all queued calls are done, at most until time `end` on the clock of time.monotonic."""
         try:
             self._calls.put(None, timeout=max(0.0, end - time.monotonic()))
         except queue.Full:
@@ -63,7 +65,7 @@ class Background:
             self._drain()
 
     def _drain(self) -> None:
-        """Empty the queue, so that nothing waits for a logger that failed."""
+        """Empty the queue, so that no caller waits for a logger that failed."""
         try:
             while True:
                 self._calls.get_nowait()

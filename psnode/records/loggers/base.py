@@ -1,4 +1,4 @@
-"""Logger: the interface through which a program that displays runs receives one."""
+"""The interface of loggers, through which programs that display runs receive them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Any, Protocol
 class LoggedRun:
     """A run, or the part of it that one process logs.
 
-    id          the same for all processes and resumed parts of the run; letters and digits settings    by name, in types that
-    JSON has; those that do not apply are left out text        the settings as a file for --config step        finished updates
-    when this part begins evaluates   the process is the run's evaluator: it adds to the master's logs, and the run does not end
-    with it
+    * directory: the run's directory
+    * id: letters and digits, the same for all processes and resumed parts of the run
+    * settings: by name, in types that JSON has, without settings that do not apply
+    * text: the settings as a file for --config
+    * step: number of finished updates when this part begins
+    * evaluates: True if the process is the run's evaluator, which adds to the master's logs and whose end does not end the run
     """
 
     directory: Path
@@ -27,24 +29,26 @@ class LoggedRun:
 
     @property
     def name(self) -> str:
-        """Return the name of the directory, by which people refer to the run."""
+        """Return the name of the run's directory, by which people refer to the run."""
         return self.directory.name
 
 
 class Logger(Protocol):
-    """Destination of a run's records. It is created, called and ended on one thread of its own, in the order of this list.
+    """Destination of a run's records.
 
-    An exception ends the logging, but not the training.
+    A logger is created, called and ended on its own thread, which calls its methods in the order listed here. An exception ends
+    the logging, but not the training.
     """
 
     def begin(self, run: LoggedRun) -> None:
         """Begin a part of the run: the first one, a resumed one, or the first evaluation."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Log figures of a step by tag, as `train/loss`: of a finished update, or of the evaluation of a checkpoint."""
+        """Log figures of a finished update, or of the evaluation of a checkpoint, by tag such as `train/loss`."""
 
     def event(self, step: int, text: str) -> None:
-        """Log an event besides the steps, as in events.jsonl."""
+        """Log an event, as in events.jsonl."""
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Flush everything. `summary`: the run's summary.json; None if the process evaluates, or the run ended without one."""
+        """Flush all records. `summary` is the run's summary.json; None if the process evaluates, or the run ended without a
+        summary."""

@@ -28,10 +28,10 @@ from psnode.records.metrics import SUMMARY, StepRecord, write_atomically
 
 _LOG = logging.getLogger(__name__)
 
-LOGGERS = "loggers.json"  # in the run's directory: the id by which the loggers know the run
-_GROUP = "psnode.loggers"  # entry points of installed packages
-_PATIENCE = 60.0  # seconds for waiting calls when the run has ended
-_OWN = {  # package -> class in this one
+LOGGERS = "loggers.json"  # file in the run's directory with the id by which loggers identify the run
+_GROUP = "psnode.loggers"  # group of the entry points by which packages offer loggers
+_PATIENCE = 60.0  # seconds after the run's end in which a logger may finish its queued calls
+_OWN = {  # package of the logger -> module and class in psnode.records.loggers
     "tensorboard": "to_tensorboard:TensorBoard",
     "wandb": "to_wandb:WandB",
     "mlflow": "to_mlflow:MLflow",
@@ -40,9 +40,9 @@ _OWN = {  # package -> class in this one
 
 
 def chosen(config: Config) -> dict[str, Callable[[], Logger]]:
-    """Return the makers of the loggers of `config` by name; a file that --log-to names is executed.
+    """Return functions that create the loggers that `config` selects, by name. A file that --log-to names is executed.
 
-    Raises ConfigurationError for an unknown name and for a missing package.
+    Raises ConfigurationError for an unknown name or a missing package.
     """
     names = list(config.log_to)
     if config.tensorboard or (config.tensorboard is None and importlib.util.find_spec("tensorboard")):
@@ -67,7 +67,7 @@ def _maker(name: str) -> tuple[str, Callable[[], Logger]]:
 
 
 class Observer:
-    """Passes a run's records to its loggers, each of which has a thread of its own. They are created when the run begins."""
+    """Observer that passes a run's records to its loggers, each on its own thread. `begin` creates the loggers."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Logger]], directory: Path) -> None:
         self._makers = makers
@@ -77,8 +77,10 @@ class Observer:
         self._evaluates = False
 
     def begin(self, config: Config, step: int = 0, *, evaluates: bool = False) -> None:
-        """Begin: the run of `config` continues after `step`, or its evaluator has its first
-        result. Only the first call counts."""
+        """Create the loggers when the run continues after `step`, or when its evaluator has its first result.
+
+        Later calls have no effect.
+        """
         if self._threads or not self._makers:
             return
         self._evaluates = evaluates
@@ -98,7 +100,7 @@ class Observer:
         self._put(lambda logger: logger.scalars(step, values))
 
     def event(self, step: int, text: str) -> None:
-        """Log an event besides the steps."""
+        """Log an event. Events before `begin` are passed on once the loggers exist."""
         if self._threads or not self._makers:
             self._put(lambda logger: logger.event(step, text))
         else:
@@ -108,10 +110,10 @@ class Observer:
         """Do nothing: a record states its own step, not the end of the run."""
 
     def close(self) -> None:
-        """Accept that no step follows; the summary may still be handed over."""
+        """Do nothing: the loggers still wait for the summary, which `end` passes on."""
 
     def end(self) -> None:
-        """Hand over the run's summary, if there is one, and wait for the loggers for a limited time."""
+        """Pass on the run's summary, if there is one, and wait up to a minute for the loggers."""
         summary = None if self._evaluates or not self._threads else _summary(self._directory)
         self._put(lambda logger: logger.end(summary))
         end = time.monotonic() + _PATIENCE
@@ -138,7 +140,7 @@ def _summary(directory: Path) -> dict[str, Any] | None:
 
 
 def _id(directory: Path) -> str:
-    """Return the id in the run's directory, or a new one that is written to it if the disk takes it."""
+    """Return the id in the run's directory, or a new id, which is written to the directory if possible."""
     path = directory / LOGGERS
     try:
         found = read_json(path)["id"]

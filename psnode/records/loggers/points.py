@@ -1,4 +1,4 @@
-"""Tags and values of a step's record, in the form that loggers receive."""
+"""Tags and values of a step's record, as loggers receive them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from psnode.records.metrics import StepRecord
 
 
 def points(record: StepRecord) -> Iterator[tuple[str, float]]:
-    """Yield every figure of a record by tag: `train/...` of training, `comm/...` of the links, `time/...` in seconds."""
+    """Yield the figures of a record that loggers receive, by tag; figures that are None are left out.
+
+    Tags begin with `train/` for figures of training, `comm/` for figures of communication, and `time/` for times in seconds.
+    """
     if record.loss is not None:
         yield "train/loss", record.loss
     yield "train/lr", record.lr

@@ -1,4 +1,4 @@
-"""MLflow: the store that MLFLOW_TRACKING_URI names, or mlflow.db in the run's directory (SQLite)."""
+"""Logger to MLflow: to the store that MLFLOW_TRACKING_URI names, or to mlflow.db (SQLite) in the run's directory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from psnode.records.loggers.base import LoggedRun
 _EXPERIMENT = "psnode"  # unless MLFLOW_EXPERIMENT_NAME is set
 _STORE = "mlflow.db"
 _ID = "psnode.id"  # the tag that identifies a run
-_LONGEST = 5000  # characters of a tag or a parameter
-_ENDS = {0: "FINISHED", 75: "KILLED", 130: "KILLED"}  # by exit code; any other has failed
+_LONGEST = 5000  # maximum characters of a tag or a parameter
+_ENDS = {0: "FINISHED", 75: "KILLED", 130: "KILLED"}  # status by exit code; any other exit code means FAILED
 
 
 class MLflow:
-    """A run of MLflow, identified by its tag `psnode.id`, for the evaluator and for the run when it is resumed."""
+    """A run of MLflow. The evaluator and a resumed run find it by its tag `psnode.id`."""
 
     def begin(self, run: LoggedRun) -> None:
-        """Find the run or create it. MLflow cannot change parameters: settings that a resume changed become tags `now.NAME`."""
+        """Find or create the run of MLflow, and log the settings as its parameters.
+
+        MLflow cannot change parameters, so settings changed by a resume become tags `now.NAME`.
+        """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
@@ -41,7 +44,7 @@ class MLflow:
         client.update_run(self._id, "RUNNING")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Log metrics with their step."""
+        """Log figures as metrics of `step`."""
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
@@ -52,7 +55,7 @@ class MLflow:
         self._client.set_tag(self._id, f"event.{step:08d}", text[:_LONGEST])
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Log the summary: numbers as metrics, texts as tags."""
+        """Log the numbers of the summary as metrics and its texts as tags, and end the run of MLflow."""
         from mlflow.entities import Metric, RunTag
 
         if summary is None:
@@ -68,7 +71,7 @@ class MLflow:
 
 
 def _experiment(client: Any) -> str:
-    """Return the id of the experiment, and create it if it does not exist."""
+    """Return the id of the experiment, which is created if it does not exist."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
     found = client.get_experiment_by_name(name)
     return str(found.experiment_id if found is not None else client.create_experiment(name))

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's directory, read with `tensorboard --logdir`."""
+"""Logger to TensorBoard: event files in the run's directory, for `tensorboard --logdir`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ TENSORBOARD = "tensorboard"  # folder in the run's directory
 
 
 class TensorBoard:
-    """Scalars, settings as text and as hyperparameters, events as text. Every process of a run writes a file of its own."""
+    """Writer of scalars, of settings as text and as hyperparameters, and of events as text.
+
+    Every process of a run writes its own files.
+    """
 
     def begin(self, run: LoggedRun) -> None:
-        """Open a file; the master writes the settings to it."""
+        """Open the event files; the master also writes the settings."""
         from tensorboard.summary import Writer
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -31,11 +34,11 @@ class TensorBoard:
             self._scalars.add_scalar(tag, value, step)
 
     def event(self, step: int, text: str) -> None:
-        """Add a text of the tag `events`."""
+        """Add `text` under the tag `events`."""
         self._text("events", step, text)
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Write the summary as a table, and flush."""
+        """Write the summary as a table and close the files."""
         if summary is not None:
             rows = "".join(f"| {name} | {value} |\n" for name, value in summary.items())
             self._text("summary", summary["steps"], f"| | |\n|---|---|\n{rows}")

@@ -1,4 +1,7 @@
-"""Trackio: its local store (TRACKIO_DIR), or the Space or server that its own variables name; shown by `trackio show`."""
+"""Logger to Trackio: to its local store (TRACKIO_DIR), or to the Space or server that Trackio's own variables name.
+
+`trackio show` displays the runs.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ _PROJECT = "psnode"  # unless TRACKIO_PROJECT is set
 
 
 class Trackio:
-    """A run of Trackio, identified by directory and id; the evaluator and the resumed run continue it."""
+    """A run of Trackio, named after the run's directory and id. The evaluator and a resumed run continue it."""
 
     def begin(self, run: LoggedRun) -> None:
-        """Begin or continue."""
+        """Begin the run of Trackio, or continue it."""
         import trackio
 
         self._run = trackio.init(
@@ -27,7 +30,7 @@ class Trackio:
         )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Log figures with their step."""
+        """Log figures of `step`."""
         self._run.log(dict(values), step=step)
 
     def event(self, step: int, text: str) -> None:

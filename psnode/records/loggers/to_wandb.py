@@ -1,4 +1,4 @@
-"""Weights & Biases: project, entity and mode are those of its own variables, WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE."""
+"""Logger to Weights & Biases, configured by its own variables WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _PROJECT = "psnode"  # unless WANDB_PROJECT is set
 
 
 class WandB:
-    """A run of Weights & Biases by the run's id, continued when the run is resumed.
+    """A run of Weights & Biases with the id of psnode's run; it is continued when that run is resumed.
 
-    Two processes cannot write to one of its runs: evaluations are a run of their own, ID-evaluate, and both are in the group ID.
-    Steps repeated after a resume appear twice, since `step` is a column and the axis of all others.
+    Two processes cannot write to the same run of Weights & Biases. Evaluations are therefore a separate run, ID-evaluate, and
+    both runs are in the group ID. Steps repeated after a resume appear twice, since `step` is an ordinary column and the axis of
+    all others.
     """
 
     def begin(self, run: LoggedRun) -> None:
-        """Begin or continue; offline files go to the run's directory."""
+        """Begin the run of Weights & Biases, or continue it. Offline files go to the run's directory."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -39,14 +40,14 @@ class WandB:
         self._run.define_metric("*", step_metric="step")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Log a row with its step."""
+        """Log a row with `step` and the figures."""
         self._run.log({"step": step, **values})
 
     def event(self, step: int, text: str) -> None:
-        """Log a row with its step and the text, which a table of the run shows."""
+        """Log a row with `step` and the text, which a table of the run shows."""
         self._run.log({"step": step, "event": text})
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Log the summary, and the exit code with which the run has finished or failed."""
+        """Log the summary and the exit code (0 without a summary), and end the run of Weights & Biases."""
         self._run.summary.update({f"run/{name}": value for name, value in (summary or {}).items()})
         self._run.finish(exit_code=0 if summary is None else summary["exit_code"])

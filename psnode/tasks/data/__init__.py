@@ -4,8 +4,8 @@
     load("cifar10", "/data", train=True, download=True)
     load("synthetic", train=True, seed=3, options={"shape": "3x224x224", "classes": "1000"})
 
-Case, hyphens and underscores in names do not matter. In-memory sets are bytes until a batch is made; training and
-evaluation are normalised alike. A set's module is imported when it is used.
+Case, hyphens and underscores in names do not matter. Data sets in memory hold bytes, which become float32 when a batch is made.
+Training and evaluation data are normalised in the same way. The module of a data set is imported when it is used.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ def datasets() -> tuple[str, ...]:
 
 
 def resolve(name: str) -> str:
-    """Return the proper name of a data set: "CIFAR-10" is "cifar10". Raises ConfigurationError for an unknown name."""
+    """Return the canonical name of a data set, such as "cifar10" for "CIFAR-10". Raises ConfigurationError for an unknown
+    name."""
     return choose("data set", name, _MODULES)
 
 
 def describe(name: str, data_dir: str | Path | None = None, options: Mapping[str, str] | None = None) -> Description:
-    """Return the shape and the number of classes, without reading examples; only imagefolder looks at the disk."""
+    """Return the image shape and the number of classes without reading examples; only imagefolder reads from the disk."""
     module, request = _ask(name, data_dir, options)
     description: Description = module.describe(request)
     return description
@@ -55,7 +56,10 @@ def check(
     download: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> Description:
-    """Like `describe`; raises ConfigurationError, with the remedy, if an option or a file is missing or wrong."""
+    """Return the same as `describe`, after a check of options and files.
+
+    Raises ConfigurationError, with the remedy, if an option or a file is missing or wrong.
+    """
     module, request = _ask(name, data_dir, options, train=train, download=download)
     module.check(request)
     description: Description = module.describe(request)
@@ -70,10 +74,10 @@ def load(
     seed: int = 0,
     options: Mapping[str, str] | None = None,
 ) -> ImageData:
-    """Return the training or the test part of a data set.
+    """Return the training part of a data set, or the test part.
 
-    `data_dir` holds its files; missing ones are downloaded to it only with `download`. `seed` matters only to synthetic.
-    `options` are the set's own. Raises ConfigurationError with the remedy.
+    `data_dir` holds its files; missing files are downloaded only with `download`. `seed` matters only to synthetic. `options` are
+    those of the data set. Raises ConfigurationError with the remedy.
     """
     module, request = _ask(name, data_dir, options, train=train, download=download, seed=seed)
     data: ImageData = module.load(request)

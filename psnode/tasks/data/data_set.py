@@ -1,7 +1,8 @@
-"""Interface of the data set modules of this package.
+"""Interface of the modules of data sets in this package.
 
 A module `psnode.tasks.data.<module>` has
-    OPTIONS                                names of the options it understands
+
+    OPTIONS                                names of the options that it accepts
     describe(request) -> Description       without reading examples
     check(request) -> None                 ConfigurationError if its files are missing, without reading examples
     load(request) -> ImageData
@@ -28,7 +29,7 @@ class Description(NamedTuple):
 
 
 class ImageData(Data, Protocol):
-    """Labelled images. A batch is (images float32 (B, *image_shape), labels int64 (B,))."""
+    """Labelled images, whose batches are (images float32 (B, *image_shape), labels int64 (B,))."""
 
     image_shape: ImageShape
     classes: int
@@ -46,7 +47,10 @@ class Request:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def directory(self) -> Path:
-        """Return `data_dir`, which must be given and, unless files may be downloaded into it, exist."""
+        """Return `data_dir`.
+
+        Raises ConfigurationError if it is not given, or if it does not exist and files may not be downloaded into it.
+        """
         if self.data_dir is None:
             raise ConfigurationError(f"data set {self.name} is read from disk: name its directory with --data-dir")
         if not self.data_dir.is_dir() and not self.download:
@@ -54,19 +58,19 @@ class Request:
         return self.data_dir
 
     def missing(self, what: str, remedy: str = "") -> ConfigurationError:
-        """Return the error for missing or unreadable files; `what` names them."""
+        """Return the error for missing or unreadable files. `what` names the files."""
         remedy = remedy or "point --data-dir at its files, or add --download to fetch them"
         return ConfigurationError(f"data set {self.name} cannot be read: {what}; {remedy}")
 
 
 class Statistics(NamedTuple):
-    """Mean and standard deviation of each channel over a training set, of pixel values in 0..1."""
+    """Mean and standard deviation per channel of a training set, for pixel values in 0..1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
-# The figures in common use; the module of each set names the one it uses.
+# Figures in common use. The module of each data set selects its own.
 STATISTICS: Mapping[str, Statistics] = {
     "mnist": Statistics((0.1307,), (0.3081,)),
     "cifar10": Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),

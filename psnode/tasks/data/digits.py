@@ -1,8 +1,8 @@
-"""The embedded data: 1797 handwritten 8x8 digits in optical_digits.npz, under the license in optical_digits.md.
+"""The embedded data set: 1797 handwritten 8x8 digits in optical_digits.npz, under the license in optical_digits.md.
 
-Alpaydin, Kaynak: Optical recognition of handwritten digits, UCI repository, 1998. Resized to 28x28 by linear interpolation, so
-that models made for MNIST take them. 1437 train, 360 test; the split is the same for every seed, and every digit has its share of
-both parts.
+Alpaydin, Kaynak: Optical recognition of handwritten digits, UCI repository, 1998. The images are resized to 28x28 by linear
+interpolation, to fit models made for MNIST. There are 1437 training and 360 test examples; the split does not depend on the seed,
+and both parts have the same proportions of digits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATISTICS = Statistics((0.3048,), (0.3244,))
 _FILE = Path(__file__).with_name("optical_digits.npz")
 _SIDE = 28
 _SPLIT_SEED = 1797
-_AT_ONCE = 32  # images, whose pixels fit in a core's cache
+_AT_ONCE = 32  # images resized at a time, few enough for a core's cache
 
 
 def describe(request: Request) -> Description:
@@ -32,7 +32,7 @@ def describe(request: Request) -> Description:
 
 
 def check(request: Request) -> None:
-    """Check nothing: the digits are part of the package."""
+    """Do nothing: the digits are part of the package."""
 
 
 def load(request: Request) -> Images:
@@ -41,7 +41,7 @@ def load(request: Request) -> Images:
 
 @functools.cache
 def _part(train: bool) -> tuple[Pixels, npt.NDArray[np.int64]]:
-    """Pixels and labels of the training or the test part, which all workers of a process read."""
+    """Return pixels and labels of the training or test part, which all workers of a process share read-only."""
     images, labels = originals()
     chosen = stratified_split(labels, TEST_SIZE, _SPLIT_SEED)[0 if train else 1]
     pixels, own = resize(images[chosen]), labels[chosen]
@@ -57,10 +57,10 @@ def originals() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
 
 
 def resize(images: npt.NDArray[np.float64]) -> Pixels:
-    """Resize (N, 8, 8) with values 0..16 to (N, 1, 28, 28) with values 0..255, pixel centres aligned at the corners' edges.
+    """Resize images (N, 8, 8) with values 0..16 to (N, 1, 28, 28) with values 0..255, the outer edges of the images aligned.
 
-    A pixel is the sum of its four neighbours, row by row, each times the row's weight and then the column's: some of the sums are
-    ties of rounding, which this order decides.
+    A pixel is the sum of its four neighbours, row by row, each times the weight of its row and then of its column. Some sums lie
+    halfway between two integers, and this order decides how they are rounded.
     """
     side = images.shape[1]
     centres = np.clip((np.arange(_SIDE) + 0.5) * side / _SIDE - 0.5, 0, side - 1)
@@ -80,10 +80,10 @@ def resize(images: npt.NDArray[np.float64]) -> Pixels:
 def stratified_split(
     labels: npt.NDArray[np.int64], test_size: int, seed: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the indices of the training and of the test part, each sorted.
+    """Return the indices of the training part and of the test part, each sorted.
 
-    Every class gives floor(its share of `test_size`) examples to the test part; the classes with the largest remainders give one
-    more until the size is reached.
+    Every class gives floor(its share of `test_size`) examples to the test part. The classes with the largest remainders give one
+    more until the test part has `test_size` examples.
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount(labels)

@@ -13,9 +13,9 @@ from psnode.errors import ConfigurationError
 
 @contextmanager
 def one_at_a_time(directory: Path, name: str) -> Iterator[None]:
-    """Hold a lock file in `directory`, which is created if necessary, so that each file is downloaded by one process only.
+    """Hold a lock on `directory` inside the context, so that only one process at a time downloads into it.
 
-    Errors inside become a ConfigurationError that names data set `name`.
+    The directory is created if necessary. Errors inside the context become a ConfigurationError that names the data set `name`.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

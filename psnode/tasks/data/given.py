@@ -1,4 +1,4 @@
-"""Data that Task.train_data and Task.eval_data may return: psnode's own, torch's data sets and loaders, Hugging Face's."""
+"""Data that Task.train_data and Task.eval_data may return: psnode's own, torch's data sets and loaders, and Hugging Face's."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from psnode.tasks.data.prefetch import Ahead
 from psnode.tasks.data.processes import Batches, Begin, Collated, Stream, context, explained, sound
 from psnode.tasks.data.sampler import Indices, Sampler, Wanted
 
-_HUGGING_FACE = "datasets."  # its Dataset has a method `batch` that differs from psnode's
+_HUGGING_FACE = "datasets."  # prefix of its modules; its Dataset has a method `batch` unlike that of psnode's Data
 
 
 class Making(NamedTuple):
-    """The settings for making batches of `batch` examples: by `collate`, in `processes`
-    processes or in this one, under `lock`."""
+    """Settings for making batches of `batch` examples, joined by `collate`.
+
+    The batches are made by `processes` other processes, or under `lock` in this process if there are none.
+    """
 
     batch: int
     collate: Callable[[Any], Any] = default_collate
     processes: int = 0
-    settings: dict[str, Any] = {}  # of a DataLoader with processes
+    settings: dict[str, Any] = {}  # further arguments of a DataLoader with processes
     begin: Callable[[int], None] | None = None
     seed: int = 0
     lock: AbstractContextManager[Any] = nullcontext()
 
     def loader(self, dataset: Any, collate: Callable[[Any], Any] | None, **more: Any) -> DataLoader[Any]:
-        """Return a DataLoader that makes the batches of `dataset`, of processes.Batches or processes.Stream."""
+        """Return a DataLoader that makes the batches of `dataset`, a processes.Batches or processes.Stream."""
         if self.processes:
             more |= {"multiprocessing_context": context(), "worker_init_fn": Begin(self.begin), **self.settings}
-        generator = torch.Generator().manual_seed(self.seed)  # torch's own has the run's state
+        generator = torch.Generator().manual_seed(self.seed)  # torch's default generator belongs to the state of the run
         collated: Callable[[Any], Any] = Collated(collate)
         return DataLoader(dataset, collate_fn=collated, num_workers=self.processes, generator=generator, **more)
 
@@ -55,9 +57,10 @@ def data_of(
     lock: AbstractContextManager[Any] | None = None,
     method: str = "train_data",
 ) -> Data:
-    """Return `given` as data of a run with `workers` workers. Raises ConfigurationError if that is impossible.
+    """Return `given` as the data of a run with `workers` workers. Raises ConfigurationError if that is impossible.
 
-    steps: Task.steps_per_epoch. lock: held while examples are made in this process, whose generators are seeded for it.
+    `steps` is Task.steps_per_epoch. `lock` is held while this process makes examples, because it then seeds its random
+    generators.
     """
     making = _making(given, config, lock or nullcontext(), method)
     dataset = given.dataset if isinstance(given, DataLoader) else given
@@ -74,7 +77,10 @@ def data_of(
 
 
 def eval_data_of(given: Any, config: Config) -> Data:
-    """The same for the evaluator, which needs examples by number."""
+    """Return `given` as the data of the evaluator.
+
+    Raises ConfigurationError like `data_of`, and for data whose examples have no indices.
+    """
     if isinstance(given, IterableDataset) or (isinstance(given, DataLoader) and isinstance(given.dataset, IterableDataset)):
         raise ConfigurationError(
             f"Task.eval_data returned {_named(given)}, which has no examples by number: return list(dataset)"
@@ -83,7 +89,8 @@ def eval_data_of(given: Any, config: Config) -> Data:
 
 
 class Examples:
-    """The examples of a map-style data set. Each batch is seeded, so that it is the same in every process."""
+    """The examples of a map-style data set. Random generators are seeded for each batch, so that every process makes the same
+    batch."""
 
     def __init__(self, dataset: Any, making: Making, length: int) -> None:
         self._dataset, self._making, self._length = dataset, making, length
@@ -108,7 +115,7 @@ class Examples:
 
 
 class Whole:
-    """psnode's Data, in which processes make whole batches."""
+    """psnode's Data, of which other processes make whole batches."""
 
     def __init__(self, data: Data, making: Making) -> None:
         self._data, self._making = data, making
@@ -117,7 +124,7 @@ class Whole:
         return len(self._data)
 
     def batch(self, indices: Indices, rng: np.random.Generator | None) -> Batch:
-        """Return the data's own batch."""
+        """Return the batch that the data itself makes."""
         return self._data.batch(indices, rng)
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Ahead:
@@ -128,9 +135,10 @@ class Whole:
 
 
 class IterableExamples:
-    """An IterableDataset, of which worker r of P takes every P-th example from the r-th on; it starts again when it is over.
+    """An IterableDataset, of which worker r of P takes every P-th example, beginning with the r-th.
 
-    `examples`: those of an epoch. After a resume it begins with its first example.
+    When the data set ends, it starts again; after a resume, it starts with its first example. `examples` is the length of an
+    epoch.
     """
 
     def __init__(self, dataset: Any, making: Making, examples: int) -> None:
@@ -143,7 +151,7 @@ class IterableExamples:
         return self._examples
 
     def batch(self, indices: Indices, rng: np.random.Generator | None) -> Batch:
-        """Return one of the first batches, whatever the indices: for trial passes."""
+        """Return one of the first batches, whatever the indices, for trial passes."""
         with self._making.lock:
             for _ in range(2):
                 if self._first is None:
@@ -154,7 +162,7 @@ class IterableExamples:
             raise self._too_few()
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Any:
-        """Return the batches to come; from the next start on they are dealt as `sampler` says."""
+        """Return the batches to come. From the data set's next start on, its examples are dealt as in `sampler`."""
         self._place = (sampler.worker, sampler.workers)
         return Ahead(partial(_steps, lambda: self._batches, sampler.batches_per_step))
 
@@ -181,7 +189,7 @@ class IterableExamples:
 
 
 class _Here:
-    """Batches made on request, by the requesting thread."""
+    """Batches made on request by the requesting thread."""
 
     def __init__(self, data: Examples, sampler: Sampler, finished: int, last: int) -> None:
         self._data, self._steps = data, sampler.wanted(finished + 1, last)
@@ -190,7 +198,7 @@ class _Here:
         return [self._data.batch(*wanted) for wanted in next(self._steps)]
 
     def close(self) -> None:
-        """Do nothing: no resource is open."""
+        """Do nothing, since no resource is open."""
 
 
 def batch_of(data: Data, wanted: Wanted) -> Batch:
@@ -199,7 +207,7 @@ def batch_of(data: Data, wanted: Wanted) -> Batch:
 
 
 def part_of(dataset: Any, worker: int, workers: int) -> Iterator[Any]:
-    """Yield every `workers`-th example from the `worker`-th on; Hugging Face's data sets split their own shards."""
+    """Return every `workers`-th example, beginning with number `worker`. Hugging Face's data sets split their own shards."""
     if _is_hugging_face(dataset):
         from datasets.distributed import split_dataset_by_node  # type: ignore[import-untyped]
 
@@ -247,7 +255,7 @@ def _making(given: Any, config: Config, lock: AbstractContextManager[Any], metho
 
 
 def _examples_of(dataset: Any, config: Config, workers: int, steps: int | None) -> int:
-    """Return the examples of an epoch of an iterable."""
+    """Return the number of examples in an epoch of an iterable data set."""
     if steps is not None:
         return steps * workers * config.batch_size * config.batches_per_step
     try:
@@ -272,7 +280,7 @@ def _is_hugging_face(dataset: Any) -> bool:
 
 
 def _named(thing: Any) -> str:
-    """Return `a Points (points.py:12)`: the class of a thing, and the place of its definition if that is known."""
+    """Return text like `a Points (points.py:12)`: the class of `thing`, and the place of its definition if known."""
     try:
         where = f" ({Path(inspect.getsourcefile(type(thing)) or '').name}:{inspect.getsourcelines(type(thing))[1]})"
     except (TypeError, OSError):

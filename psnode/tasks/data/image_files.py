@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _THREADS = 2
 
-# left, upper, right and lower edge as fractions of the image's width and height
+# left, upper, right and lower edge, as fractions of the image's width or height
 Box = tuple[float, float, float, float]
 
 
 class Listing(NamedTuple):
-    """Image files, the class of each (int64), and the classes' names."""
+    """Image files, the index of the class of each file (int64), and the names of the classes."""
 
     paths: tuple[str, ...]
     labels: npt.NDArray[np.int64]
@@ -37,8 +37,9 @@ class Listing(NamedTuple):
 class Files:
     """The images of a listing, resized to `image_shape`; implements ImageData.
 
-    `keep` is the fraction of the shorter side that the central cut keeps. `augment` (none, shift, area) applies to batches drawn
-    with an rng. If all images fit in `cache` bytes each is decoded once, unless it is augmented by area.
+    `keep` is the fraction of the shorter side that is kept when an image is cut around its centre. `augment` (none, shift, area)
+    applies to batches drawn with an rng. If all images fit in `cache` bytes, each is decoded only once, except with augmentation
+    by area.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Files:
         return len(self._paths)
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images float32 (B, 3, H, W) and labels int64 (B,). ConfigurationError names a file that is not an image."""
+        """Return images float32 (B, 3, H, W) and labels int64 (B,). Raises ConfigurationError, with its name, for a file that is
+        no image."""
         import torch
 
         if self._augment == "area" and rng is not None:
@@ -73,7 +75,7 @@ class Files:
 
     @cached_property
     def _decoded(self) -> tuple[Pixels, npt.NDArray[np.bool_]]:
-        """Return memory for all images, and a mask of those that are decoded; untouched pages take no memory."""
+        """Return an array for all images, and a mask of those decoded. Pages of images not decoded yet take no memory."""
         return np.empty((len(self), *self.image_shape), np.uint8), np.zeros(len(self), bool)
 
     def _decode_once(self, indices: npt.NDArray[np.int64]) -> Pixels:
@@ -84,7 +86,8 @@ class Files:
         return images.take(indices, axis=0)
 
     def _decode(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None = None) -> Pixels:
-        """Return (B, 3, H, W): each image's centre, or a random part of it. Draws rng.random((B, 4)) at once."""
+        """Return pixels (B, 3, H, W): the centre of each image or, with `rng`, a random part of it, from a single rng.random((B,
+        4))."""
         _, height, width = self.image_shape
         pixels = np.empty((len(indices), height, width, 3), np.uint8)
         draws = None if rng is None else rng.random((len(indices), 4))
@@ -116,14 +119,15 @@ def file_size(path: str) -> tuple[int, int]:
 
 
 def check_readable(path: str) -> None:
-    """Raise ConfigurationError for a file that is not an image, or whose pixels have no certain colour, from its header."""
+    """Raise ConfigurationError if the header of a file is not that of an image, or not of one whose pixels have a definite
+    colour."""
     with open_image(path) as file:
         require_readable(file, path)
 
 
 @contextmanager
 def open_image(path: str) -> Iterator[Image.Image]:
-    """Open PIL's image of a file, not yet decoded. Errors of the file itself become a ConfigurationError."""
+    """Open an image file with PIL without decoding it. Errors of the file become a ConfigurationError."""
     from PIL import Image
 
     try:
@@ -134,15 +138,19 @@ def open_image(path: str) -> Iterator[Image.Image]:
 
 
 def central_box(proportion: float, keep: float) -> Box:
-    """Return the largest box around the centre with width / height = `proportion` of the image's, its sides times `keep`."""
+    """Return the largest box around the centre of an image with the wanted proportions, its sides multiplied by `keep`.
+
+    `proportion`: the wanted ratio of width to height, divided by that of the image.
+    """
     width, height = keep * min(1.0, proportion), keep * min(1.0, 1 / proportion)
     return (1 - width) / 2, (1 - height) / 2, (1 + width) / 2, (1 + height) / 2
 
 
 def random_box(proportion: float, draw: npt.NDArray[np.float64]) -> Box:
-    """Return a box from four numbers in [0, 1): area 8 to 100 %, proportions off by up to 4/3, left and upper edge.
+    """Return a random box from four numbers in [0, 1).
 
-    If such a box would exceed the image, its longer side is cut to fit.
+    They give the area (8 to 100 %), the distortion of the proportions (3/4 to 4/3), and the left and the upper edge. A side that
+    would exceed the image is cut to fit.
     """
     area, stretch = 0.08 + 0.92 * draw[0], (3 / 4) ** (1 - 2 * draw[1])
     width = min(1.0, float(np.sqrt(area * proportion * stretch)))

@@ -1,16 +1,17 @@
 """A directory of image files, one folder per class: DIR/train/CLASS/... and DIR/test/CLASS/... or DIR/val/CLASS/...
 
 Options
-    size      side, or HEIGHTxWIDTH; the default is the size of most of up to 256 training files, or else 224
+
+    size      side, or HEIGHTxWIDTH; default: the size of more than half of up to 256 training files, or else 224
     augment   none, shift (crop_and_mirror) or area (a random part of 8 to 100 % of the area, mirrored with
               probability 1/2: Szegedy et al., Going deeper with convolutions, CVPR 2015); default: area if the
-              side is above 64, else shift
+              shorter side is above 64, else shift
     mean_std  the data set whose mean and standard deviation normalise: imagenet (default), cifar10, cifar100 or svhn
     cache     MiB of decoded images to keep in memory (256); sets that need more are decoded again for every batch
 
-Without augmentation by area an image is cut to the wanted proportions around its centre, keeping 7/8 of the shorter side if the
-wanted side is above 64, and resized. Images are RGB (pixels.py). Files are decoded by a few threads of the process: MPI rules out
-other processes.
+Without augmentation by area, an image is cut around its centre to the wanted proportions and resized; if the wanted shorter side
+is above 64, the sides of the cut are 7/8 of the largest possible ones. Images are converted to RGB (pixels.py). Files are decoded
+by two threads of the process that makes the batch.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _MAYBE_DEEP = frozenset((".ppm", ".pgm", ".tif", ".tiff"))
 _REMEDY = "--data-dir needs the folders train and test (or val) with one folder of image files per class"
 _PARTS = {True: ("train",), False: ("test", "val")}
 _LARGE = 64
-_HEADS = 20_000  # files, of 20 to 90 microseconds each if they are in memory
+_HEADS = 20_000  # headers read before training, at 20 to 90 microseconds each if the files are cached
 
 
 def describe(request: Request) -> Description:
-    """Return the size from the options or from the training files, and the classes from the training folders."""
+    """Return the size, from the options or the training files, and the number of classes, from the training folders."""
     root = _part(request, "train")
     classes = _classes(request, root)
     height, width = _size_option(request) or _common_size(request, root, classes)
@@ -75,17 +76,16 @@ def load(request: Request) -> Files:
 
 
 def _to_check(paths: Sequence[str]) -> list[str]:
-    """Return the files whose headers are read before training: those that may be deep, and the rest, or many of them, spread
-    evenly.
+    """Return the files whose headers are read before training: all whose names allow deep colours, and a spread of the others.
 
-    The kind of a file is in its header, whatever its name ends with; a file that is skipped here is refused when it is decoded.
+    The kind of a file is in its header, whatever its suffix. A bad file that is skipped here is refused when it is decoded.
     """
     deep = {path for path in paths if os.path.splitext(path)[1].lower() in _MAYBE_DEEP}
     return [*sorted(deep), *_spread([path for path in paths if path not in deep], _HEADS)]
 
 
 def _part(request: Request, *names: str) -> Path:
-    """Return the first existing folder of these names."""
+    """Return the first of the folders `names` that exists. Raises ConfigurationError if all are missing."""
     for name in names:
         if (request.directory() / name).is_dir():
             return request.directory() / name
@@ -100,13 +100,13 @@ def _classes(request: Request, root: Path) -> tuple[str, ...]:
 
 
 def _images(folder: Path) -> list[str]:
-    """Return the image files in a folder and the folders below it, sorted."""
+    """Return the image files in a folder and its subfolders, sorted."""
     found = (os.path.join(where, name) for where, _, names in os.walk(folder, followlinks=True) for name in names)
     return sorted(path for path in found if os.path.splitext(path)[1].lower() in _ENDINGS)
 
 
 def _list(request: Request, root: Path, classes: tuple[str, ...]) -> Listing:
-    """Return all image files of a part, class by class; `classes` are those of the training part."""
+    """Return all image files of a part, class by class. `classes`: those of the training part."""
     if strange := sorted(set(_classes(request, root)) - set(classes)):
         raise request.missing(f"{root} has a class {strange[0]!r} that train lacks", _REMEDY)
     files = [_images(root / name) for name in classes]
@@ -129,7 +129,7 @@ def _size_option(request: Request) -> tuple[int, int] | None:
 
 
 def _common_size(request: Request, root: Path, classes: tuple[str, ...]) -> tuple[int, int]:
-    """Return (height, width) of more than half of up to 16 files in each of up to 16 classes, or (224, 224)."""
+    """Return the (height, width) that more than half of up to 16 files in each of up to 16 classes have, or else (224, 224)."""
     chosen = [path for name in _spread(classes) for path in _spread(_images(root / name))]
     if not chosen:
         raise request.missing(f"{root} holds no image files", _REMEDY)

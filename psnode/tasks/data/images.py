@@ -1,4 +1,4 @@
-"""Labelled images held in memory as bytes, normalised one batch at a time."""
+"""Labelled images that are held in memory as bytes and normalised one batch at a time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Pixels = npt.NDArray[np.uint8]
 class Images:
     """All examples as one uint8 array (N, C, H, W) with labels (N,); implements ImageData.
 
-    Training and evaluation are normalised in the same way: (pixel / 255 - mean) / std. With `augment`, batches drawn with an rng
-    are cropped and mirrored by `crop_and_mirror`.
+    Training and evaluation images are normalised in the same way: (pixel / 255 - mean) / std. With `augment`, batches drawn with
+    an rng are cropped and mirrored by `crop_and_mirror`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Images:
 
 
 class Normalise:
-    """uint8 (B, C, H, W) to float32 (pixel / 255 - mean) / std, per channel."""
+    """Function from pixels, uint8 (B, C, H, W), to float32 (pixel / 255 - mean) / std, per channel."""
 
     def __init__(self, statistics: Statistics) -> None:
         import torch
@@ -62,10 +62,10 @@ class Normalise:
 
 
 def crop_and_mirror(pixels: Pixels, rng: np.random.Generator, margin: int = 4) -> Pixels:
-    """Shift every image by up to `margin` pixels in each direction, filled with black, and mirror it with probability 1/2.
+    """Shift every image by up to `margin` pixels in each direction, filling with black, and mirror it with probability 1/2.
 
-    Lee et al.: Deeply-supervised nets, AISTATS 2015; He et al. 2016 use it on CIFAR. Draws rng.integers(2 * margin + 1, size=(2,
-    B)) for the rows and columns, then rng.integers(2, size=B) for the mirroring.
+    Lee et al.: Deeply-supervised nets, AISTATS 2015; He et al. 2016 use this on CIFAR. Draws rng.integers(2 * margin + 1,
+    size=(2, B)) for the rows and columns, then rng.integers(2, size=B) for the mirroring.
     """
     count, channels, height, width = pixels.shape
     padded = np.zeros((count, channels, height + 2 * margin, width + 2 * margin), np.uint8)

@@ -1,4 +1,4 @@
-"""Batches of a program's own torch DataLoader, or of any iterable, as the data of a worker."""
+"""A program's own torch DataLoader, or any iterable of batches, as the data of a worker."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from psnode.tasks.data.sampler import Sampler
 
 
 class Drawn(NamedTuple):
-    """Examples of one batch, by index, and the seed of its random numbers."""
+    """The indices of a batch's examples, and the seed of its random numbers."""
 
     indices: list[int]
     seed: int | None  # None: without seeding
 
 
 class _Seeded(torch.utils.data.Dataset[Any]):
-    """`dataset` with whole batches as items, each made after seeding: one batch is the same in every process."""
+    """A data set whose items are whole batches of `dataset`.
+
+    The generators are seeded for each batch, so that every process makes the same batch.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -36,7 +39,7 @@ class _Seeded(torch.utils.data.Dataset[Any]):
 
 
 def examples_of(dataset: Any, drawn: Drawn) -> Any:
-    """Return the examples of a batch, after seeding if it has a seed."""
+    """Return the examples of a batch, after seeding the generators if the batch has a seed."""
     if drawn.seed is not None:
         seed_all(drawn.seed)
     together = getattr(dataset, "__getitems__", None)
@@ -44,16 +47,16 @@ def examples_of(dataset: Any, drawn: Drawn) -> Any:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators of torch, Python and NumPy on the host."""
+    """Seed the generators of torch (on the CPU), Python and NumPy."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 class Dealt:
-    """The examples of a map-style `loader`, dealt among the workers, with its collate function and worker processes.
+    """The examples of a map-style `loader`, dealt among the workers, with its collate function and processes.
 
-    Raises ConfigurationError for a loader that draws its examples in another way than at random without replacement.
+    Raises ConfigurationError for a loader that does not draw its examples at random without replacement.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -74,7 +77,7 @@ class Dealt:
         return collate([self.loader.dataset[int(index)] for index in indices])
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Feed:
-        """Return the batches of the steps after `finished` up to and including `last`, by `sampler`."""
+        """Return the batches of the steps after `finished` up to and including `last`, as dealt by `sampler`."""
         loader, processes = self.loader, self.loader.num_workers > 0
         if processes:
             make_place()
@@ -93,7 +96,7 @@ class Dealt:
 
 
 class Streamed:
-    """Batches of `source` on this rank, from its beginning again when it is over. `examples`: a nominal number."""
+    """Batches of `source` on this rank. The source starts again when it ends. `examples`: nominal number of examples."""
 
     def __init__(self, source: Iterable[Batch], examples: int) -> None:
         self._examples = examples
@@ -112,7 +115,7 @@ class Streamed:
 
 
 class _Feed:
-    """Batches of `batches`, `count` per step."""
+    """Iterator over the steps, each a list of `count` of `batches`."""
 
     def __init__(self, batches: Iterator[Batch], count: int) -> None:
         self._batches, self._count = batches, count
@@ -124,7 +127,7 @@ class _Feed:
         return found
 
     def close(self) -> None:
-        """Release the loader, whose processes end with it."""
+        """Release the loader, which ends its processes."""
         self._batches = iter(())
 
 
@@ -147,8 +150,10 @@ def length_of(loader: Iterable[Batch]) -> int:
 
 
 def steps_in(loader: Iterable[Batch], batches_per_step: int, stated: int | None) -> int:
-    """Return the steps of an epoch of an iterable: as `stated`, or from its length. Raises ConfigurationError if both are
-    missing."""
+    """Return the steps in an epoch of an iterable: `stated` if given, else computed from its length.
+
+    Raises ConfigurationError if `stated` is invalid, and if it is missing and the iterable has no length or too few batches.
+    """
     if stated is not None:
         if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
             raise ConfigurationError(f"steps_per_epoch must be a whole number of at least 1, not {stated!r}")

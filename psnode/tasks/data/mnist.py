@@ -1,6 +1,6 @@
-"""MNIST from its four IDX files, compressed or not, found in DIR/MNIST/raw, DIR/raw or DIR.
+"""MNIST, read from its four IDX files, compressed or not, in DIR/MNIST/raw, DIR/raw or DIR.
 
-LeCun, Bottou, Bengio, Haffner 1998. IDX: big-endian; two zero bytes, a type byte (8: unsigned bytes), the number of
+LeCun, Bottou, Bengio, Haffner 1998. An IDX file is big-endian: two zero bytes, a type byte (8: unsigned bytes), the number of
 dimensions, each dimension as 32 bits, then the values in C order.
 """
 
@@ -46,7 +46,7 @@ def load(request: Request) -> Images:
 
 
 def _find(request: Request) -> tuple[Path, Path]:
-    """Return the paths of the images and of the labels."""
+    """Return the paths of the file of images and the file of labels."""
     directory = request.directory()
     part = "train" if request.train else "t10k"
     names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")

@@ -1,7 +1,8 @@
-"""Colours of 8 bits from every kind of image that PIL opens, or a refusal that names the file.
+"""Conversion of all kinds of images that PIL opens to 8-bit colours, or an error that names the file.
 
-Alpha is dropped and EXIF's orientation is not applied, as in torchvision's ImageFolder: pixels are the stored ones. PIL itself
-applies the orientation of TIFF. Grey values of more than 8 bits are scaled by the depth of the file, to the nearest of 256.
+As in torchvision's ImageFolder, alpha is dropped and EXIF's orientation is ignored: the pixels are those stored in the file. PIL
+itself applies the orientation of TIFF files. Grey values of more than 8 bits are scaled from the depth of the file and rounded to
+8 bits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _DEEP = "convert it to 8 or 16 bits per channel"
 
 
 def require_readable(image: Image.Image, path: str) -> None:
-    """Raise ConfigurationError naming `path` if an image, decoded or not, has values without a certain colour."""
+    """Raise ConfigurationError, naming `path`, if an image has values without a definite colour. The image need not be
+    decoded."""
     if image.mode == "F":
         raise ConfigurationError(f"{path} holds floating-point pixels, and no file records which value is white: {_DEEP}")
     if image.mode == "I" and image.format not in ("PNG", "PPM", None):
@@ -46,7 +48,7 @@ def rgb(image: Image.Image, path: str) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return deep grey values as bytes, white 255."""
+    """Return grey values of more than 8 bits scaled to bytes, with white as 255."""
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
     values = np.asarray(image).astype(np.int64)

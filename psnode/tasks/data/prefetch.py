@@ -1,4 +1,4 @@
-"""The next batches, made in the background during the computation on the current one."""
+"""Batches made in the background during the computation on the current batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from psnode.tasks.data.sampler import Sampler
 
 
 class _Failed:
-    """An exception on its way from the thread to the reader."""
+    """An exception that the thread passes to the reader."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class Ahead:
-    """An iterator over the steps of `make()`, each a list of batches, which a thread makes at most `depth` steps ahead.
+    """Iterator over the steps of `make()`, each a list of batches, which a thread makes up to `depth` steps ahead.
 
-    An exception is raised by the `next` that would have returned the missing batch, and by every later one.
+    An exception in the thread is raised by the `next` call that would have returned the missing step, and by every later call.
     """
 
     def __init__(self, make: Callable[[], Iterator[list[Batch]]], depth: int = 2) -> None:
@@ -55,7 +55,7 @@ class Ahead:
         raise self._end.error
 
     def close(self) -> None:
-        """End the thread and wait for it; a batch in progress is finished first. Idempotent."""
+        """End the thread and wait for it; a step in progress is finished first. Further calls have no effect."""
         self._stop.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
@@ -71,9 +71,9 @@ class Ahead:
 
 
 class Prefetch(Ahead):
-    """The batches of the steps after `finished` up to and including `last`, one list per step.
+    """Iterator over the batches of the steps after `finished` up to and including `last`, one list per step.
 
-    One thread makes them in order, so `data` sees one call at a time.
+    A single thread makes all batches in order, so `data` never gets two calls at a time.
     """
 
     def __init__(self, data: Data, sampler: Sampler, finished: int, last: int, depth: int = 2) -> None:

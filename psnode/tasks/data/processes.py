@@ -1,7 +1,7 @@
-"""Processes that make batches, started without forking, so that they share no MPI, threads or locks with this one.
+"""Processes that make batches, started without forking so that they share no MPI, threads or locks with this process.
 
-Each is a fresh Python that imports the modules of its data set, including the file of a task; an exception in it returns as a
-line with the place where it was raised. It imports mpi4py only if the data set does.
+Each is a fresh Python process that imports the modules of its data set, including the file of a task, and imports mpi4py only if
+the data set does. An exception in such a process returns as one line that states where it was raised.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from psnode.errors import ConfigurationError, in_one_line
 
 _METHOD = "forkserver"
 _SOCKET_BYTES = 107  # maximum length of the path of a socket
-_BELOW = "/pymp-12345678/listener-12345678"  # added by Python
+_BELOW = "/pymp-12345678/listener-12345678"  # an example of the part of the path that Python adds
 
 
 class Fault(NamedTuple):
-    """An exception of the data set or of its collate function, in one line."""
+    """One-line text of an exception in the data set or its collate function."""
 
     text: str
 
 
 def context() -> Any:
-    """Return the way to start processes: from a server of their own, which has imported torch and no part of MPI.
+    """Return the multiprocessing context for processes forked from a server that has imported torch but no part of MPI.
 
-    mpirun sends USR1 to all processes of a rank, and a terminal HUP: the server, and Python's tracker of semaphores, start with
-    both blocked. Raises ConfigurationError if no folder is short enough for their sockets.
+    mpirun sends USR1 to all processes of a rank, and a terminal sends HUP. The server and Python's tracker of semaphores
+    therefore start with both signals blocked. Raises ConfigurationError if no folder has a path short enough for their sockets.
     """
     make_place()
     found = multiprocessing.get_context(_METHOD)
@@ -55,7 +55,7 @@ def context() -> Any:
 
 
 class _Code(NamedTuple):
-    """The file of a task, which a process must import before it can receive objects defined in it."""
+    """The file of a task. Unpickling it imports that file, on which objects unpickled afterwards may depend."""
 
     file: str
 
@@ -74,7 +74,7 @@ def _task_modules() -> list[Any]:
 
 
 def _travel(kind: type, inner: Any) -> tuple[Any, ...]:
-    """Return the ingredients of `kind(inner)` in a process: first the files of tasks, in the order of the tuple."""
+    """Return the arguments with which a process unpickles `kind(inner)`, the files of tasks first."""
     files = tuple(_Code(module.__file__) for module in _task_modules())
     return _arrive, (files, kind, inner)
 
@@ -84,7 +84,7 @@ def _arrive(files: tuple[str, ...], kind: Callable[[Any], Any], inner: Any) -> A
 
 
 class Batches(Dataset[Any]):
-    """`make(wanted)` for each wanted batch, or a Fault."""
+    """Data set that returns `make(wanted)` for each wanted batch, or a Fault if `make` raises."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
@@ -92,7 +92,7 @@ class Batches(Dataset[Any]):
     def __getitems__(self, wanted: Any) -> Any:
         try:
             return self._make(wanted)
-        except Exception as error:  # reported in one line by the reader of the batch
+        except Exception as error:  # the reader of the batch reports the error in one line
             return Fault(_line(error))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ class Batches(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """The examples of `begin()`, and a Fault if it raises."""
+    """Data set of the examples of `begin()`, followed by a Fault if they raise."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
@@ -117,7 +117,10 @@ class Stream(IterableDataset[Any]):
 
 @dataclass(frozen=True)
 class Collated:
-    """`collate`, which passes faults on and turns its own exceptions into one. None: batches come whole."""
+    """Function that applies `collate`, passes on Faults, and turns exceptions of `collate` into Faults.
+
+    With `collate` None, batches are passed on whole.
+    """
 
     collate: Callable[[Any], Any] | None
 
@@ -134,7 +137,11 @@ class Collated:
 
 @dataclass(frozen=True)
 class Begin:
-    """Start a process: leave Ctrl-C, HUP and USR1 to its parent, end with it, then call `then` with the process's number."""
+    """Function that prepares a process that makes batches.
+
+    The process ignores Ctrl-C, HUP and USR1, which the process that uses the batches handles, and ends when that process ends.
+    Then `then` is called with the number of the process.
+    """
 
     then: Callable[[int], None] | None
 
@@ -147,9 +154,9 @@ class Begin:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the process that uses the batches, and exit: it is not this one's parent, which torch watches.
+    """Wait until the process that uses the batches ends, then remove its folder of sockets, which it leaves if killed, and exit.
 
-    If that process was killed, its folder of sockets is left.
+    torch watches only the process that forked this one, which is the server of processes and not the user of the batches.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -160,21 +167,21 @@ def _end_with_parent() -> None:
 
 
 def make_place() -> None:
-    """Have Python make its sockets in a folder that is removed with the job, or whose name is short enough.
+    """Make Python create its sockets in a folder that is removed with the job, or else in one with a path that is short enough.
 
-    A killed rank removes nothing, and the processes that follow it may be killed before they do.
+    A killed rank removes no folder itself, and its processes may be killed before they remove the folder.
     """
-    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # no public way, but every version has it
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # not public, but present in every version
     if settings.get("tempdir"):
         return
     own = job_folder()
     if own is None and _fits(tempfile.gettempdir()):
-        util.get_temp_dir()  # before the first process, which must know it
+        util.get_temp_dir()  # create the folder before the first process, which must know its path
         return
     for folder in (*([str(own)] if own is not None and _fits(own) else []), "/tmp", "/var/tmp", "/dev/shm"):
-        with contextlib.suppress(OSError):  # mkdtemp creates one below it that belongs only to this user
+        with contextlib.suppress(OSError):  # mkdtemp creates a folder that only this user can access
             found = settings["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=folder)
-            util.Finalize(None, shutil.rmtree, args=(found, True), exitpriority=-100)  # as Python does with its own
+            util.Finalize(None, shutil.rmtree, args=(found, True), exitpriority=-100)  # as Python does for its own folder
             return
     raise ConfigurationError(
         f"TMPDIR is too long for the sockets of --data-workers ({tempfile.gettempdir()}) and /tmp cannot be written: "
@@ -194,7 +201,8 @@ def sound(batch: Any) -> Any:
 
 
 def explained(error: Exception) -> Exception:
-    """Return a one-line error for faults of the processes themselves; other errors as they are."""
+    """Return a one-line error for a failure of the processes themselves, or for data that cannot be pickled; other errors
+    unchanged."""
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
         return ConfigurationError(

@@ -1,8 +1,8 @@
-"""Examples of a worker at a step: pure functions of the seed, so that no state needs to be remembered.
+"""Examples of a worker at a step, computed from the seed alone, so that no state has to be saved.
 
-In every epoch the examples are permuted again. With P workers and batches of B, micro-batch m of the epoch is the m-th run of P*B
-entries of the permutation, and worker r in 0..P-1 takes the r-th B of them: perm[(mP+r)B : (mP+r+1)B]. A step takes k consecutive
-micro-batches (gradient accumulation); a rest that does not fill a whole step is left out of that epoch.
+Every epoch permutes the examples anew. With P workers and batches of B, micro-batch m of the epoch takes the m-th run of P*B
+entries of the permutation, of which worker r in 0..P-1 takes the r-th B entries: perm[(mP+r)B : (mP+r+1)B]. A step takes k
+consecutive micro-batches (gradient accumulation). Examples left over that do not fill a whole step are not used in that epoch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from psnode.errors import ConfigurationError
 
 Indices = npt.NDArray[np.int64]
 
-# Words that separate the streams of random numbers.
+# Numbers that give each purpose its own stream of random numbers.
 _SHUFFLE = int.from_bytes(b"shuf", "big")
 _OUTSIDE = int.from_bytes(b"outs", "big")
 _AUGMENT = int.from_bytes(b"augm", "big")
 
 
 def permutation(length: int, seed: int, epoch: int) -> Indices:
-    """Return the order of 0..length-1 in `epoch`, int64."""
+    """Return the order of the examples 0..length-1 in `epoch`, int64."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, _SHUFFLE, epoch))))
     return generator.permutation(length)
 
@@ -33,13 +33,13 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
 def augmentation(seed: int, worker: int, micro: int) -> np.random.Generator:
     """Return the generator for the augmentation of micro-batch `micro` (counted over all epochs) at `worker`.
 
-    `micro` is below 0 if the worker that continues a share is epochs behind those to which it was dealt.
+    `micro` can be negative, if a worker takes over a share of the data at an earlier epoch than that of the other workers.
     """
     return np.random.default_rng(np.random.SeedSequence((seed, _AUGMENT, worker, micro % 2**64)))
 
 
 class Wanted(NamedTuple):
-    """One micro-batch to make: its examples, and the generator for their augmentation."""
+    """A micro-batch to make: the indices of its examples, and the generator for their augmentation."""
 
     indices: Indices
     rng: np.random.Generator
@@ -47,11 +47,11 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler:
-    """The share of `worker` (0..workers-1) in `length` examples, `batches_per_step` micro-batches of `batch` per step.
+    """The share of `worker` (0..workers-1) in `length` examples, in steps of `batches_per_step` micro-batches of `batch`
+    examples.
 
-    `epoch_offset` is added to a step before its place in an epoch is looked up (psnode.records.generations).
-
-    Raises ConfigurationError if the examples are fewer than all workers take in one step.
+    `epoch_offset` is added to a step to find its place in an epoch (psnode.records.generations). Raises ConfigurationError if
+    there are fewer examples than all workers take in one step.
     """
 
     length: int
@@ -72,13 +72,13 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole steps in an epoch, at least 1."""
+        """Return the number of whole steps in an epoch, at least 1."""
         return self.length // (self.workers * self.batch * self.batches_per_step)
 
     def dealt(self, rank: int, ranks: Sequence[int], epoch_offset: int) -> Sampler:
-        """Return the share of `rank` if the examples are dealt among `ranks`, in this order.
+        """Return the share of `rank` when the examples are dealt among `ranks`, in this order.
 
-        A rank outside `ranks` draws from permutations of its own, which do not affect the others' examples.
+        A rank outside `ranks` draws from its own permutations, without effect on the examples of the others.
         """
         if rank in ranks:
             return replace(self, worker=ranks.index(rank), workers=len(ranks), epoch_offset=epoch_offset)
@@ -86,20 +86,20 @@ class Sampler:
         return replace(self, worker=0, workers=len(ranks), epoch_offset=epoch_offset, seed=seed)
 
     def finished(self, place: int, workers: int) -> int:
-        """Return the step after which this share continues if one among `workers` had reached `place`, a step plus its offset.
+        """Return the step after which this share continues in place of a share among `workers` shares.
 
-        It continues the same epoch, with the next whole step.
+        `place` is the step, offset included, that the earlier share had reached. The epoch continues with its next whole step.
         """
         epoch, within = divmod(place, self.length // (workers * self.batch * self.batches_per_step))
         here = min(-(-within * workers // self.workers), self.steps_per_epoch)
         return epoch * self.steps_per_epoch + here - self.epoch_offset
 
     def locate(self, step: int) -> tuple[int, int]:
-        """Return (epoch, step within it), both from 0, of step `step`, which counts from 1 over all epochs."""
+        """Return the epoch and the step within the epoch, both from 0, of `step`, which counts from 1 over all epochs."""
         return divmod(step - 1 + self.epoch_offset, self.steps_per_epoch)
 
     def indices(self, step: int) -> list[Indices]:
-        """Return the `batches_per_step` index arrays, each (batch,), of step `step`. Permutes again at each call."""
+        """Return the `batches_per_step` index arrays, each (batch,), of `step`. Each call computes the permutation again."""
         epoch, within = self.locate(step)
         return self._share(permutation(self.length, self.seed, epoch), within)
 

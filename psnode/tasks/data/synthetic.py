@@ -1,8 +1,8 @@
-"""Synthetic images of any shape: for benchmarks, and for trying out a network without data.
+"""Synthetic images of any shape, for benchmarks and for trying out a network without data.
 
-Example i is the coarse pattern of its class plus one of 64 noise images, all drawn from the seed, so memory does not grow with
-the number of examples and a network can learn to distinguish the classes. Training and test parts share the patterns and differ
-in labels and noise.
+Example i is the coarse pattern of its class plus one of 64 noise images, all drawn from the seed. Memory for the images therefore
+does not grow with the number of examples, and a network can learn to distinguish the classes. The training and test parts have
+the same patterns, but different labels and noise.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ OPTIONS: tuple[str, ...] = ("shape", "classes", "examples")
 
 _NOISES = 64
 _COARSE = 8
-_MOST_VALUES = 2**22  # of patterns that are kept in full size
+_MOST_VALUES = 2**22  # maximum number of values for which the patterns are kept in full size
 
 
 def describe(request: Request) -> Description:
-    """Read shape=C,H,W (3,32,32; also with x between) and classes (10)."""
+    """Return shape and classes from the options shape=C,H,W (default 3,32,32; x may separate the numbers) and classes (default
+    10)."""
     text = request.options.get("shape", "3,32,32")
     if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*){2}", text):
         raise ConfigurationError(f"data set option shape must be CHANNELS,HEIGHT,WIDTH, such as 3,32,32, not {text!r}")

@@ -1,8 +1,8 @@
 """CIFAR-10, CIFAR-100 and SVHN in their original files, read by torchvision.
 
 Krizhevsky: Learning multiple layers of features from tiny images, 2009. Netzer et al.: Reading digits in natural images with
-unsupervised feature learning, 2011 (the training part without the `extra` images). Training batches of CIFAR are cropped and
-mirrored, unless augment=false; house numbers are not, since mirrored digits are not digits.
+unsupervised feature learning, 2011 (the training part without the `extra` images). By default, training batches of CIFAR are
+cropped and mirrored (option augment), and those of SVHN are not, since mirrored digits are not digits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load(request: Request) -> Images:
 
 
 def _images(request: Request, source: Any) -> Images:
-    """`source.data` is (N, H, W, C) for CIFAR and (N, C, H, W) for SVHN."""
+    """Return torchvision's data set `source` as Images. `source.data` is (N, H, W, C) for CIFAR and (N, C, H, W) for SVHN."""
     street = request.name == "svhn"
     pixels = np.asarray(source.data) if street else np.asarray(source.data).transpose(0, 3, 1, 2)
     labels = np.asarray(source.labels if street else source.targets, dtype=np.int64)
@@ -64,7 +64,8 @@ def _images(request: Request, source: Any) -> Images:
 
 
 def _root(request: Request) -> Path:
-    """Return the directory that torchvision wants: the one that holds the set's folder, also if given that folder itself."""
+    """Return the directory that torchvision expects: the one that holds the data set's folder. --data-dir may also name that
+    folder."""
     directory = request.directory()
     wanted = _SETS[request.name][2].format(part="train" if request.train else "test")
     if (directory / wanted).exists():

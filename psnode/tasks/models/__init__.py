@@ -2,9 +2,9 @@
 
     build("ResNet18", (3, 32, 32), 10)          one of networks(); case, hyphens and underscores do not matter
     build("torchvision:resnet18", ...)          torchvision's network of that name
-    build("timm:resnet18d", ...)                timm's
+    build("timm:resnet18d", ...)                timm's network of that name
 
-A network's module, and torch with it, is imported when the network is built.
+The module of a network, and torch with it, is imported when the network is built.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _TORCHVISION, _TIMM = "torchvision:", "timm:"
 
 @dataclass(frozen=True)
 class _Network:
-    """`function` of the module psnode.tasks.models.`function` with `arguments`; `smallest` is the minimum height and width."""
+    """A network: `function` of the module psnode.tasks.models.`function`, with `arguments`.
+
+    `smallest` is the minimum height and width of an image.
+    """
 
     function: str
     smallest: int
@@ -53,7 +56,8 @@ def networks() -> tuple[str, ...]:
 
 
 def resolve(name: str) -> str:
-    """Return the proper name of a network: "ResNet18" is "resnet-18". Raises ConfigurationError for an unknown name."""
+    """Return the canonical name of a network, such as "resnet-18" for "ResNet18". Raises ConfigurationError for an unknown
+    name."""
     if name.lower().startswith(_TORCHVISION):
         from psnode.tasks.models.from_torchvision import torchvision_names
 
@@ -66,9 +70,10 @@ def resolve(name: str) -> str:
 
 
 def check(name: str, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigurationError if there is no built-in network `name`, or if it cannot take images of that shape.
+    """Raise ConfigurationError if the network `name` is unknown or cannot take images of that shape.
 
-    Imports neither torch nor the network. Of torchvision's and timm's networks it knows only the names: `build` tries the size.
+    Built-in networks are checked without importing torch. For networks of torchvision and timm only the name is checked here;
+    `build` checks the size.
     """
     name = resolve(name)
     if name.startswith((_TORCHVISION, _TIMM)):
@@ -84,9 +89,9 @@ def check(name: str, image_shape: tuple[int, int, int]) -> None:
 
 
 def build(name: str, image_shape: tuple[int, int, int], classes: int) -> torch.nn.Module:
-    """Return a new network `name` in float32 for images (channels, height, width); weights come from torch's generator.
+    """Return a new network `name` in float32, with weights drawn from torch's generator.
 
-    It maps (batch, channels, height, width) float32 to logits (batch, classes). Raises ConfigurationError like `check`.
+    It maps images (batch, channels, height, width) float32 to logits (batch, classes). Raises ConfigurationError like `check`.
     """
     check(name, image_shape)
     name = resolve(name)

@@ -1,6 +1,6 @@
-"""AlexNet cut down for small images: 2.47 million parameters at 3x32x32 and 10 classes.
+"""AlexNet, reduced for small images: 2.47 million parameters at 3x32x32 and 10 classes.
 
-Krizhevsky, Sutskever, Hinton: ImageNet classification with deep convolutional neural networks, NIPS 2012; its five
+Krizhevsky, Sutskever, Hinton: ImageNet classification with deep convolutional neural networks, NIPS 2012. This form has the five
 convolutions in the widths of the one-tower variant (64, 192, 384, 256, 256) and a single linear layer.
 """
 
@@ -12,7 +12,10 @@ from torch import nn
 
 
 def alexnet(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes); sides of at least 29, larger ones are averaged."""
+    """Return a network from images (batch, *image_shape) float32 to logits (batch, classes).
+
+    Sides must be at least 29; maps of larger images are averaged.
+    """
     features = nn.Sequential(
         nn.Conv2d(image_shape[0], 64, 11, stride=4, padding=5),
         nn.ReLU(),

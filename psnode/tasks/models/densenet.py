@@ -1,8 +1,8 @@
 """DenseNet in its forms for small images.
 
-Huang, Liu, van der Maaten, Weinberger: Densely connected convolutional networks, CVPR 2017: three blocks in which
-every layer sees all maps made before it. Table 2 states 1.0 million parameters for L=40, k=12; 0.8 million for the
-BC form (bottlenecks, transitions that halve the maps) with L=100, k=12 and 25.6 million for BC with L=190, k=40.
+Huang, Liu, van der Maaten, Weinberger: Densely connected convolutional networks, CVPR 2017. The network has three blocks, in
+which every layer sees all earlier maps. Table 2 states 1.0 million parameters for L=40, k=12; 0.8 million for the BC form
+(bottlenecks, transitions that halve the maps) with L=100, k=12; and 25.6 million for BC with L=190, k=40.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from psnode.tasks.models.initialise import he_normal
 
 
 def densenet(image_shape: tuple[int, int, int], classes: int, depth: int, growth: int, compact: bool) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes); sides of at least 4. `compact`: the BC form."""
+    """Return a network from images (batch, *image_shape) float32 to logits (batch, classes); sides must be at least 4.
+
+    `compact`: use the BC form.
+    """
     each = (depth - 4) // (6 if compact else 3)
     maps = 2 * growth if compact else 16
     stages: dict[str, nn.Module] = {"stem": nn.Conv2d(image_shape[0], maps, 3, padding=1, bias=False)}
@@ -33,7 +36,10 @@ def densenet(image_shape: tuple[int, int, int], classes: int, depth: int, growth
 
 
 class Dense(nn.Module):
-    """x followed by `growth` new maps, made by a 3x3 convolution (after a 1x1 one to 4 * growth maps if compact)."""
+    """Layer that appends `growth` new maps to its input, made by a 3x3 convolution.
+
+    If compact, a 1x1 convolution to 4 * growth maps comes first.
+    """
 
     def __init__(self, entering: int, growth: int, compact: bool) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def fc(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes); any size."""
+    """Return a network from images (batch, *image_shape) float32, of any size, to logits (batch, classes)."""
     layers: dict[str, nn.Module] = {
         "flatten": nn.Flatten(),
         "fc1": nn.Linear(math.prod(image_shape), 800),

@@ -1,4 +1,4 @@
-"""Any model of timm as a network: `timm:NAME`, untrained, with its last layer for `classes`. The package is the user's."""
+"""Models of timm as networks, `timm:NAME`: untrained, with a last layer for `classes`. Users install timm themselves."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def timm_names() -> tuple[str, ...]:
 
 
 def timm_network(name: str, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Map images (batch, *image_shape) float32 to logits (batch, classes).
+    """Return a network from images (batch, *image_shape) float32 to logits (batch, classes).
 
-    A model for one image size (a vision transformer) is built for that of `image_shape`. Raises ConfigurationError for an unknown
-    name and for images that the network cannot take.
+    A model made for a single image size (a vision transformer) is built for that of `image_shape`. Raises ConfigurationError for
+    an unknown name and for images that the network cannot take.
     """
     timm = _timm()
     name = choose("timm model", name, timm_names())
@@ -44,7 +44,7 @@ def timm_network(name: str, image_shape: tuple[int, int, int], classes: int) -> 
 
 
 def _timm() -> Any:
-    import_torchvision("ops")  # timm imports it, and may find wheels that lack operators
+    import_torchvision("ops")  # timm imports torchvision, whose compiled operators may be missing
     try:
         return importlib.import_module("timm")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Any classifier of torchvision as a network: `torchvision:NAME`, untrained, with its last layer for `classes`."""
+"""Classifiers of torchvision as networks, `torchvision:NAME`: untrained, with a last layer for `classes`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.tasks.torchvision_ops import import_torchvision
 
 _SIDES = (16, 28, 32, 48, 64, 96, 128, 224, 256, 299, 384)
 
-# Both would return two extra outputs in training, and warn unless told how to initialise.
+# Without these settings both would return two extra outputs in training, and warn about their initialisation.
 _SETTINGS: dict[str, dict[str, object]] = {
     "googlenet": {"aux_logits": False, "init_weights": True},
     "inception_v3": {"aux_logits": False, "init_weights": True},
@@ -28,7 +28,7 @@ def torchvision_names() -> tuple[str, ...]:
 
 
 def torchvision_network(name: str, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Map images (batch, *image_shape) float32 to logits (batch, classes).
+    """Return a network from images (batch, *image_shape) float32 to logits (batch, classes).
 
     Raises ConfigurationError for an unknown name and for images that the network cannot take.
     """
@@ -46,7 +46,7 @@ def torchvision_network(name: str, image_shape: tuple[int, int, int], classes: i
 
 
 def check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigurationError, with the sizes that it takes, if the network cannot take images of that shape."""
+    """Raise ConfigurationError if the network cannot take images of that shape. The message states sizes that it can take."""
     error = _failure(network, image_shape)
     if error is None:
         return
@@ -61,12 +61,15 @@ def check_size(name: str, network: nn.Module, image_shape: tuple[int, int, int])
 
 
 def _failure(network: nn.Module, image_shape: tuple[int, int, int]) -> Exception | None:
-    """Return the exception that one image raises in the network on the meta device: shapes only, no arithmetic."""
+    """Return the exception that the network raises for one image, or None.
+
+    The network runs on the meta device, which computes only shapes.
+    """
     tensors = itertools.chain(network.named_parameters(), network.named_buffers())
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors}
     try:
         with torch.no_grad():
             torch.func.functional_call(network, shapes, torch.empty((1, *image_shape), device="meta"))
-    except Exception as error:  # each family fails in its own way on a size it was not made for
+    except Exception as error:  # each family raises another exception for a size that it cannot take
         return error
     return None

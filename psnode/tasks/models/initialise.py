@@ -1,4 +1,4 @@
-"""He initialisation, shared by the convolutional families."""
+"""He initialisation, shared by the families of convolutional networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def he_normal(model: nn.Module) -> nn.Module:
-    """Draw every convolution's weights from N(0, 2 / fan-out) in place and zero its bias; returns `model`.
+    """Draw the weights of every convolution from N(0, 2 / fan-out) in place, set its bias to zero, and return `model`.
 
     He, Zhang, Ren, Sun: Delving deep into rectifiers, ICCV 2015. Batch norm and linear layers keep torch's defaults.
     """

@@ -1,4 +1,4 @@
-"""LeNet as in Caffe and the parameter-server literature: 431 080 parameters at 1x28x28 and 10 classes.
+"""LeNet as in Caffe and the literature on parameter servers: 431 080 parameters at 1x28x28 and 10 classes.
 
 LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, Proc. IEEE 86(11), 1998, in the wider
 form of Caffe's MNIST example (20 and 50 maps, 500 hidden units, max pooling, ReLU).
@@ -12,7 +12,7 @@ from torch import nn
 
 
 def lenet(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes); sides of at least 16."""
+    """Return a network from images (batch, *image_shape) float32 to logits (batch, classes); sides must be at least 16."""
     channels, height, width = image_shape
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     layers: dict[str, nn.Module] = {

@@ -1,7 +1,7 @@
-"""ResNet-18 to ResNet-152 with a stem for small images: one 3x3 convolution of stride 1, no pooling.
+"""ResNet-18 to ResNet-152 with a stem for small images: one 3x3 convolution of stride 1, without pooling.
 
-He, Zhang, Ren, Sun: Deep residual learning for image recognition, CVPR 2016, table 1 and figure 5; the stem is the
-one that the literature uses on CIFAR. The stride of a bottleneck lies in its 3x3 convolution.
+He, Zhang, Ren, Sun: Deep residual learning for image recognition, CVPR 2016, table 1 and figure 5. The stem is the usual one for
+CIFAR. The stride of a bottleneck is in its 3x3 convolution.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 
 
 def resnet(image_shape: tuple[int, int, int], classes: int, depth: int) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes); sides of at least 8."""
+    """Return a network from images (batch, *image_shape) float32 to logits (batch, classes); sides must be at least 8."""
     bottleneck = depth >= 50
     stages: dict[str, nn.Module] = {"stem": nn.Sequential(*_unit(image_shape[0], 64, 3), nn.ReLU())}
     entering = 64
@@ -33,8 +33,9 @@ def resnet(image_shape: tuple[int, int, int], classes: int, depth: int) -> nn.Mo
 
 
 class Residual(nn.Module):
-    """relu(x + F(x)): F is two 3x3 convolutions of `width` maps, or 1x1, 3x3, 1x1 with 4 * `width` maps at the end.
+    """Residual block relu(x + F(x)).
 
+    F is two 3x3 convolutions to `width` maps or, as a bottleneck, 1x1, 3x3 and 1x1 convolutions with 4 * `width` maps at the end.
     The shortcut is the identity, or a 1x1 projection where the shape changes (option B).
     """
 

@@ -1,8 +1,8 @@
-"""ResNet-20, -32, -56 and -110: the thin family that He et al. made for CIFAR-10.
+"""ResNet-20, -32, -56 and -110: the narrow family that He et al. made for CIFAR-10.
 
-He, Zhang, Ren, Sun: Deep residual learning for image recognition, CVPR 2016, section 4.2: 6n + 2 layers of 16, 32
-and 64 maps; every shortcut is an identity that is subsampled and padded with zero maps (option A), so it has no
-parameters. Table 6 states 0.27, 0.46, 0.85 and 1.7 million parameters.
+He, Zhang, Ren, Sun: Deep residual learning for image recognition, CVPR 2016, section 4.2: 6n + 2 layers of 16, 32 and 64 maps.
+Every shortcut is an identity, subsampled and padded with zero maps where the shape changes (option A), and so has no parameters.
+Table 6 states 0.27, 0.46, 0.85 and 1.7 million parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psnode.tasks.models.initialise import he_normal
 
 
 def resnet_cifar(image_shape: tuple[int, int, int], classes: int, depth: int) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes); sides of at least 4."""
+    """Return a network from images (batch, *image_shape) float32 to logits (batch, classes); sides must be at least 4."""
     stem = (nn.Conv2d(image_shape[0], 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
     stages: dict[str, nn.Module] = {"stem": nn.Sequential(*stem)}
     entering = 16
@@ -32,7 +32,7 @@ def resnet_cifar(image_shape: tuple[int, int, int], classes: int, depth: int) ->
 
 
 class ThinResidual(nn.Module):
-    """relu(x + F(x)) with F two 3x3 convolutions; halves the image where the number of maps grows."""
+    """Residual block relu(x + F(x)), where F is two 3x3 convolutions. It halves the image where the number of maps grows."""
 
     def __init__(self, entering: int, width: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""VGG-11, -13, -16 and -19 with batch norm and one linear layer of 512 inputs at the end.
+"""VGG-11, -13, -16 and -19 with batch norm and a single linear layer, of 512 inputs, at the end.
 
-Simonyan, Zisserman: Very deep convolutional networks for large-scale image recognition, ICLR 2015, table 1
-(configurations A, B, D, E); five poolings take a 32x32 image to a single point, so the head is 512 -> classes.
+Simonyan, Zisserman: Very deep convolutional networks for large-scale image recognition, ICLR 2015, table 1 (configurations A, B,
+D, E). Five poolings reduce a 32x32 image to a single point, so the head is 512 -> classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 
 
 
 def vgg(image_shape: tuple[int, int, int], classes: int, depth: int) -> nn.Module:
-    """Images (batch, *image_shape) float32 to logits (batch, classes); sides of at least 32, larger ones are averaged."""
+    """Return a network from images (batch, *image_shape) float32 to logits (batch, classes).
+
+    Sides must be at least 32; maps of larger images are averaged.
+    """
     stages: dict[str, nn.Module] = {}
     entering = image_shape[0]
     for stage, (width, convolutions) in enumerate(zip(_WIDTHS, _CONVOLUTIONS[depth], strict=True)):
