@@ -68,7 +68,7 @@ class AdaComp(Sparse, Codec):
     traits = Traits(shaped=True, one_scale=True, sparse=True, adaptive=True, newest=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.length is not None:
             check_integer(self, "length", 1, _LONGEST)
 

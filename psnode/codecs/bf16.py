@@ -31,5 +31,5 @@ class Bf16(HalfPrecision):
     limit = 0x7F80
 
     def formula(self) -> Formula:
-        """Bf16Rows."""
+        """Return Bf16Rows."""
         return Bf16Rows(self)

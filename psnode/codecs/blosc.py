@@ -53,7 +53,7 @@ class Blosc(Codec):
     traits = Traits(unbiased=True, lossless=True, adaptive=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds, or if the package is missing."""
+        """Raise CodecSpecError for a value out of bounds, or if the package is missing."""
         check_choice(self, "cname", _COMPRESSORS)
         check_integer(self, "level", 0, 9)
         if find_spec("blosc") is None:
@@ -90,7 +90,7 @@ def _library() -> ModuleType:
 
 
 def _check_head(body: Bytes, nbytes: int) -> None:
-    """PayloadError unless the frame says that it holds `nbytes` and is as long as `body`: the library trusts these."""
+    """Raise PayloadError unless the frame says that it holds `nbytes` and is as long as `body`: the library trusts these."""
     if body.size < _HEAD:
         raise PayloadError(f"blosc: a body of {body.size} bytes ends inside the head of its frame")
     values, block, frame = body[4:_HEAD].view(np.uint32).tolist()

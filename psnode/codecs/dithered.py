@@ -77,7 +77,7 @@ class Dithered(Generated, Quantiser):
     traits = Traits(unbiased=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_real(self, "step", MIN_STEP, MAX_STEP)
         check_integer(self, "bucket", BLOCK, MAX_BUCKET)
         if self.bucket % BLOCK:
@@ -99,7 +99,7 @@ class Dithered(Generated, Quantiser):
         return _FIELDS + 4 * buckets + padded(buckets) + most_nbytes(size, bits)
 
     def formula(self) -> Formula:
-        """DitheredRows."""
+        """Return DitheredRows."""
         return DitheredRows(self)
 
     def _lattice(self) -> Lattice:
@@ -114,7 +114,7 @@ class Dithered(Generated, Quantiser):
         body[8:_FIELDS].view(np.uint32)[:] = key.view(np.uint32)
 
     def check_scales(self, body: Bytes, size: int) -> None:
-        """PayloadError unless a body of codes begins with fields and scales that encode writes for `size` coordinates."""
+        """Raise PayloadError unless a body of codes begins with fields and scales that encode writes for `size` coordinates."""
         _, bucket, _ = _fields(body)
         buckets = -(-size // bucket)
         _check_scales(body[_FIELDS : _FIELDS + 4 * buckets], buckets)
@@ -182,6 +182,6 @@ def _fields(body: Bytes) -> tuple[float, int, Words]:
 
 
 def _check_scales(data: Bytes, buckets: int) -> None:
-    """PayloadError unless the root mean squares are finite and not negative."""
+    """Raise PayloadError unless the root mean squares are finite and not negative."""
     if data.size != 4 * buckets or int(data.view(np.uint32).max()) >= INFINITY_BITS:
         raise PayloadError("dithered: a scale is missing, negative or not finite")

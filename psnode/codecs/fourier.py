@@ -65,14 +65,14 @@ class Fourier(Codec):
     traits = Traits(unbiased=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.budget is not None:
             check_real(self, "budget", LEAST, MAX_COORDINATES)
         if isinstance(self.block, bool) or self.block not in _BLOCKS:
             raise CodecSpecError(f"fourier: block={self.block} must be one of {', '.join(map(str, _BLOCKS))}")
 
     def omega(self, x: Floats) -> float:
-        """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x, but for float32 rounding; 0 for a zero array."""
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, but for float32 rounding; 0 for a zero array."""
         return self._sampler.omega(self._transformed(np.ascontiguousarray(x))[2]) if x.size else 0.0
 
     @property

@@ -31,5 +31,5 @@ class Fp16(HalfPrecision):
     limit = 0x7C00
 
     def formula(self) -> Formula:
-        """Fp16Rows."""
+        """Return Fp16Rows."""
         return Fp16Rows(self)

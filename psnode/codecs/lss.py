@@ -74,7 +74,7 @@ class Lss(Fitted, Quantiser):
     id = "lss"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_integer(self, "bits", 1, 8)
         check_real(self, "buckets", 0, 1)
         check_choice(self, "allocation", ("optimal", "weighted"))

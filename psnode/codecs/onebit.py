@@ -47,11 +47,11 @@ class OneBit(Binary):
         return _SIDE
 
     def formula(self) -> Formula:
-        """OneBitRows."""
+        """Return OneBitRows."""
         return OneBitRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError unless `body` begins with means."""
+        """Raise PayloadError unless `body` begins with means."""
         self._levels(body[:_SIDE], 1)
 
     def _split(self, body: Bytes, size: int) -> int:

@@ -82,7 +82,7 @@ class Polar(FlatCodec):
     id = "polar"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.rate not in designs.RATES or isinstance(self.rate, bool):
             raise CodecSpecError(f"polar: rate={self.rate} must be one of {', '.join(f'{rate:g}' for rate in designs.RATES)}")
         object.__setattr__(self, "rate", float(self.rate))

@@ -48,7 +48,7 @@ class Randk(Selector):
     id = "randk"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_ratio(self)
 
     @property

@@ -53,7 +53,7 @@ class ScaledSign(Binary):
     id = "scaledsign"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a bucket out of bounds."""
+        """Raise CodecSpecError for a bucket out of bounds."""
         check_integer(self, "bucket", 0, MAX_COORDINATES)
 
     @property
@@ -69,7 +69,7 @@ class ScaledSign(Binary):
         return None if self.bucket else ScaledSignRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError unless `body` begins with one magnitude."""
+        """Raise PayloadError unless `body` begins with one magnitude."""
         self._levels(body[: _FIELD + 4], 1)
 
     def _fuses(self, source: Source, sink: Sink) -> bool:

@@ -46,7 +46,7 @@ class Sign(Generated, Quantiser):
         return ScaledSign()
 
     def formula(self) -> Formula:
-        """SignRows."""
+        """Return SignRows."""
         return SignRows(self)
 
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:

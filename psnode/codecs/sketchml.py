@@ -65,7 +65,7 @@ class SketchMl(Quantiser):
     id = "sketchml"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_integer(self, "bins", 2, 256)
         check_integer(self, "groups", 1, MAX_GROUPS)
         check_integer(self, "rows", 0, MAX_ROWS)

@@ -89,7 +89,7 @@ class Svd(Reducer):
     id = "svd"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds or a contradiction."""
+        """Raise CodecSpecError for a value out of bounds or a contradiction."""
         if not 1 <= self.rank <= MAX_BUDGET:
             raise CodecSpecError(f"svd: rank={self.rank:g} must be in [1, {MAX_BUDGET}]: it is the number of terms sent")
         if self.method not in ("exact", "deflated", "randomised"):
@@ -114,7 +114,7 @@ class Svd(Reducer):
         return dataclasses.replace(self, sample=False, cover=False) if self.sample else self
 
     def omega(self, x: Floats, key: Words | None = None) -> float:
-        """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x, but for float32 rounding; 0 for a zero array.
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, but for float32 rounding; 0 for a zero array.
 
         The subspace of the methods that are not exact is the one of `key` (two uint64; zeros if None): others differ little.
         """

@@ -51,7 +51,7 @@ class Tbq(Quantiser):
     id = "tbq"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a tau out of bounds."""
+        """Raise CodecSpecError for a tau out of bounds."""
         if self.tau is not None:
             check_real(self, "tau", _LEAST, _MOST)
 

@@ -48,7 +48,7 @@ class Threshold(Selector):
     id = "threshold"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.tau is not None:
             check_real(self, "tau", _LEAST, _LARGEST)
 

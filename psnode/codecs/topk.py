@@ -45,7 +45,7 @@ class Topk(Selector):
     id = "topk"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_ratio(self)
 
     def _most(self, size: int) -> int:

@@ -40,11 +40,11 @@ class Ans(Lossless):
     id = "ans"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """A length, and the packed codes."""
+        """Return the bytes of a length and the packed codes, which replace any longer code."""
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
-        """Write the coded symbols, return their length."""
+        """Write the coded symbols and return their length in bytes."""
         out = out[: self.max_nbytes(codes.size, alphabet)]
         used = _compress(readonly(codes), alphabet, out)
         if used:
@@ -53,7 +53,7 @@ class Ans(Lossless):
         return 4 + pack(codes, alphabet, out[4:])
 
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`. PayloadError."""
+        """Overwrite `codes` from `data`. Raises PayloadError."""
         tables, coded = read_section(data)
         if not tables.size:
             unpack(coded, codes, alphabet, self.id)

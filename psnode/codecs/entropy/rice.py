@@ -38,11 +38,11 @@ class Rice(Lossless):
     id = "rice"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """A length, and the packed codes."""
+        """Return the bytes of a length and the packed codes, which replace any longer code."""
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
-        """Write the coded symbols, return their length."""
+        """Write the coded symbols and return their length in bytes."""
         counts = np.zeros(alphabet, np.int64)
         histogram(readonly(codes), counts)
         order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
@@ -59,7 +59,7 @@ class Rice(Lossless):
         return used
 
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`. PayloadError."""
+        """Overwrite `codes` from `data`. Raises PayloadError."""
         if data.size < 4:
             raise PayloadError(f"rice: {data.size} bytes end inside a length")
         bits = int(data[:4].view(np.uint32)[0])

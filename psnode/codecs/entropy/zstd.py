@@ -27,7 +27,7 @@ class Zstd(Lossless):
     id = "zstd"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a level out of bounds, or if the package is missing."""
+        """Raise CodecSpecError for a level out of bounds, or if the package is missing."""
         check_integer(self, "level", 1, 22)
         if find_spec("zstandard") is None:
             raise CodecSpecError("the stage zstd needs the package zstandard: pip install zstandard")

@@ -65,7 +65,7 @@ class LinearSketch(Linear, Codec):
     damped: bool = False
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_integer(self, "rows", 1, MAX_ROWS)
         check_real(self, "ratio", 1 / MAX_COORDINATES, 1)
 
