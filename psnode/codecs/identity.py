@@ -19,7 +19,7 @@ from psnode.errors import CodecValueError, PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Identity(Linear, Codec):
-    """decode(encode(x)) = x, bit for bit.
+    """identity: no parameters; decode(encode(x)) = x, bit for bit.
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("identity"), np.array([1, -4, 2, 0.5], np.float32)

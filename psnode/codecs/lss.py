@@ -1,4 +1,4 @@
-"""Clusters of values: for every coordinate the id of its cluster is sent, and it decodes to a mean.
+"""Clusters of values: a coordinate is sent as the id of its cluster and decodes to a mean.
 
 The mean is that of the cluster or, with buckets, of a hashed bucket in the cluster. Clusters are intervals of values between
 edges. The edges are chosen by an exact search for the least squared error, or for the least squared error at which the ids have

@@ -1,8 +1,8 @@
 """Memory in pages of its own, which occupy physical memory only once they are written to; huge pages if the system has them.
 
-A huge page is cleared at once, in place of 512 small pages. The mapping is private, because the pages of a shared mapping, the
-default of mmap, are small on most systems. The mapping reserves no memory (MAP_NORESERVE): a system that limits reservations
-would otherwise refuse to fork a process that has reserved more than the physical memory.
+The system clears a huge page at once instead of 512 small pages one by one. The mapping is private, because the pages of a shared
+mapping, the default of mmap, are small on most systems. The mapping reserves no memory (MAP_NORESERVE): a system that limits
+reservations would otherwise refuse to fork a process that has reserved more than the physical memory.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ class Pages:
 def untouched(size: int) -> Floats:
     """Return `size` float32 zeros in pages of their own, which occupy memory only once they are written to.
 
-    The zeros of numpy and torch may be in memory that the process has freed before; all of that memory is then written at once.
+    Zeros from numpy or torch may lie in memory that the process has freed before, and are then all written at once.
     """
     return Pages(4 * size).raw.view(np.float32) if size else np.zeros(0, np.float32)

@@ -10,7 +10,7 @@ docs/results.
 Encoder and decoder compute the priors in the same integers, so that they agree on every machine. The values that share a scale,
 2^16 neighbours, are treated as Gaussian. The scale sent is the one of least squared error, so that ||x - decode|| <= ||x||.
 Values whose root mean square is below 2^-100 become zeros. With `prior=empirical` groups of 64 neighbours are first sorted by
-energy and coded at rates between 0 and 4, if this reduces the error (polarcodes.energy_groups). With `rotate=true` the values
+energy and coded at rates between 0 and 4, if this gains enough (polarcodes.energy_groups). With `rotate=true` the values
 that share a scale are rotated at random, and the scale is chosen so that the decoded vector has no error in the direction of x
 (polarcodes.hadamard); an error of alpha ||x||^2 becomes alpha / (1 - alpha) ||x||^2. The mean of the decoded vector is then x,
 except for vectors with few non-zero values that outweigh all others: these values come out some hundredths too alike.
@@ -54,7 +54,7 @@ _FIELDS = 20
 _SMALLEST = 2.0**-100  # groups are sorted only if the root mean square of the array is at least this
 _LEAST_SORTED = 1024
 _BLOCKS = tuple(1 << log_length for log_length in range(10, 19, 2))
-_TAIL = 64  # shorter rows are not rotated
+_TAIL = 64  # rows shorter than this are not rotated
 _PRIORS = ("auto", "empirical", "gaussian")
 
 
@@ -175,7 +175,7 @@ class Polar(FlatCodec):
         return start + used + coded.put(body[start + used :])
 
     def _sorted(self, x: Floats) -> energy_groups.Arranged | None:
-        """Return the values sorted by energy, or None if sorting is disabled or would not reduce the error."""
+        """Return the values sorted by energy, or None if sorting is disabled, not possible or of little gain."""
         if not self._sorts or not _LEAST_SORTED <= x.size <= outliers.MOST:
             return None
         size = root_mean_square(x)
