@@ -181,7 +181,7 @@ class Codec(Defaults, ABC):
         return Measured(found.norm, lambda out, weight: found.add(checked_target(out, shape), weight))
 
     def contractive(self) -> Codec:
-        """Return the form of this codec for feedback loops, whose expected error does not exceed x, whatever the codec's variance."""
+        """Return the form of this codec for feedback loops, in which E||x - decode|| <= ||x|| whatever the codec's variance."""
         if self.lossless or not self.unbiased:
             return self
         form: Codec = table.load("contractive")(self)  # loaded by id, because Contractive derives from this class

@@ -53,7 +53,7 @@ class Entrywise(Sparse, Codec):
     ||x||^2 for a gradient with most of its energy in few entries; averaging over workers reduces the error. The error falls as
     1 / s or faster. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, TernGrad to ||x||_1 / ||x||_inf.
 
-    An entry whose probability is 1 is sent as it is:
+    An entry whose probability is 1 is sent unchanged:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("entrywise:budget=4"), np.array([0, 3, 0, -5, 0, 0, 0, 0], np.float32)

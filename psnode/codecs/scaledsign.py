@@ -70,7 +70,7 @@ class ScaledSign(Binary):
         return None if self.bucket else ScaledSignRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """Raise PayloadError unless `body` starts with the fields of one bucket."""
+        """Raise PayloadError unless `body` starts with valid fields of one bucket."""
         self._levels(body[: _FIELD + 4], 1)
 
     def _fuses(self, source: Source, sink: Sink) -> bool:

@@ -56,7 +56,10 @@ def _settled(values: Float64s, counts: Float64s, sums: Float64s, penalty: float,
 
 
 def _at_rate(values: Float64s, counts: Float64s, sums: Float64s, power: float, rate: float, start: Int64s) -> Int64s:
-    """Bisect the penalty per bit, between 2^-24 and 4 times the mean square, until the entropy is at most `rate`."""
+    """Return the stops for the least penalty per bit with an entropy of at most `rate`.
+
+    The penalty is bisected between 2^-24 and 4 times the mean square.
+    """
     low, high = power * 2.0**-24, power * 4
     found = _settled(values, counts, sums, high, start)
     for _ in range(_HALVINGS):
