@@ -15,7 +15,7 @@ sent.
 
 In the paper s is not limited. If a few bins are much larger than all others, s is far above most entries sent, and the error
 would have more energy than x. Therefore s is at most 1.75 times the mean magnitude of the entries sent. At this limit s removes
-7/16 of the energy that the mean magnitude itself would remove. Thus ||x - decode|| < ||x|| always.
+7/16 of the energy that the mean magnitude itself would remove. Thus ||x - decode|| < ||x|| for every x other than 0.
 
 Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, "AdaComp: Adaptive residual gradient compression for data-parallel
 distributed training", AAAI 2018, algorithms 1 and 2.

@@ -2,9 +2,9 @@
 
 The mean is that of the cluster or, with buckets, of a hashed bucket in the cluster. Clusters are intervals of values between
 edges. The edges are chosen by an exact search for the least squared error, or for the least squared error at which the ids have
-an entropy of at most `rate` bits, which is the rate of a chain `lss+ans`. With buckets every cluster has an array of them.
-Coordinate i belongs to bucket h(i) of its cluster's array, where h is a function of the key. The means are always those of the
-array being encoded, whatever the edges were fitted to, so that
+an entropy of at most `rate` bits, which is the rate of a chain `lss+ans`. With buckets, every cluster has its own array of
+buckets. Coordinate i belongs to bucket h(i) of its cluster's array, where h is a function of the key. The means are always those
+of the array being encoded, whatever the edges were fitted to, so that
 
     ||x - decode||^2 = ||x||^2 - sum of n_b mean_b^2 over all buckets (or clusters) b with n_b members
 

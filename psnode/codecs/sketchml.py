@@ -2,10 +2,10 @@
 
 The indices of the non-zero coordinates are sent as a set. Their values fall into quantile bins, separately by sign, so that no
 sign changes; a value decodes to the mean of a bin. The bins of each sign are divided into groups. For every coordinate the group
-of its bin is sent as a label. The number of the bin within the group, counted from zero outwards, is stored in a MinMaxSketch:
-it is hashed to one cell in each row, a cell keeps the minimum of its numbers, and the decoder takes the maximum of a
-coordinate's cells. If several coordinates share cells, a value is therefore decoded by its own bin or by one of the same group
-nearer to zero, never by one farther from zero.
+of its bin is sent as a label. The number of the bin within the group, counted from zero outwards, is stored in a MinMaxSketch, in
+one hashed cell of each row. A cell keeps the minimum of its numbers, and the decoder takes the maximum over a coordinate's cells.
+If coordinates share cells, a value therefore decodes to the mean of its own bin or of a bin of the same group nearer to zero,
+never of a bin farther from zero.
 
 With r rows of c cells per value, and bins of equal counts, H(group) + r c log2(bins per group) bits per value are sent besides
 the set of indices, which costs less than 1.03 log2 binomial(d, n) bits. rows=0: no sketch; the number of its bin is sent for

@@ -127,7 +127,7 @@ def _value(owner: str, key: str, text: str, kind: Any) -> Any:
 
 
 def added_later(default: Any) -> Any:
-    """Return a dataclass field that specs show only if it differs from `default`, so that specs from before it stay valid."""
+    """Return a dataclass field that specs show only if it differs from `default`, so that older specs stay unchanged."""
     return dataclasses.field(default=default, metadata={_LATER: True})
 
 
