@@ -1,4 +1,4 @@
-"""Codecs: float32 arrays to few bytes and back.
+"""Codecs, which encode float32 arrays in few bytes and decode these.
 
 >>> import numpy as np
 >>> x = np.linspace(-1, 1, 4096, dtype=np.float32)

@@ -1,6 +1,6 @@
-"""Methods that some codecs have beside encode and decode: Sparse, Fitted and Linear are mixins, to be named before Codec.
+"""Optional methods of codecs: the mixins Sparse, Fitted and Linear, which a subclass lists before Codec in its bases.
 
-A codec without the mixin answers by Defaults, so that callers need not ask first.
+A codec without a mixin inherits the methods of Defaults, so that a caller can use them without checking for the mixin.
 """
 
 from __future__ import annotations
@@ -21,77 +21,78 @@ if TYPE_CHECKING:
 
 
 class Defaults(ABC):
-    """Answers of a codec that is dense, has nothing to fit, and whose payloads cannot be added undecoded."""
+    """Methods of a codec that is dense, has no codebook, and whose payloads cannot be added before they are decoded."""
 
     def support(self, payload: Payload) -> Indices:
-        """The flat indices that the payload carries, ascending: all of them unless the codec is sparse."""
+        """Return the flat indices that the payload carries, int64, ascending; all indices of the array if the codec is dense."""
         body = body_of(self, payload)
         return self._support(body, payload.shape) if payload.size else np.empty(0, np.int64)
 
     def entries(self, payload: Payload) -> Entries | None:
-        """Ascending indices (uint32) and values of a sparse payload: all others decode to 0. None if the codec is not sparse,
-        and for an empty array. Raises PayloadError.
+        """Return the ascending indices (uint32) and the values of a sparse payload; all other coordinates decode to 0.
+
+        Returns None for an empty array and if the codec is not sparse. Raises PayloadError.
         """
         body = body_of(self, payload)
         return self._entries(body, payload.shape) if payload.size else None
 
     def fit(self, x: Floats, rng: RandomSource) -> Self:
-        """This codec with a codebook or prior fitted to `x`; itself if it has none."""
+        """Return this codec with its codebook fitted to `x`, or the codec itself if it has no codebook."""
         return self
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """The payload of the sum of the arrays in `payloads`, all encoded under one key; linear codecs only. PayloadError."""
+        """Return the payload of the sum of the arrays in `payloads`, encoded under one key. CodecError if not linear."""
         raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
 
     def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """True if a sound `payload` can be merged with those that this codec makes of arrays of its shape, drawing from `rng`."""
+        """Return True if the valid `payload` can be merged with payloads of this codec for that shape under a key from `rng`."""
         return self.linear
 
     @property
     @abstractmethod
     def linear(self) -> bool:
-        """True if payloads that were encoded under one key can be merged."""
+        """True if payloads encoded under one key can be merged."""
 
     @property
     @abstractmethod
     def stages(self) -> tuple[str, ...]:
-        """The ids that this codec's payloads carry."""
+        """The stage ids in the header of this codec's payloads."""
 
     @abstractmethod
     def max_nbytes(self, shape: Shape) -> int:
-        """The most bytes a payload of an array of `shape` has, header included."""
+        """Return the largest possible length in bytes of a payload of an array of `shape`, header included."""
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
-        """The flat indices sent, ascending."""
+        """Return the flat indices sent, ascending."""
         return np.arange(math.prod(shape), dtype=np.int64)
 
     def _entries(self, body: Bytes, shape: Shape) -> Entries | None:
-        """`entries` of a body. Raises PayloadError for all that _decode refuses."""
+        """Return `entries` for a body. Raises PayloadError wherever _decode does."""
         return None
 
 
 class Sparse(Defaults):
-    """A codec whose payloads carry some coordinates as indices and values; all others decode to 0."""
+    """Mixin of a codec whose payloads carry indices and values of some coordinates; all others decode to 0."""
 
     @abstractmethod
     def _entries(self, body: Bytes, shape: Shape) -> Entries:
-        """`entries` of a body. Raises PayloadError for all that _decode refuses."""
+        """Return `entries` for a body. Raises PayloadError wherever _decode does."""
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
         return self._entries(body, shape).indices.astype(np.int64)
 
 
 class Fitted(Defaults):
-    """A codec with a codebook, which serves `Traits.refit` steps of training."""
+    """Mixin of a codec with a codebook, which is refitted every `Traits.refit` steps of training."""
 
     @abstractmethod
     def fit(self, x: Floats, rng: RandomSource) -> Self:
-        """This codec with a codebook fitted to `x`. Raises NonFiniteGradientError."""
+        """Return this codec with a codebook fitted to `x`. Raises NonFiniteGradientError."""
 
 
 class Linear(Defaults):
-    """A codec whose payloads can be added undecoded if they were encoded under one key."""
+    """Mixin of a codec whose payloads can be added without decoding if they were encoded under one key."""
 
     @abstractmethod
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """The payload of the sum of the arrays in `payloads`, all encoded under one key. PayloadError."""
+        """Return the payload of the sum of the arrays in `payloads`, all encoded under one key. PayloadError on a mismatch."""

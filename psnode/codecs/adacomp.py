@@ -1,19 +1,21 @@
-"""AdaComp: in every bin the entries that one more gradient would lift to the largest, as a sign times one scale.
+"""AdaComp: in every bin, the entries that one more gradient would lift to the bin's maximum, sent as a sign times one scale.
 
-With G the sum of residual and gradient g, H = G + g. In each bin of `length` neighbours an entry is sent if |H| is at least the
-largest |G| of the bin, and decodes to sign(G) s. The scale s is the mean of the bins' largest |G|, so that a share of the entries
-that adapts itself is sent: few where a bin's entries differ, many where gradients go on in the direction of the residual.
+Let G be the sum of residual and gradient g, and H = G + g. In each bin of `length` neighbours, an entry is sent if its |H| is at
+least the largest |G| of the bin. It decodes to sign(G) s, where the scale s is the mean over all bins of the largest |G|. The
+share of entries sent adapts to the gradients: it is small if the entries of a bin differ much, and large if gradients continue in
+the direction of the residual.
 
-g is the last addition to a residual, in the sweep that codes (`Accumulated`). An array without one is new as a whole, H = 2 x:
-entries that reach half of the largest of their bin are sent then. Zeros never are.
+g consists of the parts that a source (`Accumulated`) adds to a residual while encoding. An array x without such parts counts as a
+gradient without residual, with H = 2 x: then the entries that reach half of the maximum of their bin are sent. Zeros are never
+sent.
 
     float32   s; 0 if nothing is sent
     section   the indices sent: psnode.codecs.selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
-    bits      signs of those, lowest bit first, 1 is negative
+    bits      signs of the entries sent, lowest bit first, 1 for negative
 
-The paper takes s as it is. Where a few bins are much larger than all others it is far above most entries sent, and coding
-would add energy instead of taking it away. So s is at most 1.75 times the mean magnitude of the entries sent, which takes 7/16 of
-the energy that their mean itself would take: ||x - decode|| < ||x|| always.
+In the paper s is not limited. If a few bins are much larger than all others, s is far above most entries sent, and the error
+would have more energy than x. Therefore s is at most 1.75 times the mean magnitude of the entries sent. At this limit s removes
+7/16 of the energy that the mean magnitude itself would remove. Thus ||x - decode|| < ||x|| for every x other than 0.
 
 Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, "AdaComp: Adaptive residual gradient compression for data-parallel
 distributed training", AAAI 2018, algorithms 1 and 2.
@@ -42,8 +44,8 @@ from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError
 
 _SCALE = 4
-_CONVOLUTION, _OTHER = 50, 500  # the paper's lengths
-_LONGEST = 1 << 14  # as in the paper, whose places in a bin have 16 bits
+_CONVOLUTION, _OTHER = 50, 500  # bin lengths of the paper
+_LONGEST = 1 << 14  # as in the paper, which stores an index within a bin in 16 bits
 _EXCESS = 1.75
 
 
@@ -51,10 +53,10 @@ _EXCESS = 1.75
 class AdaComp(Sparse, Codec):
     """adacomp:length=.
 
-    `length` T: entries in a bin, at most 16384. Without one it is the paper's: 50 for the weights of a convolution, which have
-    three or more dimensions, 500 for all others.
+    `length` T: the number of entries in a bin, at most 16384. If empty, it is as in the paper: 50 for the weights of a
+    convolution, which have three or more dimensions, and 500 for all others.
 
-    Entries that reach half of the largest of their bin, with the sign and one magnitude:
+    Entries that reach half of the maximum of their bin are sent, with their signs and one magnitude:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("adacomp"), np.array([4, 1, -4, 0], np.float32)
@@ -68,7 +70,7 @@ class AdaComp(Sparse, Codec):
     traits = Traits(shaped=True, one_scale=True, sparse=True, adaptive=True, newest=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.length is not None:
             check_integer(self, "length", 1, _LONGEST)
 
@@ -95,7 +97,7 @@ class AdaComp(Sparse, Codec):
         return used + signs.size
 
     def _select(self, source: Source) -> tuple[Floats, Entries]:
-        """The array, flat, and the entries to send of it with their decoded values. Raises NonFiniteGradientError."""
+        """Return the flat array and the entries to send, with their decoded values. Raises NonFiniteGradientError."""
         parts, length, size = source.table(), self._length(source.shape), source.size
         x, totals = source.array().reshape(-1), np.zeros(2)
         step = kernels.stretch_of(length)
@@ -136,5 +138,5 @@ class AdaComp(Sparse, Codec):
 
 
 def _scale(totals: Float64s, bins: int, count: int) -> np.float32:
-    """s, of the sums of the bins' largest magnitudes and of the `count` magnitudes sent."""
+    """Return s, given the sum of the bins' largest magnitudes and the sum of the `count` magnitudes sent."""
     return np.float32(min(totals[0] / bins, _EXCESS * totals[1] / count)) if count else np.float32(0)

@@ -1,4 +1,4 @@
-"""Types of the arrays that codecs work on, and checks of those that callers give."""
+"""Types of the arrays that codecs work on, and checks of arrays that callers pass."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Indices = Int64s  # coordinates of a flat array
 Shape = tuple[int, ...]
-Parts = Sequence[tuple[int, Floats]]  # pieces of a vector, each with its place
+Parts = Sequence[tuple[int, Floats]]  # pieces of a vector, each with the index at which it starts
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 
 def readonly(array: Array) -> Array:
-    """A view of `array` that cannot be written through: kernels are compiled for such inputs alone."""
+    """Return a read-only view of `array`. Kernels are compiled for read-only inputs."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def in_c_order(x: Floats, name: str) -> Floats:
-    """`x` in C order, copied only if it is not. CodecTypeError."""
+    """Return `x` in C order, copied only if necessary. CodecTypeError unless it is a float32 numpy array."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float32:
         found = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
         raise CodecTypeError(f"{name} must be a float32 numpy array, not {found}")
@@ -43,7 +43,7 @@ def in_c_order(x: Floats, name: str) -> Floats:
 
 
 def check_error(error: Floats, shape: Shape) -> None:
-    """`error` can be written to and has the shape of x. CodecTypeError, CodecValueError."""
+    """Check that `error` is float32, writable and of the shape of x. Raises CodecTypeError, CodecValueError."""
     in_c_order(error[:0] if isinstance(error, np.ndarray) and error.ndim else error, "error")
     if error.shape != shape:
         raise CodecValueError(f"error has shape {error.shape}, x has {shape}: they must be equal")
@@ -52,7 +52,7 @@ def check_error(error: Floats, shape: Shape) -> None:
 
 
 def check_target(array: Floats, name: str) -> None:
-    """`array` is float32, contiguous and can be written to. CodecTypeError, CodecValueError."""
+    """Check that `array` is float32, contiguous and writable. Raises CodecTypeError, CodecValueError."""
     if in_c_order(array, name) is not array:
         raise CodecValueError(f"{name} is not contiguous")
     if not array.flags.writeable:
@@ -60,7 +60,7 @@ def check_target(array: Floats, name: str) -> None:
 
 
 def check_parts(parts: Parts, size: int) -> None:
-    """`parts` are flat, contiguous, in order, apart from each other and within `size`. CodecTypeError, CodecValueError."""
+    """Check that `parts` are flat, contiguous, ascending, disjoint and within `size`. Raises CodecTypeError, CodecValueError."""
     end = 0
     for place, part in parts:
         if in_c_order(part, "a part") is not part or part.ndim != 1:
@@ -71,7 +71,7 @@ def check_parts(parts: Parts, size: int) -> None:
 
 
 def checked_buffer(out: Bytes, limit: int) -> Bytes:
-    """`out`, if it can hold a payload of up to `limit` bytes. CodecTypeError, CodecValueError."""
+    """Return `out` if it can hold a payload of up to `limit` bytes. Raises CodecTypeError, CodecValueError."""
     if not isinstance(out, np.ndarray) or out.dtype != np.uint8:
         raise CodecTypeError("out of encode must be a uint8 numpy array")
     if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable or out.ctypes.data % 4:
@@ -82,7 +82,7 @@ def checked_buffer(out: Bytes, limit: int) -> Bytes:
 
 
 def checked_target(out: Floats, shape: Shape) -> Floats:
-    """`out` in `shape`, if it can hold an array of that shape. CodecTypeError, CodecValueError."""
+    """Return float32 `out`, whose shape must be `shape` or flat, as `shape`. Raises CodecTypeError, CodecValueError."""
     if not isinstance(out, np.ndarray) or out.dtype != np.float32:
         raise CodecTypeError("out must be a float32 numpy array")
     if out.shape not in (shape, (math.prod(shape),)):

@@ -1,7 +1,7 @@
-"""Codec: a pure pair encode / decode over one float32 array, and the parts that all codecs share.
+"""Codec: the base class of all codecs, with the pure functions encode and decode of one float32 array.
 
-A codec is a frozen dataclass whose fields are its configuration; it has no other state. Its subclass writes
-the hooks at the end of the class: they see C-contiguous arrays that were checked, and never an empty one.
+A codec is a frozen dataclass whose fields are its configuration; it has no other state. A subclass implements the hooks at the
+end of the class. A hook receives C-contiguous arrays that Codec has checked, and never an empty array.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ __all__ = [
 
 
 class Measured(NamedTuple):
-    """A payload that was checked completely. `add(out, weight)` is decode_add without another check; `out` may be flat.
+    """A payload that passed all checks. `add(out, weight)` equals decode_add(payload, out, weight); `out` may be flat.
 
-    `norm`: the L2 norm of its decoded values; where the payload has scales, the largest that they permit; of a linear sketch the
-    norm of its cells. No decoded value is larger.
+    `norm` is the L2 norm of the decoded values, with two exceptions: if the payload has scales, `norm` may be the largest L2 norm
+    that these scales permit, and for a linear sketch it is the norm of the cells. No decoded magnitude exceeds `norm`.
     """
 
     norm: float
@@ -66,56 +66,57 @@ class Measured(NamedTuple):
 
 
 class Codec(Defaults, ABC):
-    """encode(x) -> Payload; decode(payload) -> x or an approximation of it.
+    """Base class of codecs: encode(x) -> Payload; decode(payload) -> x or an approximation of x.
 
-    Bytes, decoded values and errors are functions of x, the configuration and the two words drawn from rng,
-    equal on every machine (svd: encode only per machine and library version).
+    Bytes, decoded values and errors depend only on x, the configuration and the two words drawn from rng, and are equal on every
+    machine. Exceptions: encode of svd also depends on the machine and library version, and the bytes of blosc and zstd depend on
+    the version of their libraries.
     """
 
     id: ClassVar[str]
 
     @property
     def traits(self) -> Traits:
-        """Traits as the codec declares them. Callers ask the five properties below by their own names: `codec.unbiased`."""
+        """The codec's traits. Five of them are also properties of the codec itself, for example `codec.unbiased`."""
         return Traits()
 
     @property
     def unbiased(self) -> bool:
-        """As `Traits.unbiased`."""
+        """The trait `unbiased`."""
         return self.traits.unbiased
 
     @property
     def lossless(self) -> bool:
-        """As `Traits.lossless`."""
+        """The trait `lossless`."""
         return self.traits.lossless
 
     @property
     def linear(self) -> bool:
-        """As `Traits.linear`."""
+        """The trait `linear`."""
         return self.traits.linear
 
     @property
     def shaped(self) -> bool:
-        """As `Traits.shaped`."""
+        """The trait `shaped`."""
         return self.traits.shaped
 
     @property
     def sparse(self) -> bool:
-        """As `Traits.sparse`."""
+        """The trait `sparse`."""
         return self.traits.sparse
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The ids that this codec's payloads carry."""
+        """The stage ids in the header of this codec's payloads."""
         return (self.id,)
 
     @property
     def spec(self) -> Spec:
-        """The spec with every parameter, of which get_codec makes an equal codec."""
+        """The codec's spec with its parameters. get_codec builds an equal codec from the text of this spec."""
         return Spec(False, (Stage.of(self.id, self),))
 
     def __repr__(self) -> str:
-        """`spec` as text."""
+        """Return `spec` as text."""
         return str(self.spec)
 
     def encode(
@@ -127,13 +128,13 @@ class Codec(Defaults, ABC):
         error: Floats | None = None,
         out: Bytes | None = None,
     ) -> Payload:
-        """Code `x` (float32, any shape of at most 8 dimensions and 2**28 values, or a source), drawing two words from `rng`.
+        """Encode `x` (float32, at most 8 dimensions and 2**28 values) or a source, drawing two words from `rng`.
 
-        `sink` takes the decoded values. `error` (float32, the shape of x; may be x itself) receives
-        x - decode(payload), in the place of a source and a sink. `out` (uint8, starting at a multiple of 4 bytes,
-        max_nbytes(x.shape) long or longer) is where the payload is written; it is then a view.
-        Raises NonFiniteGradientError (the targets of source and sink are undefined then, but see Accumulated),
-        CodecTypeError, CodecValueError.
+        The decoded values are passed to `sink`. `error` (float32, the shape of x; may be x itself) receives x - decode(payload);
+        it requires that x is an array and that no sink is given. If `out` is given (uint8, at least max_nbytes(x.shape) bytes,
+        aligned to 4 bytes), the payload is written to `out` and the returned Payload is a view of it.
+        Raises NonFiniteGradientError, CodecTypeError, CodecValueError. After NonFiniteGradientError the contents of the targets
+        of source and sink are undefined, except as Accumulated states.
         """
         if error is not None:
             if isinstance(x, Source) or sink is not NOTHING:
@@ -145,9 +146,9 @@ class Codec(Defaults, ABC):
         return assemble(self, source.shape, rng, lambda key, body: self._coded(source, key, body, sink), out)
 
     def decode(self, payload: Payload, out: Floats | None = None) -> Floats:
-        """The decoded array, float32 of payload.shape: a new one, or `out` (that shape or flat, contiguous) overwritten.
+        """Return the decoded array, float32: a new array of payload.shape, or `out` (contiguous, of that shape or flat).
 
-        Any instance of the class decodes payloads of another one. Raises PayloadError.
+        An instance also decodes payloads of other instances of its class, whatever their parameters. Raises PayloadError.
         """
         body = body_of(self, payload)
         if out is None:
@@ -158,9 +159,9 @@ class Codec(Defaults, ABC):
         return out
 
     def decode_add(self, payload: Payload, out: Floats, weight: float = 1.0) -> None:
-        """out += weight * decode(payload), both operations rounded to float32.
+        """Add weight * decode(payload) to `out`, rounding the product and the sum to float32.
 
-        `out`: float32, contiguous, payload.shape or flat. Raises PayloadError and has then not touched `out`.
+        `out`: float32, contiguous, payload.shape or flat. Raises PayloadError before `out` is changed.
         """
         body = body_of(self, payload)
         target = checked_target(out, payload.shape)
@@ -168,10 +169,10 @@ class Codec(Defaults, ABC):
             self._decode_add(body, target, np.float32(weight))
 
     def measure(self, payload: Payload, room: Floats | None = None) -> Measured:
-        """Check all of a payload and find its norm, before anything of it is added. Raises PayloadError.
+        """Check the whole payload and compute its norm without adding its values to anything. Raises PayloadError.
 
-        `room` (float32, flat, as long as the array or longer) saves an allocation where that takes decoding. It is in use until
-        the last `add`, and so is the payload's memory.
+        `room` (float32, flat, at least as long as the array) saves an allocation if the payload must be decoded for this. Neither
+        `room` nor the payload's memory may be changed before the last call of `add`.
         """
         body, shape = body_of(self, payload), payload.shape
         if not payload.size:
@@ -180,41 +181,44 @@ class Codec(Defaults, ABC):
         return Measured(found.norm, lambda out, weight: found.add(checked_target(out, shape), weight))
 
     def contractive(self) -> Codec:
-        """The form to use inside a feedback loop: E||x - decode|| shrinks x whatever the codec's variance."""
+        """Return the form of this codec for feedback loops, in which E||x - decode|| <= ||x|| whatever the codec's variance."""
         if self.lossless or not self.unbiased:
             return self
-        form: Codec = table.load("contractive")(self)  # found by its id, as every codec is: it derives from this class
+        form: Codec = table.load("contractive")(self)  # loaded by id, because Contractive derives from this class
         return form
 
     def max_nbytes(self, shape: Shape) -> int:
-        """The most bytes a payload of an array of `shape` has, header included."""
+        """Return the largest possible length in bytes of a payload of an array of `shape`, header included."""
         body = self._max_body(tuple(shape)) if math.prod(shape) else 0
         return header_nbytes(len(shape)) + body
 
-    # Hooks of a subclass. body: writable in _encode, read-only elsewhere; it starts at a multiple of 4 bytes.
-    # key: two words. The body holds all that decoding needs beside the shape.
+    # Hooks of a subclass. `body` is writable in _encode and read-only elsewhere; it starts at a multiple of 4 bytes.
+    # `key` is two words. Decoding needs nothing but the body and the shape.
 
     @abstractmethod
     def _max_body(self, shape: Shape) -> int:
-        """The most bytes that _encode writes for an array of `shape`, which is not empty."""
+        """Return the largest number of bytes that _encode writes for an array of `shape`, which is not empty."""
 
     @abstractmethod
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """Write the body for the values of `source` and serve `sink`; the body's length. Raises NonFiniteGradientError.
+        """Write the body for the values of `source`, serve `sink`, and return the body's length. Raises NonFiniteGradientError.
 
-        `sink` is NOTHING but where `_fuses` says otherwise: a codec without sweeps of its own codes source.array().
+        `sink` is NOTHING unless `_fuses` accepted another sink. A codec that fuses nothing encodes source.array().
         """
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        """True if _encode takes this pair as it is. If not, it is tried with the source made, and then without the sink."""
+        """Return True if _encode accepts this source together with this sink.
+
+        If not, `_coded` asks again with `source.made()`; if the answer is still False, it calls _encode without the sink.
+        """
         return sink is NOTHING
 
     @abstractmethod
     def _decode(self, body: Bytes, out: Floats) -> None:
-        """Overwrite `out`, whose shape is the array's. Raises PayloadError unless every byte of `body` is as it should be."""
+        """Overwrite `out`, which has the array's shape. Raises PayloadError unless every byte of `body` is valid."""
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
-        """Add weight * decoded to `out`; must raise PayloadError before the first write."""
+        """Add weight * decoded to `out`. A PayloadError must be raised before the first write to `out`."""
         from psnode.codecs.kernels.finite import add_scaled
 
         decoded = np.empty_like(out)
@@ -222,7 +226,7 @@ class Codec(Defaults, ABC):
         add_scaled(decoded.reshape(-1), out.reshape(-1), weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """The norm of the decoded `body`, and how to add it; must raise PayloadError for all that _decode refuses."""
+        """Return the norm of the decoded `body` and a function that adds it. Must raise PayloadError wherever _decode does."""
         from psnode.codecs.kernels.finite import add_scaled
         from psnode.codecs.kernels.norms import norm_of
 
@@ -237,7 +241,7 @@ class Codec(Defaults, ABC):
         return Measured(norm_of(decoded, self.id), lambda out, weight: add_scaled(decoded, out.reshape(-1), weight))
 
     def _coded(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """Call _encode. If the codec does not fuse the pair, make the source first and serve the sink afterwards, by decoding."""
+        """Call _encode; unless it fuses this source and sink, make the source first and then serve the sink by decoding."""
         if self._fuses(source, sink):
             return self._encode(source, key, body, sink)
         source = source.made()
@@ -248,7 +252,7 @@ class Codec(Defaults, ABC):
         return used
 
     def _apply(self, sink: Sink, source: Source, body: Bytes) -> None:
-        """Serve `sink` with the decoded values of `body`, made of `source`."""
+        """Decode `body`, the code of `source`, and serve `sink` with the result."""
         if isinstance(sink, Moved):
             self._decode_add(body, sink.target, np.float32(sink.weight))
         elif isinstance(sink, InnerProducts):
@@ -259,7 +263,7 @@ class Codec(Defaults, ABC):
             sink.record(*tree_products(source.array(), decoded))
 
     def _encode_error(self, x: Floats, rng: RandomSource, error: Floats, out: Bytes | None) -> Payload:
-        """encode(x, error=error): a copy of x is coded where it lies."""
+        """Encode `x` and leave x - decode in `error`, which a codec that fuses does in the same sweep."""
         check_error(error, x.shape)
         target = error if error.flags.c_contiguous else np.empty_like(x)
         source: Source = Accumulated((), target)

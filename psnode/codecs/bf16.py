@@ -1,8 +1,8 @@
-"""bfloat16: the upper half of a float32, 16 bits a coordinate, rounded to nearest even.
+"""bfloat16: the upper half of a float32, 16 bits per coordinate, rounded to nearest even.
 
-Keeps 8 significant bits and float32's range; values that would round to infinity become the largest, 0x7F7F.
+Keeps 8 significant bits and float32's range. Values that would round to infinity become the largest finite value, 0x7F7F.
 
-    body   uint16 a coordinate; infinity and NaN do not occur
+    body   one uint16 per coordinate; infinity and NaN do not occur
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psnode.codecs.rows.known.halves import Bf16Rows
 
 @dataclass(frozen=True, repr=False)
 class Bf16(HalfPrecision):
-    """bf16, without parameters.
+    """bf16: no parameters.
 
     Eight significant bits:
 
@@ -31,5 +31,5 @@ class Bf16(HalfPrecision):
     limit = 0x7F80
 
     def formula(self) -> Formula:
-        """Bf16Rows."""
+        """Return Bf16Rows."""
         return Bf16Rows(self)

@@ -1,9 +1,9 @@
-"""Base of the codecs with one bit a coordinate: a side of a few numbers, then the signs.
+"""Base class of the codecs that send one bit per coordinate: side information of a few numbers, then the signs.
 
-    body   side   a multiple of 4 bytes
-           signs  1 bit a coordinate, 1 where it is negative: see psnode.codecs.kernels.sign; zeros to a whole byte
+    body   side information   a multiple of 4 bytes
+           signs              1 bit per coordinate, 1 if negative, see psnode.codecs.kernels.sign; zeros to a whole byte
 
-A zero takes either sign with probability 1/2, as an independent coin falls: over the steps it is pushed neither way.
+The sign of a zero is drawn at random, with probability 1/2 each, so that a zero is pushed in neither direction on average.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psnode.errors import PayloadError
 
 
 class Levels(NamedTuple):
-    """The bucket (at least 1), and for every one the values of negative and of other coordinates."""
+    """Bucket size (at least 1), and for each bucket the decoded values of its negative (`low`) and other (`high`) coordinates."""
 
     bucket: int
     low: Floats
@@ -33,13 +33,13 @@ class Levels(NamedTuple):
 
 
 class _InBuckets(NamedTuple):
-    """Decoder of a body whose signs begin at `start`."""
+    """Decoder of a body whose signs start at byte `start`."""
 
     start: int
     levels: Levels
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """As Decoder.decode."""
+        """Implement Decoder.decode."""
         bucket, low, high = self.levels
         if adding:
             low, high = weight * low, weight * high
@@ -47,26 +47,26 @@ class _InBuckets(NamedTuple):
 
 
 class Binary(Generated, Quantiser):
-    """Codes every coordinate by its sign; the decoded value is one of two that its bucket has."""
+    """A codec that sends only the sign of each coordinate; the sign selects one of the two values of the coordinate's bucket."""
 
     @abstractmethod
     def _side_nbytes(self, size: int) -> int:
-        """Bytes of side information that encode writes for `size` coordinates."""
+        """Return the number of bytes of side information that encode writes for `size` coordinates."""
 
     @abstractmethod
     def _levels(self, side: Bytes, size: int) -> Levels:
-        """The two values of every bucket. PayloadError."""
+        """Read the two values of every bucket from `side`. Raises PayloadError."""
 
     @abstractmethod
     def _split(self, body: Bytes, size: int) -> int:
-        """Offset of the signs in a `body` of unknown origin."""
+        """Return the offset of the signs in an unchecked `body`. Raises PayloadError."""
 
     def _max_body(self, shape: Shape) -> int:
         size = math.prod(shape)
         return self._side_nbytes(size) + -(-size // 8)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """From the larger of every bucket's two values."""
+        """Bound the norm by the larger magnitude of each bucket's two values."""
         size = math.prod(shape)
         bucket, low, high = self._checked(body, size).levels
         norm = norm_of_buckets(np.maximum(np.abs(low), np.abs(high)), bucket, size)

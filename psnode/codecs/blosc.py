@@ -1,8 +1,8 @@
-"""Blosc: the float32 values themselves, their bytes sorted by significance and compressed. Lossless.
+"""Blosc: the float32 values unchanged, with their bytes grouped by significance and compressed. Lossless.
 
-Signs and exponents of gradients compress, mantissas hardly do: expect 7 to 19 per cent, and much more where many values are
-exactly zero. Needs the package blosc, which is told to use one thread: with more, its bytes would depend on their timing.
-The bytes depend on the version of its compressors; the decoded values do not.
+Signs and exponents of gradients compress, mantissas hardly do: expect savings of 7 to 19 per cent, and far more if many values
+are exactly zero. Needs the package blosc, which is set to one thread, since with more threads the compressed bytes would depend
+on timing. The bytes depend on the version of the package's compressors; the decoded values do not.
 
     body   a Blosc 1 frame: uint8 version, uint8 version of the compressor's format, uint8 flags, uint8 item size 4,
            uint32 bytes of the values, uint32 block size, uint32 bytes of the frame; then the blocks
@@ -27,7 +27,7 @@ from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
 _HEAD = 16
-_COPIED = 2  # the flag of values that were not compressed
+_COPIED = 2  # the flag of a frame whose values are not compressed
 _COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 
 
@@ -37,7 +37,7 @@ class Blosc(Codec):
 
     `cname`: the compressor, blosclz, lz4, lz4hc, zlib or zstd. `level`: 0 (none) .. 9 (slowest).
 
-    Zeros compress well, and nothing is lost:
+    Zeros compress well and are decoded exactly:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("blosc"), np.zeros(4096, np.float32)
@@ -53,7 +53,7 @@ class Blosc(Codec):
     traits = Traits(unbiased=True, lossless=True, adaptive=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds, or if the package is missing."""
+        """Raise CodecSpecError for a value out of bounds, or if the package is missing."""
         check_choice(self, "cname", _COMPRESSORS)
         check_integer(self, "level", 0, 9)
         if find_spec("blosc") is None:
@@ -83,14 +83,14 @@ class Blosc(Codec):
 
 
 def _library() -> ModuleType:
-    """The package, set to one thread."""
+    """Return the package blosc, set to one thread."""
     blosc = import_module("blosc")
     blosc.set_nthreads(1)
     return blosc
 
 
 def _check_head(body: Bytes, nbytes: int) -> None:
-    """PayloadError unless the frame says that it holds `nbytes` and is as long as `body`: the library trusts these."""
+    """Raise PayloadError unless the frame's head states `nbytes` of values and the length of `body`; the library trusts both."""
     if body.size < _HEAD:
         raise PayloadError(f"blosc: a body of {body.size} bytes ends inside the head of its frame")
     values, block, frame = body[4:_HEAD].view(np.uint32).tolist()

@@ -1,12 +1,12 @@
-"""Chains of stages, `[reducer +] [quantiser] [+ lossless]`: `topk:ratio=0.01+qsgd:levels=7+ans`, `svd+qsgd`, `qsgd+zstd`.
+"""Chains of stages, `[reducer +] quantiser [+ lossless]`: `topk:ratio=0.01+qsgd:levels=7+ans`, `svd+qsgd`, `qsgd+zstd`.
 
-    body of a chain         with a reducer: a section with its side information; then the coded values
+    body of a chain         if there is a reducer: a section with the reducer's side information; always: the coded values
     coded values            without a lossless stage: the quantiser's body
-                            with one: a section with the quantiser's side information, then the lossless stage's bytes
-                            nothing if there are no values
+                            with a lossless stage: a section with the quantiser's side information, then the compressed symbols
+                            empty if there are no values
     section                 uint32 length, the bytes, zeros to a multiple of 4
 
-A chain is unbiased if its reducer and its quantiser are.
+A chain is unbiased if its reducer and its quantiser are unbiased.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def build_chain(stages: Sequence[Stage]) -> Codec:
-    """The chain of two or three stages as parsed. Raises CodecSpecError."""
+    """Build the chain of two or three parsed stages. Raises CodecSpecError."""
     built = [_build(stage) for stage in stages]
     first, last = built[0], built[-1]
     reducer = first if isinstance(first, Reducer) else None
@@ -79,9 +79,9 @@ def _build(stage: Stage) -> object:
 
 @dataclass(frozen=True, repr=False)
 class Chain(Codec):
-    """A quantiser with a reducer before it, or a lossless stage after it, or both. Built from a spec string.
+    """A quantiser with a reducer before it, a lossless stage after it, or both.
 
-    The two largest entries, in 16 bits each:
+    Here the two largest entries are sent in 16 bits each:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("topk:ratio=0.5+bf16"), np.array([1, -4, 2, 0.5], np.float32)
@@ -97,13 +97,13 @@ class Chain(Codec):
 
     @property
     def _symbolic(self) -> Quantiser:
-        """The quantiser before a lossless stage."""
+        """The stage before a lossless stage, which is always a Quantiser."""
         assert isinstance(self.quantiser, Quantiser)
         return self.quantiser
 
     @property
     def traits(self) -> Traits:
-        """Those of the reducer and the quantiser; the quantiser's scale and codebook only where they concern the array itself."""
+        """The combined traits of reducer and quantiser. `one_scale` can hold only without a reducer."""
         last = self.quantiser.traits
         first = Traits(unbiased=True, lossless=True) if self.reducer is None else self.reducer.traits
         return Traits(
@@ -118,12 +118,12 @@ class Chain(Codec):
 
     @property
     def _parts(self) -> tuple[Codec | Lossless, ...]:
-        """The stages, in order."""
+        """The stages present, in order."""
         return tuple(stage for stage in (self.reducer, self.quantiser, self.lossless_stage) if stage is not None)
 
     @property
     def spec(self) -> Spec:
-        """The stages' own, in order."""
+        """The specs of the stages, in order."""
         return Spec(False, tuple(Stage.of(stage.id, stage) for stage in self._parts))
 
     @property
@@ -132,7 +132,7 @@ class Chain(Codec):
         return tuple(stage.id for stage in self._parts)
 
     def contractive(self) -> Codec:
-        """The chain with the contractive forms of its reducer and its quantiser, wrapped where one of them has to be."""
+        """Return the chain of the contractive forms of its stages, wrapped in Contractive if a form cannot stand in a chain."""
         reducer = self.reducer
         if reducer is not None:
             form = reducer.contractive()
@@ -145,7 +145,7 @@ class Chain(Codec):
         return Contractive(Chain(reducer, self.quantiser, self.lossless_stage))
 
     def fit(self, x: Floats, rng: RandomSource) -> Chain:
-        """With the quantiser fitted to the values of `x` that reach it."""
+        """Return the chain with its quantiser fitted to the values that the quantiser receives for `x`."""
         values = np.asarray(x, order="C")
         if self.reducer is not None:
             side = np.empty(padded(self.reducer._max_parts(x.shape)[0]), np.uint8)
@@ -180,17 +180,17 @@ class Chain(Codec):
         return self.joined(used, values, key, body)
 
     def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
-        """Finish a body after a reducer whose side information, `used` bytes of it, was written to body[4:]; its length."""
+        """Complete a body whose reducer's side information, `used` bytes, is already in body[4:]; return the body's length."""
         start = write_section(body, used)
         return start + self._encode_values(readonly(np.ascontiguousarray(values)), key, body[start:])
 
     def parted(self, body: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
-        """The reducer's side information and the values as the quantiser decodes them, checked: PayloadError."""
+        """Return the checked side information of the reducer and the values that the quantiser decodes. Raises PayloadError."""
         side, count, coded = self._split(body, shape)
         return side, self._kept(coded, count)
 
     def _search(self, selector: Searching, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """One search, and the values found coded. The quantiser's loss stays in the source, like the values not selected."""
+        """Search `source` once, encode the selected values, and serve `sink` with these values as the quantiser decodes them."""
         from psnode.codecs.kernels.entries import add_at
 
         used, entries = selector.select(source, key, body[4 : 4 + selector._max_parts(source.shape)[0]])
@@ -202,7 +202,7 @@ class Chain(Codec):
         return end
 
     def _apply(self, sink: Sink, source: Source, body: Bytes) -> None:
-        """The inner products of a sparse reducer are those of the entries sent: the rest of the decoded array is zero."""
+        """Serve `sink`. Inner products are computed from the entries sent if the rest of the decoded array is zero."""
         if not isinstance(sink, InnerProducts) or not self.sparse or self.reducer is None:
             super()._apply(sink, source, body)
             return
@@ -224,7 +224,7 @@ class Chain(Codec):
         return start + self.lossless_stage.compress(codes, alphabet, body[start:])
 
     def _split(self, body: Bytes, shape: Shape) -> tuple[Bytes, int, Bytes]:
-        """Of a chain with a reducer: its side information, the number of values, and their bytes."""
+        """Split the body of a chain with a reducer into side information, number of values, and coded values. PayloadError."""
         assert self.reducer is not None
         side, coded = read_section(body)
         count = self.reducer._count(side, shape)
@@ -245,7 +245,7 @@ class Chain(Codec):
         self._symbolic._from_symbols(side, codes, out)
 
     def _kept(self, coded: Bytes, count: int) -> Floats:
-        """The payload of the reducer. Raises PayloadError."""
+        """Decode the `count` values that the reducer kept. PayloadError unless they are valid and finite."""
         values = np.empty(count, np.float32)
         self._decode_values(coded, values)
         check_finite(values, self.quantiser.id)

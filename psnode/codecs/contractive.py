@@ -1,12 +1,12 @@
-"""The form of an unbiased codec Q that may be used in a feedback loop: decodes c Q(x), c = <x, Q(x)> / <Q(x), Q(x)>.
+"""The contractive form of a codec Q, for feedback loops: it decodes to c Q(x) with c = <x, Q(x)> / <Q(x), Q(x)>.
 
-That c makes ||x - c Q(x)||^2 = ||x||^2 (1 - cos^2(x, Q(x))) the least there is on the line through Q(x), at most ||x||^2
-whatever Q's variance. The unbiased form has an error of omega ||x||^2 and grows without bound where omega >= 1.
+This c minimises the error among all multiples of Q(x): ||x - c Q(x)||^2 = ||x||^2 (1 - cos^2(x, Q(x))) <= ||x||^2, whatever
+Q's variance. An unbiased Q has an expected error of omega ||x||^2, so that its residual grows without bound if omega >= 1.
 
     body   float32 c, then the body of Q
 
-The inner products are added up by trees of rows (psnode.codecs.kernels.dots), on any processor alike. c is 0 if Q(x) is, and
-within -1..1 if c Q(x) might otherwise leave float32's range.
+The inner products are summed by trees of rows (psnode.codecs.kernels.dots), so that c is equal on all processors. c is 0 if
+Q(x) is 0. If c Q(x) might leave float32's range, c is limited to -1..1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, repr=False)
 class Contractive(Codec):
-    """contractive(SPEC): wraps an unbiased codec; get one by `codec.contractive()`.
+    """contractive(SPEC): the contractive form of the wrapped codec, which `codec.contractive()` returns.
 
     The multiple of least error is orthogonal to its error:
 
@@ -49,26 +49,26 @@ class Contractive(Codec):
 
     @property
     def traits(self) -> Traits:
-        """As the wrapped codec, but biased."""
+        """The traits of the wrapped codec that concern shape, scale and sparsity; biased."""
         own = self.codec.traits
         return Traits(shaped=own.shaped, one_scale=own.one_scale, sparse=own.sparse)
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """`contractive` and the wrapped codec's."""
+        """`contractive`, then the stages of the wrapped codec."""
         return (self.id, *self.codec.stages)
 
     @property
     def spec(self) -> Spec:
-        """The wrapped codec's, wrapped."""
+        """The spec of the wrapped codec, in contractive(...)."""
         return Spec(True, self.codec.spec.stages)
 
     def fit(self, x: Floats, rng: RandomSource) -> Contractive:
-        """With the wrapped codec fitted to `x`."""
+        """Return the contractive form of the wrapped codec fitted to `x`."""
         return Contractive(self.codec.fit(x, rng))
 
     def split(self, body: Bytes) -> tuple[np.float32, Bytes]:
-        """c, and the body of Q. PayloadError unless c is a number."""
+        """Return c and the body of Q. PayloadError unless c is finite."""
         return self._scale(body), body[4:]
 
     def _max_body(self, shape: Shape) -> int:
@@ -102,7 +102,7 @@ class Contractive(Codec):
             super()._decode_add(body, out, weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """|c| times the norm of the rest; by decoding if c times that might leave float32."""
+        """Return |c| times the norm of Q's body; decode instead if a decoded value might leave float32's range."""
         scale, inner = self._scale(body), self.codec._measure(body[4:], shape, room)
         norm = abs(float(scale)) * inner.norm
         if abs(scale) > 1 and norm > _LARGEST / 2:
@@ -140,13 +140,13 @@ class Contractive(Codec):
 
 
 def factor(xy: float, yy: float) -> np.float32:
-    """c, of <x, y> and <y, y> for y = Q(x)."""
+    """Return c for `xy` = <x, y> and `yy` = <y, y>, where y = Q(x)."""
     scale = xy / yy if yy else 0.0
-    if abs(scale) * math.sqrt(yy) > _LARGEST:  # c Q might leave float32: stay on the segment from 0 to Q
+    if abs(scale) * math.sqrt(yy) > _LARGEST:  # c Q might leave float32's range: limit c to -1..1
         scale = max(-1.0, min(scale, 1.0))
     return np.float32(scale)
 
 
 def _folds(weight: np.float32) -> bool:
-    """True if `weight` is a power of two: (weight c) y rounds as weight (c y) does."""
+    """Return True if `weight` is plus or minus a power of two, so that (weight c) y and weight (c y) round alike."""
     return abs(math.frexp(float(weight))[0]) == 0.5

@@ -1,15 +1,15 @@
-"""Count-mean sketch: r rows of signed sums, a coordinate estimated by the mean of its cells. Linear, decoding included.
+"""Count-mean sketch: r rows of signed sums; the estimate of a coordinate is the mean of its cells. Encodes and decodes linearly.
 
-Cells and layout: see psnode.codecs.sketches.linear. Unbiased, and with n cells in all
+Cells and layout: see psnode.codecs.sketches.linear. The codec is unbiased. With n cells in all, the error is
 
     E||decode - x||^2 = (d - 1) / n ||x||^2
 
-however they are divided into rows. Decoding is linear too: the sum of sketches decodes to the sum of their decoded arrays, so
-that error feedback at every sender is exact although the receiver decodes once.
+for any division into rows. The sum of sketches decodes to the sum of their decoded arrays, so that error feedback at every
+sender is exact although the receiver decodes only once.
 
-Sources: the sums are those of Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002; the mean in
-the place of the median is the estimator of Alon, Matias, Szegedy, "The space complexity of approximating the frequency
-moments", STOC 1996.
+Sources: the signed sums are from Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002; the mean
+in place of the median is the estimator of Alon, Matias, Szegedy, "The space complexity of approximating the frequency moments",
+STOC 1996.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psnode.codecs.sketches.linear import LinearSketch
 
 @dataclass(frozen=True, repr=False)
 class CountMean(LinearSketch):
-    """countmean:rows=5,ratio=0.1,damped=false: parameters of LinearSketch. More rows even out the error, at the same sum.
+    """countmean:rows=5,ratio=0.1,damped=false: parameters of LinearSketch. More rows spread the same total error more evenly.
 
     A merged payload decodes to the sum:
 

@@ -1,12 +1,12 @@
-"""Count sketch: r rows of signed sums, a coordinate estimated by the median of its cells. Linear: sketches add up undecoded.
+"""Count sketch: r rows of signed sums; the estimate of a coordinate is the median of its cells. Sketches can be added undecoded.
 
-Cells and layout: see psnode.codecs.sketches.linear. The error of each row's estimate is symmetric and independent of the other
-rows', so their median is unbiased. It is off by more than 2 ||x|| / sqrt(columns) in half of the rows at a time with a
-probability that falls exponentially with r; a few large coordinates among many small ones come out best.
+Cells and layout: see psnode.codecs.sketches.linear. The errors of the rows' estimates are symmetric and independent, so that
+their median is unbiased. The probability that the median is off by more than 2 ||x|| / sqrt(columns) falls exponentially with r.
+The estimates are best for a few large coordinates among many small ones.
 
-The median is not linear, the sketch is: the decoded sum of several sketches differs from the sum of
-their decoded arrays by noise of mean 0. Senders with error feedback remember the loss of their own sketch, so that the receiver
-of theirs has to decode sketch by sketch.
+The sketch is linear but the median is not: the decoded sum of several sketches differs from the sum of their decoded arrays by
+noise of mean 0. With error feedback a sender keeps the error of its own decoded sketch, so that the receiver must decode every
+sketch by itself.
 
 Sources: Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002; as gradient compression:
 Ivkin et al., "Communication-efficient distributed SGD with sketching", NeurIPS 2019; Rothchild et al., "FetchSGD", ICML 2020.
@@ -23,7 +23,7 @@ from psnode.codecs.sketches.linear import LinearSketch
 class CountSketch(LinearSketch):
     """countsketch:rows=5,ratio=0.1,damped=false: parameters of LinearSketch. An odd number of rows is best.
 
-    A coordinate among zeros shares its cells with nothing else:
+    A coordinate among zeros is decoded exactly, because nothing else is added to its cells:
 
     >>> import numpy as np
     >>> from psnode.codecs import get_codec

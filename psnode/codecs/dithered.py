@@ -1,24 +1,26 @@
-"""Dithered quantisation (ECDQ): rounding to a lattice that a dither, known to both sides, shifts at random.
+"""Dithered quantisation (ECDQ): rounding to a lattice that is shifted by a random dither known to sender and receiver.
 
-With v a coordinate in units of its bucket's root mean square, and u uniform in +-step / 2, a function of key and index,
-q = round((v + u) / step) is sent and q step - u decoded. The error is uniform in +-step / 2 whatever v is: E decode = v, and
-E||decode - v||^2 = step^2 / 12 ||v||^2. q costs h(v + u) - log2 step bits if it is coded given u: for any step within a quarter
-of a bit of the least that an unbiased codec of Gaussian values can spend. Hence `dithered+ans`.
+Let v be a coordinate in units of its bucket's root mean square, and let the dither u, a function of key and index, be uniform in
++-step / 2. Then q = round((v + u) / step) is sent, and q step - u is the decoded value. The error is uniform in +-step / 2
+whatever v is: E decode = v, and E||decode - v||^2 = step^2 / 12 ||v||^2. Coding q given u costs h(v + u) - log2 step bits. For
+any step this is within a quarter of a bit of the least cost of an unbiased codec of Gaussian values; hence `dithered+ans`.
 
-Within a block of 512 coordinates the |u| of j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step / 2, in random
-order: of one coordinate the law is the one above, but the four know of each other. So the symbols, sorted by quarter, have
-four distributions in four runs of equal length, and a coder that adapts comes within .005 bit of coding given u.
-Symbols are q or -q, whichever the sign of u makes likelier to be positive; they are never clipped.
+Within a block of 512 coordinates the |u| of the coordinates j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step / 2,
+in random order. Each u by itself is uniform as above, but these four depend on each other. The symbols, sorted by quarter,
+therefore have four distributions in four runs of equal length, and an adaptive coder comes within .005 bit of coding given u. A
+symbol stands for q or -q, whichever is likelier to be positive given the sign of u. Symbols are never clipped.
 
-Codes without an entropy stage are made by kernels generated of a formula; symbols, in another order, by kernels by hand.
+Codes without an entropy stage are made by kernels generated from a formula; symbols, which have another order, by kernels
+written by hand.
 
     body   float32 step; uint32 bucket B; two uint64 key words
            float32 root mean square of every bucket
-           uint8 bits of a code in every bucket, 0..15; zeros to a multiple of 4 bytes
-           of every bucket the codes: 0 for 0, then 1 for the sign that u favours, 2 for the other, ...; see kernels.planes
+           uint8 bits per code for every bucket, 0..15; zeros to a multiple of 4 bytes
+           codes of every bucket: 0 for 0, then 1 for the sign that u favours, 2 for the other sign, ...; see kernels.planes
 
-    side information before a lossless stage   the first two lines; uint32 alphabet, uint32 escaped integers; the third line;
-                                               int16 escaped integers (symbol 255), zeros to a multiple of 4 bytes
+    side information before a lossless stage   step, bucket and key; uint32 size of the alphabet, uint32 number of escaped
+                                               integers; the root mean squares; int16 escaped integers (symbol 255), zeros to a
+                                               multiple of 4 bytes
 
 Source: Ziv, "On universal quantization", IEEE Trans. IT 1985; Zamir, Feder, "On universal quantization by randomized uniform /
 lattice quantizers", IEEE Trans. IT 1992.
@@ -51,17 +53,17 @@ MIN_STEP, MAX_STEP = 2.0**-5, 2.0**6
 MAX_BUCKET = 65536
 _FIELDS = 24
 _COUNTS = 8
-_SURE_ESCAPE = 127  # integers whose code is 255 or more lie farther from 0
+_SURE_ESCAPE = 127  # integers with a code of 255 or more have a larger magnitude
 
 
 @dataclass(frozen=True, repr=False)
 class Dithered(Generated, Quantiser):
     """dithered:step=1,bucket=4096.
 
-    `step`: distance of the lattice's points in units of the bucket's root mean square, 2^-5..2^6; omega = step^2 / 12.
-    `bucket`: coordinates that share a scale, a multiple of 512 up to 65536.
+    `step`: the distance of lattice points in units of the bucket's root mean square, 2^-5..2^6; omega = step^2 / 12.
+    `bucket`: the number of coordinates that share a scale, a multiple of 512 up to 65536.
 
-    The error is at most half a step of the root mean square:
+    The error is at most step / 2 times the root mean square:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("dithered:step=0.5"), np.arange(-256, 256, dtype=np.float32)
@@ -77,19 +79,19 @@ class Dithered(Generated, Quantiser):
     traits = Traits(unbiased=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_real(self, "step", MIN_STEP, MAX_STEP)
         check_integer(self, "bucket", BLOCK, MAX_BUCKET)
         if self.bucket % BLOCK:
             raise CodecSpecError(f"dithered: bucket={self.bucket} must be a multiple of {BLOCK}")
 
     def _largest(self, size: int) -> int:
-        """No |q| is larger: a value is at most sqrt(coordinates) times the root mean square."""
+        """Return a bound of |q|: no value exceeds sqrt(coordinates) times the root mean square."""
         return math.ceil(1.001 * math.sqrt(min(size, self.bucket)) / self.step) + 1
 
     @property
     def most_bits(self) -> int:
-        """No code has more."""
+        """The largest possible number of bits of a code."""
         return (2 * self._largest(self.bucket)).bit_length()
 
     def _max_body(self, shape: Shape) -> int:
@@ -99,7 +101,7 @@ class Dithered(Generated, Quantiser):
         return _FIELDS + 4 * buckets + padded(buckets) + most_nbytes(size, bits)
 
     def formula(self) -> Formula:
-        """DitheredRows."""
+        """Return DitheredRows."""
         return DitheredRows(self)
 
     def _lattice(self) -> Lattice:
@@ -114,7 +116,7 @@ class Dithered(Generated, Quantiser):
         body[8:_FIELDS].view(np.uint32)[:] = key.view(np.uint32)
 
     def check_scales(self, body: Bytes, size: int) -> None:
-        """PayloadError unless a body of codes begins with fields and scales that encode writes for `size` coordinates."""
+        """Raise PayloadError unless a body of codes starts with valid fields and scales for `size` coordinates."""
         _, bucket, _ = _fields(body)
         buckets = -(-size // bucket)
         _check_scales(body[_FIELDS : _FIELDS + 4 * buckets], buckets)
@@ -132,7 +134,7 @@ class Dithered(Generated, Quantiser):
         return side, size, min(loops.ESCAPE + 1, 2 * self._largest(size) + 1)
 
     def _max_escapes(self, size: int) -> int:
-        """Values beyond t times the root mean square are at most 1 / t^2 of all."""
+        """Bound the number of escapes: at most a share 1 / t^2 of all values exceed t times the root mean square."""
         return min(size, int(size / (_SURE_ESCAPE * self.step) ** 2) + 1) if 2 * self._largest(size) >= loops.ESCAPE else 0
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
@@ -172,7 +174,7 @@ class Dithered(Generated, Quantiser):
 
 
 def _fields(body: Bytes) -> tuple[float, int, Words]:
-    """Step, bucket and key, the first two valid."""
+    """Return step, bucket and key. PayloadError unless step and bucket are valid."""
     if body.size < _FIELDS:
         raise PayloadError(f"dithered: a body of {body.size} bytes ends inside its fields")
     step, bucket = float(body[:4].view(np.float32)[0]), int(body[4:8].view(np.uint32)[0])
@@ -182,6 +184,6 @@ def _fields(body: Bytes) -> tuple[float, int, Words]:
 
 
 def _check_scales(data: Bytes, buckets: int) -> None:
-    """PayloadError unless the root mean squares are finite and not negative."""
+    """Raise PayloadError unless the root mean squares are finite and not negative."""
     if data.size != 4 * buckets or int(data.view(np.uint32).max()) >= INFINITY_BITS:
         raise PayloadError("dithered: a scale is missing, negative or not finite")

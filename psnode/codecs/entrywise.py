@@ -1,15 +1,15 @@
-"""Entry-wise ATOMO: coordinates drawn with the probabilities that give the least variance for their number.
+"""Entry-wise ATOMO: coordinates sampled with the probabilities of least variance for a given expected number.
 
-With V the level at which p_i = min(1, |x_i| / V) add up to the budget s, entry i is sent with probability p_i and decodes to
-x_i / p_i: to itself where p_i = 1, to V or -V elsewhere. Those need an index, a sign and the one float V. E decode = x,
-E||decode - x||^2 = sum_i (V - |x_i|) |x_i| over |x_i| < V. A message holds floor(s) or ceil(s) entries, or all that are not
-zero where s covers them.
+Let V be the level at which the probabilities p_i = min(1, |x_i| / V) add up to the budget s. Entry i is sent with probability
+p_i and decodes to x_i / p_i, which is x_i if p_i = 1 and V or -V otherwise. An entry with p_i < 1 costs only an index and a
+sign. E decode = x, and E||decode - x||^2 = sum_i (V - |x_i|) |x_i| over |x_i| < V. A message holds floor(s) or ceil(s) entries;
+if there are at most s non-zero entries, it holds all of them.
 
-    float32 V
-    section    the indices sent, among d: selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
-    section    those with p = 1, among the ones sent, the same way
-    section    sign bits of the others, lowest bit first, 1 is negative
-    float32    the values with p = 1
+    float32    V
+    section    the indices sent, out of d, as in selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
+    section    the positions of the entries with p = 1 among the entries sent, in the same code
+    section    sign bits of the other entries, lowest bit first, 1 for negative
+    float32    the values of the entries with p = 1
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018.
@@ -41,19 +41,19 @@ from psnode.errors import PayloadError
 
 _SHARE = 1 / 16
 LEAST = 1e-6
-_DRAW = 1 << 8  # added to the stage's number: the stream of the draw
+_DRAW = 1 << 8  # added to the stage's number to get the stream of the draw
 
 
 @dataclass(frozen=True, repr=False)
 class Entrywise(Sparse, Codec):
     """entrywise:budget=.
 
-    `budget` s: the expected number of entries sent if it is at least 1, else a share of the coordinates. Without one it is
-    1/16: 0.4 bits a coordinate, 80 times less than float32, for an E||decode - x||^2 of 9 ||x||^2 if x is Gaussian and about 1
-    for a gradient with most of its energy in few entries, which an average over some workers brings down. The error goes as
-    1 / s or faster. One-level QSGD is the budget ||x||_1 / ||x||_2, TernGrad ||x||_1 / ||x||_inf.
+    `budget` s: the expected number of entries sent if s is at least 1, else a share of the coordinates. The default is a share of
+    1/16: 0.4 bits per coordinate, 80 times less than float32. E||decode - x||^2 is then 9 ||x||^2 if x is Gaussian, and about
+    ||x||^2 for a gradient with most of its energy in few entries; averaging over workers reduces the error. The error falls as
+    1 / s or faster. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, TernGrad to ||x||_1 / ||x||_inf.
 
-    An entry whose probability is 1 is sent as it is:
+    An entry whose probability is 1 is sent unchanged:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("entrywise:budget=4"), np.array([0, 3, 0, -5, 0, 0, 0, 0], np.float32)
@@ -67,12 +67,12 @@ class Entrywise(Sparse, Codec):
     traits = Traits(unbiased=True, sparse=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.budget is not None:
             check_real(self, "budget", LEAST, MAX_COORDINATES)
 
     def omega(self, x: Floats) -> float:
-        """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x; 0 for a zero array."""
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x; 0 for a zero array."""
         level = level_of(np.ascontiguousarray(x), self._budget(x.size), np.zeros(2, np.uint64), number_of(self.id))[1]
         magnitudes = np.abs(x, dtype=np.float64)
         below = magnitudes[magnitudes < level]
@@ -146,7 +146,7 @@ class Entrywise(Sparse, Codec):
 
 @kernel
 def _fill(level: np.float32, signs: Bytes, certain: Words32, raw: Floats, values: Floats) -> None:
-    """Decoded `values`: `raw` at the indices `certain`, elsewhere the level with the signs in turn."""
+    """Fill `values` with `raw` at the indices `certain` and with the level, signed by `signs` in turn, at all others."""
     at = 0
     j = 0
     for i in range(values.size):

@@ -1,16 +1,16 @@
-"""Fourier ATOMO: cosines drawn with the probabilities that give the least variance for their number.
+"""Fourier ATOMO: cosines sampled with the probabilities of least variance for a given expected number.
 
-The array, flattened, is cut into blocks, of which an orthonormal discrete cosine transform (DCT-II) makes coefficients: the
-block's components along cosines, the atoms. They are drawn and sent as entry-wise ATOMO sends coordinates
-(psnode.codecs.entrywise): coefficient c_i with p_i = min(1, |c_i| / V), where the p_i add up to the budget, and it decodes to
-c_i / p_i. Decoding transforms back, so that E decode = x but for float32 rounding, and E||decode - x||^2 =
-sum_i (V - |c_i|) |c_i| over |c_i| < V, as no length changes. The remainder at the end is cut into blocks of smaller powers of
-two, the largest first.
+The flattened array is cut into blocks. An orthonormal discrete cosine transform (DCT-II) turns each block into coefficients, its
+components along cosines (the atoms). The coefficients are sampled and sent as entry-wise ATOMO does with coordinates
+(psnode.codecs.entrywise): c_i is sent with probability p_i = min(1, |c_i| / V), where the p_i add up to the budget, and decodes
+to c_i / p_i. The decoder applies the inverse transform. E decode = x up to float32 rounding, and E||decode - x||^2 =
+sum_i (V - |c_i|) |c_i| over |c_i| < V, because the transform preserves lengths. The remainder of the array is cut into blocks of
+smaller powers of two, the largest first.
 
     uint8      log2 of the block
-    uint8      e: coefficients are sent as they are if 0, divided by 2^8 if 1, times 2^40 if 2; so they stay within float32
+    uint8      e: coefficients are sent unchanged if 0, divided by 2^8 if 1, times 2^40 if 2, so that they fit float32's range
     uint16     0
-    float32    if e is 1: the limit at which decoded values are cut off, so that the loss of the largest stays within float32, too
+    float32    only if e is 1: the limit of decoded magnitudes, which keeps x - decode within float32's range
     the rest   the body of entrywise for the coefficients, block after block
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
@@ -46,11 +46,12 @@ _LARGE, _SMALL = 2.0**120, 2.0**-100  # a coefficient is at most 2^6.5 times the
 class Fourier(Codec):
     """fourier:budget=,block=64.
 
-    `budget`: the expected number of coefficients sent if it is at least 1, else a share of them, 1/16 without one: 0.4 bits a
-    coordinate, as entrywise, whose error it has on Gaussian values. It is less where neighbours are alike, and more where few
-    values stand out, or most are zero. `block`: how many neighbours are transformed together, a power of two from 64 to 4096.
+    `budget`: the expected number of coefficients sent if at least 1, else a share of all coefficients. The default is a share of
+    1/16: 0.4 bits per coordinate, like entrywise. The error equals that of entrywise on Gaussian values. It is smaller if
+    neighbours are alike, and larger if few values stand out or most are zero. `block`: the number of neighbours transformed
+    together, a power of two from 64 to 4096.
 
-    A constant has one coefficient in a block, which is sent as it is:
+    A constant array has one non-zero coefficient per block, which is sent with probability 1:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("fourier"), np.full(64, 2, np.float32)
@@ -65,14 +66,14 @@ class Fourier(Codec):
     traits = Traits(unbiased=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.budget is not None:
             check_real(self, "budget", LEAST, MAX_COORDINATES)
         if isinstance(self.block, bool) or self.block not in _BLOCKS:
             raise CodecSpecError(f"fourier: block={self.block} must be one of {', '.join(map(str, _BLOCKS))}")
 
     def omega(self, x: Floats) -> float:
-        """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x, but for float32 rounding; 0 for a zero array."""
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, but for float32 rounding; 0 for a zero array."""
         return self._sampler.omega(self._transformed(np.ascontiguousarray(x))[2]) if x.size else 0.0
 
     @property
@@ -80,7 +81,7 @@ class Fourier(Codec):
         return Entrywise(self.budget)
 
     def _transformed(self, x: Floats) -> tuple[int, float, Floats]:
-        """The field e, the limit, and the coefficients as they are sent, flat. NonFiniteGradientError."""
+        """Return the field e, the limit, and the scaled coefficients to send, flat. Raises NonFiniteGradientError."""
         flat = x.reshape(-1)
         largest = max_norm(readonly(flat))
         if largest == NOT_FINITE:
@@ -102,7 +103,7 @@ class Fourier(Codec):
             body[_FIELDS:start].view(np.float32)[0] = limit
             if (
                 float(body[_FIELDS:start].view(np.float32)[0]) > limit
-            ):  # rounded up: the sum with the largest value might overflow
+            ):  # rounding up must be undone: the limit plus the largest value might overflow
                 body[_FIELDS:start].view(np.uint32)[0] -= 1
         return start + self._sampler._encode(Values(sent), key, body[start:], NOTHING)
 

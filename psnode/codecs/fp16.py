@@ -1,8 +1,8 @@
-"""IEEE half precision: 16 bits a coordinate, rounded to nearest even; values beyond +-65504 become +-65504.
+"""IEEE half precision: 16 bits per coordinate, rounded to nearest even; values beyond +-65504 become +-65504.
 
-Magnitudes of 2^-14 and more keep 11 significant bits, smaller ones are multiples of 2^-24, and those up to 2^-25 become 0.
+Magnitudes of at least 2^-14 keep 11 significant bits. Smaller ones become multiples of 2^-24, and those up to 2^-25 become 0.
 
-    body   uint16 a coordinate; infinity and NaN do not occur
+    body   one uint16 per coordinate; infinity and NaN do not occur
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psnode.codecs.rows.known.halves import Fp16Rows
 
 @dataclass(frozen=True, repr=False)
 class Fp16(HalfPrecision):
-    """fp16, without parameters.
+    """fp16: no parameters.
 
     Eleven significant bits within the format's range:
 
@@ -31,5 +31,5 @@ class Fp16(HalfPrecision):
     limit = 0x7C00
 
     def formula(self) -> Formula:
-        """Fp16Rows."""
+        """Return Fp16Rows."""
         return Fp16Rows(self)

@@ -1,9 +1,9 @@
 """GradDrop: the entries that reach a threshold estimated from a sample, one threshold for the whole segment.
 
-The threshold is the magnitude that a share `ratio` of the sampled entries reach: 0.1 % of the coordinates (at least 4096 of them
-or all, at most 65536), a random one of each of as many equal stretches. How many entries reach it is random, near ratio d; of
-more than twice as many the largest are sent, the lowest indices first where equal. Zeros never are. Biased; at least one
-entry is sent unless all are zero.
+The sample consists of 0.1 % of the coordinates (at least 4096 or all, at most 65536), a random one from each of equal stretches.
+The threshold is the magnitude that a share `ratio` of the sample reaches. The number of entries that reach the threshold is
+random, near ratio d. At most 2 ratio d entries are sent, the largest ones; of equal magnitudes the lowest indices are preferred.
+Zeros are never sent. Biased. At least one entry is sent unless all are zero.
 
     body   see psnode.codecs.selection.selector
 
@@ -25,9 +25,9 @@ from psnode.codecs.table import number_of
 class Graddrop(Selector):
     """graddrop:ratio=0.01.
 
-    `ratio`: the share of entries to keep, in (0, 1]; the paper drops 99 %.
+    `ratio`: the expected share of entries sent, in (0, 1]; the paper drops 99 %.
 
-    All of a short array is sampled, so that the share is exact:
+    A short array is sampled completely, so that the share is exact:
 
     >>> import numpy as np
     >>> from psnode.codecs import get_codec
@@ -41,7 +41,7 @@ class Graddrop(Selector):
     id = "graddrop"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_ratio(self)
 
     def _most(self, size: int) -> int:

@@ -1,4 +1,4 @@
-"""Base of fp16 and bf16: a body of uint16 codes, and their bytes, high ones first, as symbols."""
+"""Base class of fp16 and bf16. The body is one uint16 code per value; the symbols are all high bytes, then all low bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Halves = npt.NDArray[np.uint16]
 
 @kernel
 def _highest(codes: Halves) -> int:
-    """The highest code but for its sign."""
+    """Return the largest code, sign bits ignored."""
     top = np.uint16(0)
     for i in range(codes.size):
         top = max(top, np.uint16(codes[i] & np.uint16(0x7FFF)))
@@ -28,12 +28,12 @@ def _highest(codes: Halves) -> int:
 
 
 class HalfPrecision(Generated, Quantiser):
-    """A cast to a 16-bit floating-point format: biased, as it rounds to nearest, by at most half a unit in the last place."""
+    """A cast to a 16-bit floating-point format. Biased, because it rounds to nearest."""
 
-    limit: ClassVar[int]  # codes without their sign of at least this are infinity and NaN
+    limit: ClassVar[int]  # a code without its sign bit that is at least this is infinity or NaN
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError if a code is that of no finite value."""
+        """Raise PayloadError if a code is infinity or NaN."""
         if _highest(body[: body.size // 2 * 2].view(np.uint16)) >= self.limit:
             raise PayloadError(f"{self.id}: a value is not finite")
 

@@ -1,4 +1,4 @@
-"""Identity: the float32 values themselves, 32 bits a coordinate. Lossless, and linear."""
+"""Identity: the float32 values unchanged, 32 bits per coordinate. Lossless and linear."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psnode.errors import CodecValueError, PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Identity(Linear, Codec):
-    """decode(encode(x)) = x, bit for bit.
+    """identity: no parameters; decode(encode(x)) = x, bit for bit.
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("identity"), np.array([1, -4, 2, 0.5], np.float32)
@@ -31,7 +31,7 @@ class Identity(Linear, Codec):
     traits = Traits(unbiased=True, lossless=True, linear=True, decodes_linearly=True)
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """The payload of the sum of `payloads`, added in their order in float32."""
+        """Return the payload of the sum of `payloads`, added in their order in float32. CodecValueError if there are none."""
         if not payloads:
             raise CodecValueError("merge needs at least one payload")
         shape = payloads[0].shape
@@ -59,7 +59,7 @@ class Identity(Linear, Codec):
         add_scaled(self._values(body, out.shape).reshape(-1), out.reshape(-1), weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """In the pass that looks for values which are not finite."""
+        """Compute the norm in the same pass that checks that all values are finite."""
         values = self._raw(body, shape)
         return Measured(norm_of(values, self.id), lambda out, weight: add_scaled(values, out.reshape(-1), weight))
 
@@ -70,7 +70,7 @@ class Identity(Linear, Codec):
         return values.reshape(shape)
 
     def _raw(self, body: Bytes, shape: Shape) -> Floats:
-        """The values, flat, whatever they are."""
+        """Return the values, flat, without checking that they are finite. PayloadError for a wrong length."""
         if body.size != 4 * math.prod(shape):
             raise PayloadError(f"identity: a body of {body.size} bytes cannot hold float32 values of shape {shape}")
         return body.view(np.float32)

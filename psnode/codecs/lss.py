@@ -1,19 +1,21 @@
-"""Clusters of values: every coordinate sends the id of its cluster and decodes to a mean, of the cluster or of a hashed bucket.
+"""Clusters of values: a coordinate is sent as the id of its cluster and decodes to a mean.
 
-The clusters are intervals between edges. They are chosen for the least squared error, by an exact search, or for the least
-squared error at which the ids have an entropy of `rate` bits, the rate of a chain `lss+ans`. With buckets every cluster
-owns an array of them; coordinate i belongs to bucket h(i) of its cluster's, h being a function of the key, and a bucket is the
-mean of its members. The means are those of the array that is coded, whatever the edges were fitted to, so that
+The mean is that of the cluster or, with buckets, of a hashed bucket in the cluster. Clusters are intervals of values between
+edges. The edges are chosen by an exact search for the least squared error, or for the least squared error at which the ids have
+an entropy of at most `rate` bits, which is the rate of a chain `lss+ans`. With buckets, every cluster has its own array of
+buckets. Coordinate i belongs to bucket h(i) of its cluster's array, where h is a function of the key. The means are always those
+of the array being encoded, whatever the edges were fitted to, so that
 
-    ||x - decode||^2 = ||x||^2 - sum of n_b mean_b^2 over all buckets (or clusters) b
+    ||x - decode||^2 = ||x||^2 - sum of n_b mean_b^2 over all buckets (or clusters) b with n_b members
 
-shrinks x always. K clusters of a Gaussian, ids packed, leave .363, .118, .0345 of ||x||^2 at 1, 2, 3 bits.
+is never more than ||x||^2. For a Gaussian, clusters with ids of 1, 2, 3 bits leave .363, .118, .0345 of ||x||^2.
 
     body   the means as side information, see psnode.codecs.sketches.means, then the ids in as many bits as K - 1 has, see
            psnode.codecs.kernels.planes
 
 Source: Ge, Zhang, Fu, Lai, Deng, Li, "CASQ: Accelerate distributed deep learning with sketch-based gradient quantization",
-CLUSTER 2021. Theirs are k-means of a sample split by sign, and sizes by entropy times |centre| (`allocation=weighted`).
+CLUSTER 2021. The paper uses k-means on a sample split by sign, and sizes in proportion to entropy times |centre|
+(`allocation=weighted`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError
 
-_SAMPLING = 256  # beside the stream of the buckets
+_SAMPLING = 256  # added to the stream of the buckets to get that of the sample
 _NO_SIZES = np.empty(0, np.int64)
 _NO_KEY = np.zeros(2, np.uint64)
 
@@ -51,10 +53,11 @@ _NO_KEY = np.zeros(2, np.uint64)
 class Lss(Fitted, Quantiser):
     """lss:bits=2,buckets=0,allocation=optimal,rate=,refit=1,codebook=
 
-    `bits`: of an id, 1..8: 2^bits clusters. `buckets`: buckets a coordinate, in [0, 1]; 0: cluster means alone. `allocation`
-    of the buckets to clusters: optimal, or weighted. `rate`: bits of entropy an id may have; empty: any. `refit`: for how many
-    steps of training the edges that a segment got serve, 1..10^6. `codebook`: the result of `fit`, the edges in units of the
-    root mean square, float32, in hexadecimal; empty: every array gets its own.
+    `bits`: the bits of an id, 1..8, for 2^bits clusters. `buckets`: the number of buckets per coordinate, in [0, 1]; 0: cluster
+    means only. `allocation`: the allocation of buckets to clusters, optimal or weighted. `rate`: the largest entropy of an id in
+    bits; empty: no limit. `refit`: the number of training steps from one fit of a segment's edges to the next, 1..10^6.
+    `codebook`: the result of `fit`, the edges in units of the root mean square, float32 in hexadecimal; empty: edges are
+    determined for each array.
 
     Four distinct values are the means of four clusters:
 
@@ -74,7 +77,7 @@ class Lss(Fitted, Quantiser):
     id = "lss"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_integer(self, "bits", 1, 8)
         check_real(self, "buckets", 0, 1)
         check_choice(self, "allocation", ("optimal", "weighted"))
@@ -86,11 +89,11 @@ class Lss(Fitted, Quantiser):
 
     @property
     def traits(self) -> Traits:
-        """All tensors of a segment share its clusters."""
+        """`one_scale`, because all tensors of a segment share its clusters, and `refit`."""
         return Traits(one_scale=True, refit=self.refit)
 
     def fit(self, x: Floats, rng: RandomSource) -> Lss:
-        """With the codebook that suits `x`; as it is if x has no value but 0."""
+        """Return this codec with a codebook fitted to `x`, or the codec itself if all values of x are 0."""
         flat = readonly(np.ascontiguousarray(x).reshape(-1))
         key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
         scale = root_mean_square(flat) if flat.size else 0.0
@@ -119,7 +122,7 @@ class Lss(Fitted, Quantiser):
         return edges
 
     def _edges(self, x: Floats, key: Words) -> Floats:
-        """The edges for the flat `x`, followed by infinity."""
+        """Return the edges for the flat `x`, followed by infinity. Raises NonFiniteGradientError."""
         if self.codebook is None:
             if not all_finite(x):
                 raise_nonfinite(x)
@@ -146,7 +149,7 @@ class Lss(Fitted, Quantiser):
         return sink is NOTHING or isinstance(sink, Moved)
 
     def _clustered(self, x: Floats, key: Words) -> tuple[Means, Bytes]:
-        """The means of the clusters or buckets, and the ids."""
+        """Return the means of the clusters or buckets, and the ids."""
         edges, table = self._edges(x, key), np.empty(clusters.CELLS, np.uint8)
         k, codes = edges.size, np.empty(x.size, np.uint8)
         clusters.lookup(readonly(edges[:-1]), table)

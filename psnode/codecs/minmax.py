@@ -1,7 +1,8 @@
-"""Min-max: 2^b equidistant values from the least coordinate to the greatest, rounded to at random and without bias.
+"""Min-max: every coordinate rounded at random, without bias, to one of 2^b equidistant values from the minimum to the maximum.
 
-With span r = max - min and n = 2^b - 1 steps, v decodes to one of its two neighbours; E decode = v, and a coordinate's variance
-is f (1 - f) (r / n)^2 <= (r / n)^2 / 4 with f the fraction of (v - min) n / r. An exact zero is on the grid only by chance.
+With range r = max - min and n = 2^b - 1 steps, v decodes to one of its two neighbours. E decode = v, and the variance of a
+coordinate is f (1 - f) (r / n)^2 <= (r / n)^2 / 4, where f is the fractional part of (v - min) n / r. In general zero is not
+one of the 2^b values.
 
     body   uint32 bits b
            float32 min, float32 max
@@ -36,9 +37,9 @@ _SIDE = 12
 
 @dataclass(frozen=True, repr=False)
 class MinMax(Generated, Quantiser):
-    """minmax:bits=4. `bits` a coordinate: 1, 2, 4 or 8.
+    """minmax:bits=4. `bits` b per coordinate: 1, 2, 4 or 8.
 
-    The ends of the grid are exact:
+    The minimum and the maximum are exact:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("minmax:bits=1"), np.array([-1, 3, -1, 3], np.float32)
@@ -52,20 +53,20 @@ class MinMax(Generated, Quantiser):
     traits = Traits(unbiased=True, one_scale=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for bits other than those."""
+        """Raise CodecSpecError unless bits is 1, 2, 4 or 8."""
         if isinstance(self.bits, bool) or self.bits not in WIDTHS:
             raise CodecSpecError(f"minmax: bits={self.bits} must be one of {', '.join(map(str, WIDTHS))}")
 
     def formula(self) -> Formula:
-        """MinMaxRows."""
+        """Return MinMaxRows."""
         return MinMaxRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError for a number of bits, or ends, that encode never writes."""
+        """Raise PayloadError for a number of bits, a minimum or a maximum that encode never writes."""
         _bits(body[:_SIDE])
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """From the larger end."""
+        """Bound the norm by the larger magnitude of minimum and maximum."""
         size = math.prod(shape)
         self._read(body, size)
         top = float(np.abs(body[4:_SIDE].view(np.float32)).max())
@@ -98,7 +99,7 @@ class MinMax(Generated, Quantiser):
 
 
 def _bits(side: Bytes) -> int:
-    """The bits that valid side information tells."""
+    """Return the bits stated in side information. PayloadError unless the side information is valid."""
     if side.size != _SIDE:
         raise PayloadError(f"minmax: {side.size} bytes of side information instead of {_SIDE}")
     bits, ends = int(side[:4].view(np.uint32)[0]), side[4:].view(np.float32)

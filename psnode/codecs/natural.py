@@ -1,13 +1,13 @@
-"""Natural compression: every magnitude rounded at random, without bias, to one of the two powers of two next to it.
+"""Natural compression: every magnitude rounded at random, without bias, to one of the two nearest powers of two.
 
-2^e (1 + f) goes to 2^(e+1) with probability f, else to 2^e: E decode = v, E||decode - v||^2 <= ||v||^2 / 8. It needs no norm.
-The exponents that occur decide the bits of a code: 6 for a million Gaussian values, at most 9.
+A magnitude 2^e (1 + f) is rounded to 2^(e+1) with probability f, else to 2^e. E decode = v, E||decode - v||^2 <= ||v||^2 / 8. No
+norm is needed. The range of the exponents determines the bits of a code: 6 for a million Gaussian values, at most 9.
 
-    body   int16 t, uint16 exponents that occur, L (0..255)
+    body   int16 t, the largest exponent; uint16 L, the number of exponents from t down (0..255)
            codes of bit_length(2 L) bits, see kernels.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^(t - j)
 
-2^128 stands for the largest float32. Magnitudes below 2^(t - L + 1), which are there only if the exponents span more than 255,
-go to that or to 0, without bias too.
+2^128 stands for the largest float32. Magnitudes below 2^(t - L + 1), which exist only if the exponents span more than 255, are
+rounded to 2^(t - L + 1) or to 0, also without bias.
 
 Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, "Natural Compression for Distributed Deep Learning", MSML 2022.
 """
@@ -50,11 +50,11 @@ class Natural(Generated, Quantiser):
     traits = Traits(unbiased=True)
 
     def formula(self) -> Formula:
-        """NaturalRows."""
+        """Return NaturalRows."""
         return NaturalRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError for exponents that float32 has not."""
+        """Raise PayloadError for exponents that float32 does not have."""
         _alphabet(body)
 
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
@@ -89,7 +89,7 @@ class Natural(Generated, Quantiser):
 
 
 def _alphabet(body: Bytes) -> int:
-    """Count the codes that there are, by the fields that `body` begins with. PayloadError unless float32 has their exponents."""
+    """Return the size of the alphabet, by the fields at the start of `body`. PayloadError unless float32 has these exponents."""
     if body.size < _FIELDS:
         raise PayloadError(f"natural: a body of {body.size} bytes ends inside its fields")
     top, exponents = int(body[:2].view(np.int16)[0]), int(body[2:_FIELDS].view(np.uint16)[0])

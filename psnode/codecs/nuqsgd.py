@@ -1,17 +1,17 @@
-"""NUQSGD: every coordinate rounded at random, without bias, to 0 or a power of two of its bucket's norm.
+"""NUQSGD: every coordinate rounded at random, without bias, to 0 or to its bucket's norm times a power of two.
 
-In a bucket with norm n the magnitudes are 0, 2^-s n, ..., n / 2, n; a value between two neighbours a < |v| < b goes to b with
-probability (|v| - a) / (b - a), which adds (b - |v|)(|v| - a) to the squared error: at most v^2 / 8 from 2^-s n on. So
-small values of a long-tailed bucket cost less than on the even levels of qsgd.
+In a bucket with norm n the magnitudes are 0, 2^-s n, ..., n / 2, n. A value between neighbours a < |v| < b is rounded to b with
+probability (|v| - a) / (b - a), else to a. Its expected squared error is (b - |v|)(|v| - a), which is at most v^2 / 8 if
+|v| >= 2^-s n. The small values of a long-tailed bucket therefore have less error than on the even levels of qsgd.
 
     body   uint32 s, uint32 bucket B
            float32 norm of every bucket
            codes of bit_length(2 s + 2) bits, see kernels.planes: 0 for 0, 1 + 2 j + (1 if negative) for +-2^-j n
 
-s = 2^b - 2 makes use of all codes of b + 1 bits: 2, 6, 14, 30, 62.
+s = 2^b - 2 uses nearly all codes of b + 1 bits: 2, 6, 14, 30, 62.
 
-Rows of larger buckets are coded as buckets of 512, once the norms are known. Payloads of other levels than an instance's own are
-read by an interpreter: no peer's payload makes anything compile.
+In larger buckets, rows of 512 are coded like buckets of 512 once the norms are known. Payloads with levels other than an
+instance's own are decoded by an interpreter, so that no payload of a peer causes a compilation.
 
 Source: Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy, "NUQSGD: Provably Communication-efficient Data-parallel SGD via
 Nonuniform Quantization", JMLR 2021.
@@ -49,13 +49,13 @@ _FIELDS = 8
 
 
 class _BucketDecoder(NamedTuple):
-    """Decoder of a body of any bucket: the one of its levels and of buckets of 512, and a bucket's rows."""
+    """Decoder of a body with larger buckets: `coder` decodes the same levels in buckets of 512; a bucket has `rows` such rows."""
 
     coder: Coder
     rows: int
 
     def decode(self, body: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
-        """As Decoder.decode."""
+        """Implement Decoder.decode."""
         start = _side_nbytes(out.size, self.rows * BLOCK)
         fields, norms = body[:_FIELDS], _repeated(body[_FIELDS:start].view(np.float32), self.rows, out.size)
         self.coder.decode(readonly(np.concatenate([fields, norms.view(np.uint8), body[start:]])), out, weight, adding)
@@ -65,10 +65,10 @@ class _BucketDecoder(NamedTuple):
 class Nuqsgd(Generated, Quantiser):
     """nuqsgd:levels=7,bucket=512,norm=l2.
 
-    `levels`: s, 1..62; the smallest magnitude is 2^-s. `bucket`: coordinates that share a norm, a multiple of 512. `norm`: l2,
-    the paper's, or max, which has less variance.
+    `levels`: s, 1..62; the smallest non-zero magnitude is 2^-s times the norm. `bucket`: the number of coordinates that share a
+    norm, a multiple of 512. `norm`: l2, as in the paper, or max, which has less variance.
 
-    The norm times powers of two is exact:
+    The norm times a power of two is exact:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("nuqsgd:norm=max"), np.array([0.25, -4, 0, 2], np.float32)
@@ -84,7 +84,7 @@ class Nuqsgd(Generated, Quantiser):
     traits = Traits(unbiased=True)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_integer(self, "levels", 1, MAX_LEVELS)
         check_integer(self, "bucket", BLOCK, MAX_BUCKET)
         check_choice(self, "norm", ("l2", "max"))
@@ -92,7 +92,7 @@ class Nuqsgd(Generated, Quantiser):
             raise CodecSpecError(f"nuqsgd: bucket={self.bucket} must be a multiple of {BLOCK}")
 
     def formula(self) -> Formula | None:
-        """NuqsgdRows, of buckets of 512."""
+        """Return NuqsgdRows if buckets have 512 coordinates, else None."""
         return NuqsgdRows(self) if self.bucket == BLOCK else None
 
     def _max_body(self, shape: Shape) -> int:
@@ -127,7 +127,7 @@ class Nuqsgd(Generated, Quantiser):
         return coder if bucket == BLOCK else _BucketDecoder(coder, bucket // BLOCK), body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """From the norms of the buckets, which no decoded magnitude exceeds."""
+        """Bound the norm by the norms of the buckets, which no decoded magnitude exceeds."""
         size = math.prod(shape)
         _, bucket, norms = _checked(body, size)
         return Measured(norm_of_buckets(norms, bucket, size), lambda out, weight: self._decode_add(body, out, weight))
@@ -162,13 +162,13 @@ def _bits(levels: int) -> int:
 
 @lru_cache(maxsize=64)
 def _coder_of_rows(codec: Nuqsgd) -> SumCoder:
-    """A coder of rows whose norms are given, in a body as with buckets of 512."""
+    """Return a coder of rows that reads the norms from the body, whose layout is that of buckets of 512."""
     made = program_of(NuqsgdRows(codec))
     return SumCoder(made, compiled(text_of(made)))
 
 
 def _repeated(norms: Floats, rows: int, size: int) -> Floats:
-    """The norm of every row's bucket of `rows` rows."""
+    """Return for each row the norm of its bucket, given the norms of buckets of `rows` rows."""
     return np.repeat(norms, rows)[: rows_of(size)]
 
 
@@ -177,7 +177,7 @@ def _side_nbytes(size: int, bucket: int) -> int:
 
 
 def _checked(body: Bytes, size: int) -> tuple[int, int, Any]:
-    """As _fields, of a body that is valid."""
+    """Return _fields of a body. PayloadError unless the fields, the norms and the length are valid."""
     levels, bucket, norms = _fields(body, size)
     if body.size != _side_nbytes(size, bucket) + packed_nbytes(size, _bits(levels)):
         raise PayloadError(f"nuqsgd: a body of {body.size} bytes cannot hold {size} codes with {levels=}, {bucket=}")
@@ -185,7 +185,7 @@ def _checked(body: Bytes, size: int) -> tuple[int, int, Any]:
 
 
 def _fields(body: Bytes, size: int) -> tuple[int, int, Any]:
-    """Levels, bucket and the norms as float64, all of them valid."""
+    """Return levels, bucket and norms (float64) of a body. PayloadError unless all of these are valid."""
     levels, bucket = body[:_FIELDS].view(np.uint32).tolist() if body.size >= _FIELDS else (0, 0)
     if not 1 <= levels <= MAX_LEVELS or not BLOCK <= bucket <= MAX_BUCKET or bucket % BLOCK:
         raise PayloadError(f"nuqsgd: {levels=}, {bucket=} in a body of {body.size} bytes")

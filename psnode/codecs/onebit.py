@@ -1,14 +1,15 @@
-"""1-bit SGD: a coordinate decodes to the mean of those that have its sign.
+"""1-bit SGD: every coordinate decodes to the mean of the coordinates with the same sign.
 
-The two means, of P coordinates with sum s > 0 and of N with sum -t < 0, are the values with the least squared error for these
-signs: ||x - y||^2 = ||x||^2 - s^2 / P - t^2 / N, and sum y = sum x. A zero counts in the class that its coin gave it.
-Biased (a zero decodes to the middle of the two means on average): for error feedback.
+Let P coordinates with sum s be sent as positive and N with sum -t as negative. For these signs the two means s / P and -t / N
+have the least squared error: ||x - y||^2 = ||x||^2 - s^2 / P - t^2 / N, and sum y = sum x. The sign of a zero is drawn at
+random, and the zero counts for the mean of this sign. Biased (a zero decodes to the average of the two means in expectation):
+meant for error feedback.
 
-    body   float32 mean of the negative coordinates, float32 mean of the others; 0 for no coordinates
+    body   float32 mean of the negative coordinates, float32 mean of the others; 0 if there are no such coordinates
            signs: see psnode.codecs.binary
 
 Source: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-of Speech DNNs", Interspeech 2014. There every column of a matrix has its means, here every segment.
+of Speech DNNs", Interspeech 2014. In the paper every column of a matrix has its own two means; here every segment has.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, repr=False)
 class OneBit(Binary):
-    """onebit: two means a segment, one bit a coordinate.
+    """onebit: two means per segment, one bit per coordinate.
 
-    The mean of the coordinates of each sign:
+    The decoded values are the means of the coordinates of each sign:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("onebit"), np.array([1, -2, 3, -4], np.float32)
@@ -47,11 +48,11 @@ class OneBit(Binary):
         return _SIDE
 
     def formula(self) -> Formula:
-        """OneBitRows."""
+        """Return OneBitRows."""
         return OneBitRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError unless `body` begins with means."""
+        """Raise PayloadError unless `body` starts with two valid means."""
         self._levels(body[:_SIDE], 1)
 
     def _split(self, body: Bytes, size: int) -> int:

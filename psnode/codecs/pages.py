@@ -1,8 +1,8 @@
-"""Memory of its own pages, which take room once they are written to: large ones where the system has them.
+"""Memory in pages of its own, which occupy physical memory only once they are written to; huge pages if the system has them.
 
-The system clears a large page in one go where it is asked for 512 small ones. They are private: pages of shared memory, which
-mmap gives unless told otherwise, are small on most systems whatever is asked for. And nothing is promised for pages not written
-yet: a system that counts promises would refuse to fork a process with more of them than it has memory.
+The system clears a huge page at once instead of 512 small pages one by one. The mapping is private, because the pages of a shared
+mapping, the default of mmap, are small on most systems. The mapping reserves no memory (MAP_NORESERVE): a system that limits
+reservations would otherwise refuse to fork a process that has reserved more than the physical memory.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats
 
-# MAP_NORESERVE, which Python's mmap has no name for
+# MAP_NORESERVE, for which Python's mmap has no name
 _NO_PROMISE = 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0
 
 
 class Pages:
-    """`raw`: `size` bytes (> 0), zeros at first, which go back to the system with this, whatever malloc keeps.
+    """A private mapping of `size` > 0 bytes, the array `raw`, initially zero; its memory returns to the system with the object.
 
-    OSError if the system has no addresses for them, or counts all memory as promised.
+    Raises OSError if the system has no address space for the mapping or refuses it.
     """
 
     def __init__(self, size: int) -> None:
@@ -31,21 +31,21 @@ class Pages:
         self.raw: Bytes = np.frombuffer(self._memory, np.uint8)
 
     def touch(self, start: int, stop: int) -> None:
-        """Have pages for these bytes, whose contents are lost."""
+        """Allocate the pages of bytes `start` to `stop`, whose contents are lost."""
         self.raw[start : stop : mmap.PAGESIZE] = 0
 
     def release(self, start: int, stop: int) -> None:
-        """These bytes are not needed: the system may take their pages when it wants memory; else they stay warm.
+        """Allow the system to take the pages of bytes `start` to `stop`, with their contents, when it needs memory.
 
-        `start`: a multiple of the size of pages.
+        `start` must be a multiple of the page size.
         """
         if start < stop and hasattr(mmap, "MADV_FREE"):
             self._memory.madvise(mmap.MADV_FREE, start, stop - start)
 
 
 def untouched(size: int) -> Floats:
-    """`size` zeros of float32 in pages of their own.
+    """Return `size` float32 zeros in pages of their own, which occupy memory only once they are written to.
 
-    Not numpy's or torch's zeros: from memory that the process has freed before these are written, all of them, at once.
+    Zeros from numpy or torch may lie in memory that the process has freed before, and are then all written at once.
     """
     return Pages(4 * size).raw.view(np.float32) if size else np.zeros(0, np.float32)

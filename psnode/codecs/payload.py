@@ -1,14 +1,14 @@
-"""Payload: the self-contained bytes that encode returns, counted as traffic.
+"""Payload: the bytes that encode returns, which hold all that decode needs and are counted as traffic.
 
     offset  bytes  field            little-endian
          0      1  format           1
          1      1  stages n         1..5
          2      1  dimensions m     0..8
-         3      5  stage numbers    in the order of the spec string; unused ones are 0
+         3      5  stage numbers    in the order of the spec string; unused bytes are 0
          8    4*m  dimensions       uint32 each; their product, zeros counted as ones, is at most 2**28
-    8 + 4m         body             the codec's own; empty if the array is
+    8 + 4m         body             in the codec's format; empty if the array is empty
 
-The header is a multiple of 4 bytes long, so a body that starts with float32 values is aligned.
+The length of the header is a multiple of 4 bytes, so that float32 values at the start of the body are aligned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIXED = 3 + MAX_STAGES
 
 
 def header_nbytes(ndim: int) -> int:
-    """Length of the header of a payload with `ndim` dimensions."""
+    """Return the length in bytes of the header of a payload with `ndim` dimensions."""
     return _FIXED + 4 * ndim
 
 
@@ -45,7 +45,7 @@ def write_header(buffer: Bytes, stages: tuple[str, ...], shape: Shape) -> int:
 
 
 def check_shape(shape: Shape) -> None:
-    """CodecValueError unless an array of `shape` fits into a payload."""
+    """Raise CodecValueError unless an array of `shape` fits into a payload."""
     if len(shape) > MAX_DIMENSIONS:
         raise CodecValueError(f"an array of {len(shape)} dimensions cannot be coded: at most {MAX_DIMENSIONS}, reshape it")
     if math.prod(max(n, 1) for n in shape) > MAX_COORDINATES:
@@ -53,28 +53,28 @@ def check_shape(shape: Shape) -> None:
 
 
 class RandomSource(Protocol):
-    """Source of the key of encode: a numpy Generator, or psnode.codecs.rng.Key."""
+    """A source of the key for encode: a numpy Generator or a psnode.codecs.rng.Key."""
 
     def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Any:
-        """`size` words uniform in 0..low-1."""
+        """Return `size` words, uniformly distributed in 0..low-1."""
         ...
 
 
 class Format(Protocol):
-    """The properties of a codec that the layout of its payloads depends on."""
+    """The properties of a codec that determine the layout of its payloads."""
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The ids in the header."""
+        """The stage ids in the header."""
         ...
 
     def max_nbytes(self, shape: Shape) -> int:
-        """The most bytes a payload of an array of `shape` has, header included."""
+        """Return the largest possible length in bytes of a payload of an array of `shape`, header included."""
         ...
 
 
 class Payload:
-    """One coded array: header and body in one contiguous buffer, never copied without need."""
+    """A coded array: header and body in one contiguous buffer, copied only where necessary."""
 
     __slots__ = ("_bytes", "shape", "stages")
 
@@ -82,7 +82,7 @@ class Payload:
     stages: tuple[str, ...]
 
     def __init__(self, data: Bytes) -> None:
-        """`data`: 1-D uint8, contiguous, 4-aligned, header included. PayloadError if the header is not valid."""
+        """Wrap `data`: header and body, 1-D uint8, contiguous, aligned to 4 bytes. PayloadError if the header is not valid."""
         self.stages, self.shape = _read_header(data)
         view = data.view()
         view.flags.writeable = False
@@ -90,9 +90,10 @@ class Payload:
 
     @classmethod
     def from_bytes(cls, buffer: bytes | bytearray | memoryview | Bytes) -> Payload:
-        """The payload that lies in `buffer`, not copied if it starts at a multiple of 4 bytes.
+        """Return the payload in `buffer`, without a copy if `buffer` starts at a multiple of 4 bytes.
 
-        Checks the header and the ids in it; the body is checked by decode. Raises PayloadError.
+        The header with its stage numbers is checked here, the body by decode. Raises PayloadError, and CodecTypeError for a
+        `buffer` that is not contiguous bytes.
         """
         try:
             data = np.frombuffer(buffer, np.uint8)
@@ -109,21 +110,21 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Length in bytes on the wire, header included."""
+        """Length in bytes, header included."""
         return self._bytes.size
 
     @property
     def data(self) -> Bytes:
-        """Header and body, a read-only view."""
+        """Read-only view of header and body."""
         return self._bytes
 
     @property
     def body(self) -> Bytes:
-        """The bytes after the header, a read-only view."""
+        """Read-only view of the bytes after the header."""
         return self._bytes[header_nbytes(len(self.shape)) :]
 
     def to_bytes(self) -> bytes:
-        """Header and body, a copy."""
+        """Return a copy of header and body."""
         return self._bytes.tobytes()
 
     def __eq__(self, other: object) -> bool:
@@ -139,11 +140,11 @@ class Payload:
 def assemble(
     codec: Format, shape: Shape, rng: RandomSource, write: Callable[[Words, Bytes], int], out: Bytes | None = None
 ) -> Payload:
-    """The payload of an array of `shape` whose body `write` fills, from a key of two words drawn from `rng`.
+    """Draw a key of two words from `rng` and return the payload of an array of `shape`, whose body `write` fills.
 
-    `write(key, body)` returns the length; `body` has room for the longest. It is not called for an empty array. `out` (uint8,
-    starting at a multiple of 4 bytes, max_nbytes(shape) long or longer) is where the payload is written, else a new buffer.
-    Raises CodecTypeError, CodecValueError.
+    `write(key, body)` returns the body's length; `body` has room for the longest possible body. `write` is not called for an
+    empty array. The payload is written to `out` (uint8, aligned to 4 bytes, at least max_nbytes(shape) long), or else to a new
+    buffer. Raises CodecTypeError, CodecValueError.
     """
     check_shape(shape)
     key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
@@ -158,9 +159,10 @@ def assemble(
 
 
 def body_of(codec: Format, payload: Payload, size: int | None = None) -> Bytes:
-    """The body of a payload that `codec` can decode, of `size` values if that is given; nothing in the body is checked.
+    """Return the body of a payload that `codec` can decode, without checking the body's contents.
 
-    Raises CodecTypeError for anything but a payload, and PayloadError for one of other stages or of another size.
+    Raises CodecTypeError if `payload` is not a Payload, and PayloadError if it is of other stages, or not of `size` values if
+    `size` is given.
     """
     if not isinstance(payload, Payload):
         raise CodecTypeError(f"decode takes a Payload, not {type(payload).__name__}: use Payload.from_bytes")

@@ -1,27 +1,29 @@
-"""Polar: multilevel polar source coding with shaping; within tenths of a decibel of the least error that a rate in bits allows.
+"""Polar: multilevel polar source coding with shaping; within tenths of a decibel of the least error possible at a rate in bits.
 
-Reproductions are a scale times the points a_k = 2 k - (M - 1), M = 2^levels. The bits of k are coded level by level, blocks of N
-values at a time. With G the polar transform, bits b of a level are u G; u is decided one after the other, each given the ones
-before it. Where the values say little about u_i it is frozen: drawn at random, from a seed that both sides know, by its
-probability under the prior, which is that of reproductions of a Gaussian source. Elsewhere u_i is the likelier bit given the
-values, and arithmetic-coded with its prior. The rate-distortion function D = 4^-R is approached as N grows; see docs/results.
+Reproduction values are a scale times the points a_k = 2 k - (M - 1), M = 2^levels. The bits of k are coded level by level, in
+blocks of N values. The bits b of a level are u G, where G is the polar transform. The u_i are decided in order, each given the
+ones before it. If the values say little about u_i, it is frozen: drawn at random, from a seed known to both sides, with its
+probability under the prior, which is that of the reproductions of a Gaussian source. Otherwise u_i is the likelier bit given the
+values, and is arithmetic-coded with its prior. The error approaches the rate-distortion function D = 4^-R as N grows; see
+docs/results.
 
-Reader and writer compute the priors in the same integers, so that they agree on every machine. Values that share a scale, 2^16
-neighbours, are treated as Gaussian; the scale sent is the one that misses them the least, so that ||x - decode|| <= ||x||.
-Where the root of their mean square is below 2^-100 they become zeros. With `prior=empirical` groups of 64 neighbours are sorted
-by their energy first, and coded at rates between 0 and 4, if that gains (polarcodes.energy_groups). With `rotate=true` values
-that share a scale are rotated at random, and the scale makes the decoded vector right along x (polarcodes.hadamard). If the error
-was alpha ||x||^2, it is alpha / (1 - alpha) ||x||^2 then. The mean of the decoded vector is x but for vectors whose few non-zeros
-outweigh all others, whose values come out some hundredths too alike: no unbiased codec.
+Encoder and decoder compute the priors in the same integers, so that they agree on every machine. The values that share a scale,
+2^16 neighbours, are treated as Gaussian. The scale sent is the one of least squared error, so that ||x - decode|| <= ||x||.
+Values whose root mean square is below 2^-100 become zeros. With `prior=empirical` groups of 64 neighbours are first sorted by
+energy and coded at rates between 0 and 4, if this gains enough (polarcodes.energy_groups). With `rotate=true` the values
+that share a scale are rotated at random, and the scale is chosen so that the decoded vector has no error in the direction of x
+(polarcodes.hadamard); an error of alpha ||x||^2 becomes alpha / (1 - alpha) ||x||^2. The mean of the decoded vector is then x,
+except for vectors with few non-zero values that outweigh all others: these values come out some hundredths too alike.
+Therefore the codec does not count as unbiased.
 
     body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, 2 if
            values are rotated, or 0; uint8 edition of the designs; two uint64 key words
-           sorted: uint32 length, then the classes of the groups as ans codes them, zeros to a multiple of 4 bytes; a bit for
+           if sorted: uint32 length, then the classes of the groups as ans codes them, zeros to a multiple of 4 bytes; a bit for
            every 2^16 values, 1 if they are in the order of taps, zeros to a multiple of 4 bytes; polarcodes.outliers
            float32 scale of every 2^16 values, see polarcodes.superblocks
            raw bits in uint32, superblock by superblock and level by level, then uint16 words of polarcodes.range_coder; nothing
            for superblocks whose scales are 0
-           rotated: float32, the last d mod 64 values
+           if rotated: float32, the last d mod 64 values
 
 Source: Arikan, "Channel polarization", IEEE Trans. IT 2009; Korada, Urbanke, "Polar codes are optimal for lossy source
 coding", IEEE Trans. IT 2010; Honda, Yamamoto, "Polar coding without alphabet extension for asymmetric models", ibid. 2013.
@@ -49,10 +51,10 @@ from psnode.codecs.stages import FlatCodec, padded
 from psnode.errors import CodecSpecError, PayloadError
 
 _FIELDS = 20
-_SMALLEST = 2.0**-100  # root mean square of values that may be sorted
+_SMALLEST = 2.0**-100  # groups are sorted only if the root mean square of the array is at least this
 _LEAST_SORTED = 1024
 _BLOCKS = tuple(1 << log_length for log_length in range(10, 19, 2))
-_TAIL = 64  # shorter rows are not rotated
+_TAIL = 64  # rows shorter than this are not rotated
 _PRIORS = ("auto", "empirical", "gaussian")
 
 
@@ -60,12 +62,13 @@ _PRIORS = ("auto", "empirical", "gaussian")
 class Polar(FlatCodec):
     """polar:rate=1,block=16384,rotate=false,prior=auto.
 
-    `rate`: bits a coordinate: 0.5, 1, 1.5, 2, 3 or 4. `block`: N, the most values that are coded as one: 2^10, 2^12, 2^14, 2^16
-    or 2^18; 32 blocks are coded side by side, so that an array shorter than 32 N has shorter ones. `rotate`: nearly unbiased
-    where many values are not zero. `prior`: empirical, variances of groups of 64 values, found anew in each array, the least
-    error on gradients; gaussian, one variance for 2^16 values; auto, gaussian if rotated.
+    `rate`: bits per coordinate: 0.5, 1, 1.5, 2, 3 or 4. `block`: N, the largest block length: 2^10, 2^12, 2^14, 2^16 or 2^18. 32
+    blocks are coded side by side, so that arrays shorter than 32 N have shorter blocks. `rotate`: rotate at random, which makes
+    the codec nearly unbiased if many values are not zero. `prior`: empirical, with a variance for every 64 values, determined
+    for each array, has the least error on gradients; gaussian has one variance for 2^16 values; auto is gaussian with rotation,
+    else empirical.
 
-    One bit a coordinate, near the least error of a Gaussian source, 1/4:
+    At one bit per coordinate the error is near the least possible for a Gaussian source, 1/4:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("polar:prior=gaussian"), np.random.default_rng(1).standard_normal(1 << 15, np.float32)
@@ -82,7 +85,7 @@ class Polar(FlatCodec):
     id = "polar"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.rate not in designs.RATES or isinstance(self.rate, bool):
             raise CodecSpecError(f"polar: rate={self.rate} must be one of {', '.join(f'{rate:g}' for rate in designs.RATES)}")
         object.__setattr__(self, "rate", float(self.rate))
@@ -95,7 +98,7 @@ class Polar(FlatCodec):
             )
 
     def contractive(self) -> Codec:
-        """The form without rotation."""
+        """Return the form without rotation."""
         return replace(self, rotate=False)
 
     @property
@@ -114,7 +117,7 @@ class Polar(FlatCodec):
         return _FIELDS + max(plain + 4 * (_TAIL - 1) * self.rotate, self._max_sorted(size))
 
     def _max_sorted(self, size: int) -> int:
-        """The most bytes after the fields if groups are sorted: classes keep to the rate, their excess over it is known."""
+        """Return the largest number of bytes after the fields if groups are sorted. A class exceeds its rate by up to _excess."""
         if not self._sorts or not _LEAST_SORTED <= size <= outliers.MOST:
             return 0
         count = -(-size // energy_groups.GROUP)
@@ -153,11 +156,11 @@ class Polar(FlatCodec):
         return end
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        """Fuse a move with coding: decoded values are known once all is coded, unless they are rotated."""
+        """Fuse sinks that move a target unless values are rotated: encoding then yields the decoded values too."""
         return sink is NOTHING or (isinstance(sink, Moved) and not self.rotate)
 
     def _write_sorted(self, x: Floats, found: energy_groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
-        """Classes, outliers and the stream; the number of bytes."""
+        """Write classes, outliers and the coded stream; return the number of bytes."""
         z, y = np.empty_like(found.values), np.empty_like(x)
         blocks = bytes_of.class_blocks(found.classes.ids, self._longest)
         coded = bytes_of.code(found.values, blocks, False, key, z, capped=True)
@@ -172,7 +175,7 @@ class Polar(FlatCodec):
         return start + used + coded.put(body[start + used :])
 
     def _sorted(self, x: Floats) -> energy_groups.Arranged | None:
-        """The values in another order, if that is asked for and gains."""
+        """Return the values sorted by energy, or None if sorting is disabled, not possible or of little gain."""
         if not self._sorts or not _LEAST_SORTED <= x.size <= outliers.MOST:
             return None
         size = root_mean_square(x)
@@ -201,14 +204,14 @@ class Polar(FlatCodec):
 
 
 def _move(decoded: Floats, sink: Sink) -> None:
-    """Serve a sink that is moved by decoded values."""
+    """Add or subtract the decoded values if `sink` is Moved."""
     if isinstance(sink, Moved):
         add_scaled(decoded, sink.target.reshape(-1), np.float32(sink.weight))
 
 
 @cache
 def _excess(longest: int) -> float:
-    """By how many bits a value a class may at most exceed its rate: coded bits count as one each."""
+    """Return the largest excess, in bits per value, of a class over its rate, with one bit for each coded u_i."""
     return max(
         float((~designs.load(rate, log_length).frozen).sum()) / (1 << log_length) - rate
         for rate in designs.RATES
@@ -217,7 +220,7 @@ def _excess(longest: int) -> float:
 
 
 def _fields(body: Bytes) -> tuple[float, int, bool, bool]:
-    """Rate, base-2 logarithm of the longest block, and whether groups are sorted, and values rotated."""
+    """Return rate, log2 of the longest block, and two flags: groups are sorted, values are rotated. Raises PayloadError."""
     if body.size < _FIELDS:
         raise PayloadError(f"polar: a body of {body.size} bytes ends inside its fields")
     halves, longest, kind, edition = body[:4].tolist()

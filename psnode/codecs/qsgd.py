@@ -1,16 +1,17 @@
-"""QSGD: every coordinate rounded at random to one of s magnitudes of its bucket's norm, without bias.
+"""QSGD: every coordinate rounded at random, without bias, to a multiple of 1 / s of its bucket's norm.
 
-In a bucket with norm n, v is sent as level l = floor(s |v| / n), or l + 1 with probability the fraction; it decodes to
-sign(v) l n / s. E decode = v; with the L2 norm and B coordinates a bucket E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2.
-At most 1 + log2(s + 1) bits a coordinate, exactly that if s = 2^k - 1, and 32 bits a bucket.
+In a bucket with norm n, a coordinate v is sent as level l = floor(s |v| / n), or as l + 1 with a probability equal to the
+fractional part of s |v| / n, and decodes to sign(v) n / s times its level. E decode = v. With the L2 norm and B coordinates per
+bucket E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2. A code has bit_length(2 s) bits per coordinate, which is
+1 + log2(s + 1) if s = 2^k - 1; a bucket adds 32 bits.
 
-With factors, a bucket x that would decode to y has n <x, y> / <y, y> in the place of n: the multiple of y that is nearest to x,
-||x||^2 (1 - cos^2(x, y)) away. That is biased, and a contraction of every bucket, for error feedback: one sweep, where a single
-factor for all buckets takes two. The payload is that of any qsgd.
+With `factors`, a bucket x that would decode to y is sent with n <x, y> / <y, y> in place of n. It then decodes to the multiple of
+y nearest to x, at a squared distance of ||x||^2 (1 - cos^2(x, y)). This is biased, but a contraction of every bucket, for error
+feedback. It takes one sweep, whereas one factor for all buckets takes two. The format of the payload is the same.
 
     body   uint32 levels s, uint32 bucket B
            float32 norm of every bucket
-           codes l + s, signed l, of bit_length(2 s) bits: see psnode.codecs.kernels.planes
+           codes, signed level + s, of bit_length(2 s) bits: see psnode.codecs.kernels.planes
 
 Source: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
 NIPS 2017.
@@ -44,7 +45,7 @@ from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError, PayloadError
 
-MAX_LEVELS = 32767  # a level and 16 random bits fill an int32
+MAX_LEVELS = 32767  # a level and 16 random bits must fit into an int32
 _FIELDS = 8
 _NO_BYTES = np.empty(0, np.uint8)
 _NO_WORDS = np.empty(0, np.uint32)
@@ -54,9 +55,10 @@ _NO_WORDS = np.empty(0, np.uint32)
 class Qsgd(Quantiser):
     """qsgd:levels=15,bucket=512,norm=l2.
 
-    `levels`: non-zero magnitudes s, 1..32767. `bucket`: coordinates that share a norm; small ones cost bits, large ones
-    variance. `norm`: l2, or max, which has less variance at the same s (no value lies far below the largest level) but is
-    less sparse. `factors`: scale every bucket to its least squared error, which is biased; `bucket` is then a multiple of 512.
+    `levels`: the number s of non-zero magnitudes, 1..32767. `bucket`: the number of coordinates that share a norm; small buckets
+    cost bits, large ones variance. `norm`: l2, or max, which at the same s has less variance (the largest value is at the largest
+    level) but is less sparse. `factors`: scale every bucket for the least squared error, which is biased; `bucket` must then be a
+    multiple of 512.
 
     Fifteenths of the norm are exact:
 
@@ -79,7 +81,7 @@ class Qsgd(Quantiser):
         return Traits(unbiased=not self.factors)
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_integer(self, "levels", 1, MAX_LEVELS)
         check_integer(self, "bucket", 1, MAX_COORDINATES)
         check_choice(self, "norm", ("l2", "max"))
@@ -110,11 +112,14 @@ class Qsgd(Quantiser):
         return used
 
     def _lost(self, error: Floats, sink: Sink, size: int) -> Lost:
-        """The outputs of the kernel beside the payload; with factors it needs scratch for inner products."""
+        """Return the kernel's outputs besides the payload. With `factors` the inner products serve as workspace."""
         return Lost(error, np.zeros(2) if self.factors else sink.dots(size))
 
     def _quantise(self, x: Floats, parts: PartTable, key: Words, out: Body, lost: Lost) -> int:
-        """Write norms and codes; the coordinates done, fewer than all if `x`, to which `parts` are added, is not finite."""
+        """Write norms and codes of `x`, to which `parts` are added; return the number of coordinates done.
+
+        Fewer than all coordinates are done if a value is not finite.
+        """
         form, draws = Form(self.norm == "l2", self.factors), Draws(key, number_of(self.id))
         return kernels.encode(x, parts, _grid(self.levels, self.bucket), form, draws, out, lost)
 
@@ -125,7 +130,7 @@ class Qsgd(Quantiser):
         self._read(body, out, weight, True)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """From the norms of the buckets, which no decoded magnitude exceeds."""
+        """Bound the norm by the norms of the buckets, which no decoded magnitude exceeds."""
         size = math.prod(shape)
         levels, bucket = _checked(body, size)
         norms = _views(body, size, levels, bucket).norms
@@ -173,7 +178,7 @@ def _body_nbytes(size: int, levels: int, bucket: int) -> int:
 
 
 def _fields(body: Bytes, size: int) -> tuple[int, int]:
-    """Levels and bucket of a body that has room for its norms, all of them valid."""
+    """Return levels and bucket of a body. PayloadError unless these and the norms are valid."""
     levels, bucket = body[:_FIELDS].view(np.uint32).tolist() if body.size >= _FIELDS else (0, 0)
     if not 1 <= levels <= MAX_LEVELS or not 1 <= bucket <= MAX_COORDINATES:
         raise PayloadError(f"qsgd: {levels=}, {bucket=} in a body of {body.size} bytes")
@@ -186,7 +191,7 @@ def _fields(body: Bytes, size: int) -> tuple[int, int]:
 
 
 def _checked(body: Bytes, size: int) -> tuple[int, int]:
-    """Levels and bucket of a body that is valid."""
+    """Return levels and bucket of a body. PayloadError unless the fields, the norms and the length are valid."""
     levels, bucket = _fields(body, size)
     if body.size != _body_nbytes(size, levels, bucket):
         raise PayloadError(f"qsgd: a body of {body.size} bytes cannot hold {size} codes with {levels=}, {bucket=}")
@@ -194,8 +199,8 @@ def _checked(body: Bytes, size: int) -> tuple[int, int]:
 
 
 def _views(body: Bytes, size: int, levels: int, bucket: int) -> Body:
-    """The norms and codes of a body that has the right length."""
+    """Return views of the norms and codes in a body of the right length."""
     start = _FIELDS + 4 * -(-size // bucket)
     end = start + size // BLOCK * (BLOCK // 8) * _bits(levels)
-    symbols = body[:0]  # read-only where the body is
+    symbols = body[:0]  # read-only if the body is
     return Body(body[_FIELDS:start].view(np.float32), body[start:end].view(np.uint32), body[end:], symbols)

@@ -1,10 +1,10 @@
-"""Rand-k: k random entries, which ones both ends derive from a key. No indices are sent.
+"""Rand-k: k random entries, whose indices sender and receiver derive from a key, so that no indices are sent.
 
-All sets of k of the d coordinates are equally likely. Values are scaled by d / k: E decode = x and E||decode - x||^2 =
-(d / k - 1) ||x||^2 exactly. Unscaled, for feedback loops, it is a contraction by 1 - k / d on average.
+All sets of k of the d coordinates are equally likely. Values are scaled by d / k, so that E decode = x and E||decode - x||^2 =
+(d / k - 1) ||x||^2 exactly. Without scaling, for feedback loops, the expected error is (1 - k / d) ||x||^2.
 
-    side information   uint64 key[2], uint32 k; the set is psnode.codecs.selection.subset's
-    values             x_i d / k, rounded to float32 once, ascending i; saturating, never infinite
+    side information   uint64 key[2], uint32 k; psnode.codecs.selection.subset derives the set from these
+    values             x_i d / k by ascending i, rounded to float32 once and limited to its finite range
 
 Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 """
@@ -32,7 +32,7 @@ _SIDE = 20
 class Randk(Selector):
     """randk:ratio=0.01,scaled=true.
 
-    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false` sends the entries as they are: biased, the form for feedback loops.
+    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false`: send the entries unscaled, which is biased, for feedback loops.
 
     Half of the entries, doubled so that the expectation is x:
 
@@ -48,16 +48,16 @@ class Randk(Selector):
     id = "randk"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_ratio(self)
 
     @property
     def traits(self) -> Traits:
-        """Unbiased if entries are scaled."""
+        """Sparse; unbiased if entries are scaled."""
         return Traits(sparse=True, unbiased=self.scaled)
 
     def contractive(self) -> Randk:
-        """The entries unscaled."""
+        """Return the form with scaled=false."""
         return dataclasses.replace(self, scaled=False) if self.scaled else self
 
     def _most(self, size: int) -> int:

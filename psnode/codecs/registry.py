@@ -1,4 +1,7 @@
-"""From a spec string or a payload to a codec; codecs from outside psnode. psnode.codecs.table has ids and wire numbers."""
+"""Functions that find the codec of a spec string or a payload, and `register` for codecs from outside psnode.
+
+psnode.codecs.table holds the ids and wire numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,16 @@ _ID = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def available() -> list[str]:
-    """Every codec id, sorted. Stages of chains (zstd, ...) are not among them."""
+    """Return all codec ids, sorted, without the lossless stages of chains (zstd, ...)."""
     return table.codecs()
 
 
 def register(cls: type[Codec]) -> None:
-    """Make a codec from outside psnode known, so that specs and payloads may name it.
+    """Register a codec from outside psnode, so that specs and payloads can name it.
 
-    `cls`: a dataclass derived from Codec, complete, whose `id` is a word of lower case and whose `number`, which stands for it in
-    payloads, is 192 to 255; neither may be another codec's. Raises CodecSpecError.
+    `cls` must be a dataclass derived from Codec without abstract methods. Its `id` consists of lower-case letters, digits and
+    underscores; its `number`, which identifies it in payloads, is in 192..255. Neither may belong to another codec. Raises
+    CodecSpecError.
     """
     name = getattr(cls, "__name__", repr(cls))
     if not (isinstance(cls, type) and issubclass(cls, Codec) and dataclasses.is_dataclass(cls)):
@@ -44,23 +48,23 @@ def register(cls: type[Codec]) -> None:
 
 
 def get_codec(text: str) -> Codec:
-    """The codec of a spec string; get_codec(repr(codec)) == codec. Raises CodecSpecError."""
+    """Return the codec of a spec string; get_codec(repr(codec)) == codec. Raises CodecSpecError."""
     return codec_of(spec.parse(text))
 
 
 def codec_of(parsed: Spec) -> Codec:
-    """The codec of a spec that was parsed or changed; codec_of(codec.spec) == codec. Raises CodecSpecError."""
+    """Return the codec of a Spec; codec_of(codec.spec) == codec. Raises CodecSpecError."""
     codec = _build(parsed.stages)
     return codec.contractive() if parsed.wrapped else codec
 
 
 def is_from_outside(codec: Codec) -> bool:
-    """True if a stage of `codec` comes from outside psnode."""
+    """Return True if a stage of `codec` comes from outside psnode."""
     return any(table.number_of(stage.id) in table.OUTSIDE for stage in codec.spec.stages)
 
 
 def brief(codec: Codec) -> str:
-    """A shorter spec of a codec: settings are left out as long as get_codec makes an equal one of the rest."""
+    """Return a short spec of `codec`, without the settings that get_codec does not need to build an equal codec."""
     found = codec.spec
     for index, stage in enumerate(found.stages):
         for name in stage.settings:
@@ -72,7 +76,7 @@ def brief(codec: Codec) -> str:
 
 
 def decoder_of(payload: Payload) -> Codec:
-    """A codec that decodes `payload`, found by the ids in it."""
+    """Return a codec that decodes `payload`, chosen by the stage ids in its header."""
     wrapped = payload.stages[0] in table.WRAPPERS
     codec = _build(tuple(Stage(name, {}) for name in payload.stages[wrapped:]))
     return Contractive(codec) if wrapped else codec
@@ -91,7 +95,7 @@ def _build(stages: tuple[Stage, ...]) -> Codec:
 
 
 def _import_offered(name: str) -> None:
-    """Register the codec that an installed package offers by this name. Raises CodecSpecError."""
+    """Register the codec that an installed package offers under the id `name`. Raises CodecSpecError."""
     point = table.offered().get(name)
     if point is None:
         raise spec.unknown("codec", name, available())

@@ -1,8 +1,8 @@
-"""Random words as a function of a key, a stream and a counter: Threefry 4x32-13 (psnode.codecs.kernels.threefry).
+"""Random words as a function of a key, a stream and a counter, by Threefry 4x32-13 (psnode.codecs.kernels.threefry).
 
-Call c of stream s under the two words (w0, w1) that encode drew is Threefry with key (low w0, high w0, low w1, high w1) and
-counter (c, s, 0, 0): four uint32. The first byte of a stream is the wire number of the stage that uses it, so that no two
-stages of a chain share randomness.
+A key is the two uint64 words (w0, w1) that encode draws. Call c of stream s returns four uint32: Threefry with the key
+(low w0, high w0, low w1, high w1), in halves of 32 bits, and the counter (c, s, 0, 0). The lowest byte of a stream is the wire
+number of the stage that uses it, so that no two stages of a chain share randomness.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.threefry import Four, encrypt
 from psnode.errors import CodecValueError
 
-BLOCK = 64  # calls that `fill` makes at a time
-HALF = 4 * BLOCK  # words they give: 16 bits for each of 512 coordinates
+BLOCK = 64  # calls made by one `fill`
+HALF = 4 * BLOCK  # words returned by one `fill`: 16 bits for each of 512 coordinates
 _LOW = 0xFFFFFFFF
 
 
 class Draws(NamedTuple):
-    """The random words of a stage: two key words, and the number of its stream."""
+    """The source of a stage's random words: two key words and the number of its stream."""
 
     key: Words
     stream: int
@@ -32,7 +32,7 @@ class Draws(NamedTuple):
 
 @inlined
 def _split(key: Words) -> Four:
-    """The key of Threefry that two uint64 are."""
+    """Return the four uint32 of a Threefry key in two uint64 words."""
     low = np.uint64(_LOW)
     half = np.uint64(32)
     return np.uint32(key[0] & low), np.uint32(key[0] >> half), np.uint32(key[1] & low), np.uint32(key[1] >> half)
@@ -45,13 +45,13 @@ def _call(key: Four, stream: int, counter: int) -> Four:
 
 @inlined
 def call(key: Words, stream: int, counter: int) -> Four:
-    """The four words of call `counter` of `stream`."""
+    """Return the four words of call `counter` of `stream`."""
     return _call(_split(key), stream, counter)
 
 
 @inlined
 def fill_here(out: Words32, key: Words, stream: int, first: int) -> None:
-    """The same as `fill` as a part of another kernel, which should be `wide`."""
+    """Do the same as `fill`, inlined into another kernel, which should call `wide`."""
     split = _split(key)
     for j in range(BLOCK):
         a, b, c, d = _call(split, stream, first + j)
@@ -63,7 +63,7 @@ def fill_here(out: Words32, key: Words, stream: int, first: int) -> None:
 
 @kernel
 def fill(out: Words32, key: Words, stream: int, first: int) -> None:
-    """The words of calls first..first+63 in four planes: word w of call first+j goes to out[64*w + j]. `out`: 256 uint32."""
+    """Fill `out` (256 uint32) with calls first..first+63 in four planes: word w of call first+j goes to out[64*w + j]."""
     wide()
     fill_here(out, key, stream, first)
 
@@ -77,12 +77,12 @@ def _one(counter: Words32, key: Words32) -> Words32:
 
 
 def threefry(counter: Words32, key: Words32) -> Words32:
-    """Threefry 4x32-13 itself: four uint32 from a counter of four and a key of four."""
+    """Return Threefry 4x32-13 of a counter and a key, each four uint32: four uint32."""
     return _one(counter, key)
 
 
 def words(key: Words, stream: int, calls: int, first: int = 0) -> Words32:
-    """The words of calls first..first+calls-1 of `stream` under `key`, shape (calls, 4)."""
+    """Return the words of calls first..first+calls-1 of `stream` under `key`, uint32, shape (calls, 4)."""
     blocks = -(-calls // BLOCK)
     planes = np.empty((blocks, 4 * BLOCK), np.uint32)
     for index in range(blocks):
@@ -92,17 +92,17 @@ def words(key: Words, stream: int, calls: int, first: int = 0) -> Words32:
 
 @dataclass(frozen=True)
 class Key:
-    """A source of randomness for one encode call: it always answers with the same two words."""
+    """A source of randomness for one call of encode: `integers` always returns the same two words."""
 
     words: tuple[int, int]
 
     @classmethod
     def derive(cls, *parts: int | str) -> Key:
-        """The key of a tuple such as (seed, purpose, rank, step, group, segment).
+        """Return the key of a tuple such as (seed, purpose, rank, step, group, segment).
 
-        A part is an integer in 0..2**64-1, or a name of at most 8 bytes, which stands for its UTF-8 bytes as a little-endian
-        integer. Threefry is chained: the state, at first (number of parts, 0, 0, 0), is encrypted under one part after another,
-        a part as the key (low 32 bits, high 32 bits, 0, 0).
+        A part is an integer in 0..2**64-1, or a name whose at most 8 UTF-8 bytes are read as a little-endian integer. The state
+        starts as (number of parts, 0, 0, 0) and is encrypted by Threefry once per part, with the key (low 32 bits, high 32 bits,
+        0, 0) of the part. The last state is the key. Raises CodecValueError.
         """
         state = np.array([len(parts), 0, 0, 0], np.uint32)
         for part in parts:
@@ -114,7 +114,7 @@ class Key:
         return cls((first, second))
 
     def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Words:
-        """The two words that encode draws, whatever is asked."""
+        """Return the two words. CodecValueError unless two words below 2**64 are requested, as encode does."""
         if low != 2**64 or size != 2:
             raise CodecValueError(f"a Key holds two words below 2**64, not {size} below {low}")
         return np.array(self.words, dtype)

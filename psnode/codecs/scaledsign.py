@@ -1,9 +1,10 @@
-"""Scaled sign: the mean magnitude of a bucket, with the sign of the coordinate. One bit each, and 32 a bucket.
+"""Scaled sign: every coordinate decodes to the mean magnitude of its bucket, with its own sign. 1 bit each, 32 bits per bucket.
 
-For a bucket v of B coordinates and s = ||v||_1 / B the decoded w has ||v - w||^2 = ||v||^2 - ||v||_1^2 / B, the least of any
-multiple of the signs: a contraction (by .3634 on a Gaussian), whichever way zeros go. Biased: for error feedback.
+For a bucket v of B coordinates and s = ||v||_1 / B the decoded w has ||v - w||^2 = ||v||^2 - ||v||_1^2 / B, the least error of
+any multiple of the signs. This is a contraction, to .3634 ||v||^2 on a Gaussian, whatever signs zeros get. Biased: meant for
+error feedback.
 
-    body   uint32 bucket B, 0 for all coordinates
+    body   uint32 bucket B; 0: one bucket of all coordinates
            float32 s of every bucket, not negative
            signs: see psnode.codecs.binary
 
@@ -38,7 +39,7 @@ _FIELD = 4
 
 @dataclass(frozen=True, repr=False)
 class ScaledSign(Binary):
-    """scaledsign:bucket=0. `bucket`: coordinates that share a magnitude; 0: all of them.
+    """scaledsign:bucket=0. `bucket`: the number of coordinates that share a magnitude; 0: all coordinates.
 
     The mean magnitude with the sign of each coordinate:
 
@@ -53,23 +54,23 @@ class ScaledSign(Binary):
     id = "scaledsign"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a bucket out of bounds."""
+        """Raise CodecSpecError for a bucket out of bounds."""
         check_integer(self, "bucket", 0, MAX_COORDINATES)
 
     @property
     def traits(self) -> Traits:
-        """One scale without buckets."""
+        """`one_scale` if bucket=0."""
         return Traits(one_scale=not self.bucket)
 
     def _side_nbytes(self, size: int) -> int:
         return _FIELD + 4 * -(-size // (self.bucket or size))
 
     def formula(self) -> Formula | None:
-        """ScaledSignRows without buckets."""
+        """Return ScaledSignRows if bucket=0, else None."""
         return None if self.bucket else ScaledSignRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError unless `body` begins with one magnitude."""
+        """Raise PayloadError unless `body` starts with valid fields of one bucket."""
         self._levels(body[: _FIELD + 4], 1)
 
     def _fuses(self, source: Source, sink: Sink) -> bool:

@@ -1,10 +1,10 @@
-"""Sign: +1 or -1 a coordinate, one bit. The magnitude is left to the learning rate.
+"""Sign: every coordinate decodes to its sign, +1 or -1, in one bit. The learning rate sets the magnitude.
 
-    body   1 bit a coordinate, 1 where it is negative: bit i mod 8 of byte i // 8; zeros to a whole byte
+    body   1 bit per coordinate, 1 if negative: bit i mod 8 of byte i // 8; zeros to a whole byte
 
-A zero takes either sign with probability 1/2, as an independent coin falls: over the steps it is pushed neither way.
+The sign of a zero is drawn at random, with probability 1/2 each, so that a zero is pushed in neither direction on average.
 
-Biased, and no contraction: in a feedback loop its form is scaledsign, its multiple of least error.
+Biased, and not a contraction: its form for feedback loops is scaledsign, the multiple of the signs with the least error.
 
 Source: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018.
 """
@@ -30,7 +30,7 @@ from psnode.errors import PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Sign(Generated, Quantiser):
-    """sign: decodes to 1 or -1; zeros, -0.0 too, to either with probability 1/2.
+    """sign: decodes to 1 or -1. A zero, 0.0 or -0.0, decodes to either with probability 1/2.
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("sign"), np.array([1, -2, 3, -4], np.float32)
@@ -42,11 +42,11 @@ class Sign(Generated, Quantiser):
     traits = Traits(votes=True)
 
     def contractive(self) -> ScaledSign:
-        """scaledsign: ||x - c sign(x)|| is least for c the mean of |x|."""
+        """Return scaledsign, because ||x - c sign(x)|| is least if c is the mean of |x|."""
         return ScaledSign()
 
     def formula(self) -> Formula:
-        """SignRows."""
+        """Return SignRows."""
         return SignRows(self)
 
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
@@ -55,7 +55,7 @@ class Sign(Generated, Quantiser):
         return coder, body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """From the size alone."""
+        """Compute the norm from the size: every decoded magnitude is 1."""
         size = math.prod(shape)
         self._read(body, size)
         return Measured(math.sqrt(size), lambda out, weight: self._decode_add(body, out, weight))

@@ -1,11 +1,11 @@
-"""Sinks: uses of y = decode(payload) while an array is coded.
+"""Sinks: uses of y = decode(payload) while an array x is encoded.
 
     NOTHING             no use
-    Subtracted(target)  target -= y: the loss of coding stays
+    Subtracted(target)  target -= y, which leaves the coding error if target held x
     Added(target)       target += y
-    InnerProducts()     <x, y> and <y, y>
+    InnerProducts()     computes <x, y> and <y, y>
 
-A codec that cannot do this in the sweep that codes decodes once more: see Codec._coded.
+If a codec cannot serve a sink in its encoding sweep, the payload is decoded afterwards: see Codec._coded.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from psnode.codecs.arrays import Float64s, Floats, check_target
 
 
 class Sink:
-    """Use of the decoded values; this class itself makes none."""
+    """A use of the decoded values. The base class itself does nothing with them."""
 
     def dots(self, size: int) -> Float64s:
-        """Room in which kernels leave <x, y> and <y, y> of `size` coordinates; none if they are not wanted."""
+        """Return an array in which kernels accumulate <x, y> and <y, y> of `size` coordinates; empty if they are not needed."""
         return np.zeros(0)
 
 
@@ -29,7 +29,7 @@ NOTHING = Sink()
 
 
 class Moved(Sink):
-    """target += weight y; `target` is float32, contiguous and of the array's shape."""
+    """target += weight * y; `target` is float32, contiguous and of the shape of x."""
 
     weight: ClassVar[int]
 
@@ -51,7 +51,7 @@ class Added(Moved):
 
 
 class InnerProducts(Sink):
-    """The inner products `xy` = <x, y> and `yy` = <y, y>, by trees (psnode.codecs.kernels.dots); 0 before anything was coded."""
+    """The inner products `xy` = <x, y> and `yy` = <y, y>, summed by trees (psnode.codecs.kernels.dots); 0 before encoding."""
 
     xy: float = 0.0
     yy: float = 0.0
@@ -62,5 +62,5 @@ class InnerProducts(Sink):
         return begun(size)
 
     def record(self, xy: float, yy: float) -> None:
-        """Take the inner products down."""
+        """Store the inner products."""
         self.xy, self.yy = xy, yy

@@ -1,17 +1,19 @@
-"""SketchML: values in bins of equal counts, whose numbers are kept by a sketch that never makes a magnitude larger.
+"""SketchML: values in bins of equal counts, with the bin numbers in a sketch that never increases a magnitude.
 
-The coordinates that are not zero are sent as a set. Their values fall into quantile bins, negative ones and others apart, so that
-no sign flips; a bin stands for the mean of its members. The bins of a sign are cut into groups, and each coordinate sends which
-group its bin is in. The bin's number within the group, counted from zero outwards, goes to a MinMaxSketch: one cell in each of
-some rows, hashed, where the least of all numbers survives; the decoder takes the largest of a coordinate's cells. So with
-several coordinates in a cell a bin is decoded as one of its group nearer to zero, or as itself; never as one farther out.
+The indices of the non-zero coordinates are sent as a set. Their values fall into quantile bins, separately by sign, so that no
+sign changes; a value decodes to the mean of a bin. The bins of each sign are divided into groups. For every coordinate the group
+of its bin is sent as a label. The number of the bin within the group, counted from zero outwards, is stored in a MinMaxSketch, in
+one hashed cell of each row. A cell keeps the minimum of its numbers, and the decoder takes the maximum over a coordinate's cells.
+If coordinates share cells, a value therefore decodes to the mean of its own bin or of a bin of the same group nearer to zero,
+never of a bin farther from zero.
 
-With r rows of c cells a value, and bins of equal counts, H(group) + r c log2(bins a group) bits a value are sent beside the
-set; a set costs less than 1.03 log2 binomial(d, n) bits. rows=0 leaves the sketch out: a value is the number of its bin.
+With r rows of c cells per value, and bins of equal counts, H(group) + r c log2(bins per group) bits per value are sent besides
+the set of indices, which costs less than 1.03 log2 binomial(d, n) bits. rows=0: no sketch; the number of its bin is sent for
+every value.
 
-    body      the side information, see psnode.codecs.sketches.bins; then the symbols, in planes of as many bits as the last
-              of their alphabet has
-    symbols   the label of every value, then the rows of the sketch, each the cells of all labels
+    body      the side information, see psnode.codecs.sketches.bins; then the symbols, in planes of as many bits as the largest
+              symbol of the alphabet has
+    symbols   the label of every value, then the rows of the sketch, each with the cells of all labels
 
 Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learning with data sketches", SIGMOD 2018.
 """
@@ -39,17 +41,18 @@ from psnode.codecs.stages import Quantiser, Symbols, padded
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
 
-_SAMPLING = 256 * MAX_ROWS  # beside the streams of the rows
+_SAMPLING = 256 * MAX_ROWS  # added to the stage's number to get the stream of the sample, after the streams of the rows
 
 
 @dataclass(frozen=True, repr=False)
 class SketchMl(Quantiser):
     """sketchml:bins=256,groups=8,rows=2,columns=0.3
 
-    `bins`: at most, of both signs together, 2..256, and one for 8 values; `groups` of each sign, 1..128; `rows` of the
-    sketch, 0..4; `columns`: cells of a row for each value, in (0, 1].
+    `bins`: the largest number of bins of both signs together, 2..256; there is at most one bin for every 8 values, but at least
+    two. `groups`: the number of groups of each sign, 1..128. `rows`: the number of rows of the sketch, 0..4. `columns`: the
+    number of cells in a row per value, in (0, 1].
 
-    Bins of equal values decode to them:
+    If the values of each bin are equal, decoding is exact:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("sketchml:rows=0"), np.repeat(np.array([3, -2], np.float32), 8)
@@ -65,7 +68,7 @@ class SketchMl(Quantiser):
     id = "sketchml"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_integer(self, "bins", 2, 256)
         check_integer(self, "groups", 1, MAX_GROUPS)
         check_integer(self, "rows", 0, MAX_ROWS)
@@ -86,11 +89,11 @@ class SketchMl(Quantiser):
         return side + packed_nbytes(codes, bits_for(alphabet))
 
     def _binned(self, x: Floats, key: Words) -> tuple[Bins, Bytes]:
-        """The bins of the flat x, and all symbols."""
+        """Return the bins of the flat x and all symbols. Raises NonFiniteGradientError."""
         if not all_finite(x):
             raise_nonfinite(x)
         places = np.flatnonzero(x).astype(np.uint32)
-        if not places.size:  # there is always a value: symbols may not be empty
+        if not places.size:  # send one zero, because there must be a symbol
             places = np.zeros(1, np.uint32)
         values = readonly(x[places])
         edges, negative = edges_of(values, self.bins, key, self._stream + _SAMPLING)
@@ -123,7 +126,7 @@ class SketchMl(Quantiser):
         return side.size + pack(codes, bins.alphabet, body[side.size :])
 
     def _read(self, body: Bytes, size: int) -> tuple[Bins, Floats]:
-        """The bins, and the value at every place."""
+        """Return the bins, and the decoded value of every coordinate sent. Raises PayloadError."""
         bins, packed = Bins.read(body, size)
         codes = np.empty(bins.symbols, np.uint8)
         unpack(packed, codes, bins.alphabet, self.id)
@@ -153,7 +156,7 @@ class SketchMl(Quantiser):
 
 
 def _binned(values: Floats, edges: Floats) -> tuple[Bytes, Floats]:
-    """The bin of every value, and the mean of every bin, 0 if it is empty."""
+    """Return the bin of every value, and the mean of every bin, which is 0 for an empty bin."""
     table, numbers = np.empty(clusters.CELLS, np.uint8), np.empty(values.size, np.uint8)
     clusters.lookup(readonly(edges), table)
     clusters.assign(values, readonly(np.append(edges, np.float32(np.inf))), readonly(table), numbers)

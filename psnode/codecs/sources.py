@@ -1,12 +1,12 @@
-"""Sources: where the values come from that a codec turns into bytes.
+"""Sources: arrays for a codec to encode, some of which are computed only while they are encoded.
 
-    Values(x)                  x
-    Accumulated(parts, target) target += parts; target is coded
-    Copied(x, target)          target = x; target is coded
-    Difference(x, y)           x - y
+    Values(x)                  encodes x
+    Accumulated(parts, target) adds parts to target, encodes target
+    Copied(x, target)          copies x to target, encodes target
+    Difference(x, y)           encodes x - y
 
-A source has a shape, and its values are made once. A codec that adds, copies or subtracts in the sweep that codes takes a
-source apart; every other one asks for its `array`.
+Encoding computes the values of a source once. A codec that can add, copy or subtract in its encoding sweep reads the operands
+of the source; every other codec calls `array`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from psnode.codecs.kernels.parts import PartTable
 
 NO_FLOATS = np.empty(0, np.float32)
-_DOUBT = 2.0**-22  # the two operations err by less than half of that
+_DOUBT = 2.0**-22  # relative; the rounding errors of the addition and the subtraction are less than half of this
 
 
 class Source(ABC):
-    """An array of `shape` that is to be coded."""
+    """An array of shape `shape` to be encoded."""
 
     shape: Shape
 
@@ -40,20 +40,20 @@ class Source(ABC):
 
     @abstractmethod
     def array(self) -> Floats:
-        """The values in `shape`, contiguous and read-only, made now if they do not lie there yet. NonFinitePartError."""
+        """Return the values, contiguous and read-only; compute them first if necessary. Raises NonFinitePartError."""
 
     def made(self) -> Source:
-        """The source of the same values once they lie in memory."""
+        """Compute the values and return a source that holds them in memory."""
         return Values(self.array())
 
     def table(self) -> PartTable:
-        """The parts that are still to be added to the memory of the values, for a kernel that adds them; none otherwise."""
+        """Return the table of the parts that a kernel has yet to add to the values; an empty table if there are no such parts."""
         from psnode.codecs.kernels.parts import NO_PARTS
 
         return NO_PARTS
 
     def refuse(self, reached: int = 0, decoded: Floats = NO_FLOATS) -> NoReturn:
-        """Raise NonFiniteGradientError for the first value that is not finite, of which there is one."""
+        """Raise NonFiniteGradientError for the first value that is not finite. At least one value must not be finite."""
         from psnode.codecs.kernels.finite import raise_nonfinite
 
         raise_nonfinite(self.array())
@@ -61,7 +61,7 @@ class Source(ABC):
 
 
 class Values(Source):
-    """`x` (float32) as it is."""
+    """The source of an existing array `x` (float32)."""
 
     def __init__(self, x: Floats) -> None:
         self._x = readonly(in_c_order(x, "x"))
@@ -75,11 +75,11 @@ class Values(Source):
 
 
 class Accumulated(Source):
-    """target += the array that lies in `parts`, flat float32 in ascending order, zero where none lies; then target is coded.
+    """The source of `target` after `parts` are added to it: flat float32 pieces with ascending start indices, without overlap.
 
-    `target`: float32, contiguous, apart from the parts. A part that is not finite raises NonFinitePartError, with the index in
-    the array; the target is then as it was, but for rounding. Raises CodecTypeError, CodecValueError for other arguments.
-    `is_added`: whether the parts have been added, or taken by a caller that adds them.
+    `target`: float32, contiguous, sharing no memory with the parts. A part that is not finite raises NonFinitePartError with
+    the index in the array; the target is then restored, up to rounding. Invalid arguments raise CodecTypeError or
+    CodecValueError. `is_added` is True once the parts have been added, or taken by a caller that adds them.
     """
 
     def __init__(self, parts: Parts, target: Floats) -> None:
@@ -90,7 +90,7 @@ class Accumulated(Source):
         self.is_added = not parts
 
     def take(self) -> Parts:
-        """The parts that are still to be added; the caller adds them."""
+        """Return the parts that have not been added yet; the caller must add them."""
         parts = () if self.is_added else self.parts
         self.is_added = True
         return parts
@@ -114,10 +114,11 @@ class Accumulated(Source):
         return Accumulated((), self.target)
 
     def refuse(self, reached: int = 0, decoded: Floats = NO_FLOATS) -> NoReturn:
-        """Raise NonFinitePartError; before, undo additions up to coordinate `reached`, and the subtraction of `decoded`.
+        """Restore the target, then raise NonFinitePartError for the first part that is not finite.
 
-        `decoded` (flat) belongs to the first coordinates. If all parts are finite, the sum is not: NonFiniteGradientError, and
-        the target is left as the sweep had made it by then.
+        Parts have been added to the coordinates below `reached`, and `decoded` (flat) has been subtracted from the first
+        coordinates; both are undone. If all parts are finite, their sum with the target is not: then NonFiniteGradientError is
+        raised and the target is not restored.
         """
         from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 
@@ -129,10 +130,10 @@ class Accumulated(Source):
 
 
 def restore(target: Floats, parts: Parts, stop: int, decoded: Floats) -> None:
-    """Restore flat `target` from before `parts` were added up to coordinate `stop`, and `decoded` subtracted at its start.
+    """Undo in flat `target` the addition of `parts` to coordinates below `stop` and the subtraction of `decoded` at its start.
 
-    But for rounding: values that may be nothing but rounding errors of the two operations become zero. So nothing of a huge
-    gradient is left, and no value is more than twice as large as before.
+    The result is exact up to rounding. Values that may consist of rounding errors alone become zero, so that no trace of a huge
+    gradient is left and no value is more than twice as large as before.
     """
     size = max(stop, decoded.size)
     values, moved = target[:size].astype(np.float64), np.zeros(size)
@@ -147,7 +148,7 @@ def restore(target: Floats, parts: Parts, stop: int, decoded: Floats) -> None:
 
 
 class Copied(Source):
-    """target = x, then target is coded. `target`: float32, contiguous, of the shape of x and apart from it."""
+    """The source of `target` after `x` is copied to it. `target`: float32, contiguous, of the shape of x, in other memory."""
 
     def __init__(self, x: Floats, target: Floats) -> None:
         check_target(target, "the target of a source")
@@ -165,9 +166,9 @@ class Copied(Source):
 
 
 class Difference(Source):
-    """x - y, which is made as a whole only for a codec that needs it so.
+    """The source of x - y, which is computed as an array only if the codec calls `array`.
 
-    Both float32, contiguous and of one shape. `scratch` (float32, flat, as long as x or longer) saves an allocation then.
+    `x` and `y`: float32, of equal shape. `scratch` (float32, flat, at least as long as x) saves `array` an allocation.
     """
 
     def __init__(self, x: Floats, y: Floats, scratch: Floats | None = None) -> None:
@@ -182,26 +183,26 @@ class Difference(Source):
 
 
 class Operands(NamedTuple):
-    """Arrays that a kernel reads and writes: `x` and `error`, flat; the latter is empty if x - decoded is not wanted."""
+    """Flat arrays of a kernel: `x`, which is read, and `error`, to which x - decoded is written unless `error` is empty."""
 
     x: Floats
     error: Floats
 
     @property
     def apart(self) -> bool:
-        """True if the error is wanted, and not over x."""
+        """True if x - decoded is written, to other memory than that of x."""
         return self.error.size > 0 and self.error.ctypes.data != self.x.ctypes.data
 
 
 def leaves_error(source: Source, sink: Sink) -> bool:
-    """True if x - decoded is to lie in the target of `source` afterwards."""
+    """Return True if encoding is to leave x - decoded in the target of `source`."""
     if not isinstance(sink, Subtracted) or not isinstance(source, (Accumulated, Copied)):
         return False
     return sink.target is source.target or sink.target.ctypes.data == source.target.ctypes.data
 
 
 def operands(source: Source, sink: Sink) -> Operands:
-    """The operands of a kernel that writes x - decoded to memory of its own or over x."""
+    """Return the operands for a kernel that can write x - decoded, either over x or to other memory."""
     if not leaves_error(source, sink):
         return Operands(source.array().reshape(-1), NO_FLOATS)
     assert isinstance(source, (Accumulated, Copied))

@@ -1,10 +1,10 @@
-"""Spec strings: `qsgd:levels=15,bucket=512`, chains of them joined by `+`, and `contractive(...)` around one.
+"""Spec strings: a stage such as `qsgd:levels=15,bucket=512`, a chain of stages joined by `+`, or `contractive(...)` around one.
 
     spec   = chain | "contractive(" chain ")"
     chain  = stage { "+" stage }
     stage  = id [ ":" name "=" value { "," name "=" value } ]
 
-This module knows text and its stages alone. A value is int, float, true or false, or a word; nothing after `=` is None.
+This module parses text into stages and imports no codec. A value is an int, a float, a bool or a word; an empty value is None.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _WORDS = {int: "an integer", float: "a number", bool: "true or false"}
 
 
 class Stage(NamedTuple):
-    """One stage: its id and its settings as text. str(stage) is its spec."""
+    """A stage of a spec: its id and its settings as text. str(stage) is its spec string."""
 
     id: str
     settings: Mapping[str, str]
 
     @classmethod
     def of(cls, name: str, codec: Any) -> Stage:
-        """The stage whose settings are the fields of the dataclass `codec`, but those of `added_later` at their default."""
+        """Return the stage whose settings are the fields of dataclass `codec`, without `added_later` fields at their default."""
         values = {field: getattr(codec, field.name) for field in dataclasses.fields(codec)}
         return cls(name, {f.name: _show(value) for f, value in values.items() if _LATER not in f.metadata or value != f.default})
 
@@ -40,7 +40,7 @@ class Stage(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """The stages of a chain; `wrapped`: in their contractive form. str(spec) is the text that `parse` makes it of."""
+    """The stages of a chain; `wrapped` asks for the chain's contractive form. parse(str(spec)) == spec."""
 
     wrapped: bool
     stages: tuple[Stage, ...]
@@ -50,18 +50,18 @@ class Spec(NamedTuple):
         return f"{_WRAPPER}{chain})" if self.wrapped else chain
 
     def holder(self, parameter: str) -> int | None:
-        """The index of the first stage that sets `parameter`."""
+        """Return the index of the first stage that sets `parameter`, or None."""
         return next((index for index, stage in enumerate(self.stages) if parameter in stage.settings), None)
 
     def changed(self, index: int, settings: Mapping[str, str]) -> Spec:
-        """With `settings` of stage `index` added or replaced."""
+        """Return a spec in which `settings` are added to stage `index` or replace settings of that stage."""
         stage = self.stages[index]
         new = stage._replace(settings={**stage.settings, **settings})
         return self._replace(stages=(*self.stages[:index], new, *self.stages[index + 1 :]))
 
 
 def parse(text: str) -> Spec:
-    """The spec that `text` is. Raises CodecSpecError."""
+    """Parse a spec string. Raises CodecSpecError."""
     if not isinstance(text, str):
         raise CodecSpecError(f"a codec spec is a string such as 'qsgd:levels=15', not {text!r}")
     chain = text.strip()
@@ -89,14 +89,14 @@ def _parse_stage(part: str, text: str) -> Stage:
 
 
 def unknown(kind: str, name: str, valid: Collection[str]) -> CodecSpecError:
-    """The error for a `name` not in `valid`: it names them all, and the nearest."""
+    """Return the error for a `name` not in `valid`. Its message lists all valid names and suggests the most similar one."""
     near = get_close_matches(name, valid, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return CodecSpecError(f"unknown {kind} {name!r}{hint}: valid are {', '.join(sorted(valid)) or 'none'}")
 
 
 def construct(cls: type[Any], stage: Stage) -> Any:
-    """An instance of dataclass `cls` with the settings of `stage`. Raises CodecSpecError."""
+    """Return an instance of dataclass `cls` with the settings of `stage`. Raises CodecSpecError."""
     kinds = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     values = {}
@@ -108,7 +108,7 @@ def construct(cls: type[Any], stage: Stage) -> Any:
 
 
 def _value(owner: str, key: str, text: str, kind: Any) -> Any:
-    """`text` as a value of the annotated type `kind`: int, float, bool, str, a Literal, or any of them | None."""
+    """Convert `text` to the annotated type `kind`: int, float, bool, str, a Literal, or a union of one of these with None."""
     options = set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
     if type(None) in options and text == "":
         return None
@@ -127,7 +127,7 @@ def _value(owner: str, key: str, text: str, kind: Any) -> Any:
 
 
 def added_later(default: Any) -> Any:
-    """A field of a codec that specs written before it lack: it is shown where it differs from `default`, so they stay equal."""
+    """Return a dataclass field that specs show only if it differs from `default`, so that older specs stay unchanged."""
     return dataclasses.field(default=default, metadata={_LATER: True})
 
 
@@ -137,5 +137,5 @@ def _show(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return repr(float(value)).removesuffix(".0").replace("e+", "e")  # + joins stages
+        return repr(float(value)).removesuffix(".0").replace("e+", "e")  # a + would separate stages
     return str(value)

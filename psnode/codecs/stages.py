@@ -1,8 +1,8 @@
-"""The roles in a chain `[reducer +] [quantiser] [+ lossless]`, and the methods that each offers the others.
+"""Base classes of the stages of a chain `[reducer +] quantiser [+ lossless]`, with the methods by which stages work together.
 
-A Reducer (topk, svd, ...) turns an array into side information and a flat float32 vector of values. A FlatCodec
-codes any flat float32 vector; a Quantiser can also show its output as symbols of a small alphabet beside side information.
-A Lossless stage codes such symbols. All three check their input: PayloadError.
+A Reducer (topk, svd, ...) turns an array into side information and a flat float32 vector of values. A FlatCodec encodes any
+flat float32 vector. A Quantiser is a FlatCodec that can also return its output as side information and symbols of a small
+alphabet, which a Lossless stage compresses. When decoding, each stage checks its input and raises PayloadError.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from psnode.errors import PayloadError
 
 
 def padded(nbytes: int) -> int:
-    """`nbytes` rounded up to a multiple of 4."""
+    """Return `nbytes` rounded up to a multiple of 4."""
     return -(-nbytes // 4) * 4
 
 
 def write_section(body: Bytes, side_nbytes: int) -> int:
-    """Finish a length-prefixed section whose content was written to body[4:]; where the next section starts."""
+    """Complete a section whose content, `side_nbytes` long, is already in body[4:]; return the offset of the section's end.
+
+    A section is a uint32 length, the content, and zeros up to a multiple of 4 bytes.
+    """
     body[:4].view(np.uint32)[0] = side_nbytes
     end = 4 + padded(side_nbytes)
     body[4 + side_nbytes : end] = 0
@@ -33,7 +36,7 @@ def write_section(body: Bytes, side_nbytes: int) -> int:
 
 
 def read_section(body: Bytes) -> tuple[Bytes, Bytes]:
-    """The content of the length-prefixed section at the start of `body`, and the rest."""
+    """Return the content of the section at the start of `body`, and the bytes after that section. Raises PayloadError."""
     if body.size < 4:
         raise PayloadError(f"a body of {body.size} bytes ends inside a length")
     length = int(body[:4].view(np.uint32)[0])
@@ -44,30 +47,33 @@ def read_section(body: Bytes) -> tuple[Bytes, Bytes]:
 
 
 class Reducer(Codec):
-    """A codec that keeps some float32 values of an array: selected coordinates, or the factors of a matrix.
+    """A codec that reduces an array to a shorter float32 vector: selected coordinates, or factors of a matrix.
 
-    Alone its body is a section of side information (a length, the bytes, zeros to a multiple of 4) and the
-    values as float32; in a chain a quantiser codes the values.
+    The body consists of a section with the side information (see write_section) and of the values, as float32 or, in a chain, as
+    coded by the quantiser.
     """
 
     @abstractmethod
     def _max_parts(self, shape: Shape) -> tuple[int, int]:
-        """The most bytes of side information and the most values for an array of `shape`, which is not empty."""
+        """Return the largest number of bytes of side information and of values for an array of `shape`, which is not empty."""
 
     @abstractmethod
     def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
-        """Write the side information to `side`; its length, and the values (1-D). Raises NonFiniteGradientError."""
+        """Write the side information to `side`; return its length and the values (1-D). Raises NonFiniteGradientError."""
 
     @abstractmethod
     def _count(self, side: Bytes, shape: Shape) -> int:
-        """Number of values that belong to `side`. Checks `side` completely, so that _expand cannot fail: PayloadError."""
+        """Return the number of values that belong to `side`. PayloadError if `side` is not valid.
+
+        An invalid `side` that is not refused here must be refused by _expand, before it writes anything.
+        """
 
     @abstractmethod
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
-        """Overwrite `out`, of the array's shape, from side information that _count has checked."""
+        """Overwrite `out`, which has the array's shape, with the array of `side`, which _count has checked, and `values`."""
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
-        """Add weight * expanded to `out`, without a dense temporary where that can be."""
+        """Add weight * (the expanded array) to `out`. Subclasses override this if they need no dense temporary array."""
         from psnode.codecs.kernels.finite import add_scaled
 
         dense = np.empty_like(out)
@@ -75,7 +81,7 @@ class Reducer(Codec):
         add_scaled(dense.reshape(-1), out.reshape(-1), weight)
 
     def _support_of(self, side: Bytes, shape: Shape) -> Indices:
-        """The flat indices that `side` selects, ascending."""
+        """Return the flat indices that `side` selects, ascending."""
         return np.arange(math.prod(shape), dtype=np.int64)
 
     def _max_body(self, shape: Shape) -> int:
@@ -88,14 +94,14 @@ class Reducer(Codec):
         return self.joined(used, values, key, body)
 
     def joined(self, used: int, values: Floats, key: Words, body: Bytes) -> int:
-        """Finish a body whose side information, `used` bytes of it, was written to body[4:]; its length."""
+        """Complete a body whose side information, `used` bytes, is already in body[4:]; return the body's length."""
         start = write_section(body, used)
         end = start + 4 * values.size
         body[start:end].view(np.float32)[:] = values
         return end
 
     def parted(self, body: Bytes, shape: Shape) -> tuple[Bytes, Floats]:
-        """Side information and values of a body, checked: PayloadError."""
+        """Return the checked side information and values of a body. Raises PayloadError."""
         side, rest = read_section(body)
         count = self._count(side, shape)
         if rest.size != 4 * count:
@@ -114,12 +120,15 @@ class Reducer(Codec):
         return self._measure_parts(*self.parted(body, shape), shape) or super()._measure(body, shape, room)
 
     def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
-        """`measure`, given finite values; None if that takes expanding them. Those of a sparse reducer are the decoded ones."""
+        """Return the result of `measure` for finite `values`, or None if the norm can only be found by expanding them.
+
+        A sparse reducer's values are the decoded entries, so that their norm is that of the decoded array.
+        """
         if not self.sparse:
             return None
         from psnode.codecs.kernels.norms import norm_of
 
-        self._support_of(side, shape)  # PayloadError if the indices are invalid
+        self._support_of(side, shape)  # raises PayloadError if the indices are not valid
         return Measured(norm_of(values, self.id), lambda out, weight: self._expand_add(side, values, out, weight))
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
@@ -127,7 +136,7 @@ class Reducer(Codec):
 
 
 class Symbols(NamedTuple):
-    """Symbols that a quantiser hands to a lossless stage: every code is below `alphabet`, side is a multiple of 4 bytes long."""
+    """A quantiser's output for a lossless stage: codes below `alphabet`, and `side`, whose length is a multiple of 4 bytes."""
 
     side: Bytes
     codes: Codes
@@ -135,53 +144,53 @@ class Symbols(NamedTuple):
 
 
 class FlatCodec(Codec):
-    """A codec of flat float32 vectors, which may follow a reducer."""
+    """A codec that encodes any flat float32 vector and can therefore follow a reducer."""
 
 
 class Quantiser(FlatCodec):
-    """A codec of flat float32 vectors whose payload is side information and one symbol a coordinate (or a few)."""
+    """A codec of flat float32 vectors whose output can be written as side information and symbols, about one per coordinate."""
 
     @abstractmethod
     def _max_symbols(self, size: int) -> tuple[int, int, int]:
-        """For `size` > 0 values: the most bytes of side information, the number of codes, the size of the alphabet."""
+        """Return upper bounds for `size` > 0 values: bytes of side information, number of codes, size of the alphabet."""
 
     @abstractmethod
     def _symbols(self, x: Floats, key: Words) -> Symbols:
-        """The symbols of `x` (1-D): they decode to exactly the same as _encode's body."""
+        """Return the symbols of `x` (1-D), which decode to the same values, bit for bit, as the body that _encode writes."""
 
     @abstractmethod
     def _read_side(self, side: Bytes, size: int) -> tuple[int, int]:
-        """The number of codes and the alphabet that belong to `side`, which is checked completely: PayloadError."""
+        """Check `side` completely and return the number of codes and the size of the alphabet. Raises PayloadError."""
 
     @abstractmethod
     def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
-        """Overwrite `out` (1-D) from side information that was checked and codes below the alphabet."""
+        """Overwrite `out` (1-D) from `side`, which _read_side has checked, and codes below the alphabet."""
 
 
 class Lossless(ABC):
-    """A coder of symbols; a frozen dataclass, like a codec. It is a stage of chains, never a codec of its own."""
+    """A lossless coder of symbols, a frozen dataclass. It is the last stage of a chain and cannot be used as a codec."""
 
     id: ClassVar[str]
 
     def __repr__(self) -> str:
-        """The stage's spec string."""
+        """Return the stage's spec string."""
         return str(Stage.of(self.id, self))
 
     @abstractmethod
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """The most bytes that `compress` writes for `count` > 0 codes below `alphabet` (at most 65536)."""
+        """Return the largest number of bytes that `compress` writes for `count` > 0 codes below `alphabet` (at most 65536)."""
 
     @abstractmethod
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
-        """Write the coded symbols, return their length. uint8 codes if alphabet <= 256, else uint16."""
+        """Write the compressed `codes` (uint8 if alphabet <= 256, else uint16) to `out`; return the number of bytes."""
 
     @abstractmethod
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`, all of it. PayloadError unless it holds exactly as many codes, each below `alphabet`."""
+        """Overwrite `codes` from `data`. PayloadError unless `data` holds exactly codes.size codes, each below `alphabet`."""
 
 
 def check_finite(values: Floats, owner: str) -> None:
-    """PayloadError, naming `owner`, unless all values are finite."""
+    """Raise a PayloadError that names `owner` unless all values are finite."""
     from psnode.codecs.kernels.finite import all_finite
 
     if not all_finite(values):
@@ -189,5 +198,5 @@ def check_finite(values: Floats, owner: str) -> None:
 
 
 def codes_like(count: int, alphabet: int) -> Codes:
-    """An uninitialised array for `count` codes below `alphabet`."""
+    """Return an uninitialised array for `count` codes below `alphabet`: uint8 if alphabet <= 256, else uint16."""
     return np.empty(count, np.uint8) if alphabet <= 256 else np.empty(count, np.uint16)

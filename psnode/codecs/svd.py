@@ -1,19 +1,20 @@
 """Spectral ATOMO: a matrix as a few rank-one terms, sampled without bias.
 
-A tensor is read as an m x n matrix A = sum lambda_i u_i v_i^T. Term i is sent with probability p_i = min(1, c lambda_i),
-scaled by 1 / p_i; sum p_i = rank, the expected number of terms. The decoded matrix has expectation A and squared error
-sum lambda_i^2 (1 - p_i) / p_i, the least that any such p has. A message costs about 32 rank (m + n) bits instead of
-32 m n; it always holds floor(rank) or ceil(rank) terms, or all of them where A has no more.
+A tensor is read as an m x n matrix A = sum lambda_i u_i v_i^T. Term i is sent with probability p_i = min(1, c lambda_i), scaled
+by 1 / p_i, where the p_i add up to rank, the expected number of terms. The decoded matrix has expectation A and the squared error
+sum lambda_i^2 (1 - p_i) / p_i, the least for any p with this sum. A message takes about 32 rank (m + n) bits instead of 32 m n.
+It always holds floor(rank) or ceil(rank) terms, or all terms if A has no more than rank.
 
-    side information   uint16 split: how many dimensions make the rows; 0: the values are the array itself
-                       uint16 terms k
-    values             k times the m entries of a left factor, then the n entries of its right one
+    side information   uint16 split: the number of dimensions that form the rows; 0: the values are the array itself
+                       uint16 number of terms k
+    values             for each of k terms the m entries of its left factor, then the n entries of its right factor
 
-The factors share the singular value and 1 / p so that their entries have equal RMS: neither leaves float32's range, and a
-quantiser after svd (`svd+qsgd`) sees one scale. Their product is unbiased if their quantisation is, as it is independent.
-Where the sum of the terms would exceed float32 (gradients beyond 1e36), all of it is scaled down until it fits.
+The singular value and 1 / p are divided between the two factors of a term so that the entries of both have equal RMS. Neither
+factor then leaves float32's range, and a quantiser after svd (`svd+qsgd`) sees one scale. If the two factors are quantised
+without bias, independently, their product is unbiased too. If the sum of the terms would exceed float32's range (gradients
+beyond 1e36), all terms are scaled down until it fits.
 
-Arrays that terms would not make smaller (vectors, scalars, small or narrow matrices) travel as they are.
+Arrays that terms would not make smaller (vectors, scalars, small or narrow matrices) are sent unchanged.
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018.
@@ -59,17 +60,18 @@ SIDE = 4
 class Svd(Reducer):
     """svd:rank=3,method=exact,sample=true,cover=false.
 
-    `rank`: expected number of terms, real, at least 1 (below that messages would be empty, and the contractive form would
-    send nothing). `sample=false` sends the floor(rank) largest terms unscaled instead: biased, and a contraction by
-    1 - floor(rank) / min(m, n) or better, which is the form for feedback loops. The exact spectrum takes the cube of the short
-    side: 2 s at 2048, 20 s at 4096.
+    `rank`: the expected number of terms, real, at least 1 (with less, some messages would be empty, and the contractive form
+    would send nothing). `sample=false` sends the floor(rank) largest terms unscaled instead. This is biased, but the error is at
+    most (1 - floor(rank) / min(m, n)) ||x||^2: the form for feedback loops. The time of the exact spectrum grows with the cube of
+    the short side: 2 s at 2048, 20 s at 4096.
 
-    `method=deflated` samples terms of a basis that is nearly that of the singular vectors: unbiased as the exact one is, in less
-    than half the time, with hardly more variance (psnode/codecs/lowrank/deflated.py). Unsampled, it sends the same as randomised.
+    `method=deflated` samples terms of a basis close to that of the singular vectors: unbiased like the exact method, in less than
+    half the time and with hardly more variance (psnode/codecs/lowrank/deflated.py). With sample=false it sends the same as
+    randomised.
 
-    `method=randomised` looks for the largest terms only, in a random subspace: many times faster on large matrices, and
-    unsampled, as the part outside the subspace is lost. `cover=true` samples and adds a random term for the rest: unbiased,
-    with the large variance that `omega` tells.
+    `method=randomised` finds only the largest terms, in a random subspace. It is many times faster on large matrices. Since the
+    part outside the subspace is lost, terms are not sampled by default. `cover=true` samples, and adds a random term for that
+    part: unbiased, with a large variance, which `omega` computes.
 
     A matrix of rank one is one term, whose probability is 1:
 
@@ -89,7 +91,7 @@ class Svd(Reducer):
     id = "svd"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds or a contradiction."""
+        """Raise CodecSpecError for a value out of bounds or contradictory parameters."""
         if not 1 <= self.rank <= MAX_BUDGET:
             raise CodecSpecError(f"svd: rank={self.rank:g} must be in [1, {MAX_BUDGET}]: it is the number of terms sent")
         if self.method not in ("exact", "deflated", "randomised"):
@@ -110,13 +112,13 @@ class Svd(Reducer):
         return Traits(shaped=True, unbiased=bool(self.sample))
 
     def contractive(self) -> Svd:
-        """The largest terms, unsampled."""
+        """Return the form that sends the largest terms unscaled."""
         return dataclasses.replace(self, sample=False, cover=False) if self.sample else self
 
     def omega(self, x: Floats, key: Words | None = None) -> float:
-        """E||decode(encode(x)) - x||^2 / ||x||^2 for this very x, but for float32 rounding; 0 for a zero array.
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, but for float32 rounding; 0 for a zero array.
 
-        The subspace of the methods that are not exact is the one of `key` (two uint64; zeros if None): others differ little.
+        For the methods other than exact, `key` (two uint64; zeros if None) determines the random subspace, which matters little.
         """
         split, m, n = self.cut(x.shape)
         energy = float(np.sum(np.square(x, dtype=np.float64)))
@@ -137,7 +139,7 @@ class Svd(Reducer):
         return sketch(matrix, math.ceil(self.rank), key, cover=self.cover)
 
     def cut(self, shape: Shape) -> tuple[int, int, int]:
-        """(split, m, n) of the matrix to factorise; split 0 if terms would take as many values as the array has."""
+        """Return (split, m, n) of the matrix to factorise; split is 0 if terms would take no fewer values than the array."""
         split, m, n = matricise(shape)
         return (split, m, n) if math.ceil(self.rank) * (m + n) < m * n else (0, 1, math.prod(shape))
 
@@ -160,7 +162,7 @@ class Svd(Reducer):
             return SIDE, fold(*found.terms(chosen), probabilities)
 
     def choose(self, values: Float64s, key: Words) -> tuple[Int64s, Float64s]:
-        """The indices of the terms to send, and the probabilities to divide them by."""
+        """Return the indices of the terms to send, and the probabilities by which they are to be divided."""
         if not self.sample:
             chosen = np.arange(min(int(self.rank), values.size))
             return chosen, np.ones(chosen.size)
@@ -203,7 +205,7 @@ class Svd(Reducer):
             add_terms(*factors, out.reshape(m, n), weight)
 
     def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
-        """From the inner products of the factors: ||sum of l_k r_k^T||^2 = sum over j, k of <l_j, l_k> <r_j, r_k>."""
+        """Compute the norm from the factors: ||sum of l_k r_k^T||^2 = sum over j, k of <l_j, l_k> <r_j, r_k>."""
         split, terms, m, n = sizes(side, shape)
         if not split:
             return None
@@ -216,13 +218,13 @@ class Svd(Reducer):
 
 
 def sizes(side: Bytes, shape: Shape) -> tuple[int, int, int, int]:
-    """split, terms, m, n."""
+    """Return split, number of terms, m and n, as the side information states for an array of `shape`."""
     split, terms = side.view(np.uint16).tolist()
     return split, terms, math.prod(shape[:split]), math.prod(shape[split:])
 
 
 def _start(key: Words) -> int:
-    """Uniform in [0, 2^48): the first two words of the stage's stream."""
+    """Return a uniform integer in [0, 2^48), from the first two words of the stage's stream."""
     words = np.empty(4 * BLOCK, np.uint32)
     fill(words, key, number_of("svd"), 0)
     return (int(words[0]) << 32 | int(words[BLOCK])) >> (64 - TICK_BITS)

@@ -1,8 +1,8 @@
-"""Every known stage: its id, its stable number on the wire, and its class.
+"""Table of all known stages: id, wire number (fixed for ever) and class.
 
-Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused.
-Classes are imported when they are first asked for, so that listing codecs costs nothing. The numbers 192 to 255 are for codecs
-from outside psnode: of a file (psnode.config.extensions), or of a package with an entry point in the group psnode.codecs.
+Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused. A class is imported
+when it is first needed, so that listing codecs imports none. The numbers 192 to 255 are for codecs from outside psnode, which
+come from a file (psnode.config.extensions) or from a package with an entry point in the group psnode.codecs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 OUTSIDE = range(192, 256)  # numbers of codecs from outside psnode
-GROUP = "psnode.codecs"  # of entry points: each is called by the id of its codec
+GROUP = "psnode.codecs"  # a group of entry points, each named after the id of its codec
 
 
 class CodecEntry(NamedTuple):
-    """`number` on the wire (1..255); `target` is "module:Class" below psnode.codecs, empty while reserved."""
+    """Wire number (1..255) and class of a stage; `target` is "module:Class" below psnode.codecs, or empty if reserved."""
 
     number: int
     target: str = ""
@@ -69,12 +69,12 @@ _OUTSIDE: dict[str, Any] = {}  # id -> class
 
 
 def number_of(name: str) -> int:
-    """The wire number of stage `name`."""
+    """Return the wire number of stage `name`."""
     return _OUTSIDE[name].number if name in _OUTSIDE else _STAGES[name].number
 
 
 def load(name: str) -> Any:
-    """The class of stage `name`, imported now."""
+    """Import and return the class of stage `name`."""
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     module, _, attribute = _STAGES[name].target.partition(":")
@@ -82,7 +82,7 @@ def load(name: str) -> Any:
 
 
 def add(cls: Any) -> None:
-    """Make the class of a codec from outside known by its `id` and `number`. ValueError if one of them is another's."""
+    """Add a codec class from outside psnode under its `id` and `number`. ValueError if another codec has either of them."""
     holder = NAMES.get(cls.number, cls.id)
     if cls.id in _STAGES or holder != cls.id:
         raise ValueError(f"id {cls.id}" if cls.id in _STAGES else f"number {cls.number}, that of {holder}")
@@ -93,16 +93,16 @@ def add(cls: Any) -> None:
 
 
 def codecs() -> list[str]:
-    """Ids of all codecs, sorted: psnode's own, those added, and those of installed packages."""
+    """Return the ids of all codecs, sorted: psnode's own, the ones added, and the ones that installed packages offer."""
     own = [name for name, entry in CODECS.items() if entry.target]
     return sorted({*own, *_OUTSIDE, *offered()})
 
 
 def is_known(name: str) -> bool:
-    """True for a codec of psnode, and for one that was added."""
+    """Return True if `name` is the id of a codec of psnode or of a codec that was added."""
     return name in _OUTSIDE or (name in CODECS and bool(CODECS[name].target))
 
 
 def offered() -> dict[str, EntryPoint]:
-    """Codecs of installed packages by id; none is imported."""
+    """Return the entry points of codecs in installed packages by id, without importing them."""
     return {point.name: point for point in entry_points(group=GROUP)}

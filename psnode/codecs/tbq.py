@@ -1,13 +1,14 @@
-"""Threshold quantisation: -tau, 0 or tau a coordinate, whichever side of the thresholds it is on.
+"""Threshold quantisation: every coordinate decodes to -tau, 0 or tau, depending on the thresholds -tau and tau.
 
-A value of tau or more decodes to tau, of -tau or less to -tau, others to 0. The rest, x - decode, belongs to the error
-feedback that the codec is made for; there it grows where |gradient| > tau in every step.
+A value of tau or more decodes to tau, a value of -tau or less to -tau, any other value to 0. The codec is meant for error
+feedback, which keeps x - decode. A residual grows if |gradient| > tau in every step.
 
     body   float32 tau, positive; 0 if all coordinates are 0
-           blocks: see psnode.codecs.kernels.tbq. At most 1.6 bits a coordinate, 16 a value sent
+           blocks: see psnode.codecs.kernels.tbq. At most 1.6 bits per coordinate or 16 bits per value sent
 
-Without a tau it is 0.88 times the root of the mean square. That takes most from a Gaussian, 66 % of its energy, and something
-from any array, as one coordinate at least is as large as the root of the mean square: a contraction, which a fixed tau is not.
+If tau is not given, it is 0.88 times the root mean square. This tau removes the most energy of a Gaussian array, 66 %, and some
+energy of any array, because at least one coordinate is as large as the root mean square. The codec is then a contraction,
+unlike with a fixed tau.
 
 Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015.
 """
@@ -38,7 +39,7 @@ _LEAST, _MOST = 1e-37, 1e38
 
 @dataclass(frozen=True, repr=False)
 class Tbq(Quantiser):
-    """tbq:tau=. `tau`: the threshold and the value sent; without one it follows the array.
+    """tbq:tau=. `tau`: the threshold and decoded magnitude; if empty, it is derived from the array's root mean square.
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("tbq:tau=1"), np.array([2, 0.5, -1.5, 0], np.float32)
@@ -51,13 +52,13 @@ class Tbq(Quantiser):
     id = "tbq"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a tau out of bounds."""
+        """Raise CodecSpecError for a tau out of bounds."""
         if self.tau is not None:
             check_real(self, "tau", _LEAST, _MOST)
 
     @property
     def traits(self) -> Traits:
-        """One scale unless tau is given."""
+        """`one_scale` unless tau is given."""
         return Traits(one_scale=self.tau is None)
 
     def _max_body(self, shape: Shape) -> int:
@@ -83,9 +84,9 @@ class Tbq(Quantiser):
         return _SIDE + used
 
     def _thresholds(self, x: Floats, parts: PartTable, side: Bytes) -> tuple[np.float32, np.float32]:
-        """tau, written to `side`, and the number that magnitudes are compared with: NaN if `x` or a part is not finite.
+        """Write tau to `side`; return tau and the threshold for magnitudes, which is NaN if `x` or a part is not finite.
 
-        Where tau follows the array the `parts` are added to the memory of `x` beforehand.
+        If tau is derived from the array, the `parts` are added to the memory of `x` first.
         """
         tau = np.float32(kernels.SHARE * root_mean_square(x, parts) if self.tau is None else self.tau)
         if tau < 0:
@@ -101,7 +102,7 @@ class Tbq(Quantiser):
         kernels.decode(blocks, np.float32(weight * tau), out.reshape(-1), True)
 
     def _read(self, body: Bytes, size: int) -> tuple[Bytes, np.float32]:
-        """Blocks and tau of a body that is valid."""
+        """Return blocks and tau of a body. PayloadError unless the body is valid."""
         tau, blocks = _tau(body[:_SIDE]), body[_SIDE:]
         if not kernels.is_valid(blocks, size):
             raise PayloadError(f"tbq: {blocks.size} bytes that are not blocks of {size} coordinates")

@@ -1,14 +1,14 @@
-"""TernGrad: -s, 0 or s a coordinate, at random and without bias, s the largest magnitude.
+"""TernGrad: every coordinate rounded at random, without bias, to -s, 0 or s, where s is the largest magnitude.
 
-A value v keeps its sign with probability |v| / s and decodes to s sign(v), else to 0: E decode = v, and
-E||decode - v||^2 = s ||v||_1 - ||v||^2, which is the largest magnitude that matters: without outliers, omega is about 3.
-Cut off at 2.5 standard deviations, as the paper trains, it is biased and omega falls below 1.
+A value v decodes to s sign(v) with probability |v| / s, else to 0. E decode = v, and E||decode - v||^2 = s ||v||_1 - ||v||^2,
+which grows with the largest magnitude s; without outliers omega is about 3. If values are clipped at 2.5 standard deviations,
+as in the paper, the codec is biased and omega falls below 1.
 
     body   float32 s, not negative
            digits 0 (-s), 1 (0), 2 (s), five to a byte: see psnode.codecs.kernels.trits
 
-Five digits to a byte instead of four save a fifth of the traffic, cost no time that a link would notice (unpacking is three
-times as fast as adding unpacked values), and are within 1 % of log2(3) bits. `terngrad+ans` goes below that.
+Five digits to a byte instead of four save a fifth of the traffic and cost little time (unpacking is three times as fast as
+adding unpacked values). The 1.6 bits per coordinate are within 1 % of log2(3). `terngrad+ans` needs fewer.
 
 Source: Wen, Xu, Yan, Wu, Wang, Chen, Li, "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning",
 NIPS 2017.
@@ -41,7 +41,7 @@ _MAX_CLIP = 1000
 
 @dataclass(frozen=True, repr=False)
 class TernGrad(Generated, Quantiser):
-    """terngrad:clip=0. `clip`: cut values off at that many standard deviations, taken about zero; 0: never.
+    """terngrad:clip=0. `clip`: clip values at this number of root mean squares; 0: do not clip.
 
     The largest magnitude and zero are exact:
 
@@ -56,24 +56,24 @@ class TernGrad(Generated, Quantiser):
     id = "terngrad"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a clip out of bounds."""
+        """Raise CodecSpecError for a clip out of bounds."""
         check_real(self, "clip", 0, _MAX_CLIP)
 
     @property
     def traits(self) -> Traits:
-        """Unbiased if nothing is cut off."""
+        """Unbiased if values are not clipped."""
         return Traits(one_scale=True, unbiased=not self.clip)
 
     def contractive(self) -> Codec:
-        """The multiple of least error, also if biased: cut off, the error is hardly below ||x||^2."""
+        """Return the wrapped form, even if biased: with clipping alone the error is hardly below ||x||^2."""
         return Contractive(self)
 
     def formula(self) -> Formula:
-        """TernGradRows."""
+        """Return TernGradRows."""
         return TernGradRows(self)
 
     def check_fields(self, body: Bytes) -> None:
-        """PayloadError unless `body` begins with a scale."""
+        """Raise PayloadError unless `body` starts with a valid scale."""
         _scale(body[:_SIDE])
 
     def _read(self, body: Bytes, size: int) -> tuple[Coder, Bytes]:
@@ -83,7 +83,7 @@ class TernGrad(Generated, Quantiser):
         return coder, body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """From s, as if nothing were zero."""
+        """Bound the norm by that of an array whose magnitudes are all s."""
         size = math.prod(shape)
         self._read(body, size)
         scale = float(_scale(body[:_SIDE]))

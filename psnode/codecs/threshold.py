@@ -1,6 +1,6 @@
-"""Threshold: the entries whose magnitude is at least tau, exactly as they are.
+"""Threshold: the entries whose magnitude is at least tau, unchanged.
 
-Biased. Within a feedback loop no residual ever reaches a fixed tau.
+Biased. With a fixed tau in a feedback loop every entry of the residual stays below tau.
 
     body   see psnode.codecs.selection.selector
 
@@ -25,17 +25,17 @@ from psnode.codecs.traits import Traits
 _RMS = 3.0
 _ROOM = 16
 _LARGEST = float(np.finfo(np.float32).max)
-_LEAST = 1e-45  # the least that float32 can tell from zero, rounded
+_LEAST = 1e-45  # rounds to the smallest positive float32
 
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Selector):
     """threshold:tau=.
 
-    `tau`: an absolute value > 0. The scale of gradients differs between models, layers and steps, so there is no good number to
-    start from. Without one tau is three times the array's RMS: values above it are outliers whatever the scale, 0.3 % of
-    a Gaussian and never more than a ninth of the entries. If none does, the largest alone is sent, so that feedback
-    loops cannot stall.
+    `tau`: an absolute value > 0. The scale of gradients differs between models, layers and steps, so that no default value would
+    suit all. If `tau` is empty, it is three times the array's RMS: values above this are outliers at any scale, 0.3 % of a
+    Gaussian and never more than a ninth of the entries. If no entry reaches it, only the largest entry is sent, so that
+    feedback loops cannot stall.
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("threshold:tau=1"), np.array([2, 0.5, -1.5, 0], np.float32)
@@ -48,13 +48,13 @@ class Threshold(Selector):
     id = "threshold"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         if self.tau is not None:
             check_real(self, "tau", _LEAST, _LARGEST)
 
     @property
     def traits(self) -> Traits:
-        """Adaptive with a `tau`: it may keep everything."""
+        """Sparse; adaptive with a fixed `tau`, which any number of entries may reach."""
         return Traits(sparse=True, adaptive=self.tau is not None)
 
     def _most(self, size: int) -> int:
@@ -71,7 +71,7 @@ class Threshold(Selector):
 
 
 def _bits_from(tau: float) -> int:
-    """The bits of the smallest float32 that is not below tau, which is within float32's range."""
+    """Return the bits of the smallest float32 that is at least tau; the bits of the largest float32 for a larger tau."""
     rounded = np.float32(min(tau, _LARGEST))
     if float(rounded) < tau < _LARGEST:
         rounded = np.nextafter(rounded, np.float32(np.inf))

@@ -1,8 +1,7 @@
-"""Top-k: the k entries of largest magnitude, exactly as they are.
+"""Top-k: the k entries of largest magnitude, unchanged.
 
-Biased: ||x - decode||^2 <= (1 - k / d) ||x||^2, a contraction for feedback loops. About k (log2(d / k) + 1.5) bits of indices
-and 32 k of values; zeros are not sent where k exceeds the number of other entries. Of equal magnitudes the lowest indices
-are sent.
+Biased, but a contraction for feedback loops: ||x - decode||^2 <= (1 - k / d) ||x||^2. The indices take about
+k (log2(d / k) + 1.5) bits, the values 32 k. Zeros are never sent. Of equal magnitudes the lowest indices are sent.
 
     body   see psnode.codecs.selection.selector
 
@@ -28,9 +27,10 @@ _SMALL = 1 << 14
 class Topk(Selector):
     """topk:ratio=0.01,sampled=false.
 
-    `ratio`: k / d, in (0, 1]; k is at least 1. `sampled=true` estimates the threshold from 1 % of the coordinates (at most
-    16384), a random one of each of as many equal stretches, and is content with values that reach it: the k largest if that many
-    do, and all if at least 0.8 k do. Else it lowers the threshold. So it reads the array once, nearly always.
+    `ratio`: k / d, in (0, 1]; k is at least 1. `sampled=true`: estimate a threshold from a random sample of 1 % of the
+    coordinates (at most 16384), one from each of equal stretches. If more than k values reach the threshold, the k largest are
+    sent; if 0.8 k to k values do, all of these are sent; otherwise the threshold is lowered. The array is nearly always read
+    only once.
 
     >>> import numpy as np
     >>> from psnode.codecs import get_codec
@@ -45,7 +45,7 @@ class Topk(Selector):
     id = "topk"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_ratio(self)
 
     def _most(self, size: int) -> int:

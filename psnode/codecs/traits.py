@@ -1,4 +1,4 @@
-"""Traits: facts about a codec that the rest of psnode needs to use it rightly."""
+"""Traits: the properties of a codec that other packages of psnode must know to use it correctly."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a codec at its parameters.
+    """The properties of a codec with its current parameters.
 
     unbiased          E decode(encode(x)) = x for every x
     lossless          decode(encode(x)) = x, bit for bit
-    linear            payloads that were encoded under one key can be summed undecoded, by `merge`
-    decodes_linearly  a merged payload decodes to the sum of its decoded parts, but for rounding; linear codecs only
-    shaped            the result depends on the shape of x and not on its values in order alone
-    one_scale         all of x shares a scale or levels, so that tensors of unlike magnitudes are better coded one by one
-    sparse            decode_add touches only the coordinates in `support`
-    adaptive          payloads are far smaller on the arrays meant for the codec than `max_nbytes`, which says little about them
-    votes             a decoded value is a vote, 1 or -1, of which the majority counts
-    newest            looks at the gradient being added to a residual beside the sum, so that the sum alone is coded otherwise
-    refit             for how many steps of training a result of `fit` serves; 1: every array is coded by itself
+    linear            `merge` adds payloads that were encoded under one key without decoding them
+    decodes_linearly  a merged payload decodes to the sum of its decoded parts, up to rounding; linear codecs only
+    shaped            the code depends on the shape of x as well as on its values
+    one_scale         all of x shares one scale or one set of levels, so tensors of unlike magnitudes are better coded separately
+    sparse            decode_add changes only the coordinates in `support`
+    adaptive          on the arrays that the codec is meant for, payloads are usually far smaller than `max_nbytes`
+    votes             every decoded value is a vote, 1 or -1, and the receiver takes the majority
+    newest            the code depends on the gradient being added to a residual as well as on the sum of the two
+    refit             the number of training steps from one `fit` to the next; 1: `fit` is not used
     """
 
     unbiased: bool = False

@@ -1,4 +1,4 @@
-"""Lossless stages: the symbols of a quantiser in little more than their entropy.
+"""Lossless stages, which compress the symbols of a quantiser to little more than their entropy.
 
-Each is a subclass of psnode.codecs.stages.Lossless in a module of its own, and a row in psnode.codecs.table.LOSSLESS.
+Each stage is a subclass of psnode.codecs.stages.Lossless in its own module, with a row in psnode.codecs.table.LOSSLESS.
 """

@@ -1,4 +1,4 @@
-"""ans: symbols at their entropy, by interleaved range variants of asymmetric numeral systems (rANS).
+"""ans: entropy coding of symbols by interleaved coders of the range variant of asymmetric numeral systems (rANS).
 
     uint32 bytes of the tables; 0: the codes follow, packed in as many bits as the alphabet needs
     the tables: sections (see psnode.codecs.entropy.ans_sections), then the escaped codes, one byte each, two if the alphabet
@@ -6,9 +6,9 @@
     8 uint32 states
     uint16 words, read from the last to the first
 
-Codes are cut into sections where their statistics change. Small alphabets are coded in pairs, which takes half the steps. A code
-too rare to deserve a table entry is sent as the escape symbol, and itself among the escaped codes.
-Whatever is longer than the packed codes is replaced by them.
+Codes are divided into sections where their statistics change. Codes of small alphabets are coded in pairs, which takes half the
+steps. A code too rare for a table entry is coded as the escape symbol and listed among the escaped codes. If the result would be
+longer than the packed codes, the packed codes are sent instead.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from psnode.codecs.stages import Lossless, codes_like, padded, read_section, wri
 from psnode.errors import PayloadError
 
 _STATES = 4 * LANES
-_SCAN = 256  # codes looked at together for one that is rare
+_SCAN = 256  # codes that are searched for rare codes together
 
 
 @dataclass(frozen=True, repr=False)
 class Ans(Lossless):
-    """`qsgd+ans`: within about a per cent of the entropy of the symbols, taken as independent within a section."""
+    """The stage ans, as in `qsgd+ans`: within about 1 % of the entropy of the symbols, taken as independent in each section."""
 
     id = "ans"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """A length, and the packed codes."""
+        """Return the bytes of a length and the packed codes, which replace any longer code."""
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
-        """Write the coded symbols, return their length."""
+        """Write the coded symbols and return their length in bytes."""
         out = out[: self.max_nbytes(codes.size, alphabet)]
         used = _compress(readonly(codes), alphabet, out)
         if used:
@@ -53,7 +53,7 @@ class Ans(Lossless):
         return 4 + pack(codes, alphabet, out[4:])
 
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`. PayloadError."""
+        """Overwrite `codes` from `data`. Raises PayloadError."""
         tables, coded = read_section(data)
         if not tables.size:
             unpack(coded, codes, alphabet, self.id)
@@ -78,7 +78,7 @@ class Ans(Lossless):
 
 
 def _compress(codes: Codes, alphabet: int, out: Bytes) -> int:
-    """The bytes written, or 0 if they do not fit."""
+    """Write the tables, states and words to `out`; return the number of bytes, or 0 if they do not fit."""
     sections = choose_sections(codes, alphabet)
     head = b"".join(section.to_bytes() for section in sections)
     escaped = _escaped(codes, sections, alphabet)
@@ -135,13 +135,13 @@ def _decode_section(section: Section, codes: Codes, alphabet: int, words: Words1
 
 
 def _stand_in(section: Section) -> int:
-    """The lowest code that is not explicit: the escape symbol is decoded to it at first."""
+    """Return the lowest code without a table entry, as which the escape symbol is decoded before escaped codes are filled in."""
     gaps = np.flatnonzero(section.symbols != np.arange(section.symbols.size))
     return int(gaps[0]) if gaps.size else section.symbols.size
 
 
 def _escaped(codes: Codes, sections: list[Section], alphabet: int) -> bytes:
-    """The codes without a table entry, in order."""
+    """Return the codes without a table entry, in order, as bytes."""
     found = b""
     start = 0
     for section in sections:
@@ -157,7 +157,7 @@ def _escaped(codes: Codes, sections: list[Section], alphabet: int) -> bytes:
 
 
 def _common_range(section: Section) -> tuple[int, int]:
-    """The most frequent explicit symbols in a row: the first, and how many follow it."""
+    """Return the run of successive explicit symbols with the largest frequency: its first symbol, and its length less 1."""
     runs = np.split(np.arange(section.symbols.size), np.flatnonzero(np.diff(section.symbols) > 1) + 1)
     run = max(runs, key=lambda run: int(section.freqs[run + section.escape].sum()))
     return (int(section.symbols[run[0]]), run.size - 1) if run.size else (0, -1)
@@ -165,7 +165,7 @@ def _common_range(section: Section) -> tuple[int, int]:
 
 @kernel
 def _take_rare(codes: Codes, rare: npt.NDArray[np.bool_], low: int, width: int, found: Codes) -> int:
-    """Collect the codes with rare[code]; low .. low + width are not rare. The number of them."""
+    """Write the codes with rare[code] to `found`; return their number. Codes in low .. low + width must not be rare."""
     count = 0
     first = codes.dtype.type(low)
     for start in range(0, codes.size, _SCAN):
@@ -182,7 +182,7 @@ def _take_rare(codes: Codes, rare: npt.NDArray[np.bool_], low: int, width: int, 
 
 
 def _fill_in(codes: Codes, stand_in: int, data: Bytes, alphabet: int) -> Bytes:
-    """Replace every `stand_in` in `codes` by the next of the escaped codes in `data`; returns the rest. PayloadError."""
+    """Replace every `stand_in` in `codes` by the next escaped code in `data`; return the rest of `data`. Raises PayloadError."""
     width = codes.itemsize
     at = np.flatnonzero(codes == stand_in)
     if width * at.size > data.size:

@@ -1,9 +1,9 @@
-"""The loops of ans: eight 32-bit rANS states side by side, renormalised 16 bits at a time.
+"""Kernels of ans: eight interleaved rANS states of 32 bits, renormalised by 16 bits.
 
-Symbol i of a section goes through state i mod 8. Encoding runs from the last symbol to the first and appends words, so
-decoding, from the first to the last, takes words from the end. Encoding a symbol of frequency f and cumulated frequency c
-takes state x to (x div f) 2^14 + c + x mod f, after a word if x >= f 2^18; that bound makes the division a multiplication
-by ceil(2^46 / f), exactly.
+Symbol i of a section is coded by state i mod 8. The encoder runs from the last symbol to the first and appends words; the decoder
+runs from the first to the last and takes words from the end. To encode a symbol of frequency f and cumulative frequency c, the
+encoder first moves the low 16 bits of the state x to a word if x >= f 2^18, and then sets x to
+(x div f) 2^14 + c + x mod f. As x < f 2^18 then, the division is exactly a multiplication by ceil(2^46 / f) and a shift.
 
 Source: Duda, "Asymmetric numeral systems", arXiv:1311.2540; Giesen, "Interleaved entropy coders", arXiv:1402.3392.
 """
@@ -17,14 +17,18 @@ from psnode.codecs.entropy.ans_model import PRECISION, TOTAL
 from psnode.codecs.kernels.jit import inlined, kernel
 
 LANES = 8
-LOWEST = 1 << 16  # states lie in 2^16 .. 2^32 - 1; every one begins here
+LOWEST = 1 << 16  # the initial value of every state; states are in 2^16 .. 2^32 - 1
 FULL = -1
-PAIR_PAD = 8  # a pair (a, b), as a uint16 a + 256 b, has index a + (256 + 8) b: rows of 2^n would share cache sets
+PAIR_PAD = 8  # the pair (a, b), a uint16 a + 256 b, has index a + (256 + 8) b, as rows of 2^n entries would share cache sets
 
 
 @kernel
 def encoding_rows(freqs: Int64s, rows: Words) -> None:
-    """Two words a symbol: the reciprocal, and (limit 2^-32, cumulated frequency, 2^14 - frequency) as 32, 16, 16 bits."""
+    """Write two uint64 words to `rows` for each symbol of frequency f: the reciprocal ceil(2^46 / f), and the packed parameters.
+
+    The packed parameters are, from the high bits down: the limit f 2^18 (32 bits), the cumulative frequency (16 bits) and
+    2^14 - f (16 bits).
+    """
     start = 0
     for k in range(freqs.size):
         f = freqs[k]
@@ -35,7 +39,7 @@ def encoding_rows(freqs: Int64s, rows: Words) -> None:
 
 @kernel
 def code_table(rows: Words, lut: Int64s, table: Words) -> None:
-    """table[code] = rows[lut[code]]."""
+    """Copy the two words of row lut[code] to entry `code` of `table`, for every code."""
     for s in range(lut.size):
         table[2 * s] = rows[2 * lut[s]]
         table[2 * s + 1] = rows[2 * lut[s] + 1]
@@ -43,7 +47,7 @@ def code_table(rows: Words, lut: Int64s, table: Words) -> None:
 
 @kernel
 def pair_table(rows: Words, lut: Int64s, m: int, table: Words) -> None:
-    """table[a + 264 b] = rows[m lut[a] + lut[b]]."""
+    """Copy the two words of row m lut[a] + lut[b] to entry a + 264 b of `table`, for every pair (a, b) of codes."""
     for b in range(lut.size):
         for a in range(lut.size):
             at = 2 * (a + (256 + PAIR_PAD) * b)
@@ -68,11 +72,14 @@ def _put(x: np.uint64, symbol: int, pad: np.uint64, table: Words, words: Words16
 
 @kernel
 def encode(symbols: Codes, pad: int, table: Words, words: Words16, used: int, states: Words) -> int:
-    """Append the words of one section to words[:used]; the new length, or FULL. `pad`: 0, or PAIR_PAD for pairs."""
+    """Append the words of one section to words[:used]; return the new length, or FULL if `words` is too short.
+
+    `pad` is 0 for single codes and PAIR_PAD for pairs.
+    """
     limit = words.size - LANES
     if used > limit:
         return FULL
-    p = np.uint64(used)  # indices are unsigned throughout: a signed one costs a test for negative values
+    p = np.uint64(used)  # all indices are unsigned, because Numba tests signed indices for negative values
     wide = np.uint64(pad)
     last = symbols.size // LANES * LANES
     for i in range(symbols.size - 1, last - 1, -1):
@@ -99,7 +106,10 @@ def encode(symbols: Codes, pad: int, table: Words, words: Words16, used: int, st
 
 @kernel
 def decoding_slots(freqs: Int64s, symbols: Words16, slots: Words16, rows: Words) -> None:
-    """slots[cumulated frequency ..] = k; rows[k] = (frequency, cumulated frequency, symbol) as 32, 16, 16 bits."""
+    """Fill the tables of the decoder: `slots` maps each of 2^14 slots to the index k of its symbol; rows[k] describes the symbol.
+
+    rows[k] holds, from the high bits down, the frequency (32 bits), the cumulative frequency (16) and the symbol (16).
+    """
     start = 0
     for k in range(freqs.size):
         slots[start : start + freqs[k]] = k
@@ -126,7 +136,7 @@ def _get(x: np.uint64, slots: Words16, rows: Words, words: Words16, p: np.uint64
 
 @kernel
 def _get_last(out: Codes, slots: Words16, rows: Words, words: Words16, used: int, states: Words) -> int:
-    """At most 8 symbols where there may be too few words; the new length, or FULL if there were."""
+    """Decode at most 8 symbols, checking for missing words; return the number of words left, or FULL if words were missing."""
     for lane in range(out.size):
         row, x = _step(states[lane], slots, rows)
         if x < np.uint64(LOWEST):
@@ -141,7 +151,10 @@ def _get_last(out: Codes, slots: Words16, rows: Words, words: Words16, used: int
 
 @kernel
 def decode(out: Codes, slots: Words16, rows: Words, words: Words16, used: int, states: Words) -> int:
-    """Overwrite `out` with the symbols of one section, from the end of words[:used]; the new length, or FULL."""
+    """Overwrite `out` with the symbols of one section, taking words from the end of words[:used].
+
+    Returns the number of words left, or FULL if there are too few words.
+    """
     last = out.size // LANES * LANES
     at = 0
     while at < last:

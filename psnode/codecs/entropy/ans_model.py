@@ -1,7 +1,7 @@
-"""The model of ans: where a run of codes changes its statistics, and the probabilities of each section.
+"""Statistical model of ans: the cost of a section of codes, by which sections are chosen, and the probabilities in a section.
 
-Probabilities are known to both sides through weights of one byte a symbol: weight byte b >= 1 stands for
-(16 + (b - 1) mod 16) 2^((b - 1) div 16), up to 192. Everything is integer arithmetic: equal on every machine.
+Probabilities are sent as weights, one byte per symbol. The weight byte b in 1..192 stands for the weight
+(16 + (b - 1) mod 16) 2^((b - 1) div 16). All computations are in integers, so that results are equal on every machine.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from psnode.codecs.kernels.jit import inlined, kernel
 
 PRECISION = 14
 TOTAL = 1 << PRECISION  # the sum of the frequencies
-MAX_SYMBOLS = TOTAL // 4  # with more, frequencies of 1 would take too large a share
+MAX_SYMBOLS = TOTAL // 4  # with more symbols, frequencies of 1 would take too large a share of TOTAL
 TOP_BYTE = 192
 _TOP_WEIGHT = 31 << 11
-_FRACTION = 24  # fractional bits of logarithms: a sum over 2^24 codes is right to a bit
+_FRACTION = 24  # fractional bits of logarithms, so that a sum over 2^24 codes is accurate to about a bit
 
 
 @inlined
@@ -30,7 +30,7 @@ def _bit_length(n: int) -> int:
 
 @inlined
 def _log2(n: int) -> int:
-    """log2(n) in units of 2^-24, n >= 1: the mantissa is squared 24 times, a bit each."""
+    """Return log2(n) in units of 2^-24, n >= 1. The mantissa is squared 24 times, and each square gives one bit."""
     exponent = _bit_length(n) - 1
     mantissa = np.uint64(n << (31 - exponent)) if exponent <= 31 else np.uint64(n >> (exponent - 31))
     result = exponent
@@ -61,7 +61,7 @@ def histogram(codes: Codes, counts: Int64s) -> None:
 
 @kernel
 def section_cost(counts: Int64s) -> int:
-    """Bits, in units of 2^-24, of a section with these counts: its entropy, and about a byte a symbol for the table."""
+    """Return the bits, in units of 2^-24, of a section with these counts: entropy, 8 per symbol of the table, and 64 more."""
     total = 0
     cost = 64
     bits = 0
@@ -78,7 +78,7 @@ def section_cost(counts: Int64s) -> int:
 
 @kernel
 def weight_bytes(counts: Int64s, codes: Bytes) -> None:
-    """The weight byte of every count in proportion to the largest; 0 for a count of 0."""
+    """Write to `codes` the weight byte of every count, in proportion to the largest count; 0 for a count of 0."""
     largest = max(counts.max(), 1)
     for s in range(counts.size):
         weight = counts[s] * _TOP_WEIGHT // largest
@@ -93,7 +93,7 @@ def weight_bytes(counts: Int64s, codes: Bytes) -> None:
 
 @kernel
 def weights_of(codes: Bytes, weights: Int64s) -> None:
-    """The weights that weight bytes stand for."""
+    """Write to `weights` the weights for which the weight bytes `codes` stand; 0 for byte 0."""
     for s in range(codes.size):
         b = np.int64(codes[s]) - 1
         weights[s] = (16 + (b & 15)) << (b >> 4) if b >= 0 else 0
@@ -101,9 +101,10 @@ def weights_of(codes: Bytes, weights: Int64s) -> None:
 
 @kernel
 def frequencies(weights: Int64s, result: Int64s) -> None:
-    """Frequencies in proportion to positive `weights`, at most MAX_SYMBOLS of them, that are at least 1 and add up to TOTAL.
+    """Write to `result` frequencies in proportion to positive `weights`, at least 1 each, which add up to TOTAL.
 
-    Symbols whose share is below 1.5 get 1; the others divide the rest, rounded cumulatively.
+    There are at most MAX_SYMBOLS weights. Symbols whose exact share is below 1.5 get 1. The others divide the rest, with
+    cumulative sums rounded down.
     """
     total = weights.sum()
     left = TOTAL
@@ -127,7 +128,7 @@ def frequencies(weights: Int64s, result: Int64s) -> None:
 
 @kernel
 def coded_cost(counts: Int64s, freqs: Int64s) -> int:
-    """Bits, in units of 2^-24, of symbols with these counts under `freqs`."""
+    """Return the bits, in units of 2^-24, of symbols with these counts coded with frequencies `freqs`."""
     bits = 0
     for k in range(counts.size):
         bits += counts[k] * ((PRECISION << _FRACTION) - _log2(freqs[k]))
@@ -136,7 +137,7 @@ def coded_cost(counts: Int64s, freqs: Int64s) -> int:
 
 @kernel
 def pair_weights(freqs: Int64s, result: Int64s) -> None:
-    """result[m a + b] = freqs[a] freqs[b]: pairs of independent symbols."""
+    """Write the weights of pairs of independent symbols: result[m a + b] = freqs[a] freqs[b] for m symbols."""
     m = freqs.size
     for a in range(m):
         for b in range(m):
@@ -145,7 +146,7 @@ def pair_weights(freqs: Int64s, result: Int64s) -> None:
 
 @kernel
 def pair_cost(counts: Int64s, freqs: Int64s) -> int:
-    """Bits, in units of 2^-24, of codes with these counts, taken as independent, in pairs under `freqs` of pairs (a, b)."""
+    """Return the bits, in units of 2^-24, of independent codes with these counts, coded in pairs with the frequencies `freqs`."""
     m = counts.size
     total = counts.sum()
     bits = 0

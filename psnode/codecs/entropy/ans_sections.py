@@ -1,13 +1,13 @@
-"""Sections of ans: stretches of codes with one table each, how they are chosen, written and read.
+"""Sections of ans, which are stretches of codes with one table each: choice, writing and reading.
 
     offset  bytes  field          little-endian
-         0      1  kind           1 pairs (of codes in succession), 0 single codes; + 2 if there is an escape symbol
-         1      4  codes
+         0      1  kind           1 for pairs of successive codes, 0 for single codes; + 2 if there is an escape symbol
+         1      4  number of codes
          5      2  table bytes t
          7      t  weight bytes: of the escape symbol, if there is one; then of codes 0, 1, ...; a zero byte and a
                    byte r stand for r symbols without a weight
 
-A section of one symbol alone has no other cost. Pairs have the products of their codes' frequencies as weights.
+A section with only one symbol costs no more than these bytes. The weight of a pair is the product of its codes' frequencies.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from psnode.errors import PayloadError
 
 MAX_SECTIONS = 65
 _SHORTEST = 4096
-_PAIRS_FROM = 1 << 14  # codes in a section: below, its table of pairs would cost more time than it saves
-_PAIRS_LOSS = 10  # pairs may be longer than single codes by 2^-10
-_RARE = (14, 12)  # a code is explicit if its share exceeds 2^-14; 2^-12 if there are too many of these
+_PAIRS_FROM = 1 << 14  # codes in a section; with fewer, a table of pairs would cost more time than it saves
+_PAIRS_LOSS = 10  # pairs are used if they are longer than single codes by at most a share of 2^-10
+_RARE = (14, 12)  # a code has a table entry if its share exceeds 2^-14, or 2^-12 if too many codes exceed 2^-14
 _HEAD = 7
 
 
 class Section(NamedTuple):
-    """`size` codes whose explicit `symbols` (ascending) have frequencies `freqs`; the escape, if any, is the first of these."""
+    """A section of `size` codes. `symbols`: the explicit codes, those with a table entry, ascending; `freqs`: their frequencies.
+
+    If `escape` is True, freqs[0] is the frequency of the escape symbol. `table` holds the weight bytes as sent.
+    """
 
     size: int
     pairs: bool
@@ -41,33 +44,33 @@ class Section(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """True if there is one symbol, so that nothing need be coded."""
+        """True if there is only one symbol, so that no words are needed."""
         return self.freqs.size == 1
 
     def max_escaped(self, alphabet: int) -> int:
-        """The most codes that are too rare for a table entry."""
+        """Return the largest possible number of codes that are too rare for a table entry."""
         return min(self.size, self.size * alphabet >> _RARE[1])
 
     def lut(self, alphabet: int) -> Int64s:
-        """The position in `freqs` of every code."""
+        """Return for every code its index in `freqs`; 0, that of the escape symbol, for codes without a table entry."""
         lut = np.zeros(alphabet, np.int64)
         lut[self.symbols] = np.arange(self.symbols.size) + self.escape
         return lut
 
     def pair_freqs(self) -> Int64s:
-        """Frequencies of pairs (a, b) at m a + b."""
+        """Return the frequencies of pairs (a, b), at index m a + b for m symbols."""
         weights = np.empty(self.freqs.size**2, np.int64)
         model.pair_weights(self.freqs, weights)
         return _frequencies(weights)
 
     def to_bytes(self) -> bytes:
-        """The section as in the table above."""
+        """Return the section in the format of the module's docstring."""
         head = bytes([self.pairs + 2 * self.escape]) + self.size.to_bytes(4, "little")
         return head + len(self.table).to_bytes(2, "little") + self.table
 
     @classmethod
     def of(cls, counts: Int64s) -> Self:
-        """The section that suits codes with these counts."""
+        """Return the section for codes with these counts."""
         total = int(counts.sum())
         explicit = counts << _RARE[0] > total
         if np.count_nonzero(explicit) >= MAX_SYMBOLS:
@@ -94,7 +97,10 @@ class Section(NamedTuple):
 
     @classmethod
     def read(cls, data: Bytes, start: int, alphabet: int) -> tuple[Self, int]:
-        """The section at the start of `data`, whose codes begin at index `start`, and its bytes. PayloadError."""
+        """Read the section at the start of `data`, whose first code has index `start`; return it and its length in bytes.
+
+        Raises PayloadError.
+        """
         if data.size < _HEAD:
             raise PayloadError("ans: the tables end inside a section")
         kind, count = int(data[0]), int.from_bytes(data[1:5], "little")
@@ -118,7 +124,7 @@ def _frequencies(weights: Int64s) -> Int64s:
 
 
 def _pack_zeros(weights: Bytes) -> bytes:
-    """Weight bytes with runs of zeros shortened."""
+    """Return the weight bytes with each run of zeros replaced by a zero and the run's length."""
     out = bytearray()
     start = 0
     for at in [*np.flatnonzero(weights).tolist(), weights.size]:
@@ -130,7 +136,7 @@ def _pack_zeros(weights: Bytes) -> bytes:
 
 
 def _unpack_zeros(data: Bytes, limit: int) -> Bytes:
-    """Inverse of _pack_zeros, for at most `limit` weights."""
+    """Invert _pack_zeros for at most `limit` weights. Raises PayloadError."""
     weights = np.zeros(limit + 1, np.uint8)
     at = 0
     in_run = False
@@ -147,7 +153,7 @@ def _unpack_zeros(data: Bytes, limit: int) -> Bytes:
 
 
 def choose_sections(codes: Codes, alphabet: int) -> list[Section]:
-    """Sections of `codes`: neighbouring pieces that one table suits are joined."""
+    """Divide `codes` into sections: successive pieces are joined if one table costs no more than two."""
     odd = codes.size > _PAIRS_FROM and codes.size % 2
     body = codes[: codes.size - odd]
     pieces = min(MAX_SECTIONS - 1, max(1, body.size // _SHORTEST)) if alphabet <= 256 else 1
@@ -173,7 +179,7 @@ def _counts(codes: Codes, alphabet: int) -> Int64s:
 
 
 def read_sections(data: Bytes, count: int, alphabet: int) -> tuple[list[Section], Bytes]:
-    """The sections at the start of `data`, of `count` codes altogether, and the rest. PayloadError."""
+    """Read the sections of `count` codes in all at the start of `data`; return them and the rest. Raises PayloadError."""
     sections: list[Section] = []
     start = 0
     while start < count and len(sections) < MAX_SECTIONS:

@@ -1,12 +1,12 @@
-"""rice: symbols by Golomb-Rice codes of their ranks. Simple, close to the entropy where it decays geometrically.
+"""rice: Golomb-Rice codes of the symbols' ranks by frequency. Simple, and near the entropy if frequencies decay geometrically.
 
-    uint32 bits of the codewords, all together; 0: the codes follow, packed in as many bits as the alphabet needs
-    uint32 (symbols that occur - 1) + 2^16 k
-    those symbols in the order of falling frequency, one byte each, two if the alphabet exceeds 256; zeros to a multiple of 4
+    uint32 bits of all codewords together; 0: the codes follow, packed in as many bits as the alphabet needs
+    uint32 (number of symbols that occur - 1) + 2^16 k
+    the symbols that occur by falling frequency, one byte each, two if the alphabet exceeds 256; zeros to a multiple of 4 bytes
     the codewords in uint32 words, lowest bit first; zeros to the end of the last word
 
-The symbol of rank r is sent as q = r div 2^k ones, a zero, and the k bits of r mod 2^k; if q > 15, as 16 ones and r in as many
-bits as the largest rank needs. k is the one that takes the fewest bits.
+The symbol of rank r is sent as q = r div 2^k ones, a zero, and the k bits of r mod 2^k. If q > 15, it is sent as 16 ones and r in
+as many bits as the largest rank needs. k is chosen for the fewest bits.
 
 Source: Golomb, "Run-length encodings", IEEE Trans. IT 1966; Rice, "Some practical universal noiseless coding techniques",
 JPL 79-22, 1979.
@@ -33,16 +33,16 @@ _MAX_PARAMETER = 15
 
 @dataclass(frozen=True, repr=False)
 class Rice(Lossless):
-    """`qsgd+rice`."""
+    """The stage rice, as in `qsgd+rice`."""
 
     id = "rice"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """A length, and the packed codes."""
+        """Return the bytes of a length and the packed codes, which replace any longer code."""
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
-        """Write the coded symbols, return their length."""
+        """Write the coded symbols and return their length in bytes."""
         counts = np.zeros(alphabet, np.int64)
         histogram(readonly(codes), counts)
         order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
@@ -59,7 +59,7 @@ class Rice(Lossless):
         return used
 
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """Overwrite `codes` from `data`. PayloadError."""
+        """Overwrite `codes` from `data`. Raises PayloadError."""
         if data.size < 4:
             raise PayloadError(f"rice: {data.size} bytes end inside a length")
         bits = int(data[:4].view(np.uint32)[0])
@@ -82,13 +82,13 @@ class Rice(Lossless):
 
 
 def _lengths(ranks: Int64s, parameter: int, largest_bits: int) -> Int64s:
-    """Bits of the codewords of `ranks`."""
+    """Return the lengths in bits of the codewords of `ranks`."""
     quotients = ranks >> parameter
     return np.where(quotients < LONGEST_RUN, quotients + 1 + parameter, LONGEST_RUN + largest_bits)
 
 
 def _best_parameter(counts: Int64s) -> tuple[int, int]:
-    """k, and the bits it takes in total, for ranks 0, 1, ... that occur `counts` times."""
+    """Return the best k and the total bits with it, for ranks 0, 1, ... that occur `counts` times."""
     ranks = np.arange(counts.size)
     tried = range(min(bits_for(counts.size), _MAX_PARAMETER) + 1)
     totals = [int(counts @ _lengths(ranks, k, bits_for(counts.size))) for k in tried]
@@ -97,7 +97,7 @@ def _best_parameter(counts: Int64s) -> tuple[int, int]:
 
 
 def _codewords(order: Int64s, alphabet: int, parameter: int) -> tuple[Int64s, Int64s]:
-    """The codeword and its length for every code."""
+    """Return for every code its codeword and the codeword's length in bits."""
     ranks = np.arange(order.size)
     quotients = ranks >> parameter
     short = (1 << np.minimum(quotients, LONGEST_RUN)) - 1 | (ranks & (1 << parameter) - 1) << (quotients + 1) % 32

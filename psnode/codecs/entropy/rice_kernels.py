@@ -1,4 +1,4 @@
-"""The loops of rice: codewords of at most 32 bits in and out of a 64-bit accumulator."""
+"""Kernels of rice, which write and read codewords of at most 32 bits through a 64-bit accumulator."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy as np
 from psnode.codecs.arrays import Codes, Int64s, Words16, Words32
 from psnode.codecs.kernels.jit import inlined, kernel
 
-LONGEST_RUN = 16  # ones before the rank itself
+LONGEST_RUN = 16  # number of ones after which the rank itself follows
 NOT_VALID = False
-_PEEK = 12  # bits that the table of short codewords looks at
+_PEEK = 12  # bits by which the table of short codewords is indexed
 
 
 @kernel
 def encode(codes: Codes, words: Int64s, lengths: Int64s, out: Words32) -> None:
-    """Concatenate the codewords; `out` is exactly as long as they are."""
+    """Write the concatenated codewords of `codes` to `out`, which has exactly the words that they need."""
     held = np.uint64(0)
     count = np.uint64(0)
     p = np.uint64(0)
@@ -32,7 +32,7 @@ def encode(codes: Codes, words: Int64s, lengths: Int64s, out: Words32) -> None:
 
 @inlined
 def _read(held: np.uint64, k: int, largest_bits: int) -> tuple[int, int]:
-    """The rank at the lowest bits of `held`, and the bits it takes."""
+    """Return the rank whose codeword starts at the lowest bit of `held`, and the length of this codeword in bits."""
     quotient = 0
     while quotient < LONGEST_RUN and held & np.uint64(1):
         held >>= np.uint64(1)
@@ -44,8 +44,8 @@ def _read(held: np.uint64, k: int, largest_bits: int) -> tuple[int, int]:
 
 @kernel
 def decode(words: Words32, bits: int, symbols: Words16, k: int, largest_bits: int, codes: Codes) -> bool:
-    """Overwrite `codes` from the first `bits` bits of `words`; NOT_VALID unless they hold exactly those."""
-    table = np.zeros(1 << _PEEK, np.uint32)  # length, and the symbol times 2^8; 0: look closer
+    """Overwrite `codes` from the first `bits` bits of `words`; return NOT_VALID unless these are exactly codes.size codewords."""
+    table = np.zeros(1 << _PEEK, np.uint32)  # length + 2^8 symbol; 0 if the codeword is longer than 12 bits or not valid
     for index in range(1 << _PEEK):
         rank, wide = _read(np.uint64(index), k, largest_bits)
         if wide <= _PEEK and rank < symbols.size:

@@ -1,8 +1,8 @@
-"""Zstandard over a quantiser's symbols, as bytes; with more than 256 symbols all low bytes, then all high bytes.
+"""Zstandard compression of a quantiser's symbols as bytes; if the alphabet exceeds 256, all low bytes, then all high bytes.
 
-    bytes   one Zstandard frame (RFC 8878) with its content size
+    bytes   one Zstandard frame (RFC 8878) that states its content size
 
-The bytes depend on the version of the library, the decoded values do not. Needs the package zstandard.
+The bytes depend on the version of the library; the decoded values do not. Needs the package zstandard.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from psnode.errors import CodecSpecError, PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Zstd(Lossless):
-    """+zstd:level=1. Higher levels gain little on symbols that are nearly independent, and cost much."""
+    """+zstd:level=1. Higher levels gain little on nearly independent symbols and cost much time."""
 
     level: int = 1
 
     id = "zstd"
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a level out of bounds, or if the package is missing."""
+        """Raise CodecSpecError for a level out of bounds, or if the package is missing."""
         check_integer(self, "level", 1, 22)
         if find_spec("zstandard") is None:
             raise CodecSpecError("the stage zstd needs the package zstandard: pip install zstandard")
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """ZSTD_compressBound of the symbols' bytes."""
+        """Return an upper bound of the frame's length: at least ZSTD_compressBound of the symbols' bytes."""
         size = count if alphabet <= 256 else 2 * count
         return size + (size >> 8) + max(0, (1 << 17) - size >> 11) + 32
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
-        """One frame."""
+        """Write one frame to `out`; return its length in bytes."""
         import zstandard
 
         data = codes if alphabet <= 256 else np.concatenate([codes.astype(np.uint8), (codes >> 8).astype(np.uint8)])
@@ -47,7 +47,7 @@ class Zstd(Lossless):
         return len(frame)
 
     def expand(self, data: Bytes, codes: Codes, alphabet: int) -> None:
-        """The symbols of exactly one frame. PayloadError."""
+        """Overwrite `codes` with the symbols of exactly one frame. Raises PayloadError."""
         import zstandard
 
         try:

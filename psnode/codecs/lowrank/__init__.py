@@ -1,1 +1,1 @@
-"""Matrices as sums of rank-one terms: spectra, factorisations, and the draw of terms."""
+"""Decomposition of matrices into sums of rank-one terms, and sampling of these terms."""

@@ -1,15 +1,15 @@
-"""The probabilities and the sampling of ATOMO, for any orthonormal atoms.
+"""Probabilities and sampling of ATOMO, for any orthonormal atoms.
 
-A gradient g = sum lambda_i a_i is estimated by sum (t_i lambda_i / p_i) a_i, where t_i is 1 with probability p_i. That is
-unbiased for every p > 0, and its squared error, sum lambda_i^2 / p_i - sum lambda_i^2, does not depend on how the t_i hang
-together. Two choices remain, one function each.
+A gradient g = sum lambda_i a_i is estimated by sum (t_i lambda_i / p_i) a_i, where t_i is 1 with probability p_i, else 0. The
+estimate is unbiased for every p > 0. Its expected squared error, sum lambda_i^2 / p_i - sum lambda_i^2, does not depend on the
+correlation of the t_i. Two functions make the choices that remain:
 
-* `optimal_probabilities`: the p of a given expected number of atoms, the budget s, with the least squared error.
-* `systematic_sample`: a draw that keeps every p_i and makes the number of atoms floor(s) or ceil(s), so that a message has
-  a constant size. Independent draws would leave messages empty, and drawing again when they are is biased.
+* `optimal_probabilities` returns the p with the least squared error for a given expected number of atoms, the budget s.
+* `systematic_sample` takes each atom with probability p_i, floor(s) or ceil(s) atoms in all, so that messages have nearly
+  constant size. With independent draws some messages would be empty, and to repeat the draw in that case would be biased.
 
-Probabilities are multiples of 2^-48, added up as integers: inclusion has exactly the probability that divides the
-coefficient, and an integral budget gives exactly that many atoms whatever the rounding.
+Probabilities are multiples of 2^-48 and are added as integers. Therefore the probability with which an atom is taken is exactly
+the one that divides its coefficient, and with an integral budget the number of atoms is exactly the budget.
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018, Theorem 3 and Algorithm 1; Madow, "On the theory of systematic sampling", 1949.
@@ -30,13 +30,15 @@ MAX_BUDGET = 1 << 14
 
 
 def optimal_probabilities(magnitudes: npt.ArrayLike, budget: float) -> Float64s:
-    """The minimiser of sum lambda_i^2 / p_i subject to 0 < p_i <= 1 and sum p_i = budget.
+    """Return the p that minimise sum lambda_i^2 / p_i subject to 0 < p_i <= 1 and sum p_i = budget.
 
-    `magnitudes` are the |lambda_i| >= 0, 1-D, any order and scale; atoms of magnitude 0 get p = 0. Where the budget covers
-    all others they get p = 1. Otherwise p_i = min(1, c |lambda_i|) with the c that spends the budget (water-filling): the
-    largest atom is certain as long as its share of the rest would exceed 1, the rest share in proportion.
+    `magnitudes` are the |lambda_i| >= 0, 1-D, of any order and scale. Atoms of magnitude 0 get p = 0. If the budget is at least
+    the number of other atoms, these get p = 1. Otherwise p_i = min(1, c |lambda_i|), with the c for which the p_i add up to the
+    budget (water-filling): while the proportional share of the largest remaining atom would exceed 1, it gets p = 1; the other
+    atoms then divide the rest of the budget in proportion.
 
-    Returns float64, the shape of `magnitudes`. Raises `CodecValueError` for a negative or non-finite entry or budget.
+    Returns float64 of the shape of `magnitudes`. Raises `CodecValueError` for an entry that is negative or not finite, and for a
+    budget out of bounds.
     """
     lam = np.asarray(magnitudes, dtype=np.float64)
     if lam.ndim != 1 or not np.all(np.isfinite(lam)) or np.any(lam < 0):
@@ -52,7 +54,7 @@ def optimal_probabilities(magnitudes: npt.ArrayLike, budget: float) -> Float64s:
     ranked = np.maximum(lam[order] / lam[order[0]], np.finfo(np.float64).tiny)
     tail = np.cumsum(ranked[::-1])[::-1]  # tail[k] = ranked[k:].sum(), the smallest added first
     left = budget - np.arange(ranked.size)
-    certain = int(np.argmax(left * ranked <= tail))  # the first atom whose share is at most 1: exists, as size > budget
+    certain = int(np.argmax(left * ranked <= tail))  # the first atom with a share of at most 1; it exists, as size > budget
     share = np.ones(ranked.size)
     share[certain:] = np.minimum(1.0, left[certain] * (ranked[certain:] / tail[certain]))
     probabilities[order] = share
@@ -60,10 +62,11 @@ def optimal_probabilities(magnitudes: npt.ArrayLike, budget: float) -> Float64s:
 
 
 def ticks(probabilities: npt.ArrayLike, budget: float) -> Int64s:
-    """Probabilities that add up to `budget` (or are all 0 or 1), as integers in units of 2^-48; p > 0 stays above 0.
+    """Return probabilities as integers in units of 2^-48. Probabilities above 0 stay above 0.
 
-    The integers add up to the rounded budget: the difference by rounding (half a unit an atom) is settled with the largest
-    uncertain atoms first. The probability in force is `ticks / 2^48`: divide by that one.
+    `probabilities` must add up to `budget` or all be 0 or 1. The integers add up to the rounded budget: the difference caused by
+    rounding (at most half a unit per atom) is corrected in the largest uncertain atoms first. Coefficients must be divided by the
+    rounded probability, `ticks / 2^48`. Raises CodecValueError.
     """
     p = np.asarray(probabilities, dtype=np.float64)
     if p.ndim != 1 or not np.all((p >= 0) & (p <= 1)):
@@ -82,10 +85,11 @@ def ticks(probabilities: npt.ArrayLike, budget: float) -> Int64s:
 
 
 def systematic_sample(shares: Int64s, start: int) -> Int64s:
-    """The atoms whose stretch of the running sum of `shares` holds one of the points start, start + 2^48, ...
+    """Return the atoms whose intervals of the cumulative sum of `shares` contain one of the points start, start + 2^48, ...
 
-    `shares` are `ticks`, `start` is uniform in [0, 2^48). Atom i is taken with probability exactly shares[i] / 2^48, no atom
-    twice, and the number of atoms is floor or ceil of the total. Returns ascending indices, int64.
+    `shares` are `ticks`, and `start` is uniform in [0, 2^48). Atom i is taken with probability exactly shares[i] / 2^48, at most
+    once. The number of atoms is the total of the shares in units of 2^48, rounded down or up. Returns ascending indices, int64.
+    Raises CodecValueError.
     """
     if not 0 <= start < TICKS:
         raise CodecValueError(f"start must be in [0, 2^{TICK_BITS}), not {start}")
@@ -96,7 +100,7 @@ def systematic_sample(shares: Int64s, start: int) -> Int64s:
 
 
 def sampling_error(magnitudes: npt.ArrayLike, probabilities: npt.ArrayLike) -> float:
-    """Expected squared error sum lambda^2 / p - sum lambda^2 of the estimator; infinite if an atom is never taken."""
+    """Return the expected squared error sum lambda^2 / p - sum lambda^2; infinite if p is 0 for an atom with lambda > 0."""
     lam, p = np.asarray(magnitudes, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
     held = lam > 0
     if np.any(p[held] <= 0):

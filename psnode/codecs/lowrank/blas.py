@@ -1,10 +1,10 @@
-"""One BLAS thread for a while, for numpy's linear algebra in this process.
+"""Temporary restriction of numpy's BLAS to one thread in this process.
 
-psnode divides cores between processes and between its own threads. A BLAS that starts a thread for every core on top of
-that makes them wait for each other (30 times slower on busy cores), and its sums depend on their number.
+psnode divides the cores between processes and between its own threads. If BLAS also starts a thread for every core, threads wait
+for each other (30 times slower on busy cores). Moreover the sums of BLAS depend on the number of its threads.
 
-OpenBLAS, which numpy's wheels bring, is found through the extension module that uses it. Any other BLAS keeps its own
-settings.
+OpenBLAS, which numpy's wheels include, is found through numpy's extension module for linear algebra. Any other BLAS keeps its
+own settings.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _CREATION = Lock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the block BLAS runs in the calling thread; several threads may be inside at once, nested or not.
+    """Restrict BLAS to one thread within a `with` block. Blocks may be nested and may overlap in several threads.
 
-    The number of BLAS threads belongs to the process: the first to enter lowers it, the last to leave restores it.
+    The number of BLAS threads is a setting of the process: the first block entered sets it to 1, the last block left restores it.
     """
     with _CREATION:
         limit = _limit()
@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Limit:
-    """Number of callers inside, and of threads before them."""
+    """The restriction of BLAS: counts the `with` blocks in progress and remembers the number of threads before the first."""
 
     def __init__(self, get: Callable[[], int], put: Callable[[int], object]) -> None:
         self._get, self._put = get, put
@@ -59,7 +59,7 @@ class _Limit:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The extension module of numpy's linear algebra, through which symbols of its BLAS and LAPACK are found."""
+    """Return numpy's extension module for linear algebra as a library, which gives access to symbols of its BLAS and LAPACK."""
     from numpy.linalg import _umath_linalg
 
     return ctypes.CDLL(_umath_linalg.__file__)
@@ -67,7 +67,7 @@ def library() -> ctypes.CDLL:
 
 @cache
 def _limit() -> _Limit:
-    """The limit of numpy's OpenBLAS, whose symbols are renamed by some builds; one without effect if there is none."""
+    """Return the restriction of numpy's OpenBLAS, whose symbols have other names in some builds; without OpenBLAS, a dummy."""
     for prefix, suffix in product(("scipy_", ""), ("64_", "_64", "")):
         name = f"{prefix}openblas_%s_num_threads{suffix}"
         if hasattr(library(), name % "get") and hasattr(library(), name % "set"):

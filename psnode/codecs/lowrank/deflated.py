@@ -1,18 +1,17 @@
-"""All terms of a matrix, nearly the singular ones: the largest from a random subspace, the others in float32.
+"""All terms of a matrix, close to the singular ones: the largest from a random subspace, the others computed in float32.
 
-sum u_i (u_i^T A) is A for any orthonormal basis u of the short side: the choice of the basis decides how much an unbiased
-sample of such terms varies, and never its mean. So the cheapest basis will do that has nearly the least
-sum of lengths ||u_i^T A||:
+For any orthonormal basis u of the short side, sum u_i (u_i^T A) = A. The basis determines the variance of an unbiased sample of
+the terms, but not its mean. Therefore a cheap basis suffices whose sum of lengths ||u_i^T A|| is nearly the least:
 
-* `sketch` (psnode.codecs.lowrank.randomised) finds the largest terms, in float64: its k vectors B, orthonormal;
-* I - F F^T is a reflection that takes B to the first k coordinates, so that its other columns are a basis of the complement of B.
-  Along these A is A': the remainder, whose Gram matrix is formed in float32, and whose eigenvectors are those of `eigenbasis`.
+* `sketch` (psnode.codecs.lowrank.randomised) finds the largest terms in float64, with k orthonormal vectors B.
+* The reflection I - F F^T takes B to the first k coordinates, so that its other columns are a basis of B's complement. In this
+  basis the remainder of A is A'. Its Gram matrix is formed in float32, and `eigenbasis` returns the eigenvectors of this matrix.
 
-Without the first step the second would not do: squares that are to add up in float32 leave nothing of values below 2^-12 of
-the largest, and of transformers' gradients those are most of the sum. With it they are measured by the largest of those
-left. Terms that rounding hides there too keep the probability of LEAST times that one, so that none is forgotten; those
-below 2^-22 of the largest of all are float32's own rounding of it, and are dropped as `spectrum` drops them. A term is made
-from A itself in float64.
+The first step is needed because sums of squares in float32 lose values below 2^-12 of the largest value. For gradients of
+transformers such values make up most of the sum of lengths. After the first step, precision is relative to the largest value of
+the remainder. Terms still hidden by rounding get LEAST times this value as their length, so that every term has a positive
+probability. Terms below 2^-22 of the largest of all are within float32's rounding of it, and are dropped as in `spectrum`. The
+terms themselves are computed from A in float64.
 
 The reflection: with B's first k columns B_1^T = W S Z^T (k x k), F = (B^T Z + [W; 0]) / sqrt(1 + S) gives
 (I - F F^T) B^T = [-W Z^T; 0].
@@ -33,15 +32,15 @@ from psnode.codecs.lowrank.eigen32 import Eigenbasis, eigenbasis
 from psnode.codecs.lowrank.randomised import sketch
 from psnode.codecs.lowrank.spectrum import NOISE, Spectrum, project, spectrum, trim
 
-EXACT_BELOW = 96  # entries of the short side: the exact spectrum is as fast up to this
-LEAST = 2.0**-12.5  # of the largest value in the rest: the root of half a unit in the last place of its square
-_BLOCK = 1 << 21  # values that are taken to the complement at a time
-_SAFE = 30  # binary exponents of magnitudes whose squares, and values far below them, float32 holds
+EXACT_BELOW = 96  # entries of the short side; for smaller matrices the exact spectrum is as fast
+LEAST = 2.0**-12.5  # relative to the largest value of the remainder: the root of half a unit in the last place of its square
+_BLOCK = 1 << 21  # values that are projected onto the complement at a time
+_SAFE = 30  # largest binary exponent of values for which float32 holds the squares, also of far smaller values
 
 
 @dataclass(frozen=True, slots=True)
 class Deflated:
-    """Terms of a matrix, which add up to it but for rounding."""
+    """The terms of a matrix, which add up to the matrix up to rounding."""
 
     head: Spectrum
     rest: Eigenbasis
@@ -55,17 +54,17 @@ class Deflated:
     excess: float = 0.0
 
     def terms(self, chosen: npt.ArrayLike) -> tuple[Float64s, Float64s]:
-        """Factors (left, right) of the terms with the indices `chosen`: shapes (k, m) and (k, n), float64."""
+        """Return factors (left, right) of the terms with the indices `chosen`: shapes (k, m) and (k, n), float64."""
         short = self._vectors(self.order[np.asarray(chosen, dtype=np.int64)])
         return self.head.core.factors(short, project(self.head.core, short))
 
     def lengths(self) -> Float64s:
-        """The lengths of the terms themselves, (r,), by making them all: as much work as an exact spectrum."""
+        """Return the exact lengths of the terms, (r,), by computing all terms, which takes as long as an exact spectrum."""
         long = project(self.head.core, self._vectors(self.order))
         return np.asarray(np.linalg.norm(long, axis=1))
 
     def _vectors(self, places: Int64s) -> Float64s:
-        """The vectors of the short side at these places, (k, short side)."""
+        """Return the vectors of the short side with these indices, (k, short side)."""
         found, known = np.empty((places.size, len(self.reflector))), len(self.head.values)
         inside = places < known
         found[inside] = self.head.vectors[places[inside]]
@@ -77,10 +76,10 @@ class Deflated:
 
 
 def deflated(matrix: Floats, count: int, key: Words) -> Spectrum | Deflated:
-    """All terms of `matrix`: at least `count` of them those of the largest singular values, nearly, and all others.
+    """Return all terms of `matrix`, of which at least `count` are close to those of the largest singular values.
 
-    Deterministic in `matrix` and `key` for a machine and library version, on one BLAS thread. A matrix of fewer than 96 rows or
-    columns, zero ones not counted, is decomposed exactly. Raises NonFiniteGradientError.
+    On one BLAS thread the result depends only on `matrix`, `key`, machine and library version. A matrix of fewer than 96 non-zero
+    rows or columns is decomposed exactly. Raises NonFiniteGradientError.
     """
     if min(trim(matrix).values.shape) < EXACT_BELOW:
         return spectrum(matrix)
@@ -101,7 +100,7 @@ def _sorted(head: Spectrum, rest: Eigenbasis, reflector: Float64s, exponent: int
 
 
 def _reflector(vectors: Float64s) -> Float64s:
-    """F of the orthonormal rows `vectors`, (k, n)."""
+    """Return F, shape (n, k), for the orthonormal rows `vectors` (k, n)."""
     count = len(vectors)
     left, cosines, right = np.linalg.svd(vectors[:, :count].T)
     turned = vectors.T @ right.T
@@ -110,7 +109,7 @@ def _reflector(vectors: Float64s) -> Float64s:
 
 
 def _gram_of_rest(head: Spectrum, reflector: Floats, exponent: int) -> Floats:
-    """A' A'^T / 4^exponent, float32: of the core of `head`, its short side in front, along the complement of its vectors."""
+    """Return A' A'^T / 4^exponent, float32, for the core of `head` with its short side as rows; see the module's docstring."""
     values, known, tall = head.core.values, len(head.values), head.core.tall
     short, long = min(values.shape), max(values.shape)
     total, outer = np.zeros((short - known, short - known), np.float32), np.ascontiguousarray(reflector[known:])

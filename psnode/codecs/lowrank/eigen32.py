@@ -1,9 +1,8 @@
-"""Eigenvectors of a symmetric float32 matrix, of which few are ever asked for, by LAPACK's routines for float32.
+"""Eigenvectors of a symmetric float32 matrix, of which only a few are needed, by LAPACK's float32 routines.
 
-numpy.linalg decomposes in float64, whatever it is given. The OpenBLAS that its wheels bring has the same in float32, at half
-the time; and where few eigenvectors are drawn, all stay in the basis in which the matrix is tridiagonal (ssytrd), where
-divide and conquer finds them (sstedc), and those drawn alone are turned back (sormtr). Where numpy uses another LAPACK its
-float64 takes the place.
+numpy.linalg decomposes float32 matrices in float64, which takes twice the time. Therefore this module calls the OpenBLAS in
+numpy's wheels directly. The matrix is reduced to tridiagonal form (ssytrd), whose eigenvectors are found by divide and conquer
+(sstedc). Only the eigenvectors needed are transformed back (sormtr). If numpy uses another LAPACK, numpy.linalg.eigh is used.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import numpy as np
 from psnode.codecs.arrays import Float64s, Floats, Int64s
 from psnode.codecs.lowrank.blas import library
 
-_BLOCK = 64  # columns that LAPACK's blocked routines take at a time: the workspace they do best with
+_BLOCK = 64  # columns per block of LAPACK's blocked routines, for a workspace of optimal size
 
 
 @dataclass(frozen=True, slots=True)
 class Eigenbasis:
-    """An orthonormal basis of eigenvectors, to float32's precision, one at a time."""
+    """An orthonormal basis of eigenvectors, to float32's precision, computed on demand."""
 
     squares: Float64s
     """(n,), descending: the eigenvalues, each right to about 2^-24 of the largest."""
@@ -33,7 +32,7 @@ class Eigenbasis:
 
 
 def eigenbasis(matrix: Floats) -> Eigenbasis:
-    """That of a symmetric matrix (n, n), float32, finite, contiguous; overwritten."""
+    """Return the eigenbasis of a symmetric `matrix` (n, n), float32, finite and contiguous, which is overwritten."""
     return _decomposed(matrix) if matrix.size and _routine("ssytrd") else _by_numpy(matrix)
 
 
@@ -43,7 +42,7 @@ def _by_numpy(matrix: Floats) -> Eigenbasis:
 
 
 def _decomposed(matrix: Floats) -> Eigenbasis:
-    """LAPACK reads columns where numpy has rows: of a symmetric matrix they are the same."""
+    """Decompose by LAPACK. Its matrices are stored by columns, numpy's by rows, which for a symmetric matrix is the same."""
     n = len(matrix)
     squares, beside, scales = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
     _call("ssytrd", b"L", n, matrix, n, squares, beside, scales, np.empty(_BLOCK * n, np.float32), _BLOCK * n)
@@ -64,9 +63,9 @@ def _decomposed(matrix: Floats) -> Eigenbasis:
 
 
 def _call(name: str, *arguments: bytes | int | Floats | Int64s) -> None:
-    """Call a Fortran routine, whose last argument says whether it was done: numpy.linalg.LinAlgError if not."""
+    """Call a LAPACK routine. Raises numpy.linalg.LinAlgError if the routine's last argument reports a failure."""
     done = ctypes.c_int64()
-    lengths = [ctypes.c_size_t(1) for each in arguments if isinstance(each, bytes)]  # which Fortran hands over unseen
+    lengths = [ctypes.c_size_t(1) for each in arguments if isinstance(each, bytes)]  # Fortran's hidden lengths of strings
     routine = _routine(name)
     assert routine is not None
     routine(*map(_reference, arguments), ctypes.byref(done), *lengths)
@@ -82,5 +81,5 @@ def _reference(argument: bytes | int | Floats | Int64s) -> Any:
 
 @cache
 def _routine(name: str) -> Callable[..., None] | None:
-    """The routine of numpy's own OpenBLAS with integers of 64 bits; None if numpy uses another LAPACK."""
+    """Return the routine of numpy's OpenBLAS with 64-bit integers, or None if numpy uses another LAPACK."""
     return next((getattr(library(), full) for full in (f"scipy_{name}_64_", f"{name}_64_") if hasattr(library(), full)), None)

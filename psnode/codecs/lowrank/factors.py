@@ -1,4 +1,4 @@
-"""Rank-one terms as one float32 vector, and back: for each term the m entries of its left factor, then the n of its right."""
+"""Conversion of rank-one terms to and from a float32 vector: for each term its left factor (m), then its right factor (n)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 def fold(left: Float64s, right: Float64s, probabilities: Float64s) -> Floats:
-    """The terms left (k, m) times right (k, n), each over its probability: k (m + n) values, of equal RMS in both factors.
+    """Return k (m + n) float32 values for the terms left[i] right[i]^T, (k, m) and (k, n), each divided by its probability.
 
-    If their sum, or a part of it in ascending order, exceeds float32 anywhere, all terms are scaled down until it fits.
+    The entries of both factors of a term have equal RMS. If the sum of the terms, or a partial sum in ascending order, leaves
+    float32's range anywhere, all terms are scaled down until it fits.
     """
     (k, m), n = left.shape, right.shape[1]
     lengths_left, lengths_right = (np.maximum(np.linalg.norm(side, axis=1), _TINY) for side in (left, right))
@@ -28,7 +29,7 @@ def fold(left: Float64s, right: Float64s, probabilities: Float64s) -> Floats:
 
 
 def _peak(left: Float64s, right: Float64s) -> float:
-    """The largest magnitude of a term or of a sum of the first few terms."""
+    """Return the largest magnitude in any term or any partial sum of the terms."""
     total, peak = np.zeros((left.shape[1], right.shape[1])), 0.0
     for one, other in zip(left, right, strict=True):
         term = np.outer(one, other)
@@ -38,6 +39,6 @@ def _peak(left: Float64s, right: Float64s) -> float:
 
 
 def unfold(values: Floats, terms: int, m: int, n: int) -> tuple[Floats, Floats]:
-    """The factors (terms, m) and (terms, n), contiguous."""
+    """Return the factors (terms, m) and (terms, n), contiguous and read-only."""
     table = values.reshape(terms, m + n)
     return readonly(np.ascontiguousarray(table[:, :m])), readonly(np.ascontiguousarray(table[:, m:]))

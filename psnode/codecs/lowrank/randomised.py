@@ -1,12 +1,13 @@
-"""The largest terms of a matrix from a random subspace: a few passes instead of a decomposition.
+"""The largest terms of a matrix from a random subspace, by a few passes over the matrix instead of a decomposition.
 
-With the short side in front, Q is an orthonormal basis of A A^T G for a Gaussian G of a few more columns than terms wanted
-(one power iteration, float32). Q^T A (float64) is small: its singular value decomposition gives terms whose sum is Q Q^T A.
+Let the rows of A be its short side, and G a Gaussian matrix with a few more columns than terms are wanted. Q is an orthonormal
+basis of A A^T G (one power iteration, float32). Q^T A (float64) is small, and its singular value decomposition gives terms whose
+sum is Q Q^T A.
 
-That leaves out E = A - Q Q^T A. For feedback loops it may. For an unbiased estimate `cover` adds one random term: for z
-uniform on the unit sphere of Q's complement, of dimension D, D z z^T A has expectation E and squared length D ||E||^2 on
-average. The sampling treats it as an atom of length sqrt(D) ||E||; its own variance is (D - 1) ||E||^2: next to useless
-unless E is small.
+These terms lack E = A - Q Q^T A, which is acceptable in feedback loops. For an unbiased estimate, `cover` adds one random term.
+Let z be uniform on the unit sphere of Q's complement, whose dimension is D. Then D z z^T A has expectation E and a mean squared
+length of D ||E||^2. In sampling it counts as an atom of length sqrt(D) ||E||. Its own variance is (D - 1) ||E||^2, so that this
+estimate is hardly useful unless E is small.
 
 Source: Halko, Martinsson, Tropp, "Finding structure with randomness", SIAM Review 53(2), 2011, Algorithms 4.3 and 5.1.
 """
@@ -29,10 +30,10 @@ _SAFE = 2.0**60
 
 
 def sketch(matrix: Floats, count: int, key: Words, *, cover: bool = False) -> Spectrum:
-    """At least the `count` largest terms of `matrix`, nearly, descending; with `cover` one random term after them.
+    """Return approximately the largest terms of `matrix`, at least `count`, descending; with `cover`, one random term follows.
 
-    Deterministic in `matrix` and `key` for a machine, library version and number of BLAS threads. A matrix whose short side has
-    no more than count + 5 entries is decomposed exactly. Raises NonFiniteGradientError.
+    The result depends only on `matrix`, `key`, machine, library version and number of BLAS threads. A matrix whose short side has
+    at most count + 5 entries is decomposed exactly. Raises NonFiniteGradientError.
     """
     core = trim(matrix)
     short = min(core.values.shape)
@@ -48,7 +49,7 @@ def sketch(matrix: Floats, count: int, key: Words, *, cover: bool = False) -> Sp
 
 
 def _range(core: Core, drawn: Float64s, matrix: Floats) -> Float64s:
-    """Orthonormal rows (width, short) that span nearly the leading subspace of the short side."""
+    """Return orthonormal rows (width, short) that approximately span the leading subspace of the short side."""
     a = core.values.T if core.tall else core.values
     start = drawn.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -65,13 +66,13 @@ def _range(core: Core, drawn: Float64s, matrix: Floats) -> Float64s:
 
 
 def _covered(found: Spectrum, basis: Float64s, direction: Float64s) -> Spectrum:
-    """`found` and a random term for the rest."""
+    """Return `found` with a random term for the rest of the matrix, unless the rest is within rounding errors."""
     assert found.products is not None
     energy = sum(float(np.sum(np.square(row, dtype=np.float64))) for row in found.core.values)
     missing = energy - float(np.sum(found.values**2))
     if missing <= NOISE**2 * energy:
         return found
-    for _ in range(2):  # once is orthogonal to rounding relative to the rest, twice to rounding
+    for _ in range(2):  # the second projection removes the rounding errors of the first
         direction = direction - (basis @ direction) @ basis
         direction = direction / np.linalg.norm(direction)
     dimension = direction.size - len(basis)
@@ -85,7 +86,7 @@ def _covered(found: Spectrum, basis: Float64s, direction: Float64s) -> Spectrum:
 
 
 def normals(key: Words, count: int) -> Float64s:
-    """Independent N(0, 1) values: Box and Muller's transform of pairs of words of a stream."""
+    """Return `count` independent N(0, 1) values, by Box and Muller's transform of pairs of words of a stream under `key`."""
     words = np.empty((-(-count // (4 * BLOCK)), 4 * BLOCK), np.uint32)
     for at, row in enumerate(words):
         fill(row, key, _STREAM, at * BLOCK)

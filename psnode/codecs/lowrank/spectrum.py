@@ -1,20 +1,20 @@
-"""The singular value decomposition of a gradient matrix, as rank-one terms that add up to it.
+"""The singular value decomposition of a gradient matrix, as rank-one terms whose sum is the matrix.
 
-Every tensor is read as a matrix by cutting its shape in two (`matricise`). The Gram matrix of the short side is formed in
-float64 and handed to LAPACK's symmetric eigensolver: singular values are the roots of its eigenvalues, singular vectors of
-the short side its eigenvectors. For 512 x 4608 that takes a tenth of the time of a full decomposition. Squares of float32
-stay within 10^-90 .. 10^77, so float64 needs no scaling.
+Every tensor is read as a matrix A by cutting its shape in two (`matricise`). The Gram matrix of the short side is formed in
+float64 and passed to LAPACK's symmetric eigensolver. The singular values are the roots of its eigenvalues, and the singular
+vectors u_i of the short side are its eigenvectors. For 512 x 4608 this takes a tenth of the time of a full decomposition.
+Squares of float32 are within 10^-90 .. 10^77, so that no scaling is needed in float64.
 
-The vector of the other side is w_i = A^T u_i, computed when it is asked for. As the u_i are orthonormal to rounding, the
-terms u_i w_i^T add up to A however inaccurate a single direction may be (clustered values have no directions of their own).
-Squaring loses the bottom of the spectrum: values below 2^-22 of the largest are rounding noise of the Gram
-matrix, and are taken as zero. That is float32's own resolution of the largest term.
+The vector of the other side, w_i = A^T u_i, is computed when needed. Since the u_i are orthonormal up to rounding, the terms
+u_i w_i^T add up to A even if single directions are inaccurate (as for clustered singular values, which have no directions of
+their own). Squaring loses the smallest singular values: values below 2^-22 of the largest are taken as zero, because they are
+rounding noise of the Gram matrix. This corresponds to float32's resolution of the largest term.
 
-Workspace: 8 bytes times the larger of 2^22 and five squares of the short side. The eigensolver takes the cube of the short
-side: 25 ms for 512, 2 s for 2048, 20 s for 4096; from there on method=randomised is the one to use.
+Workspace: 8 bytes times the larger of 2^22 and five squares of the short side. The time of the eigensolver grows with the cube of
+the short side: 25 ms for 512, 2 s for 2048, 20 s for 4096; for still larger matrices use method=randomised.
 
-Rows and columns that are zero throughout (dead units, taps of a convolution that see padding only) are left out before all
-this, and come back as exact zeros.
+Rows and columns that consist of zeros (of dead units, or of taps of a convolution that see only padding) are removed before
+the decomposition, and are exactly zero in the terms.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _PROJECT_BLOCK = 1 << 16
 
 
 def matricise(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(split, m, n): the cut of `shape` into shape[:split] and shape[split:] whose matrix m x n has the least m + n.
+    """Return (split, m, n): the cut of `shape` into shape[:split] and shape[split:] whose m x n matrix has the least m + n.
 
-    A factor pair costs m + n values, so that cut makes the smallest message: 512 x 512 x 3 x 3 is read as 512 x 4608, not
-    as 262144 x 9. The first of equals. Shapes of fewer than two dimensions, or without elements, have no cut: split is 0.
+    A pair of factors takes m + n values, so that this cut makes the smallest message: 512 x 512 x 3 x 3 is read as 512 x 4608,
+    not as 262144 x 9. Of equal cuts the first is taken. Shapes with fewer than two dimensions or without elements are not cut,
+    and split is 0.
     """
     if len(shape) < 2 or 0 in shape:
         return 0, 1, math.prod(shape)
@@ -47,7 +48,7 @@ def matricise(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class Core(NamedTuple):
-    """A matrix of `shape` without its zero rows and columns, and where the others are."""
+    """A matrix of `shape` without its zero rows and columns, and the indices of its other rows and columns."""
 
     values: Floats
     rows: Int64s
@@ -56,12 +57,12 @@ class Core(NamedTuple):
 
     @property
     def tall(self) -> bool:
-        """True if columns are the short side."""
+        """True if the columns are the short side, that is if there are more rows than columns."""
         m, n = self.values.shape
         return bool(m > n)
 
     def factors(self, short: Float64s, long: Float64s) -> tuple[Float64s, Float64s]:
-        """Factors (left, right) of terms, (k, m) and (k, n), from those of the core's short and long side, float64."""
+        """Return factors (left, right) of terms, (k, m) and (k, n), float64, given vectors of the core's short and long side."""
         inner_left, inner_right = (long, short) if self.tall else (short, long)
         left, right = np.zeros((len(short), self.shape[0])), np.zeros((len(short), self.shape[1]))
         left[:, self.rows] = inner_left
@@ -71,7 +72,7 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """Terms of a matrix: their lengths, and the factors to make them of."""
+    """The terms of a matrix: their lengths, and the vectors from which their factors are computed."""
 
     core: Core
     values: Float64s
@@ -84,10 +85,10 @@ class Spectrum:
     """Variance that the terms have before any is left out: 0 unless one of them is random."""
 
     def terms(self, chosen: npt.ArrayLike) -> tuple[Float64s, Float64s]:
-        """Factors (left, right) of the terms with the indices `chosen`: shapes (k, m) and (k, n), float64.
+        """Return factors (left, right) of the terms with the indices `chosen`: shapes (k, m) and (k, n), float64.
 
-        The matrix is the sum over all i of left[i] right[i]^T; one of the two is a unit vector, the other as long as the
-        singular value.
+        The matrix is the sum over all i of left[i] right[i]^T. One of the two factors is a unit vector; the length of the other
+        is the singular value.
         """
         indices = np.asarray(chosen, dtype=np.int64)
         short = self.vectors[indices]
@@ -95,33 +96,32 @@ class Spectrum:
         return self.core.factors(short, long)
 
     def lengths(self) -> Float64s:
-        """The lengths of the terms themselves: here the values."""
+        """Return the lengths of the terms, which are the values."""
         return self.values
 
 
 def spectrum(matrix: Floats) -> Spectrum:
-    """The spectrum of `matrix`, float32, 2-D, not empty. A zero matrix has an empty one.
+    """Return the spectrum of `matrix`, float32, 2-D, not empty. The spectrum of a zero matrix is empty.
 
-    The signs of singular vectors are arbitrary: here the first entry of the largest magnitude of a short-side vector is
-    positive, so that they do not depend on the solver. Deterministic for a machine, library version and number of BLAS threads.
-    Raises NonFiniteGradientError.
+    The first entry of largest magnitude in a short-side vector is made positive, so that signs do not depend on the solver. The
+    result depends only on `matrix`, machine, library version and number of BLAS threads. Raises NonFiniteGradientError.
     """
     core = trim(matrix)
     gram = _gram(core)
-    if not np.isfinite(np.trace(gram)):  # squares of finite float32 do not overflow: the trace is finite if all entries are
+    if not np.isfinite(np.trace(gram)):  # squares of finite float32 values do not overflow float64
         raise_nonfinite(matrix)
     return Spectrum(core, *eigenpairs(gram))
 
 
 def trim(matrix: Floats) -> Core:
-    """`matrix` without its zero rows and columns; not copied if it has none."""
+    """Return `matrix` without its zero rows and columns, not copied if it has none."""
     rows, columns = np.flatnonzero(matrix.any(axis=1)), np.flatnonzero(matrix.any(axis=0))
     values = matrix if (rows.size, columns.size) == matrix.shape else matrix[np.ix_(rows, columns)]
     return Core(values, rows, columns, (matrix.shape[0], matrix.shape[1]))
 
 
 def eigenpairs(gram: Float64s) -> tuple[Float64s, Float64s]:
-    """Roots of the eigenvalues of a Gram matrix, descending and above the noise, and the eigenvectors as rows."""
+    """Return the roots of a Gram matrix's eigenvalues, descending and above the noise, and the eigenvectors as rows."""
     if not gram.size:
         return np.zeros(0), np.zeros(gram.shape)
     squares, basis = np.linalg.eigh(gram)
@@ -134,7 +134,7 @@ def eigenpairs(gram: Float64s) -> tuple[Float64s, Float64s]:
 
 
 def _gram(core: Core) -> Float64s:
-    """Gram matrix of the short side in float64; the workspace is bounded by cutting the long side."""
+    """Return the Gram matrix of the short side in float64. The long side is cut into blocks to bound the workspace."""
     matrix = core.values.T if core.tall else core.values
     short, long = matrix.shape
     step = max(short, _GRAM_BLOCK // max(short, 1))
@@ -146,7 +146,7 @@ def _gram(core: Core) -> Float64s:
 
 
 def project(core: Core, vectors: Float64s) -> Float64s:
-    """The products of vectors (k, short side) with the core: (k, long side), accumulated in float64."""
+    """Return the products of `vectors` (k, short side) with the core: (k, long side), accumulated in float64."""
     m, n = core.values.shape
     step = max(1, _PROJECT_BLOCK // max(n, 1))
     out = np.zeros((len(vectors), max(m, n)))

@@ -1,1 +1,1 @@
-"""Sparsifiers: which coordinates are sent, and their indices in few bytes."""
+"""Sparsifiers: selection of the coordinates to send, and compact coding of their indices."""

@@ -1,10 +1,10 @@
-"""Indices as a bitmap, entropy-coded: within 1 % of the least there is at densities that are too high for gaps.
+"""Entropy-coded bitmap of indices: within 1 % of the optimum at densities that are too high for gaps.
 
-The bits of the bitmap are coded in bytes (bit j of byte i is index 8 i + j), whose probability follows from the number k of
-ones alone: p^ones (1 - p)^zeros, p = k / d. So no table is sent. The coder is rANS with four states in turn (byte i goes to
-state i mod 4), of 32 bits, renormalised by 16 bits, with frequencies of 15 bits.
+The bitmap is coded byte by byte (bit j of byte i is index 8 i + j). The probability of a byte follows from k, the number of
+ones in all d bits: p^ones (1 - p)^zeros with p = k / d. Therefore no table is sent. The coder is rANS with four interleaved
+states of 32 bits (byte i goes to state i mod 4), renormalised by 16 bits, with frequencies of 15 bits.
 
-    uint32 of each state, then the uint16 words in the order in which they are read
+    uint32 for each state, then the uint16 words in the order in which they are read
 
 Source: Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman coding with compression rate of arithmetic
 coding", arXiv:1311.2540.
@@ -26,9 +26,10 @@ _POPULATION = np.array([bin(byte).count("1") for byte in range(256)])
 
 
 def edges(count: int, size: int) -> Words:
-    """The 257 edges, 0 to 2^15, of the stretches of 256 bytes for `count` ones in `size` bits, 0 < count < size.
+    """Return the 257 cumulative frequencies, 0 to 2^15, of the 256 byte values for `count` ones in `size` bits.
 
-    Products and sums in a fixed order: equal on every machine. A stretch is at least 1 long.
+    0 < count < size. Every frequency is at least 1. Products and sums are made in a fixed order, so that the result is equal on
+    every machine.
     """
     p = count / size
     weights = [1.0]
@@ -43,7 +44,7 @@ def edges(count: int, size: int) -> Words:
 
 @kernel
 def _encode(bitmap: Bytes, edges: Words, states: Words, words: Words16) -> int:
-    """Fill `words` from its end; how many. The last byte is coded first."""
+    """Encode the bytes from last to first, filling `words` from its end; return the number of words."""
     used = 0
     for s in range(STATES):
         states[s] = _LOW
@@ -62,7 +63,7 @@ def _encode(bitmap: Bytes, edges: Words, states: Words, words: Words16) -> int:
 
 @kernel
 def _decode(words: Words16, states: Words, edges: Words, bytes_of: Bytes, bitmap: Bytes) -> bool:
-    """Inverse of _encode; whether all words were used and the states are those it started from."""
+    """Invert _encode; return True if all words were used and each state ends as _encode began it."""
     used = 0
     for i in range(bitmap.size):
         state = states[i & (STATES - 1)]
@@ -91,7 +92,7 @@ def _fill(indices: Words32, bitmap: Bytes) -> None:
 
 @kernel
 def scan(bitmap: Words, indices: Words32) -> int:
-    """The positions of the ones, ascending; how many there are. Those beyond indices.size are counted only."""
+    """Write the ascending positions of the ones to `indices`, as many as fit, and return the number of ones."""
     count = 0
     for i in range(bitmap.size):
         word = bitmap[i]
@@ -104,7 +105,7 @@ def scan(bitmap: Words, indices: Words32) -> int:
 
 
 def write(indices: Words32, size: int) -> Bytes:
-    """The code of 0 < k < size ascending indices below `size`."""
+    """Return the code of ascending indices below `size`, at least one and fewer than `size`."""
     bitmap = np.zeros(-(-size // 8), np.uint8)
     _fill(indices, bitmap)
     states = np.empty(STATES, np.uint64)
@@ -114,7 +115,7 @@ def write(indices: Words32, size: int) -> Bytes:
 
 
 def read(data: Bytes, count: int, size: int) -> Words32:
-    """0 < count < size ascending indices below `size` from all of `data`. Raises PayloadError."""
+    """Return the `count` ascending indices below `size` coded in `data`, 0 < count < size. Raises PayloadError."""
     head = 4 * STATES
     if data.size < head or data.size % 2 or data.size > head + 2 * -(-size // 8):
         raise PayloadError(f"{data.size} bytes are no coded bitmap of {size} bits")

@@ -1,4 +1,4 @@
-"""The loops of the code of gaps. `bits` holds the number b of low bits of every group of 32 gaps."""
+"""Kernels of psnode.codecs.selection.gaps. `bits` holds b, the number of low bits, of every group of 32 gaps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from psnode.codecs.kernels.jit import kernel
 
 GROUP = 32
 _WORD = 64
-TURN = 1.62  # geometric gaps take b + 1 low bits rather than b if their mean exceeds this times 2^b
+TURN = 1.62  # for geometric gaps whose mean exceeds this times 2^b, b + 1 low bits are better than b
 
 
 @kernel
 def fit(indices: Words32, bits: Bytes) -> tuple[float, float]:
-    """Set the b of every group from its mean gap; about how many bits that takes, and one b for all, parameters aside."""
+    """Set the b of every group from its mean gap; return the approximate bits with these b and with one b for all.
+
+    The bits of the parameters themselves are not counted.
+    """
     total = 0.0
     start = np.int64(0)
     for group in range(bits.size):
@@ -38,7 +41,7 @@ def fit(indices: Words32, bits: Bytes) -> tuple[float, float]:
 
 @kernel
 def unary_bits(indices: Words32, bits: Bytes) -> int:
-    """Length of the unary stream."""
+    """Return the length of the unary stream in bits."""
     total = np.int64(indices.size)
     expected = np.uint32(0)
     for group in range(bits.size):
@@ -53,7 +56,7 @@ def unary_bits(indices: Words32, bits: Bytes) -> int:
 
 @kernel
 def write_streams(indices: Words32, bits: Bytes, low: Words, unary: Words) -> None:
-    """Fill the two streams. `unary` must be zero."""
+    """Write the stream of low bits to `low` and the unary stream to `unary`, which must be zero before."""
     word = np.uint64(0)
     used = np.uint64(0)
     at = 0
@@ -82,10 +85,10 @@ def write_streams(indices: Words32, bits: Bytes, low: Words, unary: Words) -> No
 
 @kernel
 def read_streams(low: Words, unary: Words, bits: Bytes, size: int, indices: Words32) -> tuple[int, int]:
-    """Fill `indices`; the lengths in bits of the unary stream and of the low one.
+    """Fill `indices` from the two streams; return the lengths in bits of the unary stream and of the stream of low bits.
 
-    The first is -1 if the stream ends too early, an index is not below `size`, or more follows. `low` is one word longer
-    than its stream.
+    The first is -1 if the unary stream ends too early, if an index is not below `size`, or if bits are set after the last index
+    in the same word. `low` is one word longer than its stream.
     """
     at = 0
     word = unary[0]

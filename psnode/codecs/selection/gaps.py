@@ -1,11 +1,13 @@
-"""Ascending indices as the gaps between them in a Golomb-Rice code: within 1 % of the least there is at low densities.
+"""Golomb-Rice code of ascending indices, by the gaps between them: within 1 % of the optimum for sparse random sets.
 
-A gap g >= 0 (coordinates skipped) is sent as its b low bits and, in unary, g >> b. The low bits of all gaps come first,
-then the unary parts: g >> b zeros and a one. Both streams are filled from the lowest bit of every byte up and end with zeros.
+A gap g >= 0 (the number of coordinates skipped) is sent as its b low bits and, in unary, g >> b. The low bits of all gaps come
+first, then the unary parts, each of g >> b zeros and a one. Both streams are filled from the lowest bit of every byte up and
+padded with zeros.
 
-For k of d coordinates, chosen at random, b near log2(ln 2 d / k) costs about k (log2(d / k) + 1.5) bits; whatever they are, no
-more than k (1 + b) + (d - k) / 2^b. The large entries of a gradient lie in clusters: a b for each 32 gaps, 5 bits each before
-the two streams, then takes up to a quarter less than log2 binomial(d, k). The shorter of the two is sent.
+For k of d coordinates, chosen at random, b near log2(ln 2 d / k) costs about k (log2(d / k) + 1.5) bits. The cost of any k
+coordinates is at most k (1 + b) + (d - k) / 2^b bits. The large entries of a gradient lie in clusters, which a separate b for
+every 32 gaps exploits: the b take 5 bits each before the two streams, and the code may be a quarter shorter than
+log2 binomial(d, k). The shorter code, with one b or with many, is sent.
 
 Source: Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 12, 1966; Rice and Plaunt, "Adaptive variable-length coding
 for efficient compression of spacecraft television data", IEEE Trans. Commun. 19, 1971.
@@ -23,11 +25,11 @@ from psnode.errors import PayloadError
 
 MAX_LOW_BITS = 28
 PARAMETER_BITS = 5
-GAIN = 49 / 50  # the gain expected of a b for each group before it is tried
+GAIN = 49 / 50  # a b for each group is tried if its expected length is at most this share of that with one b
 
 
 class Code(NamedTuple):
-    """Code of a set: bytes in all, the one b or None, and the b of every group of 32 gaps (uint8)."""
+    """Parameters of a code: length in bytes, the common b (None: a b per group), and the b of every group of 32 gaps (uint8)."""
 
     nbytes: int
     b: int | None
@@ -35,20 +37,20 @@ class Code(NamedTuple):
 
 
 def widest(count: int, size: int) -> int:
-    """The b that bounds the length for any `count` >= 1 of `size` indices: 2^b is at most the mean gap, 2^(b+1) is above."""
+    """Return the b by which max_nbytes bounds codes of `count` >= 1 of `size` indices: the largest with 2^b <= mean gap, or 0."""
     return max(0, ((size - count) // count).bit_length() - 1)
 
 
 def max_nbytes(count: int, size: int) -> int:
-    """The most bytes that `count` or fewer of `size` indices take, count <= size / 2."""
+    """Return the largest length in bytes of a code of at most `count` of `size` indices, count <= size / 2."""
     if not count:
         return 0
     b = widest(count, size)
-    return _bytes(count * (1 + b) + (size - count >> b)) + 2  # streams end with bytes of their own; fewer may take a bit more
+    return _bytes(count * (1 + b) + (size - count >> b)) + 2  # each stream is padded; fewer indices may take slightly more
 
 
 def choose(indices: Words32, size: int) -> Code:
-    """The shortest code of at least one ascending index below `size`."""
+    """Return the shortest code found for `indices`, at least one, ascending and below `size`."""
     groups = -(-indices.size // GROUP)
     wide = widest(indices.size, size)
     fixed = min(
@@ -67,7 +69,7 @@ def _code(indices: Words32, bits: Bytes, b: int | None) -> Code:
 
 
 def _lengths(count: int, bits: Bytes, b: int | None) -> tuple[int, int]:
-    """Bytes of the parameters and of the low bits."""
+    """Return the numbers of bytes of the parameters and of the low bits."""
     low = GROUP * int(bits.sum(dtype=np.int64)) - (-count % GROUP) * int(bits[-1])
     return 0 if b is not None else _bytes(PARAMETER_BITS * bits.size), _bytes(low)
 
@@ -77,7 +79,7 @@ def _bytes(bits: int) -> int:
 
 
 def write(indices: Words32, code: Code, out: Bytes) -> None:
-    """Write the `code` that was chosen for `indices` to exactly its bytes."""
+    """Write `indices` to `out`, which has exactly code.nbytes bytes, in the `code` chosen for them."""
     head, split = _lengths(indices.size, code.bits, code.b)
     split += head
     low = np.empty((split - head) // 8 + 1, np.uint64)
@@ -91,7 +93,10 @@ def write(indices: Words32, code: Code, out: Bytes) -> None:
 
 
 def read(data: Bytes, b: int | None, count: int, size: int) -> Words32:
-    """`count` >= 1 ascending indices below `size` from all of `data`; b None: one for each 32 gaps. Raises PayloadError."""
+    """Return the `count` >= 1 ascending indices below `size` coded in exactly the bytes of `data`. Raises PayloadError.
+
+    b None: `data` starts with a b for every 32 gaps.
+    """
     groups = -(-count // GROUP)
     if b is None:
         head = _bytes(PARAMETER_BITS * groups)

@@ -1,12 +1,13 @@
-"""Sets of indices in few bytes: gaps or an entropy-coded bitmap, of the set or of its complement, whichever is shorter.
+"""Code of a set of indices: gaps or an entropy-coded bitmap, of the set or of its complement, whichever is shorter.
 
     offset  bytes  field           little-endian
-         0      4  m               how many indices are coded; at most half of all
-         4      1  form            bits 0..5: b of a code of gaps (0..28), 62 if it has a b for each 32 gaps, 63 for a bitmap;
-                                   bit 7: m are left out
-         5         code            psnode.codecs.selection.gaps or .bitmap; nothing if m = 0
+         0      4  m               number of coded indices; at most half of all
+         4      1  form            bits 0..5: 0..28, the b of a code of gaps; 62, a code of gaps with a b for every 32 gaps;
+                                   63, a bitmap. Bit 7: the m coded indices are the complement of the set
+         5         code            psnode.codecs.selection.gaps or .bitmap; empty if m = 0
 
-Within 3 % of log2 binomial(size, count) for random sets of any density, but for these 5 bytes and 16 of a bitmap's states.
+For random sets of any density the code is within 3 % of log2 binomial(size, count), apart from these 5 bytes and the 16 bytes of
+a bitmap's states.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _HEAD = 5
 FITTED = 62
 _BITMAP = 63
 _COMPLEMENT = 128
-DENSE = 8  # gaps need no bitmap beside them where fewer than one index in eight is coded
+DENSE = 8  # a bitmap is tried only if more than one index in eight is coded
 
 
 def max_nbytes(count: int, size: int) -> int:
-    """The most bytes that `count` or fewer indices below `size` take."""
+    """Return the largest length in bytes of the code of at most `count` indices below `size`."""
     return _HEAD + gaps.max_nbytes(min(count, size // 2), size)
 
 
 def write(indices: Words32, size: int, out: Bytes) -> int:
-    """Code ascending, distinct indices below `size` (at most 2^28); the bytes written to `out`."""
+    """Write the code of ascending, distinct indices below `size` (at most 2^28) to `out`; return its length in bytes."""
     complement = 2 * indices.size > size
     coded = _others(indices, size) if complement else indices
     form = nbytes = 0
@@ -51,12 +52,12 @@ def write(indices: Words32, size: int, out: Bytes) -> int:
 
 
 def head(coded: int, form: int) -> bytes:
-    """Beginning of a code of `coded` indices."""
+    """Return the first 5 bytes of a code of `coded` indices: m and the form."""
     return struct.pack("<IB", coded, form)
 
 
 def count(data: Bytes, size: int) -> int:
-    """Number of indices that `data` claims to hold. Raises PayloadError if they cannot lie below `size`."""
+    """Return the number of indices that the head of `data` states. PayloadError if there cannot be as many below `size`."""
     if data.size < _HEAD:
         raise PayloadError(f"{data.size} bytes are too few for a set of indices")
     coded = int.from_bytes(data[:4].tobytes(), "little")
@@ -66,7 +67,7 @@ def count(data: Bytes, size: int) -> int:
 
 
 def read(data: Bytes, size: int) -> Words32:
-    """The ascending indices (uint32) below `size` that `data`, all of it, holds. Raises PayloadError."""
+    """Return the ascending indices (uint32) below `size` coded in exactly the bytes of `data`. Raises PayloadError."""
     selected = count(data, size)
     complement, form = bool(data[4] & _COMPLEMENT), int(data[4]) & ~_COMPLEMENT
     coded = size - selected if complement else selected
@@ -89,7 +90,7 @@ def _others(indices: Words32, size: int) -> Words32:
 
 @kernel
 def _fill_others(indices: Words32, size: int, others: Words32) -> None:
-    """The indices below `size` that are not in `indices`."""
+    """Fill `others` with the indices below `size` that are not in `indices`."""
     at = 0
     start = np.int64(0)
     for i in range(indices.size + 1):

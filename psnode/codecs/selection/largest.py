@@ -1,11 +1,11 @@
-"""The k largest magnitudes of a vector, in one pass over memory.
+"""Search for the k largest magnitudes of a vector in one pass over memory.
 
-A random sample of the vector gives a threshold that about k coordinates reach. The scan keeps values that reach it; whenever
-its buffer is full, all but the k largest so far are dropped and the threshold rises. So the result does
-not depend on the sample, ties and zeros cost nothing, and the workspace is bounded. Of equal magnitudes the lowest
-indices win. Zeros are never selected: there are fewer than k entries where fewer are not zero.
+A random sample of the vector gives a threshold that about k coordinates reach. The scan keeps the values that reach the
+threshold. If its buffer of bounded size is full, all but the k largest values so far are dropped and the threshold rises.
+Therefore the result does not depend on the sample. Of equal magnitudes the lowest indices are selected. Zeros are never
+selected, so that fewer than k entries result if fewer than k are not zero.
 
-Infinities and NaNs have the largest magnitudes of all: where there are any, one is among the selected.
+By their bits infinities and NaNs have the largest magnitudes; if the vector has any, at least one is among the values found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from psnode.codecs.selection.scans import Scanned
 from psnode.codecs.selection.search import Search
 
 _LARGEST = float(np.finfo(np.float32).max)
-_SCRATCH = 576  # float32 that l2_norm works in
+_SCRATCH = 576  # float32 values of workspace for l2_norm
 
 
 class Entries(NamedTuple):
@@ -34,27 +34,27 @@ class Entries(NamedTuple):
     values: Floats
 
     def scaled(self, factor: float) -> Entries:
-        """The values times `factor`, rounded once and within float32's range."""
+        """Return these entries with values multiplied by `factor`, rounded once and limited to float32's range."""
         scaled = np.clip(self.values.astype(np.float64) * factor, -_LARGEST, _LARGEST)
         return self._replace(values=scaled.astype(np.float32))
 
 
 def longer(array: Words32, most: int) -> Words32:
-    """A copy with room for twice as many, or `most`."""
+    """Return a copy of `array` extended to twice its size, but at most to `most`."""
     longer = np.empty(min(2 * array.size, most), np.uint32)
     longer[: array.size] = array
     return longer
 
 
 class Scan(Search[Entries]):
-    """A search of `source` for its largest values. Its first pass makes sums and differences; later ones read them."""
+    """A search of `source` on the CPU. Its first full pass makes a sum or copy in memory, which later passes read."""
 
     def __init__(self, source: Scanned) -> None:
         self._source = source
         self.size = source.size
 
     def _array(self) -> Floats:
-        """All of the array, flat: made now, if nothing has searched it yet, in a pass of its own."""
+        """Return the whole array, flat, making it in a pass of its own if no search has made it."""
         array = self._source.made()
         self._source = self._source.gathered()
         return array

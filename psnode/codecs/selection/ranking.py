@@ -1,4 +1,4 @@
-"""Ranks of magnitudes among a few float32 values, given by their bits: by counting digits, without sorting."""
+"""Selection of the largest among float32 values given by their bits, by counting digits instead of sorting."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _BINS = 4096
 
 @kernel
 def kth_largest(found: Words32, rank: int) -> tuple[np.uint32, int]:
-    """(T, q): T is the rank-th largest magnitude, rank >= 1, and q of those equal to T are among the `rank` largest.
+    """Return (T, q): T is the rank-th largest magnitude, rank >= 1, and q of the values equal to T are among the `rank` largest.
 
-    By counting digits from the highest down: twelve bits at a time of the range of the magnitudes.
+    Digits are counted from the highest down, at most twelve bits of the range of the magnitudes at a time.
     """
     counts = np.empty(_BINS, np.int64)
     low, high = np.uint32(MAGNITUDE), np.uint32(0)
@@ -44,7 +44,7 @@ def kth_largest(found: Words32, rank: int) -> tuple[np.uint32, int]:
 
 @kernel
 def keep_largest(indices: Words32, found: Words32, count: int, keep: int) -> np.uint32:
-    """Leave the `keep` < count largest in indices[:keep], found[:keep], in their order; the smallest magnitude left."""
+    """Move the `keep` < count largest values to indices[:keep] and found[:keep], in their order; return the smallest of them."""
     limit, ties = kth_largest(found[:count], keep)
     kept = 0
     for i in range(count):
@@ -62,7 +62,7 @@ def keep_largest(indices: Words32, found: Words32, count: int, keep: int) -> np.
 
 @kernel
 def peak(found: Words32) -> np.uint32:
-    """The largest magnitude; 0 if there is none."""
+    """Return the largest magnitude, or 0 if `found` is empty."""
     high = np.uint32(0)
     for i in range(found.size):
         high = max(high, np.uint32(found[i] & np.uint32(MAGNITUDE)))

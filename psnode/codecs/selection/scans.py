@@ -1,6 +1,6 @@
-"""Arrays to search for their largest values: in memory, or made while they are searched.
+"""Arrays to be searched for their largest values, either in memory or computed during the search.
 
-A copy, a sum or a difference need no pass over memory of their own: the search makes them a strip at a time.
+A copy, sum or difference needs no pass over memory of its own: the search computes it strip by strip.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from psnode.codecs.kernels.gather import gather, gather_added, gather_copied, ga
 
 
 class Scanned(ABC):
-    """An array of `size` coordinates, seen flat, as a search reads it."""
+    """A flat array of `size` coordinates, as a search reads it."""
 
     size: int
 
     @abstractmethod
     def gather(self, start: int, limit: int, indices: Words32, found: Words32, count: int) -> tuple[int, int]:
-        """Append from `start` on as psnode.codecs.kernels.gather does. To be called once a stretch, in order.
+        """Append coordinates from `start` on, like psnode.codecs.kernels.gather. Stretches must be gathered once, in order.
 
-        May raise NonFiniteGradientError, but need not: infinities and NaNs reach every limit.
+        May raise NonFiniteGradientError. Otherwise values that are not finite are appended, because they reach every limit.
         """
 
     @abstractmethod
     def at(self, places: Words32) -> Floats:
-        """The values at ascending `places`, before anything is gathered."""
+        """Return the values at ascending indices `places`. Must be called before `gather`."""
 
     @abstractmethod
     def made(self) -> Floats:
-        """The array, of which nothing was gathered: in a pass of its own if it has to be made."""
+        """Return the array, computing it in a pass of its own if necessary."""
 
     def gathered(self) -> Scanned:
-        """The array, after all of it was gathered or made."""
+        """Return the array in the form to use once all of it has been gathered or made."""
         return self
 
 
 class Plain(Scanned):
-    """`x` as it is."""
+    """An array `x` in memory."""
 
     def __init__(self, x: Floats) -> None:
         self._x = x.reshape(-1)
@@ -57,7 +57,7 @@ class Plain(Scanned):
 
 
 class ScannedCopy(Scanned):
-    """`x`, which is copied to `target` (contiguous, apart from x)."""
+    """An array `x`, which the search copies to `target` (contiguous, in other memory)."""
 
     def __init__(self, x: Floats, target: Floats) -> None:
         self._x, self._target = x.reshape(-1), target.reshape(-1)
@@ -78,7 +78,7 @@ class ScannedCopy(Scanned):
 
 
 class ScannedSum(Scanned):
-    """The target of `source`, to which its parts are added. Raises the source's errors."""
+    """The target of `source`, to which the search adds the source's parts. Its methods raise the source's errors."""
 
     def __init__(self, source: sources.Accumulated) -> None:
         self._origin = source
@@ -120,7 +120,7 @@ class ScannedSum(Scanned):
 
 
 class ScannedDifference(Scanned):
-    """The difference `source`, which is made as a whole only if it is asked for."""
+    """The difference `source`, which is computed as an array only by `made`."""
 
     def __init__(self, source: sources.Difference) -> None:
         self._origin = source
@@ -143,7 +143,7 @@ class ScannedDifference(Scanned):
 
 
 def scanned(source: sources.Source) -> Scanned:
-    """`source` as a search reads it."""
+    """Return `source` in the form that a search reads."""
     match source:
         case sources.Accumulated(is_added=False):
             return ScannedSum(source)

@@ -1,4 +1,4 @@
-"""Searches of an array for the coordinates to send, on the processor or on a device: the steps of selections."""
+"""Interface of a search for the coordinates to send, implemented for the CPU and for devices."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from psnode.codecs.kernels.gather import STRIP
 
 
 class Found(Protocol):
-    """Coordinates that were found, where they lie: ascending flat indices and their values."""
+    """Coordinates that a search has found, in the memory of the CPU or device: ascending flat indices and their values."""
 
     @property
     def indices(self) -> Sized:
-        """The indices."""
+        """The ascending flat indices."""
 
     def scaled(self, factor: float) -> Self:
-        """The values times `factor`, rounded once and within float32's range."""
+        """Return these coordinates with values multiplied by `factor`, rounded once and limited to float32's range."""
 
 
 F = TypeVar("F", bound=Found)
 
 
 class Search(ABC, Generic[F]):
-    """A search of `size` coordinates. Magnitudes are compared by their bits, as integers."""
+    """A search among `size` coordinates. Magnitudes are compared as integers, by the bits of the float32."""
 
     size: int
 
     @abstractmethod
     def limit(self, size: int, rank: float, key: Words, stream: int) -> int:
-        """The bits, at least 1, of the rank-th largest of `size` sampled magnitudes; 1 if the rank exceeds the sample."""
+        """Return the bits, at least 1, of the rank-th largest of `size` sampled magnitudes; 1 if rank >= size."""
 
     @abstractmethod
     def at_least(self, limit: int, most: int, room: int) -> F:
-        """The coordinates whose magnitude has bits of at least `limit` >= 1; of more than `most` the largest.
+        """Return the coordinates whose magnitudes have bits of at least `limit` >= 1, or the `most` largest if there are more.
 
-        Of equal magnitudes the lowest indices. `room`: how many are expected; a multiple of it is allocated when there are
-        more. Raises NonFiniteGradientError.
+        Of equal magnitudes the lowest indices are preferred. `room` is the expected number of coordinates; a larger buffer is
+        allocated if there are more. Raises NonFiniteGradientError.
         """
 
     @abstractmethod
     def at(self, indices: Words32) -> F:
-        """The coordinates at ascending `indices`. Raises NonFiniteGradientError if any value of the array is not finite."""
+        """Return the coordinates at ascending `indices`. NonFiniteGradientError if any value of the array is not finite."""
 
     @abstractmethod
     def root_mean_square(self) -> float:
-        """The root of the mean square of all values. Raises NonFiniteGradientError."""
+        """Return the root mean square of all values. Raises NonFiniteGradientError."""
 
     def largest(self, keep: int, key: Words, stream: int) -> F:
-        """The `keep` >= 1 largest, exactly; all that are not zero if there are fewer."""
+        """Return exactly the `keep` >= 1 largest coordinates, or all non-zero ones if there are fewer."""
         limit, size = 1, self.size
         room = size
         if size > 4 * STRIP:
             sampled = min(size // 64, 1 << 12)
             expected = sampled * keep / size
-            rank = expected + 4 * math.sqrt(expected) + 3  # fewer than one scan in 10^4 finds too few
+            rank = expected + 4 * math.sqrt(expected) + 3  # fewer than one scan in 10^4 finds fewer than `keep`
             room = int(size / sampled * (rank + 4 * math.sqrt(rank)))
             limit = self.limit(sampled, rank, key, stream)
         entries = self.at_least(limit, keep, room)

@@ -1,4 +1,4 @@
-"""Codecs that search their source for the values to send: a sum or a difference need not be made for them beforehand."""
+"""Reducers that select values while they read the source, so that a sum or difference need not be computed beforehand."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 
 
 class Searching(Reducer):
-    """A reducer that searches any source, alone or in a chain, and moves a target at the entries sent alone."""
+    """A reducer that searches any source, alone or in a chain, and changes the target of a sink only at the entries sent."""
 
     @abstractmethod
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
-        """The entries to send of `source`, after the bytes of `side` that their indices take. NonFiniteGradientError."""
+        """Write the indices of the entries to send to `side`; return their length in bytes and the entries.
+
+        Raises NonFiniteGradientError.
+        """
 
     @abstractmethod
     def _at(self, side: Bytes, values: Floats, shape: Shape) -> Entries:
-        """Side information and values as entries. Raises PayloadError."""
+        """Return the entries with the indices in `side` and with `values`. Raises PayloadError."""
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
         return sink is NOTHING or isinstance(sink, Moved)

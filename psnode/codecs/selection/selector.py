@@ -1,7 +1,7 @@
-"""Base of the sparsifiers: a codec that sends some coordinates of an array, as they are or scaled.
+"""Base class of the sparsifiers: codecs that send some coordinates of an array, unchanged or scaled.
 
-The body is a section (uint32 length, bytes, zeros to a multiple of 4) with the indices, see selection.indices, and then the
-values: as float32, or as the quantiser of a chain codes them.
+The body is a section (uint32 length, bytes, zeros to a multiple of 4) with the indices (see selection.indices), followed by the
+values as float32 or, in a chain, as coded by the quantiser.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from psnode.codecs.traits import Traits
 
 
 class Selector(Sparse, Searching, Reducer):
-    """A subclass says which entries it keeps, and of how many coordinates at most."""
+    """A reducer that sends selected entries. A subclass implements `_select`, and `_most` as a bound of their number."""
 
     @property
     def traits(self) -> Traits:
-        """Sparse."""
+        """Only `sparse`."""
         return Traits(sparse=True)
 
     @abstractmethod
     def _most(self, size: int) -> int:
-        """The most entries kept of `size` > 0 coordinates."""
+        """Return the largest number of entries sent for `size` > 0 coordinates."""
 
     @abstractmethod
     def _select(self, search: Search[F], key: Words) -> F:
-        """The entries to send of the searched values. Raises NonFiniteGradientError."""
+        """Return the entries to send, found by `search`. Raises NonFiniteGradientError."""
 
     def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
         return indices.write(selected, size, side)
@@ -56,7 +56,10 @@ class Selector(Sparse, Searching, Reducer):
         return indices.max_nbytes(most, size), most
 
     def select(self, source: Source, key: Words, side: Bytes) -> tuple[int, Entries]:
-        """The entries to send of `source`, after the bytes of `side` that their indices take. NonFiniteGradientError."""
+        """Write the indices of the entries to send to `side`; return their length in bytes and the entries.
+
+        Raises NonFiniteGradientError.
+        """
         entries = self._select(Scan(scanned(source)), key)
         return self._write_indices(entries.indices, key, source.size, side), entries
 
@@ -74,7 +77,7 @@ class Selector(Sparse, Searching, Reducer):
         return end
 
     def _count(self, side: Bytes, shape: Shape) -> int:
-        """Number of values that belong to `side`. The indices themselves are checked by _expand, before it writes anything."""
+        """Return the number of values that belong to `side`. _expand checks the indices themselves before it writes anything."""
         return indices.count(side, math.prod(shape))
 
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
@@ -94,10 +97,10 @@ class Selector(Sparse, Searching, Reducer):
 
 
 def share(ratio: float, size: int) -> int:
-    """`ratio` of `size` coordinates, to the nearest integer and at least one."""
+    """Return `ratio` times `size`, rounded to the nearest integer and at least 1."""
     return max(1, round(ratio * size))
 
 
 def check_ratio(owner: object) -> None:
-    """The attribute `ratio` of `owner` must lie in (0, 1]: CodecSpecError."""
+    """Raise CodecSpecError unless the attribute `ratio` of `owner` is in (0, 1]."""
     check_real(owner, "ratio", 1 / MAX_COORDINATES, 1)

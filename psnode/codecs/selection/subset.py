@@ -1,8 +1,8 @@
-"""A random set of k of d indices from a key: every set is equally likely, and both ends find the same.
+"""Random sets of k of d indices as a function of a key, with all sets equally likely and the same for sender and receiver.
 
-Random words are mapped to 0..d-1 without bias (multiply, and reject the few products that would favour some index); each new
-index marks a bit until k are marked. The draw is a sequence of k distinct indices, all sequences equally likely, so are
-the sets. Of more than half the others are drawn: fewer than 1.4 draws an index. Beside the indices it takes d bits of memory.
+Random words are mapped to 0..d-1 without bias (by multiplication, rejecting the few products that would favour an index). Each
+index marks a bit, until k bits are marked. All sequences of k distinct indices are equally likely, and therefore all sets are.
+If k > d / 2, the complement is drawn instead. A draw takes fewer than 1.4 words per index, and d bits of memory.
 
 Source of the mapping: Lemire, "Fast random integer generation in an interval", ACM TOMACS 29(1), 2019.
 """
@@ -18,7 +18,7 @@ from psnode.codecs.selection.bitmap import scan
 
 
 def draw(count: int, size: int, key: Words, stream: int) -> Words32:
-    """`count` distinct indices below `size` <= 2^28, ascending, uint32: calls 0, 1, ... of `stream` under `key`."""
+    """Return `count` distinct random indices below `size` <= 2^28, ascending, uint32, from calls 0, 1, ... of `stream`."""
     marked = np.zeros(-(-size // 64), np.uint64)
     others = 2 * count > size
     _mark(size - count if others else count, size, key, stream, marked)
@@ -33,7 +33,7 @@ def draw(count: int, size: int, key: Words, stream: int) -> Words32:
 
 @kernel
 def _mark(count: int, size: int, key: Words, stream: int, marked: Words) -> None:
-    """Set `count` of the first `size` bits of `marked`, which are zero."""
+    """Set `count` random bits among the first `size` bits of `marked`, which must be zero before."""
     words = np.empty(4 * BLOCK, np.uint32)
     low = np.uint64(0xFFFFFFFF)
     biased = np.uint64((1 << 32) % size)

@@ -1,11 +1,12 @@
-"""Entry-wise ATOMO on long vectors: the level that probabilities are cut at, and the draw, each in O(d).
+"""Entry-wise ATOMO on long vectors: the level V of the optimal probabilities, and the draw, each in O(d) time.
 
 With budget s the optimal probabilities are p_i = min(1, |x_i| / V). Entries above the level V are certain; V is the L1 norm of
-the others over the rest of the budget. psnode.codecs.lowrank.atoms has the same by sorting, for few atoms.
+the other entries divided by the rest of the budget. psnode.codecs.lowrank.atoms computes the same for few atoms, by sorting.
 
-The draw is systematic: entries lie one after another on a line, entry i over p_i, and those on a point u, u + 1, u + 2, ... are
-taken. Probabilities are integers in units of 2^-43; one more uniform number, the same for all entries, rounds them up or down
-so that their expectations are exact. Any number of entries can share it, as E decode is a matter of each entry alone.
+The draw is systematic: the entries occupy successive intervals of a line, entry i one of length p_i, and the entries whose
+intervals contain one of the points u, u + 1, u + 2, ... are taken. Probabilities are rounded to multiples of 2^-43, up or down
+by one uniform random number for all entries, so that the expectation of each rounded probability is exact. All entries may share
+this number, because E decode = x concerns each entry by itself.
 
 Sources: Wang et al., "ATOMO: Communication-efficient Learning via Atomic Sparsification", NeurIPS 2018, Theorem 3; Madow, "On
 the theory of systematic sampling", 1949.
@@ -34,7 +35,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @kernel
 def sum_below(x: Floats, limit: np.uint32) -> float:
-    """The sum in float64 of the magnitudes of `x` whose bits are below `limit`; lane l of 64 adds coordinates l mod 64."""
+    """Return the float64 sum of the magnitudes of `x` whose bits are below `limit`; lane l of 64 adds coordinates = l mod 64."""
     bits = x.view(np.uint32)
     lanes = np.zeros(_LANES, np.float64)
     full = x.size // _LANES * _LANES
@@ -53,10 +54,11 @@ def sum_below(x: Floats, limit: np.uint32) -> float:
 
 @kernel
 def solve(magnitudes: Float64s, rest: float, budget: float) -> float:
-    """The level for entries of `magnitudes`, which are overwritten, and others of sum `rest`, all of them at most the level.
+    """Return the level for entries of `magnitudes` and other entries of sum `rest`, which are all at most the level.
 
-    Entries above the level are taken out and the level is set anew from the rest until none is above it. It falls, so
-    every entry taken stays certain. 0 if the budget covers all entries.
+    Entries above the level are certain: they are removed, and the level is recomputed from the others, until no entry exceeds
+    the level. The level only falls, so that removed entries stay certain. If `rest` is 0 and the budget exceeds the number of
+    non-zero magnitudes, the level is 0. `magnitudes` is overwritten.
     """
     left = budget
     count = magnitudes.size
@@ -77,9 +79,9 @@ def solve(magnitudes: Float64s, rest: float, budget: float) -> float:
 
 
 def level_of(x: Floats, budget: float, key: Words, stream: int) -> tuple[np.float32, float]:
-    """The level rounded up to a float32, and the divisor that turns magnitudes into probabilities.
+    """Return the level rounded up to a float32, and the divisor by which magnitudes become probabilities.
 
-    Both are the same but for a level beyond float32's range. Raises NonFiniteGradientError.
+    The two are equal unless the level exceeds float32's range. Raises NonFiniteGradientError.
     """
     flat = x.reshape(-1)
     limit = 1
@@ -100,13 +102,16 @@ def level_of(x: Floats, budget: float, key: Words, stream: int) -> tuple[np.floa
 
 
 def _half(level: float) -> int:
-    """The bits, at least 1, of half the level as a float32."""
+    """Return the bits, at least 1, of half the level as a float32."""
     return max(1, int(np.float32(min(level / 2, _LARGEST)).view(np.uint32)))
 
 
 @kernel
 def _draw(x: Floats, level: np.float32, scale: float, dither: float, point: np.uint64, indices: Words32, values: Floats) -> int:
-    """Fill `indices` and `values`, one group longer than need be, with the entries above `level` and those drawn; how many."""
+    """Fill `indices` and `values` with the entries above `level` and the entries drawn; return their number.
+
+    Both arrays must have room for one group of entries more than can be taken.
+    """
     units = np.zeros(_BLOCK, np.uint64)
     certain = np.zeros(_BLOCK, np.uint64)
     count = np.int64(0)
@@ -141,9 +146,9 @@ def _draw(x: Floats, level: np.float32, scale: float, dither: float, point: np.u
 
 
 def draw(x: Floats, level: np.float32, divisor: float, most: int, key: Words, stream: int) -> Entries:
-    """The entries above `level` and a systematic sample of the others, each taken with probability |x| / divisor.
+    """Return the entries above `level` and a systematic sample of the others, each taken with probability |x| / divisor.
 
-    `most`: the most entries that can be.
+    `most` is an upper bound of the number of entries.
     """
     first, second, third, _ = words(key, stream, 1)[0].tolist()
     indices, values = np.empty(most + _GROUP, np.uint32), np.empty(most + _GROUP, np.float32)

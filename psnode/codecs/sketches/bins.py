@@ -1,14 +1,15 @@
-"""The side information of sketchml: its bins and their values, the arrays of its sketch, the places of its values.
+"""Side information of sketchml: the bins with their values, the sizes of the sketch, and the indices of the coordinates sent.
 
-    uint16 N, uint16 P        bins of negative and of other values, 1..255 each, 256 at most together
+    uint16 N, uint16 P        numbers of bins of negative and of other values, 1..255 each, at most 256 together
     uint16 groups G           1..128
-    uint16 rows               0..4 of the sketch
-    if rows > 0: uint64 key[2], uint32 columns of every label, at most one more than members
-    float32 values            of the N + P bins by rank
-    section                   the set of the coordinates that have a bin, at least one: see psnode.codecs.selection.indices
+    uint16 rows               rows of the sketch, 0..4
+    if rows > 0: uint64 key[2], uint32 columns for every label; all columns add up to at most values plus labels
+    float32 values            of the N + P bins, by rank
+    section                   the indices of the coordinates sent, at least one: see psnode.codecs.selection.indices
 
-Ranks are in ascending order of magnitude, first the negative bins, then the others. A label is a run of ranks: with M the bins of
-a sign and g = min(G, M), its labels 0..g - 1 start at floor(k M / g) of its ranks. Without rows every rank is a label of its own.
+Bins are ranked by ascending magnitude, first the negative bins, then the others. A label stands for a run of ranks. If a sign has
+M bins and g = min(G, M), its label k of 0..g - 1 starts at rank floor(k M / g) of that sign. Without rows every rank has a label
+of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _HEAD, _KEY = 8, 16
 
 
 def starts(negative: int, positive: int, groups: int, rows: int) -> Int64s:
-    """The first rank of every label, and the number of ranks after them."""
+    """Return the first rank of every label, followed by the number of ranks."""
     if not rows:
         return np.arange(negative + positive + 1)
     runs = [(min(groups, bins), bins) for bins in (negative, positive)]
@@ -38,7 +39,7 @@ def starts(negative: int, positive: int, groups: int, rows: int) -> Int64s:
 
 
 class Bins(NamedTuple):
-    """`values` by rank, `columns` by label (none without rows), `places` ascending."""
+    """The side information: `values` by rank, `columns` by label (empty without rows), `places` the ascending indices sent."""
 
     negative: int
     groups: int
@@ -50,28 +51,28 @@ class Bins(NamedTuple):
 
     @property
     def first(self) -> Int64s:
-        """See `starts`."""
+        """The first rank of every label, as `starts` returns them."""
         return starts(self.negative, self.values.size - self.negative, self.groups, self.rows)
 
     @property
     def symbols(self) -> int:
-        """Number of symbols: a label for every place, then the cells."""
+        """The number of symbols: a label for every coordinate sent, and the cells."""
         return self.places.size + self.rows * int(self.columns.sum())
 
     @property
     def alphabet(self) -> int:
-        """Labels, or numbers within one, whichever are more."""
+        """The size of the alphabet: the number of labels or the largest number of ranks in a label, whichever is larger."""
         first = self.first
         return max(first.size - 1, int(np.diff(first).max()))
 
     def cells(self, labels: Bytes, stream: int, row: int) -> Int64s:
-        """The cell of every place in a row of the sketch."""
+        """Return for every coordinate sent its cell in row `row` of the sketch."""
         found = np.empty(labels.size, np.int64)
         clusters.cells_of(labels, self.columns, self.key, stream + 256 * row, found)
         return found
 
     def ranks(self, codes: Bytes, stream: int) -> Bytes:
-        """The rank of every place from all symbols. PayloadError if there is none."""
+        """Return the rank of every coordinate sent, given all symbols. PayloadError if a symbol is not valid."""
         labels, table = codes[: self.places.size], codes[self.places.size :].reshape(self.rows, -1 if self.rows else 0)
         numbers, ranks = np.zeros(labels.size, np.uint8), np.empty(labels.size, np.uint8)
         first = self.first
@@ -84,7 +85,7 @@ class Bins(NamedTuple):
         return ranks
 
     def write(self, size: int) -> Bytes:
-        """The bytes above for an array of `size` coordinates."""
+        """Return the side information in bytes for an array of `size` coordinates."""
         head = np.array([self.negative, self.values.size - self.negative, self.groups, self.rows], np.uint16)
         sketch: list[np.ndarray] = [self.key, self.columns.astype(np.uint32)] if self.rows else []
         places = np.empty(4 + padded(indices.max_nbytes(self.places.size, size)), np.uint8)
@@ -93,7 +94,7 @@ class Bins(NamedTuple):
 
     @classmethod
     def read(cls, side: Bytes, size: int) -> tuple[Self, Bytes]:
-        """Bins at the start of `side`, for `size` coordinates, and the rest. PayloadError."""
+        """Return the bins at the start of `side`, for `size` coordinates, and the remaining bytes. Raises PayloadError."""
         if side.size < _HEAD:
             raise PayloadError(f"sketchml: {side.size} bytes end inside the side information")
         negative, positive, groups, rows = side[:_HEAD].view(np.uint16).tolist()

@@ -1,4 +1,4 @@
-"""Codebooks of scalars: where the clusters of an array's values meet, found on a sample of it."""
+"""Codebooks of scalars: edges between clusters of an array's values, determined from a sample of the array."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from psnode.codecs.kernels import clustering
 from psnode.codecs.rng import words
 
 SAMPLE = 1 << 16
-_RESOLUTION = 16  # low bits of a float32 that the exact search leaves aside
+_RESOLUTION = 16  # low bits of a float32 that the exact search ignores
 _HALVINGS = 24
 
 
 def edges_of(x: Floats, clusters: int, rate: float | None, key: Words, stream: int) -> Floats:
-    """The ascending edges of at most `clusters` clusters of the flat x, which is finite: one edge at least.
+    """Return the ascending edges of at most `clusters` clusters of the flat, finite x; at least one edge.
 
-    `rate` None: the least squared error. Else the least at which the ids have an entropy of at most `rate` bits.
+    The squared error is the least, or if `rate` is given, the least at which the ids have an entropy of at most `rate` bits.
     """
     ordered = np.sort(sample(x, key, stream))
     values = ordered.astype(np.float64)
@@ -38,7 +38,7 @@ def edges_of(x: Floats, clusters: int, rate: float | None, key: Words, stream: i
 
 
 def sample(x: Floats, key: Words, stream: int) -> Floats:
-    """Some values of the flat x: all of at most 2^16, or a random one of each of 2^16 equal stretches."""
+    """Return all values of the flat x if there are at most 2^16, else a random value from each of 2^16 equal stretches."""
     if x.size <= SAMPLE:
         return x
     starts = np.arange(SAMPLE + 1, dtype=np.uint64) * np.uint64(x.size) // np.uint64(SAMPLE)
@@ -56,7 +56,10 @@ def _settled(values: Float64s, counts: Float64s, sums: Float64s, penalty: float,
 
 
 def _at_rate(values: Float64s, counts: Float64s, sums: Float64s, power: float, rate: float, start: Int64s) -> Int64s:
-    """Bisection of the penalty a bit, from 2^-24 of the mean square to 4 times it, for the entropy `rate`."""
+    """Return the stops for the least penalty per bit with an entropy of at most `rate`.
+
+    The penalty is bisected between 2^-24 and 4 times the mean square.
+    """
     low, high = power * 2.0**-24, power * 4
     found = _settled(values, counts, sums, high, start)
     for _ in range(_HALVINGS):

@@ -1,14 +1,14 @@
-"""Base of the linear sketches: r rows of cells, and in each every coordinate is added to one cell with a sign.
+"""Base class of the linear sketches: r rows of cells; in each row every coordinate is added, with a random sign, to one cell.
 
-    cell[j][c] = sum of s_j(i) x_i over the i with h_j(i) = c
+    cell[j][c] = sum of s_j(i) x_i over all i with h_j(i) = c
 
-Cells h and signs s are functions of the key, the row and the coordinate alone, so that sketches under one key can be added:
-the sum is the sketch of the sum of the arrays. s_j(i) cell[j][h_j(i)] has the mean x_i, and as its variance the squares of
-the coordinates that fall into the same cell, about (||x||^2 - x_i^2) / columns.
+The hashes h and signs s depend only on the key, the row and the coordinate. Sketches under one key can therefore be added: the
+sum is the sketch of the sum of the arrays. The estimate s_j(i) cell[j][h_j(i)] has mean x_i. Its variance comes from the other
+coordinates in the same cell and is about (||x||^2 - x_i^2) / columns.
 
     body   uint64 key[2], uint32 rows, uint32 columns, float32 cells row by row
 
-Cells are sums in float64, rounded once, and cut off where a decoded value could not be subtracted from x within float32.
+Cells are summed in float64, limited so that x minus a decoded value stays within float32's range, and rounded once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class _Table(NamedTuple):
-    """A sketch as it was read: two words, and the cells of all rows."""
+    """A sketch: two key words, the number of rows, and the cells of all rows."""
 
     key: Words
     rows: int
@@ -48,16 +48,19 @@ class _Table(NamedTuple):
 
 
 def cells_of(data: Bytes, dimensions: int) -> Floats:
-    """A view of the cells in the bytes of a payload of an array with `dimensions` dimensions: under one key they add up."""
+    """Return a view of the cells in the bytes of a payload of an array with `dimensions` dimensions.
+
+    The cells of payloads under one key can be added.
+    """
     return data[header_nbytes(dimensions) + _HEAD :].view(np.float32)
 
 
 @dataclass(frozen=True, repr=False)
 class LinearSketch(Linear, Codec):
-    """rows=5,ratio=0.1,damped=false.
+    """A linear sketch with the parameters rows=5,ratio=0.1,damped=false.
 
-    `rows`: how many times a coordinate is hashed, 1..16; `ratio`: cells a coordinate, all rows together, in (0, 1].
-    `damped=true` multiplies the cells by c = <x, Q> / <Q, Q> for the decoded Q: a contraction instead of an unbiased code.
+    `rows`: the number of rows, 1..16. `ratio`: the number of cells in all rows together per coordinate, in (0, 1].
+    `damped=true`: multiply the cells by c = <x, Q> / <Q, Q>, where Q is the decoded array. This is a contraction but biased.
     """
 
     rows: int = 5
@@ -65,26 +68,26 @@ class LinearSketch(Linear, Codec):
     damped: bool = False
 
     def __post_init__(self) -> None:
-        """CodecSpecError for a value out of bounds."""
+        """Raise CodecSpecError for a value out of bounds."""
         check_integer(self, "rows", 1, MAX_ROWS)
         check_real(self, "ratio", 1 / MAX_COORDINATES, 1)
 
     @property
     @abstractmethod
     def median(self) -> bool:
-        """True if a coordinate is estimated by the median of its cells, not their mean."""
+        """True if the estimate of a coordinate is the median of its cells, False if it is the mean."""
 
     @property
     def traits(self) -> Traits:
-        """Unbiased unless damped; means decode linearly, medians do not."""
+        """Linear; unbiased unless damped; decodes linearly with means but not with medians."""
         return Traits(unbiased=not self.damped, linear=True, decodes_linearly=not self.median)
 
     def contractive(self) -> Self:
-        """The damped form."""
+        """Return the damped form."""
         return dataclasses.replace(self, damped=True)
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """The sketch of the sum. The payloads must have one shape, one number of rows, and one key: PayloadError."""
+        """Return the sketch of the sum. PayloadError unless all payloads have the same shape, rows, columns and key."""
         if not payloads:
             raise PayloadError(f"{self.id}: nothing to merge")
         first = payloads[0]
@@ -100,7 +103,7 @@ class LinearSketch(Linear, Codec):
         return Payload(merged)
 
     def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """True if key, rows and columns of `payload` are this codec's own."""
+        """Return True if `payload` has the key that `rng` draws and this codec's rows and columns, or is empty."""
         key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
         own = [*key.view(np.uint32).tolist(), self.rows, self._columns(payload.shape)]
         return not payload.size or body_of(self, payload)[:_HEAD].view(np.uint32).tolist() == own
@@ -139,7 +142,7 @@ class LinearSketch(Linear, Codec):
         self._estimate(self._read(body), out.reshape(-1), weight, True)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """The norm of the sketch itself: payloads are merged before anything is decoded."""
+        """Return the norm of the cells, without decoding, because payloads are merged before they are decoded."""
         norm = norm_of(self._read(body).cells, self.id)
         return Measured(norm, lambda out, weight: self._decode_add(body, out, weight))
 

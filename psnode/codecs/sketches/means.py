@@ -1,10 +1,11 @@
-"""Values of cluster ids: a mean a cluster, or a mean a bucket, where every cluster owns an array of hashed buckets.
+"""Decoded values of cluster ids: a mean per cluster, or a mean per bucket if every cluster has an array of hashed buckets.
 
-    uint32 K - 1, uint32 B buckets in all
+    uint32 K - 1, uint32 B, the number of buckets of all clusters
     if B > 0: uint64 key[2], uint32 sizes[K], which add up to B
     float32 means: B of them, or K if B = 0
 
-Coordinate i of cluster k belongs to bucket floor(w sizes[k] / 2^32) of the cluster's, w being a word of the key's stream.
+Coordinate i of cluster k belongs to bucket floor(w sizes[k] / 2^32) of cluster k, where w is the word for i in a stream under the
+key: see psnode.codecs.kernels.clusters.cells_of.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _ONE = np.float32(1)
 
 
 def nbytes(k: int, buckets: int) -> int:
-    """Bytes of the side information of k clusters."""
+    """Return the number of bytes of the side information of k clusters."""
     return HEAD + (_KEY + 4 * k + 4 * buckets if buckets else 4 * k)
 
 
 def head(side: Bytes, size: int) -> tuple[int, int]:
-    """K and B of side information that is long enough for them, for `size` coordinates. PayloadError."""
+    """Return K and B of side information for `size` coordinates. PayloadError if they are not valid or `side` is too short."""
     last, buckets = side[:HEAD].view(np.uint32).tolist() if side.size >= HEAD else (0, 0)
     if not 1 <= last <= 255 or buckets > max(size, last + 1) or (buckets and buckets <= last):
         raise PayloadError(f"lss: {last + 1} clusters and {buckets} buckets for {size} coordinates")
@@ -39,7 +40,7 @@ def head(side: Bytes, size: int) -> tuple[int, int]:
 
 
 class Means(NamedTuple):
-    """Float32 values of K clusters, or of their buckets; without buckets `sizes` is empty and `key` zero."""
+    """Float32 means of K clusters, or of their buckets; without buckets `sizes` is empty and `key` is zero."""
 
     clusters: int
     values: Floats
@@ -48,7 +49,7 @@ class Means(NamedTuple):
 
     @classmethod
     def read(cls, side: Bytes, size: int) -> Self:
-        """From all of `side`, for `size` coordinates. PayloadError."""
+        """Read the means from exactly the bytes of `side`, for `size` coordinates. Raises PayloadError."""
         k, buckets = head(side, size)
         if side.size != nbytes(k, buckets):
             raise PayloadError(f"lss: {side.size} bytes of side information instead of {nbytes(k, buckets)}")
@@ -65,14 +66,14 @@ class Means(NamedTuple):
         return cls(k, values, sizes, key)
 
     def write(self) -> Bytes:
-        """Inverse of read."""
+        """Return the side information that `read` reads."""
         parts: list[np.ndarray] = [np.array([self.clusters - 1, self.sizes.sum()], np.uint32)]
         if self.sizes.size:
             parts += [self.key, self.sizes.astype(np.uint32)]
         return np.concatenate([part.view(np.uint8) for part in (*parts, self.values)])
 
     def of(self, codes: Bytes, stream: int, weight: np.float32 = _ONE) -> tuple[Ids, Floats]:
-        """For every coordinate the index of its value, and the values times `weight`."""
+        """Return the index of the value of every coordinate, and the values times `weight`."""
         with np.errstate(over="ignore"):
             values = self.values * weight
         if not self.sizes.size:

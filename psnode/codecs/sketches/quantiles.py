@@ -1,4 +1,4 @@
-"""Quantiles of values, negative and others apart: edges between bins with about equally many members, none across zero."""
+"""Quantile bins of values, separately for negative and other values, with about equal numbers of members."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import numpy as np
 from psnode.codecs.arrays import Floats, Words
 from psnode.codecs.sketches.codebook import sample
 
-MEMBERS = 8  # of a bin, at least, or its mean costs more than its members gain
+MEMBERS = 8  # the smallest average number of members of a bin; with fewer, its mean costs more bits than it saves
 
 
 def edges_of(x: Floats, bins: int, key: Words, stream: int) -> tuple[Floats, int]:
-    """The ascending edges of at most `bins` bins of the flat x, 0 among them, and how many bins lie below 0: one at least.
+    """Return the ascending edges of at most `bins` bins of the flat x, one of which is 0, and the number of bins below 0.
 
-    The quantiles are those of `sample`: exact for at most 2^16 values, else a rank is off by more than .0076 of all with a
-    probability below 10^-3 (Dvoretzky, Kiefer, Wolfowitz). Each sign has bins in proportion to its values, one at least; but
-    half of them if it has 7/16 to 9/16 of the values, since labels and cells are packed by powers of two.
+    The quantiles are those of `sample`: exact for at most 2^16 values. For more values a rank is off by more than .0076 of their
+    number with a probability below 10^-3 (Dvoretzky, Kiefer, Wolfowitz). Each sign has at least one bin. The numbers of bins are
+    in proportion to the numbers of values, but equal if 7/16 to 9/16 of the values are negative, because labels and cells are
+    packed by powers of two.
     """
     ordered = np.sort(sample(x, key, stream))
     negative = int(np.searchsorted(ordered, np.float32(0)))
@@ -27,6 +28,6 @@ def edges_of(x: Floats, bins: int, key: Words, stream: int) -> tuple[Floats, int
 
 
 def _cuts(part: Floats, bins: int) -> Floats:
-    """The first values of all bins but the first; of bins with equal ones, of one."""
+    """Return the first values of all bins but the first, without duplicates."""
     cuts = np.unique(part[np.arange(1, bins) * part.size // bins]) if part.size else part
     return cuts[cuts > part[0]] if part.size else cuts
