@@ -25,7 +25,7 @@ import numpy as np
 from psnode.bench.record import gradients
 from psnode.codecs.arrays import Float64s, Floats, Shape
 from psnode.codecs.lowrank.atoms import optimal_probabilities, sampling_error
-from psnode.codecs.lowrank.blas import one_thread
+from psnode.codecs.lowrank.blas_threads import one_thread
 from psnode.codecs.lowrank.spectrum import NOISE, matricise
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd

@@ -1,8 +1,8 @@
 """`python -m studies.honest_norms`: gradients that the norm cap refuses in honest runs with heavy tails.
 
 It trains small models with torch on such data, each with 1, 2, 3 or 4 workers and a seed of its own, and hands the norms
-of all gradients, by tensor, to the master's rule (psnode.exchange.shard.verdicts), as rounds of all workers. No job is started,
-nothing is coded, and the weights follow the mean of all gradients. A line a kind of data: runs, gradients, those refused by the
+of all gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as rounds of all workers. No job is
+started, nothing is coded, and the weights follow the mean of all gradients. A line a kind of data: runs, gradients, those refused by the
 default, by 1e6 times the largest gradient
 accepted before, without the limit at which squares leave float32's range, and by --norm-cap 10.
 """
@@ -22,8 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from psnode.config.declaration import option
 from psnode.config.effects import AUTO
-from psnode.exchange.shard import verdicts
-from psnode.exchange.shard.verdicts import Closing, Judge
+from psnode.exchange.shard.norm_verdicts import Closing, Judge
 from psnode.plan.groups import Tensor
 from psnode.plan.part import all_of
 from psnode.plan.rule import make_plan
@@ -211,15 +210,15 @@ def measure(options: Options) -> Found:
 
 def _counts(place: int, runs: int) -> dict[str, Any]:
     counts = {"runs": 0, "gradients": 0, "default": 0, "unlimited": 0, "capped": 0}
-    limit = verdicts.IMPOSSIBLE
+    limit = norm_verdicts.IMPOSSIBLE
     for seed in range(place, runs, len(KINDS)):
         played = list(rounds(KINDS[place], seed, 1 + seed // len(KINDS) % 4))
         counts["runs"] += 1
         counts["gradients"] += STEPS * len(played[0])
         counts["default"] += refused(played, AUTO)
-        verdicts.IMPOSSIBLE = 0.0
+        norm_verdicts.IMPOSSIBLE = 0.0
         counts["unlimited"] += refused(played, AUTO)
-        verdicts.IMPOSSIBLE = limit
+        norm_verdicts.IMPOSSIBLE = limit
         counts["capped"] += refused(played, 10.0)
     return counts
 

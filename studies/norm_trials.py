@@ -23,7 +23,7 @@ from psnode.config.declaration import ABSENT, option
 from psnode.config.effects import AUTO
 from psnode.errors import PsnodeError
 from psnode.exchange.shard import reduction
-from psnode.exchange.shard.verdicts import Closing, Judge
+from psnode.exchange.shard.norm_verdicts import Closing, Judge
 from psnode.plan.groups import Tensor
 from psnode.plan.part import all_of
 from psnode.plan.rule import make_plan

@@ -18,10 +18,10 @@ from psnode.codecs.arrays import Floats, readonly
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import designs, symbols
 from psnode.codecs.polarcodes.blocks import STREAM, draw
-from psnode.codecs.polarcodes.code_trees import decode_level, encode_level
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.reader import reader
 from psnode.codecs.polarcodes.stream import room_for
+from psnode.codecs.polarcodes.successive_cancellation import decode_level, encode_level
 from psnode.codecs.polarcodes.symbols import CELL_BITS
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import finish_writing, writer

@@ -30,7 +30,6 @@ from psnode.codecs.abilities import Fitted
 from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer, check_real
-from psnode.codecs.kernels import clusters
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.packed import pack, unpack
@@ -150,12 +149,12 @@ class Lss(Fitted, Quantiser):
 
     def _clustered(self, x: Floats, key: Words) -> tuple[Means, Bytes]:
         """Return the means of the clusters or buckets, and the ids."""
-        edges, table = self._edges(x, key), np.empty(clusters.CELLS, np.uint8)
+        edges, table = self._edges(x, key), np.empty(cluster_ids.CELLS, np.uint8)
         k, codes = edges.size, np.empty(x.size, np.uint8)
-        clusters.lookup(readonly(edges[:-1]), table)
-        clusters.assign(x, readonly(edges), readonly(table), codes)
+        cluster_ids.lookup(readonly(edges[:-1]), table)
+        cluster_ids.assign(x, readonly(edges), readonly(table), codes)
         sums, counts = np.empty(k, np.float64), np.empty(k, np.int64)
-        clusters.totals(x, readonly(codes), sums, counts)
+        cluster_ids.totals(x, readonly(codes), sums, counts)
         centres = sums / np.maximum(counts, 1)
         if not self.buckets:
             return Means(k, centres.astype(np.float32), _NO_SIZES, _NO_KEY), codes
@@ -163,7 +162,7 @@ class Lss(Fitted, Quantiser):
         found = Means(k, np.zeros(sizes.sum(), np.float32), sizes, key)
         cells, _ = found.of(codes, self._stream)
         sums, counts = np.empty(sizes.sum(), np.float64), np.empty(sizes.sum(), np.int64)
-        clusters.bucket_totals(x, cells, sums, counts)
+        cluster_ids.bucket_totals(x, cells, sums, counts)
         return found._replace(values=(sums / np.maximum(counts, 1)).astype(np.float32)), codes
 
     def _sizes(self, x: Floats, codes: Bytes, counts: Int64s, centres: Float64s) -> Int64s:
@@ -171,14 +170,14 @@ class Lss(Fitted, Quantiser):
         if self.allocation == "weighted":
             return budget.weighted(counts, centres, total)
         squares = np.empty(counts.size, np.float64)
-        clusters.squares(x, codes, squares)
+        cluster_ids.squares(x, codes, squares)
         return budget.optimal(counts, np.maximum(squares / np.maximum(counts, 1) - centres * centres, 0), total)
 
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
         x = source.array().reshape(-1)
         found, codes = self._clustered(x, key)
         if isinstance(sink, Moved):
-            clusters.add(*found.of(codes, self._stream, np.float32(sink.weight)), sink.target.reshape(-1))
+            cluster_ids.add(*found.of(codes, self._stream, np.float32(sink.weight)), sink.target.reshape(-1))
         return self._write(found, codes, body)
 
     def _write(self, found: Means, codes: Bytes, body: Bytes) -> int:
@@ -194,11 +193,11 @@ class Lss(Fitted, Quantiser):
 
     def _decode(self, body: Bytes, out: Floats) -> None:
         found, codes = self._read(body, out.size)
-        clusters.write(*found.of(codes, self._stream), out.reshape(-1))
+        cluster_ids.write(*found.of(codes, self._stream), out.reshape(-1))
 
     def _decode_add(self, body: Bytes, out: Floats, weight: np.float32) -> None:
         found, codes = self._read(body, out.size)
-        clusters.add(*found.of(codes, self._stream, weight), out.reshape(-1))
+        cluster_ids.add(*found.of(codes, self._stream, weight), out.reshape(-1))
 
     def _symbols(self, x: Floats, key: Words) -> Symbols:
         found, codes = self._clustered(x.reshape(-1), key)
@@ -208,4 +207,4 @@ class Lss(Fitted, Quantiser):
         return size, Means.read(side, size).clusters
 
     def _from_symbols(self, side: Bytes, codes: Codes, out: Floats) -> None:
-        clusters.write(*Means.read(side, out.size).of(np.asarray(codes, np.uint8), self._stream), out)
+        cluster_ids.write(*Means.read(side, out.size).of(np.asarray(codes, np.uint8), self._stream), out)

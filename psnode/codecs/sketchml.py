@@ -28,7 +28,7 @@ import numpy as np
 from psnode.codecs.arrays import Int64s
 from psnode.codecs.base import Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
-from psnode.codecs.kernels import clusters, minmaxsketch
+from psnode.codecs.kernels import minmaxsketch
 from psnode.codecs.kernels.entries import add_at, put_at
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.packed import bits_for, pack, unpack
@@ -157,9 +157,9 @@ class SketchMl(Quantiser):
 
 def _binned(values: Floats, edges: Floats) -> tuple[Bytes, Floats]:
     """Return the bin of every value, and the mean of every bin, which is 0 for an empty bin."""
-    table, numbers = np.empty(clusters.CELLS, np.uint8), np.empty(values.size, np.uint8)
-    clusters.lookup(readonly(edges), table)
-    clusters.assign(values, readonly(np.append(edges, np.float32(np.inf))), readonly(table), numbers)
+    table, numbers = np.empty(cluster_ids.CELLS, np.uint8), np.empty(values.size, np.uint8)
+    cluster_ids.lookup(readonly(edges), table)
+    cluster_ids.assign(values, readonly(np.append(edges, np.float32(np.inf))), readonly(table), numbers)
     sums, counts = np.empty(edges.size + 1, np.float64), np.empty(edges.size + 1, np.int64)
-    clusters.totals(values, readonly(numbers), sums, counts)
+    cluster_ids.totals(values, readonly(numbers), sums, counts)
     return numbers, (sums / np.maximum(counts, 1)).astype(np.float32)

@@ -41,7 +41,7 @@ from psnode.codecs.lowrank.atoms import (
     systematic_sample,
     ticks,
 )
-from psnode.codecs.lowrank.blas import one_thread
+from psnode.codecs.lowrank.blas_threads import one_thread
 from psnode.codecs.lowrank.deflated import Deflated, deflated
 from psnode.codecs.lowrank.factors import fold, unfold
 from psnode.codecs.lowrank.randomised import sketch

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAJORITY = "majority"
 CLIPPED = "mean:clip=median"
-AUTO = 1e6  # value of norm_cap auto: 1e6 times the largest gradient ever accepted (psnode.exchange.shard.verdicts)
+AUTO = 1e6  # value of norm_cap auto: 1e6 times the largest gradient ever accepted (psnode.exchange.shard.norm_verdicts)
 DENSE_RATE = 0.01
 PLAIN_RATE = 0.1  # without momentum; with momentum .9, a gradient moves the weights ten times as far in total
 UNIT_RATE = 0.0005  # for updates that move every coordinate by the learning rate

@@ -34,7 +34,7 @@ from psnode.codecs.registry import brief
 from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.plain_json import to_json
-from psnode.exchange.kernel_warmup import Piece, pieces_of, run_piece
+from psnode.exchange.kernel_pieces import Piece, pieces_of, run_piece
 from psnode.plan.coding import Coding
 from psnode.plan.groups import IDENTITY
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psnode.records.snapshot_memory import Allocation, SnapshotMemory
-from psnode.tasks.tensor_memory import memory_of
+from psnode.tasks.tensor_bytes import memory_of
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ import xxhash
 
 from psnode.errors import ConfigurationError
 from psnode.tasks import tensor_names
-from psnode.tasks.tensor_memory import memory_of
+from psnode.tasks.tensor_bytes import memory_of
 
 if TYPE_CHECKING:
     import torch

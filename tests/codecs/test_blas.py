@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psnode.codecs.lowrank.blas import one_thread
+from psnode.codecs.lowrank.blas_threads import one_thread
 
 BUNDLED = glob.glob(str(Path(np.__file__).parents[1] / "numpy.libs" / "libscipy_openblas64_*"))
 pytestmark = pytest.mark.skipif(not BUNDLED, reason="numpy does not come with its own OpenBLAS")

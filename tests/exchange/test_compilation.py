@@ -15,7 +15,7 @@ import pytest
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.compilation import _jobs
-from psnode.exchange.kernel_warmup import Piece, pieces_of, run_piece
+from psnode.exchange.kernel_pieces import Piece, pieces_of, run_piece
 from psnode.master.recorder import StepRecorder
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Tensor

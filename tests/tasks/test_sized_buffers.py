@@ -18,7 +18,7 @@ from psnode.master.checkpoints.buffers import combined
 from psnode.records.weights import export
 from psnode.task import Task
 from psnode.tasks import inventory
-from psnode.tasks.tensor_memory import memory_of
+from psnode.tasks.tensor_bytes import memory_of
 
 TYPES = [torch.float32, torch.float64, torch.int8, torch.bool, torch.complex64, torch.complex128, torch.bfloat16]
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Int64s
-from psnode.codecs.lowrank.blas import library
+from psnode.codecs.lowrank.blas_threads import library
 
 _BLOCK = 64  # columns per block of LAPACK's blocked routines, for a workspace of optimal size
 

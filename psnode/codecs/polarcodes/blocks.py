@@ -14,11 +14,11 @@ from psnode.codecs.arrays import Float64s, Floats, Int32s, Int64s, Words
 from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.norms import l2_norm
-from psnode.codecs.polarcodes.code_trees import Shared, decode_level, encode_level
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
 from psnode.codecs.polarcodes.rate_channel import CELLS
 from psnode.codecs.polarcodes.reader import WordReader, ended_well
 from psnode.codecs.polarcodes.schedule import Steps
+from psnode.codecs.polarcodes.successive_cancellation import Shared, decode_level, encode_level
 from psnode.codecs.polarcodes.superblocks import SCALED
 from psnode.codecs.polarcodes.symbols import (
     CELL_BITS,

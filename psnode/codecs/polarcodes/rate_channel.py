@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Float64s, Words16
-from psnode.codecs.polarcodes.code_trees import SAMPLES
 from psnode.codecs.polarcodes.lanes import LARGEST, UNIT, Llrs
 from psnode.codecs.polarcodes.range_coder import PRECISION, STEPS
+from psnode.codecs.polarcodes.successive_cancellation import SAMPLES
 from psnode.codecs.polarcodes.vectors import LANES
 
 CELLS = 1024

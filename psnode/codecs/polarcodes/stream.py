@@ -22,10 +22,10 @@ from psnode.codecs.polarcodes.blocks import (
     read_blocks,
     write_blocks,
 )
-from psnode.codecs.polarcodes.code_trees import Shared
 from psnode.codecs.polarcodes.lanes import Masks
 from psnode.codecs.polarcodes.rate_channel import chances, logistic
 from psnode.codecs.polarcodes.reader import reader
+from psnode.codecs.polarcodes.successive_cancellation import Shared
 from psnode.codecs.polarcodes.superblocks import SCALED, Superblock
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.polarcodes.writer import writer

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Int64s, Words, Words32
-from psnode.codecs.kernels import clusters, minmaxsketch
+from psnode.codecs.kernels import minmaxsketch
 from psnode.codecs.selection import indices
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.errors import PayloadError
@@ -68,7 +68,7 @@ class Bins(NamedTuple):
     def cells(self, labels: Bytes, stream: int, row: int) -> Int64s:
         """Return for every coordinate sent its cell in row `row` of the sketch."""
         found = np.empty(labels.size, np.int64)
-        clusters.cells_of(labels, self.columns, self.key, stream + 256 * row, found)
+        cluster_ids.cells_of(labels, self.columns, self.key, stream + 256 * row, found)
         return found
 
     def ranks(self, codes: Bytes, stream: int) -> Bytes:

@@ -5,7 +5,7 @@
     float32 means: B of them, or K if B = 0
 
 Coordinate i of cluster k belongs to bucket floor(w sizes[k] / 2^32) of cluster k, where w is the word for i in a stream under the
-key: see psnode.codecs.kernels.clusters.cells_of.
+key: see psnode.codecs.kernels.cluster_ids.cells_of.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Int64s, Words
-from psnode.codecs.kernels import clusters
-from psnode.codecs.kernels.clusters import Ids
+from psnode.codecs.kernels.cluster_ids import Ids
 from psnode.errors import PayloadError
 
 HEAD = 8
@@ -79,5 +78,5 @@ class Means(NamedTuple):
         if not self.sizes.size:
             return codes, values
         cells = np.empty(codes.size, np.int64)
-        clusters.cells_of(codes, self.sizes, self.key, stream, cells)
+        cluster_ids.cells_of(codes, self.sizes, self.key, stream, cells)
         return cells, values

@@ -20,9 +20,9 @@ from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm, Summed
 from psnode.exchange.shard.median_clipping import Clipped, Clipping
+from psnode.exchange.shard.norm_verdicts import Beyond, Closing, Judge
 from psnode.exchange.shard.pushes import MeasuredPayload, Push, Reader
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
-from psnode.exchange.shard.verdicts import Beyond, Closing, Judge
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.moving_average import MovingAverage
 from psnode.exchange.update.weight_vector import Constraint, Weights
@@ -43,7 +43,7 @@ class Reduction:
 
     The work is done in lanes, for each group in the order of submission. A `constraint` is applied to the weights when
     all groups are updated, and no group is sent before. If the norm of a gradient is out of proportion by `norm_cap`
-    (psnode.exchange.shard.verdicts), its suspicious pushes are refused, or scaled if the rest can return to a residual.
+    (psnode.exchange.shard.norm_verdicts), its suspicious pushes are refused, or scaled if the rest can return to a residual.
     Suspicious pushes are held back until all groups of the round have come. A `global_norm` clips the sums, and may hold
     them back until the sums of all groups are complete. Frames state a weight if there is a `weight_unit`. The `average`
     follows the weights.

@@ -11,7 +11,7 @@ import pytest
 
 from psnode.config.effects import AUTO
 from psnode.exchange.shard.norm_cap import SHARE, WINDOW, Norms, median, pack, unpack
-from psnode.exchange.shard.verdicts import IMPOSSIBLE, Closing, Judge
+from psnode.exchange.shard.norm_verdicts import IMPOSSIBLE, Closing, Judge
 from psnode.plan.groups import Plan, Tensor
 from psnode.plan.part import all_of
 from psnode.plan.rule import make_plan
