@@ -1,4 +1,4 @@
-"""The command line: settings from a file and from flags, one line and an exit code for every error."""
+"""Command line of the tool: settings from a file and from flags; every error is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ node_commands.add_to(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and leave with its exit code. Its work matters more than its output: a closed pipe does not end it."""
+    """Run a command and exit with its code. A closed pipe does not end the command: its work matters more than its output."""
     streams.outlast()
     try:
         cli.main(arguments, prog_name="psnode-ec2", standalone_mode=False)
