@@ -6,6 +6,6 @@ Of psnode the tool imports modules of psnode.config only.
     | shutdown | export
 
 The resources of a cluster are those that carry its tags. Every command reads the tags, so that another launch resumes an
-interrupted one, and shutdown removes what either has made. Files in state_dir serve single commands: the host keys, the ended
+interrupted one, and shutdown removes the resources of both. Files in state_dir serve single commands: the host keys, the ended
 nodes for `cost`, and a job that is kept alive.
 """

@@ -40,7 +40,7 @@ run: |
 
 
 def train_dir(words: Sequence[str]) -> str:
-    """Return the --train-dir of a command. Raises SettingsError if it has none: the job could not be resumed there."""
+    """Return the --train-dir of a command. Raises SettingsError if it has none: the job could not be resumed."""
     for index, word in enumerate(words):
         if word == "--train-dir" and index + 1 < len(words):
             return words[index + 1]

@@ -66,7 +66,7 @@ def _trust(command: Sequence[str]) -> list[str]:
 
 
 def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str]:
-    """Return arguments of mpirun that restrict TCP to the network of the nodes: an image may have others, as of containers.
+    """Return arguments of mpirun that restrict TCP to the network of the nodes: an image may have others, for containers.
 
     Spares are additional to the ranks that numbered slots have room for, so with several ranks on a node slots are
     oversubscribed.

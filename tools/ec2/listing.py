@@ -1,4 +1,4 @@
-"""Clusters of an account in all regions; also what a shutdown leaves: nodes of other owners or regions, lasting volumes."""
+"""Clusters of an account in all regions; also nodes of other owners or regions, and lasting volumes, as notes of a shutdown."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Metered(Classification):
 
 
 class Exchange(Metered):
-    """A task with fixed gradients of the network's sizes at almost no cost: what remains of a step is the exchange.
+    """A task with fixed gradients of the network's sizes at almost no cost: the rest of a step is the exchange.
 
     The loss of weights w is <w, c>, whose gradient is c: normal values, different on every host.
     """
