@@ -35,7 +35,7 @@ class Work(Protocol):
         """Return the newest checkpoint from which the job can resume, "" if none is known."""
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """Fetch the files that only these nodes hold, then end them: all nodes if `everything`, else those that EC2 wants back."""
+        """Fetch the files that only these nodes hold, then end all nodes (`everything`) or those that EC2 wants back."""
 
     def complete(self, charge: Charge, max_hours: int) -> None:
         """Launch the missing nodes and set them up; new nodes end themselves after `max_hours`."""

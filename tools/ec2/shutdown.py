@@ -47,7 +47,7 @@ def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
 
 
 def close_all(session: CommandContext, *, discard: bool) -> None:
-    """Show the nodes to end and the rest, ask, and end the nodes. Raises DeclinedError, KeepError, OthersError, NoClusterError."""
+    """Show the nodes and the rest, ask, and end the nodes. Raises DeclinedError, KeepError, OthersError, NoClusterError."""
     cluster = session.cluster
     nodes, others = cluster.nodes(), other_nodes(cluster)
     for told in (*map(str, nodes), *lasting_volumes(cluster, nodes), *others):

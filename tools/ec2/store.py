@@ -16,7 +16,7 @@ _LAST_SECONDS = 600  # for the upload of the last checkpoint
 
 
 def bring_back(way: Access, command: Sequence[str], where: str) -> None:
-    """Fetch to the master the newest checkpoint of the run that `command` resumes in the folder `where`, unless the master has it.
+    """Fetch the newest checkpoint of the run that `command` resumes in the folder `where`, unless the master has it.
 
     Raises SettingsError, RemoteError.
     """
