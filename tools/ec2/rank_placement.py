@@ -54,7 +54,7 @@ def host_files(nodes: Sequence[Node], counts: Sequence[int]) -> dict[str, str]:
 
     hosts_address  private addresses, the master's first: for `psnode launch --hostfile`
     hosts          lines for /etc/hosts
-    hostfile the addresses with their ranks as slots: for mpirun, and for `psnode launch --hostfile` with several ranks a node
+    hostfile       the addresses with their ranks as slots: for mpirun, and for `psnode launch --hostfile` with several on a node
     """
     addresses = [node.private_address for node in nodes]
     return {
