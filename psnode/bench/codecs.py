@@ -80,8 +80,8 @@ def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float, 
     """Measure the codecs `specs` on all inputs.
 
     `size`: values of each random input. `gradient`: a file of `psnode bench record`, a further input. `seconds`: time spent on
-    each figure. `copies`: bytes of the copies that are read in turn, and as many of those written. A setting that fails has
-    `failed`, the reason, instead of figures.
+    each figure. `copies`: total bytes of the input's copies, and of the arrays written to. A setting that fails has `failed`,
+    the reason, instead of figures.
     """
     codecs = [(spec, get_codec(spec)) for spec in settings(specs)]
     sources = [inputs.gaussian(size), inputs.student(size), *([inputs.recorded(gradient)] if gradient else [])]

@@ -1,9 +1,9 @@
 """`psnode bench gpu`: speed of codecs on a CUDA device relative to a copy on the device, and equality with the host's payloads.
 
 Every codec with device kernels processes arrays of N(0,1) on the device in four ways: encode, encode that overwrites its input
-with the error, decode, and decode and add. Selections wait for the host amid their work: their encoding is timed until the
-payload is on the host, their decoding from a payload on the host. Codecs of other programs, by torch's operations, are measured
-in the same run (psnode.bench.gpu_peers). A share is the bytes moved per second, float32 and payload, over those of the copy.
+with the error, decode, and decode and add. Selections wait for the host amid their work, so their encoding is timed until
+the payload is on the host, and their decoding begins with a payload on the host. The same run measures codecs of other programs,
+made of torch's operations (psnode.bench.gpu_peers). A share is the bytes moved per second, float32 and payload, over the copy's.
 """
 
 from __future__ import annotations

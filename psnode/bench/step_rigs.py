@@ -133,7 +133,7 @@ class Alone:
 class Exchanging:
     """A worker's passes under a scheme, with all its work on gradients and on changes of weights.
 
-    `sent`, `received`: bytes of the last step's frames. Raises ConfigurationError for a scheme whose steps are not separable.
+    `sent`, `received`: bytes of the last step's frames. Raises ConfigurationError if steps cannot be taken one by one.
     """
 
     def __init__(self, ground: TimedModel, config: Config, scheme: Scheme) -> None:

@@ -1,4 +1,4 @@
-"""Calls to AWS: typed errors, retries with backoff, and a dry run that makes only calls without effect."""
+"""Calls to AWS: typed errors, retries with backoff, and a dry run that makes only calls that change nothing."""
 
 from __future__ import annotations
 

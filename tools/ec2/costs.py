@@ -152,7 +152,7 @@ def spot_price(cloud: Cloud, name: str, zone: str) -> float | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """Nodes and volumes of a cluster, and for each new node the GiB of its volumes (`gib`) and if it has a public address."""
+    """Nodes and volumes of a cluster, and for each new node its GiB of volumes (`gib`) and if its address is `public`."""
 
     nodes: Sequence[Node]
     volumes: Sequence[Volume]

@@ -8,7 +8,7 @@
     │   ├── CapError             2   over max_instances or max_hourly_price
     │   ├── NoClusterError       2   the command needs nodes, and the cluster has none
     │   ├── NoKeyPairError       2   EC2 has no key pair of that name
-    │   └── DeclinedError        2   the user answered no
+    │   └── DeclinedError        2   the user answered no, or could not be asked
     ├── CapacityError            3   no zone and type had room at the offered price
     │   └── PriceTooLowError     3   spot_price is below the market everywhere
     ├── ThrottledError           3   EC2 throttled a call until the last try

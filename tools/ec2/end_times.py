@@ -62,7 +62,7 @@ def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Calla
     def one(node: Node) -> None:
         minutes = math.ceil((ends[node.id] - now).total_seconds() / 60) if hours else 0
         way.script(node, "extend.sh", str(minutes), text)
-        # if only the tag fails, its earlier end does no harm
+        # if this call fails, the tag still has the old hours, which does no harm
         cluster.cloud.change("create_tags", Resources=[node.id], Tags=[{"Key": HOURS, "Value": str(hours)}])
 
     if way.dry_run:

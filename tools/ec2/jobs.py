@@ -60,13 +60,13 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
 
 
 def _trust(command: Sequence[str]) -> list[str]:
-    """Return the flag that trusts a resumed run whose record names code: its owner began the run on these nodes."""
+    """Return --trust-run for a resumed run: its record may name code, and its owner began the run on these nodes."""
     said = any(word.partition("=")[0] in ("--task", "--trust-run", "--no-trust-run") for word in command)
     return ["--trust-run"] if "--resume" in command and not said else []
 
 
 def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str]:
-    """Return arguments of mpirun that restrict TCP to the network of the nodes: an image may have others, for containers.
+    """Return arguments of mpirun that restrict TCP to the network of the nodes: an image may have other networks.
 
     Spares are additional to the ranks that numbered slots have room for, so with several ranks on a node slots are
     oversubscribed.

@@ -40,7 +40,7 @@ def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, r
 
 
 def begin(session: CommandContext, words: Sequence[str], restarts: int | None) -> Charge:
-    """Return the charge of a new job, confirmed by the user. Raises SettingsError, DeclinedError."""
+    """Return the record of a new job, confirmed by the user. Raises SettingsError, DeclinedError."""
     settings = session.settings
     if not words:
         raise SettingsError("there is no job to go on with: run --keep-alive -- train --train-dir runs/first ...")

@@ -1,6 +1,6 @@
 """Ledger of the nodes seen by commands on this machine; `cost` needs it, since EC2 forgets a node an hour after its end.
 
-The ledger is a JSON file in state_dir, for `cost` alone: which resources exist, and their owner, is told by the tags.
+The ledger is a JSON file in state_dir, for `cost` alone: the tags tell which resources exist and who owns them.
 """
 
 from __future__ import annotations

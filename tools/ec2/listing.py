@@ -1,4 +1,4 @@
-"""Clusters of an account in all regions; also nodes of other owners or regions, and lasting volumes, as notes of a shutdown."""
+"""Clusters of an account in all regions, and notes for a shutdown: nodes of other owners or regions, lasting volumes."""
 
 from __future__ import annotations
 

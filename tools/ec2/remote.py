@@ -58,7 +58,7 @@ class Children:
 
     @contextmanager
     def started(self, line: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process, which has ended when the context exits. Raises KeyboardInterrupt after one in another thread."""
+        """Start a process, which has ended when the context exits. Raises KeyboardInterrupt if `map` was interrupted."""
         with self._lock:
             if self._interrupted:
                 raise KeyboardInterrupt

@@ -1,6 +1,6 @@
 """Combination of results of `psnode bench peers` that were measured in pieces of one or several rounds.
 
-Ratios compare measurements of the same piece only: a contender that a piece lacks is missing in its rounds.
+Ratios compare measurements of the same piece only: a contender that a piece lacks is missing in the rounds of this piece.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psnode.bench.contest.standings import row, with_ratios
 from psnode.errors import ConfigurationError
 
 Trials = Mapping[str, Mapping[Label, Sequence[ContenderRun | None]]]  # by rate and contender, one per round; None: failed
-_APART = frozenset({"seed", "steps"})  # fields of a ground that may differ between its pieces
+_APART = frozenset({"seed", "steps"})  # settings that may differ between pieces to be combined
 
 
 def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: float | None) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: floa
 
 
 def combine(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Combine the pieces of each ground into one result; return the results in the order of their first pieces."""
+    """Combine pieces with equal settings (`ground`) into one result each, in the order of their first pieces."""
     grounds: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         ground = {key: value for key, value in result["ground"].items() if key not in _APART}

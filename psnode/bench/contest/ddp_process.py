@@ -10,8 +10,8 @@ PROGRAM.json holds the fields of `ProcessSettings`. Kinds of communication:
     fp32:bucket=25                uncompressed gradients, in buckets of the given number of MB
     fp16:bucket=25, bf16:...      halved by torch's hook
     powersgd:rank=2,start=2,bucket=1000
-                                  PowerSGD with error feedback and warm start from iteration `start` on. Several buckets
-                                  crash in several versions of torch over gloo, so the default makes one bucket
+                                  PowerSGD with error feedback and warm start from iteration `start` on. More than one
+                                  bucket crashes some versions of torch over gloo, so the default makes one bucket
     psnode:CODEC                  psnode's hook (psnode.ddp) with its default settings, in buckets of 25 MB
 
 Buffers are not broadcast in each step (psnode does not send them either); at a checkpoint they are averaged.
