@@ -1,6 +1,6 @@
 """`python -m studies.honest_norms`: gradients that the norm cap refuses in honest runs with heavy tails.
 
-The study trains small models with torch on heavy-tailed data, each with 1, 2, 3 or 4 workers and its own seed, and passes the norms of
+The study trains small torch models on heavy-tailed data, each with 1 to 4 workers and its own seed, and passes the norms of
 all gradients, by tensor, to the master's rule (psnode.exchange.shard.verdicts), as rounds of all workers. It starts no job and
 codes nothing, and the weights follow the mean of all gradients. A row is a kind of data: runs, gradients, and the gradients
 refused by the default; by its bound of 1e6 times the largest gradient accepted before, but without its limit at which squares

@@ -67,7 +67,7 @@ def passes(case: str, rank: int, step: int) -> Iterator[Tensors]:
 
 
 def kind(case: str, step: int) -> str:
-    """Return the case of a step. MIXED stands for the other cases in turn, except the last, which differs in DDP's construction."""
+    """Return the case of a step. MIXED stands for the others in turn, except the last, which differs in DDP's construction."""
     return CASES[step % (len(CASES) - 1)] if case == MIXED else case
 
 
