@@ -91,9 +91,10 @@ def measure(options: Options) -> Found:
 
 
 def figures(times: Sequence[float], published: Mapping[int, tuple[float, int]]) -> tuple[float, list[Figures]]:
-    """Seconds of a usual step, and what each checkpoint cost. `times[t - 1]`: when the backward pass of step t began.
+    """Return the seconds of a usual step, and the figures of each checkpoint.
 
-    `published`: when the checkpoint of a step was, and its bytes.
+    `times[t - 1]`: the time at which the backward pass of step t began. `published`: by step, the time at which its checkpoint
+    was published, and its bytes.
     """
     lasts = {step: times[step] - times[step - 1] for step in range(1, len(times))}
     busy = {

@@ -1,8 +1,8 @@
 """`python -m studies.rows`: kernels generated from a codec's formula against handwritten ones, in turn, on one core.
 
 The table has GB/s of float32 on N(0,1) in encode, encode with the error, decode and decode_add, by processor time, and the ratio
-generated / by hand. Both kernels write the same payload, and check a payload before reading it. It also states if all ratios are
-.95 or more, so that the formula could replace the handwritten kernels.
+generated / by hand. Both kernels write the same payload, and check a payload before reading it. The table also states if all
+ratios are .95 or more, so that the formula could replace the handwritten kernels.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def show(way: Access, lines: int) -> int:
 
 
 def stop(way: Access) -> None:
-    """Ask the job to write a checkpoint and end."""
+    """Ask the running job to write a checkpoint and end, if there is one."""
     way.script(way.master, "stop_job.sh", way.settings.remote_dir)
 
 

@@ -65,9 +65,9 @@ def _run(
     restarts: int | None,
     words: tuple[str, ...],
 ) -> None:
-    """Run psnode: `run -- train ...`, or a program with a session, over the cluster, any other command on the master.
+    """Run psnode: `run -- train ...`, or a program with a session, on all nodes; any other command on the master.
 
-    Ends with its exit code.
+    Exits with the code of the command.
     """
     from psnode_ec2 import jobs, store
     from psnode_ec2.kept_job import begin, run_kept
@@ -111,7 +111,7 @@ def _end(session: CommandContext, code: int, shutdown: bool) -> NoReturn:
 
 
 def _stop(session: CommandContext) -> None:
-    """Ask the job that runs to write a checkpoint and end."""
+    """Ask the running job to write a checkpoint and end."""
     from psnode_ec2 import jobs
 
     jobs.stop(session.way())
