@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Golden payloads on aarch64, the processor of Graviton and other ARM servers: every processor has to write the same bytes. qemu emulates it,
-# Debian's arm64 packages are its Python, and its wheels are of the versions in this clone's environment; nothing is installed in the system.
+# Golden payloads on aarch64, the processor of Graviton and other ARM servers: every processor has to write the same bytes. qemu
+# emulates it; Python comes from Debian's arm64 packages, wheels have the versions of this clone's environment; the system is not
+# changed.
 #
 #   sudo apt-get install qemu-user-static g++-aarch64-linux-gnu   # on Debian; without the compiler, CUDA text as C++ is skipped
 #   scripts/aarch64.sh [PYTEST ARGUMENTS...]                      # default: all golden payloads; kernels compile 20 times as slowly there
 #
-# What was made stays in build/aarch64, the next run begins there.
+# Everything made stays in build/aarch64, and the next run reuses it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -54,7 +55,7 @@ fi
 
 if compiler=$(command -v aarch64-linux-gnu-g++); then
     mkdir -p "$here/bin"
-    ln -sf "$compiler" "$here/bin/g++" # the emulated program starts it as it is, on this processor
+    ln -sf "$compiler" "$here/bin/g++" # the emulated program starts this compiler natively on this processor
 fi
 if [[ $# -eq 0 ]]; then
     mapfile -t files < <(grep -l "def test.*golden" tests/rows/test_*.py tests/codecs/test_*.py)

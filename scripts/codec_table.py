@@ -1,4 +1,4 @@
-"""Print the table of codecs in docs/codecs.md, measured here: scripts/codec_table.py [--write]  (into that page)."""
+"""Print the table of codecs in docs/codecs.md, measured on this machine: scripts/codec_table.py [--write]  (into that page)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPEATS = 15
 
 
 class Row(NamedTuple):
-    """A spec, and where it comes from."""
+    """A codec's spec, and the paper that it comes from."""
 
     spec: str
     paper: str
@@ -55,7 +55,7 @@ ROWS = (
 
 
 def fastest(call: Callable[[], object]) -> float:
-    """Seconds of the fastest of `REPEATS` calls, after one that compiles and warms up."""
+    """Return the seconds of the fastest of `REPEATS` calls, after one that compiles and warms up."""
     call()
     seconds = []
     for _ in range(REPEATS):
@@ -66,7 +66,7 @@ def fastest(call: Callable[[], object]) -> float:
 
 
 def measured(row: Row, values: np.ndarray) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     codec = get_codec(row.spec)
     x = values[: 512 * 4608].reshape(512, 4608) if codec.shaped else values
     rng, total = np.random.default_rng(1), np.zeros_like(x)

@@ -1,7 +1,7 @@
 """Final weights of every scheme by two checkouts: scripts/compare_hashes.py OTHER [--workers P]... [--scheme S]...
 
-Each scheme trains LeNet on the embedded digits for 8 steps under `psnode launch`, by the code of this checkout and of OTHER, with
-overlap and the scheme's own downlink. Prints a Markdown table of the hashes; the exit code is 1 if any differ.
+Each scheme trains LeNet on the embedded digits for 8 steps under `psnode launch`, with the code of this checkout and with that of
+OTHER, with overlap and the scheme's own downlink. Prints a Markdown table of the hashes; the exit code is 1 if any differ.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SECONDS = 600
 
 
 def schemes() -> list[str]:
-    """Every scheme of this checkout."""
+    """Return every scheme of this checkout."""
     from psnode.config.schemes import SCHEMES
 
     return list(SCHEMES)
 
 
 def model_hash(checkout: Path, scheme: str, workers: int) -> str:
-    """The hash of the weights that a job ends with, or the last line that it printed."""
+    """Return the hash of a job's final weights, or its exit code and the last line that it printed."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["-m", "psnode", "launch", "-n", str(workers), "--", "train", "--scheme", scheme, *FLAGS]
         done = subprocess.run(
@@ -40,7 +40,7 @@ def model_hash(checkout: Path, scheme: str, workers: int) -> str:
 
 
 def main() -> int:
-    """Compare; the exit code."""
+    """Compare the checkouts, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("other", type=Path, help="a checkout of another commit")
     parser.add_argument("--workers", type=int, action="append")

@@ -1,9 +1,9 @@
-"""Compile the kernels of all codecs, each in one process alone, in as many processes as there are cores.
+"""Compile the kernels of all codecs, each codec in one process only, with as many processes as there are cores.
 
     scripts/compile_kernels.py
 
-The tests and the ranks of a job that find a kernel uncompiled compile it all at once, each for itself. A process ends after a few
-codecs: the compiler keeps some ten megabytes of every kernel. Kernels that are in the cache are loaded, which takes seconds.
+Concurrent tests or ranks of a job that find a kernel uncompiled would all compile it. A process ends after a few codecs, because
+the compiler retains some ten megabytes for every kernel. Cached kernels are loaded, which takes seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHAINS = ("qsgd+ans", "qsgd+rice", "svd+qsgd", "topk+lss+ans", "topk+sketchml+an
 
 
 def sources(x: np.ndarray) -> Iterator[Source]:
-    """One of each kind."""
+    """Yield one source of each kind."""
     yield Values(x)
     yield Accumulated([(0, x.reshape(-1)[:700]), (900, x.reshape(-1)[900:])], x.copy())
     yield Copied(x, np.empty_like(x))
@@ -35,12 +35,12 @@ def sources(x: np.ndarray) -> Iterator[Source]:
 
 
 def sinks() -> tuple[Sink, ...]:
-    """One of each kind."""
+    """Return one sink of each kind."""
     return NOTHING, Subtracted(np.zeros(SHAPE, np.float32)), Added(np.zeros(SHAPE, np.float32)), InnerProducts()
 
 
 def use(codec: Codec) -> None:
-    """Call every kernel of `codec`, with arrays that may be written and with such that may not."""
+    """Call every kernel of `codec`, with writable and with read-only arrays."""
     x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
     for number, sink in product(range(4), sinks()):
         codec.encode(list(sources(x))[number], KEY, sink=sink)
@@ -55,18 +55,18 @@ def use(codec: Codec) -> None:
 
 
 def compile_all(spec: str) -> None:
-    """Use a codec and the form of it that error feedback uses."""
+    """Use a codec and the contractive form that error feedback uses."""
     codec = get_codec(spec)
     for form in dict.fromkeys((codec, codec.contractive())):
         use(form)
 
 
 def main() -> None:
-    """Codecs first, then chains of them, whose own kernels are few."""
+    """Compile the codecs, then chains of codecs, which have few kernels of their own."""
     processes = len(os.sched_getaffinity(0))
     with get_context("spawn").Pool(processes, maxtasksperchild=4) as pool:
         for specs in (available(), CHAINS):
-            list(pool.imap_unordered(compile_all, specs))  # the next one is begun by whoever is free
+            list(pool.imap_unordered(compile_all, specs))  # any free process takes the next one
 
 
 if __name__ == "__main__":

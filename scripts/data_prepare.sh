@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fetch data sets, both parts, so that no run has to: on every node, or once into the directory that they share.
+# Fetch data sets, training and test parts, before any run: on every node, or once into a directory that the nodes share.
 #
 #   data_prepare.sh [NAME...]   [mnist cifar10 svhn]
-#   DATA_DIR                    where to; what --data-dir names later [data]
+#   DATA_DIR                    the target folder, for --data-dir later [data]
 set -euo pipefail
 venv=${PSNODE_VENV:-$HOME/psnode/.venv}
 [[ -z $(find -L "$venv" "$venv/bin" -maxdepth 0 -perm -o+w ! -perm -o+t 2>/dev/null) ]] || {

@@ -1,8 +1,8 @@
-"""Links with a delay between emulated hosts; scripts/netlab.sh --rate RATE,ROUND_TRIP runs it in the namespace of its switch.
+"""Delayed links between emulated hosts; scripts/netlab.sh --rate RATE,ROUND_TRIP runs this in the namespace of its switch.
 
-delay.py SECONDS COUNT      COUNT pairs of devices, portI and farI: what one sends comes out of the other SECONDS later
+delay.py SECONDS COUNT      COUNT pairs of devices, portI and farI: a frame sent to one comes out of the other SECONDS later
 
-Prints a line when the devices are there, and forwards until one is removed; farI may be moved to another namespace meanwhile.
+Prints a line when the devices exist, and forwards until one is removed; farI may be moved to another namespace meanwhile.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import sys
 import time
 from collections import deque
 
-# linux/if_tun.h: a device of whole Ethernet frames, each behind a virtio_net_hdr, so that the kernel may hand over large TCP
-# segments in one piece, as between network cards that cut them
+# linux/if_tun.h: a device of whole Ethernet frames, each preceded by a virtio_net_hdr, so that the kernel may pass large TCP
+# segments in one piece, as between network cards that segment them
 _SET_DEVICE, _SET_OFFLOAD = 0x400454CA, 0x400454D0
 _TAP, _NO_INFORMATION, _VIRTIO_HEADER = 0x0002, 0x1000, 0x4000
 _CHECKSUM, _LARGE_IPV4, _LARGE_IPV6 = 1, 2, 4
-_LARGEST = 1 << 17  # bytes of a frame with its header
+_LARGEST = 1 << 17  # bytes of a frame with its virtio header
 
 
 def open_device(name: str) -> int:
-    """The descriptor of a new device `name` in this namespace."""
+    """Make the device `name` in this namespace, and return its descriptor."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _SET_DEVICE, struct.pack("16sH", name.encode(), _TAP | _NO_INFORMATION | _VIRTIO_HEADER))
     fcntl.ioctl(device, _SET_OFFLOAD, _CHECKSUM | _LARGE_IPV4 | _LARGE_IPV6)
@@ -33,7 +33,7 @@ def open_device(name: str) -> int:
 
 
 def forward(across: dict[int, int], seconds: float) -> None:
-    """Write what each device of `across` receives to its other end, `seconds` later, until a device is removed."""
+    """Write the frames that each device of `across` receives to its other end, `seconds` later, until a device is removed."""
     waiting = {device: deque[tuple[float, bytes]]() for device in across}
     while True:
         due = min((queue[0][0] for queue in waiting.values() if queue), default=None)
@@ -51,7 +51,7 @@ def forward(across: dict[int, int], seconds: float) -> None:
 
 
 def write(device: int, frame: bytes) -> None:
-    """Write a frame; like any network, lose it where the device is down or has no room."""
+    """Write a frame; like a network, drop it if the device is down or its queue is full."""
     try:
         os.write(device, frame)
     except OSError:
@@ -59,7 +59,7 @@ def write(device: int, frame: bytes) -> None:
 
 
 def main(seconds: float, count: int) -> None:
-    """Make the devices, say so, and forward."""
+    """Make the devices, print a line, and forward."""
     across = dict[int, int]()
     for number in range(1, count + 1):
         near, far = open_device(f"port{number}"), open_device(f"far{number}")

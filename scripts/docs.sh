@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build the site of README and docs into build/site (or the folder that --site-dir names). A link or an anchor that leads
-# nowhere, and a page that is in no navigation, fail.
+# Build the site of README and docs into build/site (or the folder of --site-dir). A broken link or anchor, or a page missing in
+# the navigation, is an error.
 #
 #   scripts/docs.sh             build; build/site/index.html is the first page
 #   scripts/docs.sh --serve     build anew whenever a page changes, on http://127.0.0.1:8000

@@ -1,21 +1,22 @@
-"""Causes of the loss of a coded downlink: a transformer under AdamW in one process, every part of the way down by itself.
+"""Causes of the loss of a coded downlink: a transformer under AdamW in one process, with every part of the downlink by itself.
 
     python scripts/downlink_lag.py --up polar:rate=1,block=16384 --down polar:rate=1,block=16384 --small coded --lead 0.8
     python scripts/downlink_lag.py --noise 0.74
     python scripts/downlink_lag.py --follow 0.7
 
-examples/charlm.py's transformer, two workers with 8 windows each, AdamW at .002 with a cosine schedule and clipping by
-the global norm 1. Gradients are computed at y; each worker codes them by error feedback; the master steps x.
+The model is examples/charlm.py's transformer, with two workers of 8 windows each, AdamW at .002 with a cosine schedule, and
+clipping by the global norm 1. Gradients are computed at y; each worker codes them with error feedback; the master updates x.
 
-    --down SPEC --lead L   y += decode(encode(x + L u - y)), u the update just made: psnode's downlink, with --downlink-lead
+    --down SPEC --lead L   y += decode(encode(x + L u - y)), u the present update: psnode's downlink, with --downlink-lead
     --gain G               the decoded change times G
-    --noise A              y = x + A times the root mean square of u times white noise; --correlation R: from step to step R
-    --follow P             y += P (x - y): delay alone, as a codec's that decodes P times the mean change, without its noise
-    --down-gradient SPEC   the mean gradient coded once more, with a memory, in the place of the weights
+    --noise A              y = x + A times the root mean square of u times white noise; --correlation R: R from step to step
+    --follow P             y += P (x - y): delay alone, like that of a codec that decodes P times the change, without its noise
+    --down-gradient SPEC   the mean gradient coded once more, with a residual, in place of the weights
 
 A SPEC is psnode's, or test:R, the Gaussian test channel of R bits: (1 - D) z + noise of variance D (1 - D), D = 4^-R.
-A row of the table has the loss on the last tenth of the text, the mean training loss of the last 100 steps, fewer bytes than
-float32's both ways, and by step (x - y) u / u^2: how many updates y is behind x; below 0 it is ahead.
+A row of the table has the loss on the last tenth of the text, the mean training loss of the last 100 steps, the factor by which
+both ways together send fewer bytes than float32, and at several steps (x - y) u / u^2: the number of updates by which y lags x;
+if it is below 0, y is ahead.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from psnode.task import load_task
 
 EXAMPLE = str(Path(__file__).parents[1] / "examples" / "charlm.py")
 LENGTH, BATCH, LR, CLIP, BETA1, BETA2, EPS = 64, 8, 2e-3, 1.0, 0.9, 0.999, 1e-8
-SMALL = 1024  # values; smaller tensors travel as they are unless --small coded
+SMALL = 1024  # values; smaller tensors travel uncoded unless --small coded
 
 
 class Channel:
-    """A way of coded vectors; `places` are coded, the rest is as it was. Counts bytes."""
+    """A channel for vectors: the values at `places` are coded, the others unchanged. Counts bytes."""
 
     def __init__(self, spec: str, places: np.ndarray[Any, Any], size: int, seed: int) -> None:
         self._spec, self._places, self._size = spec, places, size
@@ -50,7 +51,7 @@ class Channel:
         self.nbytes = 0.0
 
     def __call__(self, z: Floats) -> Floats:
-        """`z` as it arrives."""
+        """Return `z` as it arrives at the receiver."""
         out, part = z.copy(), z[self._places]
         self.nbytes += 4 * (self._size - part.size)
         if self._codec is not None:
@@ -67,7 +68,7 @@ class Channel:
 
 
 class Model:
-    """The transformer as a flat vector, and its data."""
+    """The transformer with its parameters in a flat vector, and its data."""
 
     def __init__(self, seed: int, width: int) -> None:
         self.task = load_task(EXAMPLE, {"model": "transformer", "width": str(width), "length": str(LENGTH)})
@@ -85,7 +86,7 @@ class Model:
         self.train, self._eval = self.task.train_data(), self.task.eval_data()
 
     def gradient(self, y: Floats, indices: np.ndarray[Any, Any]) -> tuple[float, Floats]:
-        """Loss and gradient at y on a batch."""
+        """Return loss and gradient at y on the batch `indices`."""
         self._flat.numpy()[:] = y
         self._gradient.zero_()
         loss = self._loss(*self.train.batch(indices, None))
@@ -93,7 +94,7 @@ class Model:
         return float(loss.detach()), self._gradient.numpy().copy()
 
     def evaluate(self, x: Floats) -> float:
-        """Mean loss on the last tenth of the text."""
+        """Return the mean loss at x on the last tenth of the text."""
         self._flat.numpy()[:] = x
         whole = len(self._eval) // 52 * 52
         with torch.no_grad():
@@ -105,13 +106,13 @@ class Model:
 
 
 class Batches:
-    """Indices of batches, every epoch in another order."""
+    """Indices of batches, reshuffled in every epoch."""
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self._size, self._rng, self._order, self._next = size, rng, rng.permutation(size), 0
 
     def take(self) -> np.ndarray[Any, Any]:
-        """The next batch."""
+        """Return the indices of the next batch."""
         if self._next + BATCH > self._size:
             self._order, self._next = self._rng.permutation(self._size), 0
         self._next += BATCH
@@ -119,7 +120,7 @@ class Batches:
 
 
 def train(asked: argparse.Namespace) -> str:
-    """One run; its row."""
+    """Train once and return the row of the table."""
     model, rng = Model(asked.seed, asked.width), np.random.default_rng(asked.seed)
     x, y = model.start.copy(), model.start.copy()
     coded = np.concatenate([np.full(size, asked.small == "coded" or size >= SMALL) for size in model.sizes])
@@ -173,7 +174,7 @@ def train(asked: argparse.Namespace) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Print a row."""
+    """Train and print a row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag in ("--up", "--down", "--down-gradient"):
         parser.add_argument(flag, metavar="SPEC")

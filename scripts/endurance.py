@@ -1,7 +1,7 @@
-"""Does the master grow? scripts/endurance.py [--steps N] [--workers P]  prints memory, descriptors and threads of rank 0.
+"""Growth of the master: scripts/endurance.py [--steps N] [--workers P]  prints memory, descriptors and threads of rank 0.
 
-LeNet on the embedded digits under `psnode launch`, looked at after every tenth of the run. The exit code is 1 if between the
-second look and the last one resident memory has grown by more than 4 MiB, or the number of descriptors or threads at all.
+LeNet trains on the embedded digits under `psnode launch`; rank 0 is inspected after every tenth of the run. The exit code is 1 if
+between the second and the last inspection resident memory grew by more than 4 MiB, or the number of descriptors or threads grew.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FLAGS = ["--batch-size", "2", "--lr", "0.002", "--threads", "1", "--no-tensorboa
 
 
 def figures(pid: int) -> tuple[int, int, int]:
-    """Resident KiB, file descriptors, threads."""
+    """Return resident KiB, file descriptors and threads of process `pid`."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     return int(status["VmRSS"].split()[0]), len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"])
 
 
 def main() -> int:
-    """Run, look, judge."""
+    """Run the job, inspect rank 0, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=2)
@@ -40,7 +40,7 @@ def main() -> int:
         job.wait_for(1)
         master = job.ranks()[0]
         for tenth in range(1, 10):
-            job.wait_for(tenth * args.steps // 10 + 5)  # not while a checkpoint is written
+            job.wait_for(tenth * args.steps // 10 + 5)  # 5 steps later, when no checkpoint is being written
             looks.append(figures(master))
             resident, descriptors, threads = looks[-1]
             print(f"| {job.step} | {resident / 1024:.1f} | {descriptors} | {threads} |", flush=True)

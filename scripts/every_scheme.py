@@ -1,8 +1,8 @@
-"""Train two steps of every scheme with the psnode that is installed, a master and two workers in this process.
+"""Train two steps of every scheme with the installed psnode, a master and two workers in this process.
 
     python scripts/every_scheme.py
 
-Exit code 1 if one of them does not end with 0; each is named as it ends.
+Prints each scheme's result. The exit code is 1 if a scheme does not end with 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {"batch_size": 8, "max_steps": 2, "local": 2, "thread
 
 
 def trains(scheme: str, folder: Path) -> bool:
-    """Take two steps; True if the run ended with 0."""
+    """Train two steps; return True if the run ended with 0."""
     config = psnode.Config(scheme=scheme, train_dir=folder / scheme, **SETTINGS)
     try:
         code = psnode.run(Classification("LeNet", "digits"), config)
@@ -32,7 +32,7 @@ def trains(scheme: str, folder: Path) -> bool:
 
 
 def main() -> int:
-    """All schemes, whatever becomes of one of them."""
+    """Train all schemes, even after a failure, and return the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         done = {scheme: trains(scheme, Path(folder)) for scheme in SCHEMES}
     print(f"{sum(done.values())} of {len(done)} schemes train")

@@ -1,12 +1,13 @@
-"""Feed psnode bytes that nobody meant: scripts/fuzz.py [--runs N] [--codec SPEC] [--seed S] [--coverage DIR] [FILE ...]
+"""Feed psnode malformed bytes: scripts/fuzz.py [--runs N] [--codec SPEC] [--seed S] [--coverage DIR] [FILE ...]
 
-Frames of every kind and payloads of every codec are changed, most of them sealed again with right lengths and a right
-checksum, and read as a master reads them. Nothing but WireError, CodecError and CheckpointError may come out; a payload that is
-refused must not have touched the sum; memory may not grow by more than 256 MiB, and no input may take half a minute.
-The first input that breaks a rule is written to fuzz-failure.bin, and the exit code is not 0. --codec: its payloads alone.
+Frames of every kind and payloads of every codec are changed, most of them sealed again with correct lengths and a correct
+checksum, and read as by a master. Only WireError, CodecError and CheckpointError may be raised; a payload that is refused
+must not have changed the sum; memory may not grow by more than 256 MiB, and no input may take half a minute.
+The first input that breaks a rule is written to fuzz-failure.bin, and the exit code is not 0. --codec: payloads of this codec
+only.
 
-Changes are drawn from the seed; with --coverage they are libFuzzer's, led by the coverage of psnode (needs `atheris`),
-and inputs that reach something new are added to DIR. FILE: only read these inputs again. fuzz_inputs.py describes
+Changes are drawn from the seed; with --coverage they are libFuzzer's, guided by the coverage of psnode (needs `atheris`),
+and inputs that reach new code are added to DIR. FILE: only read these inputs again. fuzz_inputs.py describes
 an input.
 """
 
@@ -37,14 +38,14 @@ HANG_SECONDS = 30
 
 
 def watch_memory() -> None:
-    """From here on allocations beyond the room fail."""
+    """Make further allocations of more than ROOM_BYTES in all fail."""
     used = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
     resource.setrlimit(resource.RLIMIT_AS, (1024 * used + ROOM_BYTES, resource.RLIM_INFINITY))
 
 
 @contextlib.contextmanager
 def last_input() -> Iterator[Callable[[bytes], None]]:
-    """Keeps the input under way in a file that outlives a crash of the interpreter; it goes when all went well."""
+    """Keep the present input in FAILURE, a file that outlives a crash of the interpreter; delete the file on success."""
     with FAILURE.open("w+b") as file:
         file.truncate(1 << 20)
         with mmap.mmap(file.fileno(), 1 << 20) as memory:
@@ -65,7 +66,7 @@ def last_input() -> Iterator[Callable[[bytes], None]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Random changes of the seeds and of the corpus."""
+    """Read random changes of the seeds and of the corpus, and return the exit code."""
     read, rng = Reader(), random.Random(args.seed)
     pool = [*seeds([args.codec] if args.codec else forms())]
     if not args.codec:
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _functions() -> Iterator[FunctionType]:
-    """Functions of psnode that Python interprets; not the kernels, which Numba compiles from bytecode as it is."""
+    """Yield the functions of psnode that Python interprets, without the kernels, whose original bytecode Numba compiles."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "psnode":
             for thing in list(vars(module).values()):
@@ -101,7 +102,7 @@ def _functions() -> Iterator[FunctionType]:
 
 
 def run_with_coverage(args: argparse.Namespace) -> int:
-    """libFuzzer's loop, from the seeds and the inputs in DIR."""
+    """Run libFuzzer's loop from the seeds and the inputs in DIR."""
     import atheris
 
     read = Reader()
@@ -124,7 +125,7 @@ def run_with_coverage(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Parse, run, return the exit code."""
+    """Parse the arguments, run, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=100_000, help="inputs to try")
     parser.add_argument("--seconds", type=float, default=86_400, help="stop after so long")

@@ -1,8 +1,8 @@
-"""Inputs of scripts/fuzz.py: valid frames and payloads, and the changes that it makes to them.
+"""Inputs of scripts/fuzz.py: valid frames and payloads, and the changes made to them.
 
-An input is one byte, modulo 4, the kind of the rest: PAYLOAD a payload; FRAME a frame whose length and checksum are put
-right first; RAW a frame as it is; GROUP a gradient frame with two payloads, which lie in the rest, cut where its first two bytes
-say.
+The first byte of an input, modulo 4, is the kind of the rest: PAYLOAD, a payload; FRAME, a frame whose length and checksum are
+corrected first; RAW, an unmodified frame; GROUP, the two payloads of a gradient frame, separated at the place that the first two
+bytes give.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ INTERESTING = [0, 1, 2, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7F800000, 0x7FFFFFFF, 0x8000
 
 
 def forms() -> list[str]:
-    """The specs whose payloads are seeds: every codec, further forms and chains, and the contractive forms."""
+    """Return the specs whose payloads are seeds: every codec, further parameters and chains, and the contractive forms."""
     plain = [*available(), *FORMS]
     return [*plain, *sorted({repr(get_codec(spec).contractive()) for spec in plain} - {repr(get_codec(spec)) for spec in plain})]
 
 
 def seeds(specs: list[str]) -> Iterator[bytes]:
-    """Valid inputs: payloads of the codecs in several shapes, frames of every kind, gradients of two payloads."""
+    """Yield valid inputs: payloads of the codecs in several shapes, frames of every kind, gradients of two payloads."""
     made = []
     for spec in specs:
         for shape in SHAPES:
@@ -72,7 +72,7 @@ def _control() -> dict[int, bytes]:
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """One to four changes: a byte, a bit, a field, a cut, an insertion, a repetition, a shape, nesting."""
+    """Return `data` with one to four changes: of a byte, bit, field or shape, cuts, insertions, repetitions, nesting."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
         size = len(changed)
@@ -93,7 +93,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
                 changed[at:at] = rng.randbytes(rng.randint(1, 9))
             case 5:
                 changed[at:at] = changed[at : at + 16]
-            case 6 if size > 9:  # among a payload's stages, dimensions and first fields
+            case 6 if size > 9:  # in a payload's stages, dimensions and first fields
                 changed[rng.randrange(1, min(size, 24))] = rng.choice(
                     (0, 1, 2, 3, 4, 5, 8, 20, 33, 64, 65, 66, 96, rng.randrange(256))
                 )

@@ -1,4 +1,4 @@
-"""Reads the inputs of scripts/fuzz.py as a master or a worker reads messages, and judges the results."""
+"""Reader of the inputs of scripts/fuzz.py, which reads them as a master or a worker does, and judges the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from psnode.protocol import messages, wire
 from psnode.records.tensorfile import parse
 from psnode.records.timeline import parse_events
 
-LARGEST = 1 << 14  # declared coordinates that are decoded; of more than the plan has the master decodes none
+LARGEST = 1 << 14  # declared coordinates up to which payloads are decoded; a master decodes at most as many as its plan has
 
 
 class Reader:
-    """Reads one input after another; `decoded` and `refused` count how they ended."""
+    """Reader of single inputs; `decoded` and `refused` count their results."""
 
     def __init__(self) -> None:
         self.decoded = self.refused = 0
@@ -36,7 +36,7 @@ class Reader:
         }
 
     def __call__(self, data: bytes) -> None:
-        """Read one input. Whatever is raised is a defect."""
+        """Read one input. Any exception from this call is a defect."""
         what, rest = data[0] % 4 if data else PAYLOAD, data[1:]
         try:
             if what == PAYLOAD:
@@ -85,7 +85,7 @@ class Reader:
 
 @cache
 def _decoder(stages: tuple[str, ...]) -> Codec:
-    """Any codec of these stages decodes payloads of another one with other parameters."""
+    """Return a codec of these stages; its parameters do not matter, since payloads name their own."""
     name = "+".join(stage for stage in stages if stage != "contractive")
     return get_codec(f"contractive({name})" if "contractive" in stages else name)
 

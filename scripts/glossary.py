@@ -1,6 +1,6 @@
-"""Make docs/glossary.md, the classes of the two planes and what each is, from their docstrings.
+"""Make docs/glossary.md, the classes of the data and control planes, from their docstrings.
 
-scripts/glossary.py [--check]   --check: write nothing; the exit code is 1 if the page is not that of the code
+scripts/glossary.py [--check]   --check: write nothing; the exit code is 1 if the page differs from the code
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ The classes of the two planes, by package and module, each with the first senten
 
 
 def classes(package: str) -> Iterator[tuple[str, str, str]]:
-    """Name, module and first sentence of the docstring of every public class of a package."""
+    """Yield name, module and first sentence of the docstring of every public class of a package."""
     folder = ROOT / "psnode" / package
     for path in sorted(folder.rglob("*.py")):
         module = ".".join(path.relative_to(folder).with_suffix("").parts)
@@ -40,14 +40,14 @@ def classes(package: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence of a docstring on one line, fit for a table."""
+    """Return the first sentence of a docstring on one line, escaped for a table."""
     paragraph = " ".join(text.partition("\n\n")[0].split())
     sentence, stop, _ = paragraph.partition(". ")
     return f"{sentence}{stop.strip()}".replace("|", "\\|")
 
 
 def page() -> str:
-    """The text of docs/glossary.md."""
+    """Return the text of docs/glossary.md."""
     lines = [_HEAD]
     for package, title in PACKAGES.items():
         if found := list(classes(package)):
@@ -58,7 +58,7 @@ def page() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Write or check the page, and return the exit code."""
     if list(arguments) == ["--check"]:
         return int(PAGE.read_text() != page())
     PAGE.write_text(page())

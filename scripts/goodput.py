@@ -1,9 +1,9 @@
 """Goodput in Mbit/s between two emulated hosts; scripts/netlab.sh runs it on both.
 
-goodput.py send|receive ADDRESS BYTES START      ADDRESS: the receiver's; BYTES: how many to time
+goodput.py send|receive ADDRESS BYTES START      ADDRESS: the receiver's; BYTES: the number of bytes to time
 
-The receiver prints the rate at which BYTES came after START bytes, which use up the bursts of two shapers and let TCP's window
-grow.
+The receiver prints the rate of the BYTES that follow the first START bytes; these use up the bursts of two shapers and let TCP's
+window grow.
 """
 
 import socket
@@ -15,7 +15,7 @@ SECONDS = 30.0
 
 
 def send(address: str, size: int) -> None:
-    """Send `size` bytes to `address` as soon as somebody listens there."""
+    """Send `size` bytes to `address`, once a receiver listens."""
     end = time.monotonic() + SECONDS
     while True:
         try:
@@ -32,7 +32,7 @@ def send(address: str, size: int) -> None:
 
 
 def receive(address: str, start: int) -> float:
-    """Mbit/s after the first `start` bytes, until the sender closes."""
+    """Return Mbit/s after the first `start` bytes, until the sender closes the connection."""
     with socket.create_server((address, PORT)) as server:
         server.settimeout(SECONDS)
         link, _ = server.accept()

@@ -1,9 +1,10 @@
 """Loss of a small transformer under DDP with several communication hooks, after the same steps: scripts/hook_losses.py [HOOK]...
 
-HOOK: none, fp16, powersgd:RANK, or a codec for psnode.ddp.comm_hook. Two processes over gloo, examples/charlm.py's transformer of
-width 96, AdamW at .01 with a cosine, clipping at 1, 700 steps of 2 x 8 windows. Prints a row a hook: mean loss over the held-out
-text, percent above the first hook's, bytes of gradients a rank and step beside float32's, and the median time of a step after
-the first five. On emulated hosts (docs/emulated-hosts.md) each starts one of the two processes, for one hook and one seed:
+HOOK: none, fp16, powersgd:RANK, or a codec for psnode.ddp.comm_hook. Two processes train examples/charlm.py's transformer of
+width 96 over gloo, with AdamW at .01, a cosine schedule and clipping at 1, for 700 steps of 2 x 8 windows. Prints a row per hook:
+mean loss on the held-out text, percent above the first hook's, bytes of gradients per rank and step, also relative to float32,
+and the median time of a step after the first five. On emulated hosts (docs/emulated-hosts.md) each starts one of the two
+processes, for one hook and one seed:
 
     scripts/netlab.sh --hosts 2 --rate 100mbit --each -- .venv/bin/python scripts/hook_losses.py none --steps 25
 """
@@ -37,7 +38,7 @@ USUAL = ("none", "fp16", "powersgd:4", "polar:rate=2", "polar:rate=1", "topk:rat
 
 
 class Counted:
-    """Counts the float32 values of gradients that PowerSGD's matrices stand for: (n + m) RANK of each n x m, else all."""
+    """The bytes that PowerSGD sends a step: (n + m) RANK float32 values of an n x m gradient, or all its values if fewer."""
 
     def __init__(self, model: torch.nn.Module, rank: int) -> None:
         sizes = [(parameter.shape[0], parameter.numel() // parameter.shape[0]) for parameter in model.parameters()]
@@ -45,7 +46,7 @@ class Counted:
 
 
 def register(model: DistributedDataParallel, hook: str) -> Any:
-    """Register `hook`; the state of psnode's, or the bytes a step of the others."""
+    """Register `hook`; return the state of psnode's hook, or the bytes per step of another hook."""
     whole = 4 * sum(parameter.numel() for parameter in model.module.parameters())
     if hook == "none":
         return whole
@@ -73,7 +74,7 @@ class Plan(NamedTuple):
 
 
 def train(rank: int, plan: Plan, store: str, result: str) -> None:
-    """A process of the job; rank 0 writes loss, bytes and seconds to `result`."""
+    """Run one process of the job; rank 0 writes loss, bytes and seconds to `result`."""
     hook, seed, steps, batch, size = plan
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
@@ -106,7 +107,7 @@ def train(rank: int, plan: Plan, store: str, result: str) -> None:
 
 
 def outcome(plan: Plan) -> tuple[float, ...]:
-    """Loss, bytes and seconds of a training; nothing in a process that a host has started as another rank than 0."""
+    """Return loss, bytes and seconds of a training; nothing in a process that an emulated host started as a rank other than 0."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
         if "RANK" in os.environ:
@@ -117,7 +118,7 @@ def outcome(plan: Plan) -> tuple[float, ...]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; the exit code."""
+    """Print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hooks", nargs="*", default=USUAL)
     parser.add_argument("--seeds", type=int, default=1)

@@ -1,13 +1,13 @@
-"""The record of losses, of which docs/choosing.md and the notes of `psnode train` are made.
+"""The record of losses, the source of docs/choosing.md and of the notes of `psnode train`.
 
-    scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR    train what is missing and add each run to the record
-    scripts/loss_record.py list                                 cells, and how many runs each holds
+    scripts/loss_record.py run OUT --mnist DIR --cifar10 DIR    train the missing runs and add each to the record
+    scripts/loss_record.py list                                 print the cells, with the number of runs in each
 
-A cell is a model, an optimizer and a number of steps. Dense is trained first, at three learning rates with one seed, and at
-more while the best is the least or the highest of them; the others train at dense's best rate, but for those that belong to SGD
-without momentum, which try rates of their own. Every run is `psnode bench convergence`'s: workers are threads, the sums are
-those of MPI. Runs write into OUT/CELL; each one that ends adds a line to psnode/config/loss_record.json, and a run that the
-record holds is not trained again, wherever it was measured.
+A cell is a model, an optimizer and a number of steps. Dense is trained first, at three learning rates with one seed, and at more
+rates while the best is the lowest or the highest of them. The other runs use dense's best rate, except those without momentum
+under SGD, which try their own rates. Every run is one of `psnode bench convergence`: workers are threads, the sums are those of
+MPI. Runs write into OUT/CELL; each run that ends adds a line to psnode/config/loss_record.json, and a run that is in the record
+is not trained again, on whatever machine it was measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ADAMW = "--optimizer adamw --clip-grad-norm 1"
 _CHARACTERS = "--task examples/charlm.py --batch-size 8"
 _ADAM_RATES, _SGD_RATES, _PLAIN_RATES = ("0.001", "0.003", "0.01"), ("0.01", "0.03", "0.1"), ("0.1", "0.3", "1")
 
-# what is trained beside dense: a scheme and flags; those without momentum find a rate of their own under SGD
+# runs besides dense: a scheme and flags; those in PLAIN, which have no momentum, find their own rate under SGD
 SCHEMES = (
     "polar-2bit",
     "topk",
@@ -51,7 +51,7 @@ PLAIN = {"topk", "topk:ratio=0.05 --downlink topk:ratio=0.05", "efsignsgd"}
 
 @dataclass(frozen=True)
 class Cell:
-    """A model, an optimizer and a number of steps. `task`: flags, in which {NAME} stands for a folder that was given."""
+    """A model, an optimizer and a number of steps. `task`: flags, in which {NAME} stands for a given folder."""
 
     model: str
     task: str
@@ -63,7 +63,7 @@ class Cell:
         return f"{self.model}/{'adamw' if self.adam else 'sgd'}/{self.steps}"
 
     def common(self, folders: dict[str, str]) -> str:
-        """Flags of all its runs."""
+        """Return the flags of all runs in this cell."""
         steps = f"--max-steps {self.steps} --lr-schedule cosine --threads 1 --hash-every 0 --no-tensorboard"
         return f"{self.task.format(**folders)} {_ADAMW if self.adam else '--optimizer sgd'} {steps}"
 
@@ -85,12 +85,12 @@ CELLS = tuple(Cell(model, task, adam, steps[1 - adam]) for adam in (True, False)
 
 
 def load() -> list[dict[str, Any]]:
-    """The entries of the record."""
+    """Return the entries of the record."""
     return list(json.loads(RECORD.read_bytes())) if RECORD.exists() else []
 
 
 def store(entries: Sequence[dict[str, Any]]) -> None:
-    """Write the record, an entry a line."""
+    """Write the record, one entry per line."""
     ordered = sorted(
         entries, key=lambda entry: (entry["cell"], entry["run"] != "dense", entry["run"], entry["lr"], entry["seed"])
     )
@@ -98,13 +98,13 @@ def store(entries: Sequence[dict[str, Any]]) -> None:
 
 
 class Recorder:
-    """Trains what is missing in the record of `cell`."""
+    """Trainer of the runs that the record of `cell` lacks."""
 
     def __init__(self, cell: Cell, output: Path, folders: dict[str, str]) -> None:
         self.cell, self._output, self._folders = cell, output / cell.name.replace("/", "-"), folders
 
     def found(self, run: str, seed: int, lr: str | None = None) -> list[dict[str, Any]]:
-        """Entries of the record."""
+        """Return the cell's entries of a run and seed, at the rate `lr` if given."""
         return [
             entry
             for entry in load()
@@ -115,7 +115,7 @@ class Recorder:
         ]
 
     def complete(self, run: str, seed: int, lr: str) -> None:
-        """Train one, unless the record has it."""
+        """Train a run and add it to the record, unless the record has it."""
         if self.found(run, seed, lr):
             return
         training = ConvergenceRun(
@@ -136,7 +136,7 @@ class Recorder:
         store([*load(), {"cell": self.cell.name, "run": run, "seed": seed, **kept, **coded, **where}])
 
     def best(self, run: str) -> str:
-        """The learning rate with the least loss by the first seed, which is trained at all of them and at one on either side."""
+        """Return the rate with the least loss by the first seed; rates are added until the best is neither lowest nor highest."""
         rates = _ADAM_RATES if self.cell.adam else _PLAIN_RATES if run in PLAIN else _SGD_RATES
         if run != "dense" and (self.cell.adam or run not in PLAIN):
             return self.best("dense")
@@ -151,7 +151,7 @@ class Recorder:
                 return best
 
     def _loss_at(self, run: str, lr: str) -> float:
-        """The loss by the first seed; infinite for a rate at which the run diverged, which is no entry of the record."""
+        """Return the loss by the first seed; infinite if the run diverged, in which case the record gets no entry."""
         try:
             self.complete(run, 1, lr)
         except PsnodeError as error:
@@ -161,7 +161,7 @@ class Recorder:
 
 
 def missing(cells: Sequence[Cell], runs: Sequence[str], seeds: int) -> Iterator[tuple[Cell, str, int]]:
-    """All trainings, the first seed of every cell first."""
+    """Yield all trainings, those with the first seed first."""
     for seed in range(1, seeds + 1):
         for cell in cells:
             for run in ("dense", *runs):
@@ -175,7 +175,7 @@ def _commit() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the command, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list")

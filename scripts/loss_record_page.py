@@ -1,6 +1,6 @@
 """Make docs/results/loss-record.md and .png, and the record's part of docs/choosing.md, from psnode/config/loss_record.json.
 
-scripts/loss_record_page.py [--check]   --check: write nothing; the exit code is 1 if a page is not what the record says
+scripts/loss_record_page.py [--check]   --check: write nothing; the exit code is 1 if a page differs from the record
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def _signed(value: float) -> str:
 
 
 def cost_text(cost: LossCost) -> str:
-    """`+.91 +- .20 %` or, of an accuracy, `-.30 points`; without an error of one seed."""
+    """Return `+.91 +- .20 %` or, of an accuracy, `-.30 points`; without the error if there is one seed."""
     error = "" if cost.error is None else f" +- {cost.error:.2f}".replace(" 0.", " .")
     return f"{_signed(cost.mean if cost.by_loss else -cost.mean)}{error}{' %' if cost.by_loss else ' points'}"
 
 
 def flags(run: str) -> str:
-    """The command line of a run of the record."""
+    """Return the flags of a run of the record."""
     return f"--scheme {run}".replace("--scheme dense --codec", "--codec")
 
 
 def page(entries: Sequence[dict[str, Any]]) -> str:
-    """docs/results/loss-record.md."""
+    """Return the text of docs/results/loss-record.md."""
     found = costs(entries)
     machines = sorted({f"{entry['cpu']}, {entry['date']}" for entry in entries})
     lines = [
@@ -87,7 +87,7 @@ def page(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def choosing(entries: Sequence[dict[str, Any]]) -> str:
-    """The part of docs/choosing.md that is the record's: what the defaults cost, and a table by scheme."""
+    """Return the record's part of docs/choosing.md: a table by scheme for each kind of optimizer, the default marked."""
     found = costs(entries)
     lines = []
     for adam, name, kind in ((True, UNDER_ADAM, "an optimizer of Adam's kind"), (False, USUAL, "SGD and all others")):
@@ -112,7 +112,7 @@ def _models(found: Sequence[LossCost], adam: bool) -> list[str]:
 
 
 def _runs(found: Sequence[LossCost], adam: bool) -> list[str]:
-    """Fewest bytes last."""
+    """Return the runs by descending bytes."""
     ratios: dict[str, list[float]] = {}
     for cost in found:
         if cost.of_adam == adam and cost.run != "dense":
@@ -121,21 +121,21 @@ def _runs(found: Sequence[LossCost], adam: bool) -> list[str]:
 
 
 def with_part(text: str, part: str) -> str:
-    """`text` with what stands between START and END replaced by `part`."""
+    """Return `text` with the part between START and END replaced by `part`."""
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     return f"{before}{START}\n\n{part}\n{END}{after}"
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Every page that is made, and its text."""
+    """Yield every generated page, with its text."""
     entries = json.loads(RECORD.read_bytes())
     yield PAGE, page(entries)
     yield CHOOSING, with_part(CHOOSING.read_text(), choosing(entries))
 
 
 def draw() -> None:
-    """FIGURE: a panel for each kind of optimizer; models as colours, schemes as marks; the least cost at each ratio joined."""
+    """Draw FIGURE: a panel per kind of optimizer; colours are models, markers schemes, lines the least cost at each ratio."""
     from matplotlib.figure import Figure
 
     found = [cost for cost in costs(json.loads(RECORD.read_bytes())) if cost.by_loss and cost.run != "dense"]
@@ -165,7 +165,7 @@ def draw() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Write or check the pages, and return the exit code."""
     wrong = [path for path, text in pages() if not path.exists() or path.read_text() != text]
     if "--check" in arguments:
         print("\n".join(f"{path.relative_to(ROOT)} is not what the record says" for path in wrong))

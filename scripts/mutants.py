@@ -1,16 +1,16 @@
-"""Change the code by a little and see if its tests notice: scripts/mutants.py [--seed S] [--count N] [--results FILE] [ID ...]
+"""Change the code slightly and see if its tests notice: scripts/mutants.py [--seed S] [--count N] [--results FILE] [ID ...]
 
-A mutant is this checkout with one small change of meaning, drawn by the seed from all places in psnode/codecs, feedback,
+A mutant is this checkout with one small change of meaning. The seed draws mutants from all places in psnode/codecs, feedback,
 exchange, master, worker and records where one of the operators of mutants_places.py applies, an equal share from each of the six.
 
-Every mutant runs the tests of its module, by the table in mutants_tests.py, in a copy of the tree. One that fails counts if it
-fails once more by itself, and passes without the mutant; else it is passed over, told, and the others decide. A mutant that takes
-longer than --timeout is killed, too, and listed apart. --results: a line a mutant; those in there are
-not run again, unless the file that they change is another by now. --skip: tests that are left out, where a machine is busy.
-Kernels that a mutant does not reach are taken as this checkout has compiled them (mutants_compiled.py): run its tests before.
-ID: run just these. --list: only print the draw.
+Every mutant runs the tests of its module, by the table in mutants_tests.py, in a copy of the tree. A failing test counts if it
+fails once more by itself, and passes without the mutant; otherwise it is passed over and reported, and the other tests decide. A
+mutant that takes longer than --timeout counts as killed, too, and is listed as timeout. --results: a file with a line per mutant;
+mutants in the file are not run again, unless the source file that they change has changed. --skip: tests to leave out on a busy
+machine. Kernels that a mutant does not reach are used as compiled in this checkout (mutants_compiled.py): run its tests before.
+ID: run only these mutants. --list: only print the draw.
 
-The exit code is 0 if --goal of the mutants were killed.
+The exit code is 0 if the share --goal of the mutants was killed.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from mutants_tests import chosen, tests_of  # noqa: E402
 AREAS = ("psnode/codecs", "psnode/feedback", "psnode/exchange", "psnode/master", "psnode/worker", "psnode/records")
 OUTSIDE = (".git", ".venv*", "*.pyc", "*.egg-info", "build", "dist", "runs", ".*_cache", ".hypothesis", ".cache")
 _FAILED = ("FAILED ", "ERROR ")
-_NO_TESTS = 5  # exit code of pytest
+_NO_TESTS = 5  # pytest's exit code if no test is selected
 
 
 @dataclass(frozen=True)
 class Result:
-    """The fate of a mutant: killed, survived or timeout. `source` is a digest of the file that it changes."""
+    """The fate of a mutant: killed, survived or timeout. `source` is a digest of the file that the mutant changes."""
 
     id: str
     old: str
@@ -58,7 +58,7 @@ class Result:
 
 
 class Copy:
-    """A copy of the tree and of its caches, where mutants live one after the other."""
+    """A copy of the tree and its caches, in which mutants are tested one after another."""
 
     def __init__(self, root: Path, folder: Path, timeout: float, skip: str) -> None:
         self.root = folder / "tree"
@@ -70,7 +70,7 @@ class Copy:
         shutil.copytree(root, self.root, ignore=shutil.ignore_patterns(*OUTSIDE))
 
     def run(self, tests: Sequence[str], without: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[str, str]:
-        """Outcome of `tests` but those in `without`: passed, failed or timeout; and the first that failed. `only`: for pytest."""
+        """Run `tests` except `without`; return passed, failed or timeout, and the first that failed. `only`: pytest arguments."""
         arguments = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests, *only]
         code, out = self._pytest([*arguments, *(f"--deselect={test}" for test in without)])
         if code in (0, _NO_TESTS):
@@ -81,7 +81,7 @@ class Copy:
         return "failed", lines[0].split(" ", 1)[1] if lines else ""
 
     def _pytest(self, arguments: Sequence[str]) -> tuple[int | None, str]:
-        """Exit code, None if it took too long, and output."""
+        """Run pytest; return its exit code, None after the timeout, and its output."""
         log = self.root.parent / "log"
         server = self._server = self._server or self._start()
         assert server.stdin is not None and server.stdout is not None
@@ -106,7 +106,7 @@ class Copy:
             self._server.communicate()
 
     def judge(self, mutant: Mutant) -> Result:
-        """Put the mutant in place, run its module's tests, and take it out again."""
+        """Put the mutant in place, run its module's tests, and remove the mutant again."""
         tests = [test for test in tests_of(mutant.path) if (self.root / test.split("::")[0]).exists()]
         tests = [test for test in tests if not any(fnmatchcase(test, pattern) for pattern in self._skip)]
         if not tests:
@@ -136,10 +136,10 @@ class Copy:
                 yield
             finally:
                 path.write_bytes(source)
-                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # its caches are valid again
+                os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # makes the caches of this file valid again
 
     def _is_sound(self, test: str, tests: Sequence[str]) -> bool:
-        """True if `test` passes without a mutant. SystemExit if no test is to blame, and all of them together fail."""
+        """Return True if `test` passes without a mutant. Raises SystemExit if `tests` fail together without naming a test."""
         if test not in self._sound:
             self._sound[test] = self.run([test] if test else tests)[0] == "passed"
         if not test and not self._sound[test]:
@@ -148,12 +148,12 @@ class Copy:
 
 
 def digest(source: bytes) -> str:
-    """A short digest of a file."""
+    """Return a short digest of a file's content."""
     return hashlib.sha256(source).hexdigest()[:16]
 
 
 def known(results: Path | None) -> dict[str, Result]:
-    """Results by the mutant's id; of several lines the last counts."""
+    """Return the results by mutant id; the last of several lines counts."""
     if results is None or not results.exists():
         return {}
     lines = results.read_text().splitlines(keepends=True)
@@ -161,7 +161,7 @@ def known(results: Path | None) -> dict[str, Result]:
 
 
 def judged(root: Path, drawn: Sequence[Mutant], results: Path | None, timeout: float, skip: str) -> Iterator[Result]:
-    """The fates of `drawn`, those that are known and are still true first."""
+    """Yield the fates of `drawn`, first those in `results` whose source file has not changed."""
     before = known(results)
     sources = {mutant.path: digest((root / mutant.path).read_bytes()) for mutant in drawn}
     left = [m for m in drawn if m.id not in before or before[m.id].source != sources[m.path]]
@@ -179,7 +179,7 @@ def judged(root: Path, drawn: Sequence[Mutant], results: Path | None, timeout: f
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw, run, and print the table."""
+    """Draw, run, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60)

@@ -1,8 +1,8 @@
-"""Compiled kernels of a tree that mutants.py changes: those that cannot hold code of the changed file stay compiled.
+"""Compiled kernels of a tree that mutants.py changes: kernels that cannot contain code of the changed file stay compiled.
 
 psnode compiles all kernels anew when the source of any of them changes (psnode/codecs/kernels/jit.py), which takes minutes. A
-mutant reaches only the modules that import its own, directly or through others: their caches are set aside while it is in
-place, and jit.py leaves the others alone. In a function without a decorator, which is never compiled, it reaches none.
+mutant affects only modules that import its own, directly or through others: their caches are set aside while the mutant is in
+place, and jit.py keeps all others. In a function that is never compiled, having no decorator, it affects its own module only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATCH = "\n\ndef sources() -> str:\n    return {digest!r}\n"
 
 
 def reached(root: Path, path: str) -> set[str]:
-    """Modules of psnode that import the one in `path` when they are loaded, directly or through others, and itself."""
+    """Return the modules of psnode that import the one in `path` when loaded, directly or through others, and that one."""
     imports = {file.relative_to(root).as_posix(): _imports(root, file) for file in (root / "psnode").rglob("*.py")}
     found = {path}
     while more := {name for name, others in imports.items() if others & found} - found:
@@ -32,9 +32,9 @@ def reached(root: Path, path: str) -> set[str]:
 
 
 def is_interpreted(source: bytes, line: int) -> bool:
-    """True if `line` is in a function, and neither that nor a function around it has a decorator.
+    """Return True if `line` is in a function, and neither this function nor one around it has a decorator.
 
-    In modules with instructions functions without a decorator become machine code, too.
+    Modules with LLVM instructions always give False, since functions without a decorator become machine code in them, too.
     """
     if any(word in source for word in _INSTRUCTIONS):
         return False
@@ -57,7 +57,7 @@ def _imports(root: Path, file: Path) -> set[str]:
 
 
 def _file_of(root: Path, name: str) -> str | None:
-    """The file of module `name`, or of that which holds the name."""
+    """Return the file of module `name`, or of the module that defines the name; None outside the tree."""
     while name:
         for file in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
             if (root / file).exists():
@@ -67,13 +67,13 @@ def _file_of(root: Path, name: str) -> str | None:
 
 
 def _caches(root: Path, modules: Set[str]) -> list[Path]:
-    """Numba's files of `modules`."""
+    """Return Numba's cache files of `modules`."""
     places = [root / module for module in sorted(modules)]
     return [found for place in places for found in (place.parent / "__pycache__").glob(f"{place.stem}.*.nb[ci]")]
 
 
 class Compiled:
-    """The caches of the kernels in the tree `root`, which belong to its sources as they are now."""
+    """The caches of the kernels in the tree `root`, valid for its present sources."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -81,7 +81,7 @@ class Compiled:
 
     @contextlib.contextmanager
     def without(self, path: str, line: int) -> Iterator[None]:
-        """Inside, kernels that may hold code of `line` of `path` have to be compiled; afterwards their caches are as before."""
+        """Set caches of kernels that may contain `line` of `path` aside, so that these are compiled; restore them later."""
         interpreted = is_interpreted((self._root / path).read_bytes(), line)
         modules = {path} if interpreted else reached(self._root, path)
         with tempfile.TemporaryDirectory(prefix="aside-", dir=self._root.parent) as folder, self._as_now(path):
@@ -98,7 +98,7 @@ class Compiled:
 
     @contextlib.contextmanager
     def _as_now(self, path: str) -> Iterator[None]:
-        """Inside, caches count that were written for the sources as they are now, though `path` changes."""
+        """Keep caches valid that were written for the present sources, although `path` is to change."""
         jit = self._root / JIT
         if path == JIT or not jit.exists():
             yield

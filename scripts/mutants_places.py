@@ -1,4 +1,4 @@
-"""Places where the code can be changed by a little: the operators of mutants.py, all places where they apply, and a seed's draw.
+"""Places where the code can be changed slightly: the operators of mutants.py, all places where they apply, and draws by seed.
 
     sign        a + b, a += b: minus for plus, plus for minus; -a: without the sign
     factor      a * b, a / b, a *= b, a /= b: without b
@@ -8,9 +8,9 @@
     extreme     min, max: the other; amin, amax, minimum, maximum, argmin, argmax too
     count       a number of workers (workers, len(live), ...) or a rank (rank, sender, source): one more
     stale       a version or step: one less
-    skip        a call whose value nobody takes, or an augmented assignment: left out (a residual, an fsync, a release, ...)
+    skip        a call whose value is unused, or an augmented assignment: left out (a residual, an fsync, a release, ...)
 
-Messages of exceptions, type hints, docstrings and decorators are passed over.
+Messages of exceptions, type hints, docstrings and decorators are not changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PATHS = re.compile(r"(.*[._])?(path|paths|dir|directory|root|folder)")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`new` in the place of the bytes `start` to `stop` of `path`; `id` names place and operator."""
+    """A change: `new` replaces the bytes `start` to `stop` of `path`; `id` names place and operator."""
 
     id: str
     path: str
@@ -46,12 +46,12 @@ class Mutant:
     new: str
 
     def applied(self, source: bytes) -> bytes:
-        """`source` with the change."""
+        """Return `source` with the change."""
         return source[: self.start] + self.new.encode() + source[self.stop :]
 
 
 class Places(ast.NodeVisitor):
-    """Collects the mutants of one file."""
+    """Visitor that collects the mutants of one file."""
 
     def __init__(self, path: str, source: bytes) -> None:
         self.found: list[Mutant] = []
@@ -73,40 +73,40 @@ class Places(ast.NodeVisitor):
         self.found.append(Mutant(place, self._path, start, stop, " ".join(old.split()), text))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Bodies and defaults; no annotations, no decorators."""
+        """Visit bodies and defaults, but no annotations and no decorators."""
         for part in (*node.args.defaults, *(d for d in node.args.kw_defaults if d), *node.body):
             self.visit(part)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Only the value."""
+        """Visit the value only."""
         if node.value is not None:
             self.visit(node.value)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """Nothing: few tests read the text of an error."""
+        """Visit nothing: few tests read the message of an error."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Nothing: the same."""
+        """Visit nothing: few tests read formatted texts."""
 
     def visit_If(self, node: ast.If) -> None:
-        """All but annotations."""
+        """Visit everything, except imports for annotations."""
         if not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
             self.generic_visit(node)
 
     def visit_Match(self, node: ast.Match) -> None:
-        """The bodies: a pattern is no expression."""
+        """Visit subject and bodies: a pattern is no expression."""
         self.visit(node.subject)
         for case in node.cases:
             for part in case.body:
                 self.visit(part)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        """All but type hints in expressions, such as list[int]()."""
+        """Visit everything, except type hints in expressions, such as list[int]()."""
         if not (isinstance(node.value, ast.Name) and node.value.id in ("list", "dict", "set", "tuple", "Callable", "deque")):
             self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        """sign and factor."""
+        """Add sign or factor."""
         if isinstance(node.op, ast.Add | ast.Sub) and not isinstance(node.left, ast.Constant | ast.JoinedStr | ast.List):
             changed = copy.copy(node)
             changed.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
@@ -116,7 +116,7 @@ class Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        """sign, factor and skip."""
+        """Add sign, factor or skip."""
         target = ast.unparse(node.target)
         if isinstance(node.op, ast.Add | ast.Sub):
             operator = "-" if isinstance(node.op, ast.Add) else "+"
@@ -128,7 +128,7 @@ class Places(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        """sign and logic."""
+        """Add sign or logic."""
         if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
             self._add(node, "sign", node.operand)
         elif isinstance(node.op, ast.Not):
@@ -136,12 +136,12 @@ class Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """one-off."""
+        """Add one-off."""
         if type(node.value) is int:
             self._add(node, "one-off", str(node.value + 1))
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        """compare."""
+        """Add compare."""
         for index, operator in enumerate(node.ops):
             changed = copy.copy(node)
             changed.ops = [*node.ops]
@@ -150,14 +150,14 @@ class Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """logic."""
+        """Add logic."""
         changed = copy.copy(node)
         changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         self._add(node, "logic", changed)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """extreme, and count for a length."""
+        """Add extreme, and count for a length."""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _EXTREMES:
             changed = copy.copy(node)
@@ -171,11 +171,11 @@ class Places(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """count and stale."""
+        """Add count or stale."""
         self._named(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """count and stale."""
+        """Add count or stale."""
         self._named(node)
         self.visit(node.value)
 
@@ -188,28 +188,28 @@ class Places(ast.NodeVisitor):
                 self._add(node, "stale", f"{name} - 1")
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """skip; docstrings are passed over."""
+        """Add skip for a call; docstrings are no calls."""
         if isinstance(node.value, ast.Call):
             self._add(node, "skip", "pass")
         self.generic_visit(node)
 
 
 def _names_file(node: ast.expr) -> bool:
-    """True if this is a path, with a folder to the left of its first slash."""
+    """Return True if this is a path, with a folder to the left of its first slash."""
     while isinstance(node, ast.BinOp):
         node = node.left
     return bool(_PATHS.fullmatch(ast.unparse(node)))
 
 
 def candidates(root: Path, area: str) -> list[Mutant]:
-    """All mutants of an area, file by file."""
+    """Return all mutants of an area, file by file."""
     place = root / area
     files = [place] if place.is_file() else sorted(place.rglob("*.py"))
     return [mutant for path in files for mutant in Places(path.relative_to(root).as_posix(), path.read_bytes()).found]
 
 
 def draw(root: Path, areas: Sequence[str], seed: int, count: int) -> list[Mutant]:
-    """`count` mutants, from one area after the other: of a smaller draw with the same seed these are a continuation."""
+    """Return `count` mutants, drawn from the areas in turn; a larger draw with the same seed continues a smaller one."""
     rng = random.Random(seed)
     pools = [candidates(root, area) for area in areas]
     for pool in pools:

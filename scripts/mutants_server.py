@@ -1,8 +1,8 @@
-"""Runs of pytest in forks of one process, which has imported the slow packages: for mutants.py, on lines of JSON.
+"""Server of pytest runs for mutants.py, each in a fork of one process that has imported the slow packages; by lines of JSON.
 
 -> {"arguments": ["-x", "tests/test_x.py"], "out": "a file for its output"}
-<- the process that runs it, which leads a group
-<- its exit code, 1 if it was killed
+<- the id of the process that runs pytest, the leader of a process group
+<- the exit code of this process, 1 if it was killed
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch  # noqa: F401
 
 
 def run(arguments: list[str], out: str) -> None:
-    """Be the process that runs pytest."""
+    """Run pytest in this process, as the leader of a new session, and exit."""
     os.setsid()
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for number, source in enumerate((os.open(os.devnull, os.O_RDONLY), file, file)):
@@ -34,7 +34,7 @@ def run(arguments: list[str], out: str) -> None:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve requests until standard input ends."""
     for line in sys.stdin:
         given = json.loads(line)
         if not (child := os.fork()):

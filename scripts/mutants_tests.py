@@ -1,4 +1,4 @@
-"""Tests that judge a change of a module: the first pattern that fits counts, and the quickest tests come first."""
+"""Tests that judge a change of a module: the first matching pattern counts, and the quickest tests come first."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ TABLE: Mapping[str, str] = {
 
 
 def tests_of(path: str) -> list[str]:
-    """The tests of the module in `path`, relative to the checkout. LookupError if the table has none."""
+    """Return the tests of the module in `path`, relative to the checkout. Raises LookupError if the table has none."""
     name = path.removeprefix("psnode/")
     stem = name.rsplit("/", 1)[-1].removesuffix(".py")
     for pattern, tests in TABLE.items():
@@ -230,7 +230,7 @@ def tests_of(path: str) -> list[str]:
 
 
 def chosen(path: str) -> list[str]:
-    """Arguments of pytest: of the tests of all codecs (tests/codecs/test__*.py) only those of the codec in `path`, if one is."""
+    """Return pytest arguments that restrict the tests of all codecs (tests/codecs/test__*.py) to the codec in `path`, if any."""
     folder, _, name = path.rpartition("/")
     stem = name.removesuffix(".py")
     return ["-k", f"not test__ or {stem}"] if folder == "psnode/codecs" and stem in _CODECS.split() else []

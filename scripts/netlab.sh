@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Emulated hosts on this machine: network namespaces with host names of their own, joined by a bridge, every link shaped
-# at both ends. Makes them, checks that the links carry what was asked for, runs a command on them, and removes them.
+# Emulated hosts on this machine: network namespaces with their own host names, joined by a bridge, with every link shaped
+# at both ends. Makes the hosts, checks that the links carry the given rate, runs a command on the hosts, and removes them.
 #
 #   scripts/netlab.sh [--hosts N] [--rate RATE] [--counters FILE] [--each] -- COMMAND [ARG...]
 #
-#   --hosts N        how many [3]
+#   --hosts N        the number of hosts [3]
 #   --rate RATE[,ROUND_TRIP[,wireguard]]
-#                    of every link, each way: 100mbit, 1gbit, ...; none: as fast as this machine is [100mbit]. ROUND_TRIP: how
-#                    long a packet from host to host and its answer are under way, 80ms for instance. wireguard: ranks talk
-#                    to each other in a WireGuard network of all hosts, 10.78.0.0/24
-#   --counters FILE  write what the hosts' interfaces counted, before and after COMMAND, as JSON
+#                    of every link, in each direction: 100mbit, 1gbit, ...; none: as fast as this machine is [100mbit].
+#                    ROUND_TRIP: the delay of a packet from host to host and of its answer, together, such as 80ms.
+#                    wireguard: ranks talk to each other in a WireGuard network of all hosts, 10.78.0.0/24
+#   --counters FILE  write the byte and packet counts of the hosts' interfaces, before and after COMMAND, as JSON
 #   --each           run COMMAND on every host, with RANK, WORLD_SIZE, MASTER_ADDR, ... as torch.distributed wants them;
-#                    without it once, beside the hosts, where every mpirun starts its ranks on them, one a host
+#                    without it, once beside the hosts, where every mpirun starts its ranks on the hosts, one on each
 #
 # Needs root, ip, tc and Python. The exit code is COMMAND's; 2 if hosts cannot be made here, 1 if a link is off its rate.
-# shellcheck disable=SC2016 # what stands in single quotes is for another program
+# shellcheck disable=SC2016 # texts in single quotes are for another program
 set -euo pipefail
 
 refuse() {
@@ -22,7 +22,7 @@ refuse() {
     exit 2
 }
 
-# sweep LAB: end whatever runs on the hosts of LAB, remove them and its directory. Two may do so at a time.
+# sweep LAB: end all processes on the hosts of LAB, remove the hosts and LAB's directory. Two processes may do so concurrently.
 sweep() {
     local host running
     for host in $(ip netns list | grep -o "^$1-[0-9]*"); do
@@ -36,8 +36,8 @@ sweep() {
     rm -rf -- "${TMPDIR:-/tmp}/$1".* "/run/wireguard/wg${1#netlab-}-"*.sock
 }
 
-# sweep_orphans: sweep the labs that were ended together with the process beside them. Who makes a lab holds a lock on its
-# switch, which is seen from other containers, too.
+# sweep_orphans: sweep labs whose sweeper process was ended together with the lab. The maker of a lab holds a lock on its
+# switch, which processes in other containers see, too.
 sweep_orphans() {
     local path lab
     for path in /run/netns/netlab-*-*; do
@@ -56,7 +56,7 @@ while [[ $# -gt 0 && $1 != -- ]]; do
     --rate) rate=$2 && shift 2 ;;
     --counters) counters=$2 && shift 2 ;;
     --each) each=yes && shift ;;
-    --sweep) # the process that a lab has beside it: sweeps when its maker is gone, killed or not
+    --sweep) # the process beside a lab: sweeps after its maker has ended, even if the maker was killed
         trap '' INT TERM HUP USR1
         cat >/dev/null
         sweep "$2"
@@ -82,7 +82,8 @@ done
 [[ -z $private ]] || command -v wg >/dev/null || refuse "there is no wg: install wireguard-tools"
 python=("${PSNODE_PYTHON:-python3}" -I -S)
 
-# The names carry the process id and all devices lie inside the namespaces: no lab meets another, or the machine's own.
+# The names contain the process id, and all devices are inside the namespaces: no conflict with other labs or the machine's
+# devices.
 lab=netlab-$$ switch=netlab-$$-0
 sweep_orphans
 work=$(mktemp -d -t "$lab.XXXXXX")
@@ -90,12 +91,12 @@ exec 9> >(exec setsid --wait "${BASH_SOURCE[0]}" --sweep "$lab")
 sweeper=$!
 trap 'exec 9>&-; wait "$sweeper" || true' EXIT
 
-# shape NAMESPACE DEVICE: bound what DEVICE sends.
+# shape NAMESPACE DEVICE: limit the rate at which DEVICE sends.
 shape() {
     [[ $rate == none ]] || tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst 256kb latency 400ms
 }
 
-# make I: host I and its link to the switch.
+# make I: make host I and its link to the switch.
 make() {
     local host=$lab-$1
     ip netns add "$host"
@@ -113,18 +114,18 @@ make() {
     shape "$switch" "port$1"
 }
 
-# goodput FROM TO: print the Mbit/s that TO gets from FROM once the shapers' bursts are used up.
+# goodput FROM TO: print the Mbit/s that TO gets from FROM after the shapers' bursts are used up.
 goodput() {
     local program=("${python[@]}" "${BASH_SOURCE[0]%/*}/goodput.py") sender
     local timed=$((mbit ? mbit * 125000 / 2 : 128000000)) # bytes: half a second of them
-    local begin=$((640 * 1024 + 4 * mbit * 125 * ${round_trip:-0})) # two bursts of 256 KiB, and what a window takes to grow
+    local begin=$((640 * 1024 + 4 * mbit * 125 * ${round_trip:-0})) # two bursts of 256 KiB, and the bytes while the window grows
     ip netns exec "$lab-$1" "${program[@]}" send "10.77.0.$2" "$timed" "$begin" 8<&- 9>&- &
     sender=$!
     ip netns exec "$lab-$2" "${program[@]}" receive "10.77.0.$2" "$timed" "$begin" 8<&- 9>&-
     wait "$sender"
 }
 
-# verify FROM TO: a goodput within reason of the rate; what is off is tried again, for others may use this machine too.
+# verify FROM TO: check that the goodput is near the rate; a miss is measured again, since other programs may use this machine.
 verify() {
     local found
     for _ in 1 2 3; do
@@ -138,7 +139,7 @@ verify() {
     return 1
 }
 
-# count: what the interface of every host has counted, an object a line.
+# count: print the counts of every host's interface, one object a line.
 count() {
     local i
     for ((i = 1; i <= hosts; i++)); do
@@ -148,7 +149,7 @@ count() {
     done
 }
 
-# report BEFORE AFTER: both counts, the rate and what the links carried, as JSON.
+# report BEFORE AFTER: print both counts, the rate and the measured goodputs as JSON.
 report() {
     paste -d '|' <(echo "$1") <(echo "$2") | awk -F '|' -v rate="$link" -v lab="$lab" -v carried="${carried[*]}" '
         BEGIN {gsub(" ", ", ", carried); printf "{\"rate\": \"%s\", \"goodput_mbit\": [%s], \"hosts\": [", rate, carried}
@@ -156,7 +157,7 @@ report() {
         END {print "\n]}"}'
 }
 
-# join I KEYS...: host I in the private network of all hosts, whose private keys are files named 1, 2, ... in $work.
+# join I KEYS...: put host I into the private network of all hosts, whose private keys are files named 1, 2, ... in $work.
 join() {
     local host=$lab-$1 device=wg${lab#netlab-}-$1 other
     ip -n "$host" link add "$device" type wireguard 2>/dev/null ||
@@ -178,19 +179,19 @@ begin() {
     running[$!]=$1
 }
 
-# forward SIGNAL CODE: to all that runs; CODE is what it ends with.
+# forward SIGNAL CODE: send SIGNAL to all running commands, which end with CODE.
 forward() {
     told=$2
     [[ ${#running[@]} -eq 0 ]] || kill -s "$1" "${!running[@]}" 2>/dev/null || true
 }
 
-# finish: wait until all that was started has ended; the first failure ends the others and is returned.
+# finish: wait until all started commands have ended; the first failure ends the others and is returned.
 finish() {
     local ended pid got code=0
     while [[ ${#running[@]} -gt 0 ]]; do
         ended='' got=0
         wait -n -p ended "${!running[@]}" 2>/dev/null || got=$?
-        # nothing ended, but a signal came, forwarded by now; bash may forget what ended in that moment, and how
+        # no command ended, but a signal came and was forwarded; bash may miss commands that end at that moment, and their codes
         for pid in ${ended:-"${!running[@]}"}; do
             [[ ${ended:-} ]] || ! kill -0 "$pid" 2>/dev/null || continue
             unset "running[$pid]"
@@ -238,7 +239,7 @@ fi
 echo "netlab: $hosts hosts, links of $link, goodput ${carried[*]} Mbit/s" >&2
 before=$(count)
 
-set -m # what runs in the background then has a process group of its own, and heeds INT
+set -m # gives each background command its own process group, in which INT is not ignored
 for signal in INT TERM HUP USR1; do
     # shellcheck disable=SC2064 # the name is known now
     trap "forward $signal $((128 + $(kill -l $signal)))" $signal
@@ -262,7 +263,7 @@ AGENT
     chmod +x "$work/agent"
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     export PRTE_MCA_plm_ssh_agent=$work/agent PRTE_MCA_prte_default_hostfile=$work/hosts PRTE_MCA_prte_tmpdir_base=$work
-    # bound to a core, as mpirun would do on every host, all ranks would share the machine's first
+    # if mpirun bound ranks to cores, as on separate hosts, all ranks would share the first core of this machine
     export PRTE_MCA_hwloc_default_binding_policy=none
     export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=$network.0/24
     begin "$switch" "$@"

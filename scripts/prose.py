@@ -40,21 +40,21 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring in `source`."""
+    """Yield line and text of every docstring in `source`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)) is not None:
             yield node.body[0].lineno, text
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of every comment in `source`, without its sign."""
+    """Yield line and text of every comment in `source`, without its sign."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("#! ")
 
 
 def packages() -> dict[str, list[Path]]:
-    """Python files by package: `psnode/NAME` for packages and modules of psnode, else the folder at the top of the repository."""
+    """Return the Python files by package: `psnode/NAME` for packages and modules of psnode, else the top-level folder."""
     found: dict[str, list[Path]] = {}
     for path in sorted((ROOT / "psnode").rglob("*.py")):
         name = path.relative_to(ROOT / "psnode").parts[0]
@@ -63,14 +63,14 @@ def packages() -> dict[str, list[Path]]:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """Line and text of every docstring (True) and comment (False) in `path`."""
+    """Yield line and text of every docstring (True) and comment (False) in `path`."""
     source = path.read_text()
     yield from ((line, text, True) for line, text in docstrings(source))
     yield from ((line, text, False) for line, text in comments(source))
 
 
 def matches(found_texts: Iterable[tuple[int, str, bool]]) -> Iterator[tuple[str, int, str]]:
-    """Pattern, line number and text of every match in `found_texts`."""
+    """Yield pattern, line number and text of every match in `found_texts`."""
     for start, text, is_docstring in found_texts:
         if is_docstring and _FIRST.match(text):
             yield QUESTION, start, text.splitlines()[0]
@@ -81,7 +81,7 @@ def matches(found_texts: Iterable[tuple[int, str, bool]]) -> Iterator[tuple[str,
 
 
 def count(paths: list[Path]) -> Counter[str]:
-    """Words and matches of each pattern in the prose of `paths`."""
+    """Count the words, and the matches of each pattern, in the prose of `paths`."""
     counts: Counter[str] = Counter()
     for path in paths:
         found = list(texts(path))
@@ -91,12 +91,12 @@ def count(paths: list[Path]) -> Counter[str]:
 
 
 def rate(counts: Counter[str], name: str) -> float:
-    """The figure of pattern `name`: matches in 1 000 words, or a plain count for QUESTION."""
+    """Return the figure of pattern `name`: matches per 1 000 words, or a plain count for QUESTION."""
     return counts[name] if name == QUESTION else 1000 * counts[name] / max(counts[WORDS], 1)
 
 
 def limits(counts: Counter[str]) -> tuple[float, ...]:
-    """The figures of a package in the order of NAMES, rounded up to a tenth, each at least that of GOAL."""
+    """Return the figures of a package in the order of NAMES, rounded up to a tenth, each at least that of GOAL."""
     return tuple(max(GOAL[name], math.ceil(round(10 * rate(counts, name), 6)) / 10) for name in NAMES)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From nothing to a trained model: LeNet on the embedded digits, a master, two workers, the scheme that psnode begins
-# with (the largest of every hundred coordinates, with error feedback), and an evaluator that follows along. Needs Python 3.11 and nothing else; no root.
+# From nothing to a trained model: LeNet on the embedded digits, with a master, two workers, psnode's default scheme (the largest
+# of every hundred coordinates, with error feedback), and an evaluator that runs along. Needs only Python 3.11 or newer; no root.
 #
 #   scripts/quickstart.sh [DIR [FLAG...]]   DIR: where the run writes (default: a new directory in runs/)
 #                                           FLAG: handed to psnode train
@@ -16,7 +16,7 @@ prepare_venv "$venv" train,mpi
 PATH=$(cd "$venv/bin" && pwd):$PATH
 export PATH
 
-# Open MPI refuses root and more ranks than cores unless told
+# Open MPI refuses to run as root, or with more ranks than cores, unless told otherwise
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 began=$SECONDS
 

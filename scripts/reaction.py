@@ -1,10 +1,10 @@
-"""Time that a job stands still after a fault: scripts/reaction.py  prints a Markdown table.
+"""Time for which a job stands still after a fault: scripts/reaction.py  prints a Markdown table.
 
-Four workers train LeNet on the embedded digits. One gets SIGSTOP, another SIGKILL; run beside five emulated hosts
-(scripts/netlab.sh --hosts 5 --rate none -- python scripts/reaction.py) one is cut off as well. Told is the time from the fault to
-the first step that is finished without that worker, as the job's records appear. Then, under kofn with k = 3 of 4, a worker gets
-a tenth of its time in every second of six turns, and the rates of finished steps are compared. The exit code is 1 if a bound is
-missed: 2 s after SIGKILL, the deadline and 1 s after SIGSTOP and a cut, 90 % of the rate.
+Four workers train LeNet on the embedded digits. One gets SIGSTOP, another SIGKILL; beside five emulated hosts
+(scripts/netlab.sh --hosts 5 --rate none -- python scripts/reaction.py) the link of one is cut, too. The table has the time from
+the fault to the first step that finishes without that worker, by the job's records. Then, under kofn with k = 3 of 4, a worker is
+slowed to a tenth of its speed in every second of six turns, and the rates of finished steps are compared. The exit code is 1 if a
+bound is missed: 2 s after SIGKILL, the deadline and 1 s after SIGSTOP and a cut, 90 % of the rate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLAGS += ["--max-steps", "1000000"]
 
 
 def standstill(job: Job, fault: Callable[[], None]) -> float:
-    """Seconds from `fault` to the first record of a step that is made of fewer gradients than the last one before."""
+    """Return the seconds from `fault` to the first recorded step with fewer gradients than the last step before the fault."""
     before = job.last()["contributing"]
     begin = time.monotonic()
     fault()
@@ -41,7 +41,7 @@ def standstill(job: Job, fault: Callable[[], None]) -> float:
 
 
 def whole_again(job: Job, workers: int) -> float:
-    """Seconds until a step is made of `workers` gradients."""
+    """Return the seconds until a step contains `workers` gradients, at most 60."""
     begin = time.monotonic()
     while job.last()["contributing"] < workers and time.monotonic() < begin + 60:
         time.sleep(0.01)
@@ -49,7 +49,7 @@ def whole_again(job: Job, workers: int) -> float:
 
 
 def faults(folder: Path, deadline: float) -> bool:
-    """SIGSTOP, a cut if there are hosts, SIGKILL; whether the bounds hold."""
+    """Try SIGSTOP, a cut link if there are emulated hosts, and SIGKILL; return True if the bounds hold."""
     job = Job(folder / "faults", WORKERS, [*FLAGS, "--deadline", str(deadline)], ["--kill-after", "5"])
     job.wait_for(30)
     ranks, rows = job.ranks(), list[tuple[str, float, float, str]]()
@@ -76,7 +76,7 @@ def faults(folder: Path, deadline: float) -> bool:
 
 
 def slow_worker(folder: Path, seconds: float) -> bool:
-    """kofn with and without a slowed worker, in turns; whether 90 % of the rate are kept."""
+    """Run kofn with and without a slowed worker, in turns; return True if 90 % of the rate is kept."""
     flags = [*FLAGS, "--consistency", "kofn", "--num-aggregate", str(WORKERS - 1)]
     job = Job(folder / "slow", WORKERS, flags, ["--kill-after", "5"])
     job.wait_for(30)
@@ -97,7 +97,7 @@ def _shown(rates: list[float]) -> str:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--deadline", type=float, default=2.0, help="seconds [2]")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each turn under kofn; 0: without that part [5]")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# On the master of a cluster that psnode-ec2 did not make: install psnode on every host of a list. It needs a checkout in the same
-# directory on all of them, and ssh that lets the master in.
+# On the master of a cluster that psnode-ec2 did not make: install psnode on every host of a list. Each host needs a checkout in
+# the same directory, and has to accept the master's ssh.
 #
 #   remote_script.sh [HOSTS]   one address a line [hosts_address]
 set -euo pipefail
@@ -14,7 +14,7 @@ settings=()
 for name in PSNODE_VENV PSNODE_MPI PSNODE_CONSTRAINTS; do
     [[ -z ${!name:-} ]] || settings+=("$name=${!name}")
 done
-# by standard input: an index may come with a token, and anybody may read a command line
+# by standard input: the URL of an index may contain a token, and any user may read a command line
 indexes=
 for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL; do
     [[ -z ${!name:-} ]] || indexes+=$(printf 'export %s=%q' "$name" "${!name}")$'\n'
@@ -23,7 +23,7 @@ failed=0
 while read -r host _ <&3; do
     [[ -n $host && $host != \#* ]] || continue
     echo "$host"
-    # shellcheck disable=SC2029 # the words are made here
+    # shellcheck disable=SC2029 # expanded on this machine on purpose
     ssh -o BatchMode=yes "$host" "$(printf '%q ' env "${settings[@]}" bash -s "$here/pre_run.sh")" <<<"$indexes"'exec "$1" </dev/null' || {
         echo "remote_script.sh: error: $host failed" >&2
         failed=1

@@ -1,8 +1,8 @@
-"""Does a killed run end as an unbroken one? scripts/resume_table.py [--seed S] [SCHEME ...]  prints a Markdown table.
+"""Killed and resumed runs against unbroken ones: scripts/resume_table.py [--seed S] [SCHEME ...]  prints a Markdown table.
 
-For every scheme: a run of two workers on the CPU that nothing happens to; the same run in a process of its own that gets SIGKILL
-at a random step, once more when it was resumed and has taken a step, and a third time, resumed again, inside a checkpoint; and
-the rest of it resumed to its end. Equal are the hash of the final weights and the losses of all steps. The exit code is 1
+For every scheme two runs of two workers on the CPU are compared. One is undisturbed. The other runs in a separate process that
+gets SIGKILL at a random step; is resumed, takes a step and is killed again; is resumed and killed a third time while writing a
+checkpoint; and is resumed to its end. The hash of the final weights and the losses of all steps must be equal. The exit code is 1
 if any scheme fails.
 """
 
@@ -31,12 +31,12 @@ SECONDS = 240
 
 
 def arguments(train_dir: Path, scheme: str, *flags: str) -> list[str]:
-    """Those of psnode for a run of `scheme`."""
+    """Return the arguments of psnode for a run of `scheme`."""
     return ["train", *FLAGS, "--max-steps", str(STEPS), "--scheme", scheme, *flags, "--train-dir", str(train_dir)]
 
 
 def start(train_dir: Path, scheme: str, *flags: str) -> subprocess.Popen[str]:
-    """A run of `scheme` in a process of its own."""
+    """Start a run of `scheme` in a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "psnode", *arguments(train_dir, scheme, *flags)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -47,19 +47,19 @@ def start(train_dir: Path, scheme: str, *flags: str) -> subprocess.Popen[str]:
 
 
 def records(train_dir: Path) -> list[dict[str, Any]]:
-    """The complete step records of a run."""
+    """Return the complete step records of a run."""
     file = train_dir / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def last_step(train_dir: Path) -> int:
-    """The step of the newest record."""
+    """Return the step of the newest record, 0 without records."""
     return max((int(record["step"]) for record in records(train_dir)), default=0)
 
 
 def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:
-    """SIGKILL as soon as `ready`, or the process has ended."""
+    """Send SIGKILL as soon as `ready` returns True, or after SECONDS, and wait for the process to end."""
     end = time.monotonic() + SECONDS
     while not ready() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.0005)
@@ -68,9 +68,9 @@ def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None
 
 
 def kill_after(train_dir: Path, steps: int, *flags: str, scheme: str) -> int:
-    """Start or resume the run, and kill it once it has recorded `steps` steps of its own; the step that it had reached."""
+    """Start or resume the run, kill it after it has recorded `steps` new steps, and return the last recorded step."""
     file = train_dir / "metrics.jsonl"
-    before = file.stat().st_ino if file.exists() else 0  # a run that is resumed writes the records anew that it keeps
+    before = file.stat().st_ino if file.exists() else 0  # a resumed run rewrites the records that it keeps
     latest = train_dir / "checkpoints" / "latest"
     base = int(latest.read_text().strip().removeprefix("step-")) if latest.exists() else 0
     process = start(train_dir, scheme, *flags)
@@ -79,22 +79,22 @@ def kill_after(train_dir: Path, steps: int, *flags: str, scheme: str) -> int:
 
 
 def kill_inside_a_checkpoint(train_dir: Path, scheme: str) -> str:
-    """Resume the run and kill it while it writes a checkpoint; that one's step, or a dash if it was too quick."""
+    """Resume the run and kill it during a checkpoint; return the step of the checkpoint, or a dash if its writing was missed."""
     before = (train_dir / "config.json").stat().st_ino
     process = start(train_dir, scheme, "--resume")
 
     def drafts() -> list[str]:
-        if (train_dir / "config.json").stat().st_ino == before:  # those that the kills before have left
+        if (train_dir / "config.json").stat().st_ino == before:  # the drafts are left from earlier kills
             return []
         return [path.name for path in (train_dir / "checkpoints").glob(".step-*") if not path.name.endswith(".gone")]
 
     kill_when(process, lambda: bool(drafts()))
     left = drafts()
-    return str(int(left[0].removeprefix(".step-").partition(".")[0])) if left else "-"  # behind a point: the job's own files
+    return str(int(left[0].removeprefix(".step-").partition(".")[0])) if left else "-"  # the job's own suffix follows a point
 
 
 def complete(train_dir: Path, scheme: str, *flags: str) -> None:
-    """A run of `scheme` in this process, which must end well."""
+    """Run `scheme` in this process to its end. Raises SystemExit with its output if it fails."""
     from psnode.cli import main as psnode
 
     with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.redirect_stderr(told):
@@ -104,12 +104,12 @@ def complete(train_dir: Path, scheme: str, *flags: str) -> None:
 
 
 def outcome(train_dir: Path) -> tuple[str, list[float]]:
-    """Hash of the weights, and the losses of all steps."""
+    """Return the hash of the weights and the losses of all steps."""
     return json.loads((train_dir / "summary.json").read_bytes())["model_hash"], [record["loss"] for record in records(train_dir)]
 
 
 def row(scheme: str, folder: Path, rng: random.Random) -> tuple[str, bool]:
-    """A line of the table, and whether the runs end alike."""
+    """Return a line of the table, and True if the runs end alike."""
     complete(folder / "whole", scheme)
     parts = folder / "parts"
     first = kill_after(parts, rng.randint(1, STEPS - 5), scheme=scheme)
@@ -123,7 +123,7 @@ def row(scheme: str, folder: Path, rng: random.Random) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Print the table."""
+    """Print the table, and return the exit code."""
     from psnode.config.schemes import SCHEMES
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On the master: train over all hosts of a list, the first of which is the master. Arguments go to `psnode train`.
+# On the master: train on all hosts of a list, whose first is the master. Arguments go to `psnode train`.
 #
 #   run_psnode.sh --network ResNet18 --dataset cifar10 --scheme atomo --train-dir runs/first
 #   HOSTS   one address a line [hosts_address]
@@ -15,7 +15,7 @@ venv=${PSNODE_VENV:-$HOME/psnode/.venv}
     exit 2
 }
 PATH=$venv/bin:$PATH
-# no tree of ssh's through the workers: only the master may log in to the others
+# no tree of ssh connections through the workers: only the master may log in to the others
 export PRTE_MCA_plm_ssh_no_tree_spawn=1
 nodes=$(grep -cE '^[^#[:space:]]' "$hosts" || true)
 [[ $nodes -gt 1 ]] || {

@@ -1,4 +1,4 @@
-"""A job under `psnode launch` that a script disturbs: its processes, its steps, and ways to disturb them."""
+"""A job under `psnode launch` for scripts that disturb it: its processes, its steps, and ways to disturb them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-TURN = 0.1  # seconds: how long a slowed process is stopped and continued, together
+TURN = 0.1  # seconds of one stop and the following run of a slowed process, together
 
 
 class Job:
-    """`psnode launch -n WORKERS LAUNCH... -- train FLAGS... --train-dir TRAIN_DIR`; its output goes to a file beside."""
+    """`psnode launch -n WORKERS LAUNCH... -- train FLAGS... --train-dir TRAIN_DIR`; the output goes to TRAIN_DIR's .log file."""
 
     def __init__(self, train_dir: Path, workers: int, flags: Sequence[str], launch: Sequence[str] = ()) -> None:
         self.train_dir = train_dir
@@ -32,7 +32,7 @@ class Job:
             )
 
     def ranks(self) -> dict[int, int]:
-        """The process ids of the ranks that run now, also of those on emulated hosts."""
+        """Return the process ids of the ranks that run now, including those on emulated hosts."""
         found: dict[int, int] = {}
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
@@ -48,7 +48,7 @@ class Job:
         return self.process.poll() is None
 
     def last(self) -> dict[str, Any]:
-        """The newest step record; {"step": 0} before the first."""
+        """Return the newest step record; {"step": 0} before the first."""
         with suppress(OSError, IndexError), (self.train_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
             return dict(json.loads(file.read().rpartition(b"\n")[0].splitlines()[-1]))
@@ -56,42 +56,42 @@ class Job:
 
     @property
     def step(self) -> int:
-        """Finished steps."""
+        """Number of finished steps."""
         return int(self.last()["step"])
 
     def wait_for(self, step: int) -> None:
-        """Until `step` steps are finished. SystemExit with the log if the job ends before."""
+        """Block until `step` steps are finished. Raises SystemExit with the log if the job ends before."""
         while self.step < step:
             if not self.running:
                 raise SystemExit(self.log.read_text())
             time.sleep(0.02)
 
     def rate(self, seconds: float) -> float:
-        """Finished steps a second, over `seconds`."""
+        """Return the finished steps per second, measured over `seconds`."""
         before, begin = self.step, time.monotonic()
         time.sleep(seconds)
         return (self.step - before) / (time.monotonic() - begin)
 
     def events(self) -> list[dict[str, Any]]:
-        """Events that the job told."""
+        """Return the events that the job has recorded."""
         file = self.train_dir / "events.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def stop(self) -> int:
-        """Ask for a stop with TERM; the exit code."""
+        """Ask the job to stop with TERM, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
 
 def send(pid: int, number: int) -> None:
-    """A signal to a process that may be gone."""
+    """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 @contextmanager
 def slowed(pid: int, factor: float) -> Iterator[None]:
-    """Meanwhile `pid` has 1 / `factor` of its time: it is stopped for the rest of every tenth of a second."""
+    """Give `pid` 1 / `factor` of its time inside the context, by stopping it for the rest of every tenth of a second."""
     end = threading.Event()
 
     def turns() -> None:
@@ -111,18 +111,18 @@ def slowed(pid: int, factor: float) -> Iterator[None]:
 
 
 def host_port(rank: int) -> str | None:
-    """The switch's port to the emulated host of `rank`, where this runs beside scripts/netlab.sh's hosts with one rank each."""
+    """Return the switch port of `rank`'s emulated host, if this runs beside scripts/netlab.sh's hosts with a rank on each."""
     port = f"port{rank + 1}"
     return port if Path(f"/sys/class/net/{port}").exists() or _link(port, "show") else None
 
 
 def cut(port: str) -> None:
-    """Take the link at `port` away."""
+    """Take the link at `port` down."""
     _link(port, "set", "down")
 
 
 def mend(port: str) -> None:
-    """Give the link at `port` back."""
+    """Bring the link at `port` up again."""
     _link(port, "set", "up")
 
 

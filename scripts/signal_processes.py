@@ -1,4 +1,4 @@
-"""Processes and files of the jobs of scripts/signals.py: those that bear a mark, and what remains of them."""
+"""Processes and files of the jobs of scripts/signals.py: processes with a mark in their environment, and files left."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from running import send
 
 MARK = "SIGNALS_MARK"
-LEAVE_SECONDS = 30.0  # of a job that has ended, for what it still holds
-_ALONE = re.compile(r"sm_segment\..*0000\.0$")  # of a program that was started without mpirun: no job of these schedules
+LEAVE_SECONDS = 30.0  # in which an ended job must release its processes and files
+_ALONE = re.compile(r"sm_segment\..*0000\.0$")  # of a program started without mpirun, which no job of these schedules is
 
 
 def marked(mark: str) -> dict[int, dict[str, str]]:
-    """Environments of the processes that have this mark."""
+    """Return the environments of the processes with this mark, by process id."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -30,27 +30,27 @@ def marked(mark: str) -> dict[int, dict[str, str]]:
 
 
 def parent(pid: int) -> int:
-    """The parent's id; 0 of a process that is gone."""
+    """Return the parent's process id; 0 if process `pid` is gone."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
 
 
 def ranks(mark: str) -> dict[int, int]:
-    """The process of each rank; those that it has started are left out."""
+    """Return the process id of each rank, without processes that ranks have started."""
     words = {pid: env["OMPI_COMM_WORLD_RANK"] for pid, env in marked(mark).items() if "OMPI_COMM_WORLD_RANK" in env}
     return {int(rank): pid for pid, rank in words.items() if parent(pid) not in words}
 
 
 def imports(pid: int) -> bool:
-    """True once the process loads torch: it is past Python's own start."""
+    """Return True once the process has loaded torch, and so is past Python's own start."""
     with contextlib.suppress(OSError):
         return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
     return False
 
 
 def left(mark: str, temporary: Path, shm: set[str]) -> tuple[list[str], list[str]]:
-    """Processes and files that remain; files of /dev/shm that a process has open are another job's."""
+    """Return the remaining processes and files. Files in /dev/shm that a process has mapped belong to other jobs."""
 
     def look() -> tuple[list[str], list[str]]:
         processes = [_command(pid) for pid in marked(mark)]
@@ -62,7 +62,7 @@ def left(mark: str, temporary: Path, shm: set[str]) -> tuple[list[str], list[str
 
 
 def _of_torch(path: Path) -> bool:
-    """True of the cache of torch's compiler in TMPDIR as long as nothing was compiled."""
+    """Return True for the cache of torch's compiler in TMPDIR while it is empty."""
     return path.name.startswith("torchinductor_") and path.is_dir() and not any(path.iterdir())
 
 
@@ -84,7 +84,7 @@ def _command(pid: int) -> str:
 
 
 def shm_files() -> set[str]:
-    """Names in /dev/shm of this user's files."""
+    """Return the names of this user's files in /dev/shm."""
     found = set[str]()
     for entry in os.scandir("/dev/shm"):
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ def shm_files() -> set[str]:
 
 
 def _mapped() -> set[str]:
-    """Names in /dev/shm that some process has mapped."""
+    """Return the names in /dev/shm that any process has mapped."""
     found = set[str]()
     for entry in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

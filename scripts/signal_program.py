@@ -1,4 +1,4 @@
-"""A loop of one's own in a session, for scripts/signals.py: signal_program.py TRAIN_DIR SCHEME STEPS DATA_WORKERS MIN_WORKERS"""
+"""A training loop in a session, for scripts/signals.py: signal_program.py TRAIN_DIR SCHEME STEPS DATA_WORKERS MIN_WORKERS"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.tasks.data.digits import originals
 
 
 def main() -> None:
-    """Train, and come back for more where the environment has PSNODE_RESUME=true."""
+    """Train, or resume if the environment has PSNODE_RESUME=true."""
     train_dir, scheme, steps, data_workers, min_workers = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Schedules of signals for scripts/signals.py: how a seed picks them, and what the documents allow as their outcome."""
+"""Schedules of signals for scripts/signals.py: their choice by a seed, and the outcomes that the documentation allows."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 STEPS = 60
-EARLY = 0  # the step of a signal that comes as soon as the job's ranks are there
+EARLY = 0  # the step of a signal that is sent as soon as the job's ranks exist
 PROGRAMS = ("launch", "local", "session")
 SCHEMES = ("dense", "topk", "qsgd", "dgc")
 STOPS = ("TERM", "INT", "HUP", "USR1")
 PAUSE = "STOP and CONT"
-DONE, LOST, ASKED, INTERRUPTED, KILLED = 0, 3, 75, 130, -9  # the last one: of a process that got KILL itself
+DONE, LOST, ASKED, INTERRUPTED, KILLED = 0, 3, 75, 130, -9  # KILLED: of a process that got KILL itself
 
 
 @dataclass(frozen=True)
 class Act:
-    """One signal: as soon as `step` is recorded, to the launcher, rank 0 or a worker."""
+    """A signal, sent as soon as `step` is recorded, to the launcher, rank 0 or a worker."""
 
     step: int
     signal: str
@@ -26,7 +26,7 @@ class Act:
 
     @property
     def ends(self) -> bool:
-        """True if the job is to end by it whatever its settings are."""
+        """True if the signal ends the job, whatever its settings."""
         return self.signal in STOPS or (self.signal == "KILL" and not self.target.startswith("worker"))
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A configuration, and what is done to it. `min_workers`: 2 of 2, or 1, with which a job outlives a worker."""
+    """A configuration and its signals. `min_workers`: 2 of 2, or 1, with which a job survives the loss of a worker."""
 
     number: int
     program: str
@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def kills_workers(self) -> bool:
-        """True if a worker is lost, and its memory with it."""
+        """True if a worker is lost, and its residual with it."""
         return any(act.signal == "KILL" and act.target.startswith("worker") for act in self.acts)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Part:
-    """One start of the job: the signals that it got, its exit code, the steps that its summary tells (None: no summary)."""
+    """One start of the job: the signals sent, the exit code, and the steps in the summary (None: no summary)."""
 
     acts: tuple[Act, ...]
     code: int
@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that is judged of a schedule. `told`: events of the run; `hung`: parts that had to be ended."""
+    """All facts by which a schedule is judged. `told`: events of the run; `hung`: number of parts that had to be killed."""
 
     parts: tuple[Part, ...]
     model_hash: str
@@ -83,12 +83,12 @@ class Outcome:
 
     @property
     def equal(self) -> bool:
-        """True if the weights are those of the undisturbed run."""
+        """True if the weights equal those of the undisturbed run."""
         return self.model_hash == self.reference
 
 
 def pick(seed: int, number: int) -> Schedule:
-    """The schedule `number` of `seed`, whatever the others are."""
+    """Return schedule `number` of `seed`, independently of the other schedules."""
     rng = random.Random(f"{seed}/{number}")
     program, scheme = rng.choice(PROGRAMS), rng.choice(SCHEMES)
     data_workers, evaluator = rng.choice((0, 0, 1)), rng.random() < 0.5 and program != "session"
@@ -101,7 +101,7 @@ def pick(seed: int, number: int) -> Schedule:
 
 
 def _act(rng: random.Random, program: str, step: int) -> Act:
-    """A stop, a pause or a kill; --local has one process, which is the launcher."""
+    """Return a stop, a pause or a kill. A --local job has one process, the launcher."""
     kind = rng.choice((*STOPS, PAUSE, "KILL", "KILL", "KILL"))
     targets = ["launcher", "rank 0", "worker 1", "worker 2"]
     if program == "local":
@@ -112,11 +112,11 @@ def _act(rng: random.Random, program: str, step: int) -> Act:
 
 
 def allowed(acts: Sequence[Act], min_workers: int) -> set[int]:
-    """Exit codes that a part with these signals may have before its last step is taken."""
+    """Return the exit codes that a part with these signals may have before its last step is taken."""
     codes = set[int]()
     lost = 0
     for act in acts:
-        if act.step == EARLY and act.signal in STOPS:  # psnode may not have begun to handle it
+        if act.step == EARLY and act.signal in STOPS:  # psnode may not handle signals yet
             codes.add(-getattr(signal, f"SIG{act.signal}"))
         if act.signal in STOPS:
             codes.add(INTERRUPTED if act.signal == "INT" else ASKED)
@@ -132,7 +132,7 @@ def allowed(acts: Sequence[Act], min_workers: int) -> set[int]:
 
 
 def judge(schedule: Schedule, outcome: Outcome) -> list[str]:
-    """Faults: everything that the documents do not say."""
+    """Return the faults: everything that the documentation does not allow."""
     found = [*_codes(schedule, outcome.parts)]
     if outcome.hung:
         found.append(f"{outcome.hung} hangs")
@@ -159,14 +159,14 @@ def _evaluations(outcome: Outcome) -> list[str]:
     if outcome.evaluated is None:
         return []
     found = [] if outcome.evaluator_code == DONE else [f"the evaluator ended with {outcome.evaluator_code}"]
-    ends = {STEPS} | {part.steps for part in outcome.parts if part.code == INTERRUPTED}  # Ctrl-C ends the evaluator too
+    ends = {STEPS} | {part.steps for part in outcome.parts if part.code == INTERRUPTED}  # Ctrl-C also ends the evaluator
     if not ends & set(outcome.evaluated[-1:]):
         found.append(f"the last evaluation is not that of step {STEPS}: {outcome.evaluated[-3:]}")
     return found
 
 
 def row(schedule: Schedule, outcome: Outcome) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     told = ", ".join(sorted(set(outcome.told))) or "-"
     bits = "equal" if outcome.equal else f"another, told ({told})" if schedule.kills_workers and outcome.told else "ANOTHER"
     codes = ", ".join(str(part.code) for part in outcome.parts)
@@ -176,7 +176,7 @@ def row(schedule: Schedule, outcome: Outcome) -> str:
 
 
 def totals(judged: Sequence[tuple[Schedule, Outcome]]) -> dict[str, int]:
-    """Counts over all schedules."""
+    """Return counts over all schedules."""
     done = [outcome for _, outcome in judged]
     return {
         "schedules": len(done),
@@ -194,6 +194,6 @@ def totals(judged: Sequence[tuple[Schedule, Outcome]]) -> dict[str, int]:
 
 
 def without(schedule: Schedule) -> Schedule:
-    """The undisturbed schedule whose model this one is to end with: the carrier of messages does not matter."""
+    """Return the undisturbed schedule whose model this one is to end with; the transport of messages does not matter."""
     program = "session" if schedule.program == "session" else "local"
     return replace(schedule, number=0, program=program, acts=(), data_workers=0, evaluator=False, min_workers=2)

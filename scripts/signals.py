@@ -1,13 +1,14 @@
 """Random signals against jobs that are resumed to their end: scripts/signals.py [--schedules N] [--seed S] [--output FILE]
 
 A schedule is a job of two workers and 60 steps (LeNet on synthetic images under `psnode launch` or `psnode train --local`, or
-a program with a session under `psnode launch`), perhaps with processes for its data and with `psnode evaluate` beside it, and one
-to four signals at steps that metrics.jsonl tells: TERM, INT, HUP, USR1, KILL, STOP with CONT after 3 seconds; to the launcher,
-rank 0 or a worker. After each end the job is resumed. Looked for are exit codes that no page has, hangs, a model that is not the
-undisturbed run's though no worker was lost, processes that remain (by a mark in their environment), and files in TMPDIR, of which
-each schedule has its own, and in /dev/shm; the empty folder torchinductor_USER, which torch makes when it is imported whole, is
-none of them. A line a schedule; with --output each outcome is kept, and those that are there are not run again. The exit code is
-0 if no schedule has a fault. `--only NUMBER` runs one; --keep FOLDER keeps the directories of schedules that have a fault.
+a program with a session under `psnode launch`), possibly with data processes and a concurrent `psnode evaluate`, and one
+to four signals at steps recorded in metrics.jsonl: TERM, INT, HUP, USR1, KILL, or STOP with CONT after 3 seconds; to the
+launcher, rank 0 or a worker. After each end the job is resumed. Faults are undocumented exit codes, hangs, a model that differs
+from the undisturbed run's although no worker was lost, remaining processes (by a mark in their environment), and remaining files
+in the schedule's own TMPDIR and in /dev/shm; the empty folder torchinductor_USER, which torch makes when imported as a whole, is
+no fault. Prints a line per schedule; with --output each outcome is kept, and schedules in that file are not run again. The exit
+code is 0 if no schedule has a fault. `--only NUMBER` runs one; --keep FOLDER keeps the directories of schedules that have a
+fault.
 """
 
 from __future__ import annotations
@@ -41,33 +42,33 @@ FLAGS += ["--batch-size", "8", "--lr", "0.01", "--eval-freq", "5", "--keep-last"
 
 @dataclass(frozen=True)
 class Place:
-    """Directories of one schedule, and its mark."""
+    """The directory of one schedule, and its mark."""
 
     folder: Path
     mark: str
 
     @property
     def run(self) -> Path:
-        """The run's directory."""
+        """The directory of the run."""
         return self.folder / "run"
 
     @property
     def temporary(self) -> Path:
-        """TMPDIR of all of its processes."""
+        """TMPDIR of all processes of the schedule."""
         return self.folder / "t"
 
     def environment(self, resume: bool) -> dict[str, str]:
-        """That of all of its processes."""
+        """Return the environment of all processes of the schedule."""
         own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), MARK: self.mark}
         return {**os.environ, **own, **({"PSNODE_RESUME": "true"} if resume else {})}
 
     def records(self) -> list[dict[str, Any]]:
-        """The complete step records."""
+        """Return the complete step records."""
         return _json_lines(self.run / "metrics.jsonl")
 
 
 def command(schedule: Schedule, place: Place) -> list[str]:
-    """The line that starts the job."""
+    """Return the command line that starts the job."""
     psnode = [sys.executable, "-m", "psnode"]
     launch = [*psnode, "launch", "-n", "2", "--"]
     data, least = str(schedule.data_workers), str(schedule.min_workers)
@@ -90,7 +91,7 @@ def command(schedule: Schedule, place: Place) -> list[str]:
 
 
 class Started:
-    """One start of the job."""
+    """One start of the job, with the signals sent to it in `acts`."""
 
     def __init__(self, schedule: Schedule, place: Place, number: int) -> None:
         self._schedule, self._place = schedule, place
@@ -111,11 +112,11 @@ class Started:
 
     @property
     def running(self) -> bool:
-        """True if it has neither ended nor taken too long."""
+        """True while the process runs and has not reached its time limit."""
         return self.process.poll() is None and time.monotonic() < self._end
 
     def reached(self, act: Act) -> bool:
-        """True if its step is recorded by this start, or, of an early one, the ranks have begun."""
+        """Return True if this start has recorded the act's step or, for an early act, if the ranks have begun."""
         if act.step == EARLY:
             return bool(ranks(self._place.mark)) if self._schedule.program != "local" else imports(self.process.pid)
         if _inode(self._records) in (0, self._before):
@@ -123,7 +124,7 @@ class Started:
         return (self._place.records() or [{"step": 0}])[-1]["step"] >= act.step
 
     def do(self, act: Act) -> bool:
-        """Wait for the act's moment; False if the job has ended before."""
+        """Wait for the act's step and send its signal; return False if the job ended before."""
         while self.running and not self.reached(act):
             time.sleep(0.01)
         pid = self._pid(act)
@@ -144,7 +145,7 @@ class Started:
         return ranks(self._place.mark).get(int(act.target.split()[-1]), 0)
 
     def finish(self) -> tuple[Part, bool]:
-        """Its end, and whether it had to be forced: the launcher's, then that of what it has started."""
+        """Wait until launcher and children have ended; return the part, and True if processes had to be killed."""
         while self.running or (self._processes() and time.monotonic() < self._end):
             time.sleep(0.2)
         hung = bool(left := self._processes())
@@ -159,14 +160,14 @@ class Started:
 
 
 class Evaluator:
-    """`psnode evaluate` beside the job, from its first start to its end; none if the schedule has none."""
+    """`psnode evaluate` beside the job, from its first start to its end, if the schedule has an evaluator."""
 
     def __init__(self, schedule: Schedule, place: Place) -> None:
         self._wanted, self._place = schedule.evaluator, place
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start it once config.json is there, unless it runs."""
+        """Start the evaluator once config.json exists, unless it was started before."""
         if self._wanted and self._process is None and (self._place.run / "config.json").exists():
             line = [sys.executable, "-m", "psnode", "evaluate", "--train-dir", str(self._place.run), "--interval", "0.2"]
             with (self._place.folder / "evaluator.log").open("wb") as log:
@@ -174,7 +175,7 @@ class Evaluator:
                 self._process = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def end(self) -> tuple[int | None, tuple[int, ...] | None, bool]:
-        """Exit code, the steps that it has measured, and whether it hung."""
+        """Wait for the end; return the exit code, the evaluated steps, and True if the evaluator hung."""
         if not self._wanted:
             return None, None, False
         self.begin()
@@ -190,7 +191,7 @@ class Evaluator:
 
 
 def run(schedule: Schedule, folder: Path, reference: str) -> Outcome:
-    """Start, disturb and resume the job to its end."""
+    """Start, disturb and resume the job until its end, and return the outcome."""
     place, begin = Place(folder, f"{os.getpid()}-{schedule.number}-{time.time_ns()}"), time.monotonic()
     place.temporary.mkdir(parents=True)
     shm = shm_files()
@@ -218,7 +219,7 @@ def run(schedule: Schedule, folder: Path, reference: str) -> Outcome:
 
 
 def _parts(schedule: Schedule, place: Place, evaluator: Evaluator) -> tuple[list[Part], int]:
-    """All starts of the job: each goes on to a signal that ends it, and the last one to the last step."""
+    """Return all starts of the job, each up to a signal that ends it, the last up to the last step; and the number of hangs."""
     acts, parts, hangs = list(schedule.acts), list[Part](), 0
     while len(parts) < len(schedule.acts) + 2:
         job = Started(schedule, place, len(parts) + 1)
@@ -249,38 +250,38 @@ def _json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 class References:
-    """Hashes of undisturbed runs, each made once; those of outcomes that are there are taken."""
+    """Hashes of undisturbed runs, each run made once; hashes in earlier outcomes are reused."""
 
     def __init__(self, judged: Sequence[tuple[Schedule, Outcome]]) -> None:
         self._known = {without(schedule): outcome.reference for schedule, outcome in judged}
 
     def of(self, schedule: Schedule) -> str:
-        """The hash that `schedule` is to end with."""
+        """Return the hash of the model that `schedule` is to end with."""
         plain = without(schedule)
         if plain not in self._known:
             with tempfile.TemporaryDirectory(prefix="signals-") as folder:
                 outcome = run(plain, Path(folder) / "0", "")
-                if judge(plain, outcome)[:-1]:  # the last one is that it has no reference
+                if judge(plain, outcome)[:-1]:  # the last fault is the missing reference
                     raise SystemExit(f"the undisturbed run of {plain} has faults: {judge(plain, outcome)}")
             self._known[plain] = outcome.model_hash
         return self._known[plain]
 
 
 def known(output: Path | None, seed: int) -> list[tuple[Schedule, Outcome]]:
-    """Outcomes of this seed that were written before."""
+    """Return the outcomes of this seed in the file `output`."""
     lines = _json_lines(output) if output else []
     return [(pick(seed, line["number"]), restored(line["outcome"])) for line in lines if line["seed"] == seed]
 
 
 def restored(outcome: dict[str, Any]) -> Outcome:
-    """An outcome from its JSON."""
+    """Return an outcome from its JSON."""
     parts = [Part(tuple(Act(**act) for act in part["acts"]), part["code"], part["steps"]) for part in outcome["parts"]]
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in outcome.items()}
     return Outcome(**{**plain, "parts": tuple(parts)})
 
 
 def disturbed(number: int, seed: int, references: References, keep: str | None) -> tuple[Schedule, Outcome]:
-    """Run one schedule, and delete its directory unless it is to be kept."""
+    """Run one schedule, and delete its directory unless it has faults and `keep` is given."""
     schedule = pick(seed, number)
     reference = references.of(schedule)
     with contextlib.ExitStack() as stack:
@@ -293,7 +294,7 @@ def disturbed(number: int, seed: int, references: References, keep: str | None) 
 
 
 def main() -> int:
-    """Run, keep, print."""
+    """Run the schedules, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--schedules", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
@@ -305,7 +306,7 @@ def main() -> int:
     for number in (
         signal.SIGHUP,
         signal.SIGINT,
-    ):  # ignored under nohup and in the background of a shell, and by all children then
+    ):  # a shell's background and nohup ignore these signals, and all children would inherit this
         signal.signal(number, signal.SIG_DFL)
     judged, begin = known(args.output, args.seed), time.monotonic()
     references, there = References(judged), {schedule.number for schedule, _ in judged}

@@ -1,7 +1,7 @@
-"""Hooks of mkdocs.yml: pages that are not in docs, links that leave docs, and tables that are made of the code.
+"""Hooks of mkdocs.yml: pages from files outside docs, links to such files, and tables generated from the code.
 
-README.md becomes the first page. CONTRIBUTING.md, CHANGELOG.md and every file or folder that a page links to get a page of their
-own, and links to them lead there. A line `<!-- made: NAME -->` in a page is replaced by what `MADE[NAME]` returns.
+README.md becomes the first page. CONTRIBUTING.md, CHANGELOG.md, SECURITY.md and every file or folder that a page links to get
+their own pages, and links lead to these. A line `<!-- made: NAME -->` in a page is replaced by the result of `MADE[NAME]`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-# files of the repository with a place of their own in the site
+# files of the repository with their own place in the site
 PLACES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -36,7 +36,7 @@ CODE = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 
 
 def place(path: str) -> str:
-    """The page of the site that shows `path`, a file or folder of the repository."""
+    """Return the page of the site that shows `path`, a file or folder of the repository."""
     if path in PLACES:
         return PLACES[path]
     if path.startswith("docs/"):
@@ -45,19 +45,19 @@ def place(path: str) -> str:
 
 
 def repository_path(page: str) -> str:
-    """The file of the repository that the page `page` of the site shows."""
+    """Return the file of the repository that the page `page` of the site shows."""
     return next((path for path, shown in PLACES.items() if shown == page), f"docs/{page}")
 
 
 def targets(path: str) -> Iterator[str]:
-    """Files and folders of the repository that the page at `path` links to."""
+    """Yield the files and folders of the repository that the page at `path` links to."""
     for _, target, _, _ in LINK.findall(CODE.sub("", (ROOT / path).read_text())):
         if "://" not in target and not target.startswith("mailto:"):
             yield posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that docs does not have."""
+    """Add the pages that docs does not have (a hook of mkdocs)."""
     for path, shown in PLACES.items():
         files.append(File.generated(config, shown, content=(ROOT / path).read_text()))
     written = [*PLACES, *(f"docs/{each.src_uri}" for each in files.documentation_pages() if each.abs_src_path)]
@@ -69,7 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _shown(path: str) -> str:
-    """A page with the text of a file, or a list of a folder's files."""
+    """Return a page with the text of a file, or with a list of a folder's files."""
     here = ROOT / path
     if not here.is_dir():
         return f"{UNSEARCHED}# {path}\n\n````{LEXERS.get(here.suffix, 'text')}\n{here.read_text().rstrip()}\n````\n"
@@ -90,7 +90,7 @@ def _summary(file: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with its links led into the site and what is made of the code put in."""
+    """Return the page with its links led into the site and generated parts inserted (a hook of mkdocs)."""
     if page.file.src_uri.startswith("source/") and not page.file.src_uri.endswith("index.md"):
         return markdown
     path, here = repository_path(page.file.src_uri), posixpath.dirname(page.file.src_uri)
@@ -108,7 +108,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def settings_tables() -> str:
-    """Every setting of `psnode train`, part by part as its help has them."""
+    """Return tables of every setting of `psnode train`, in the parts of its help."""
     from psnode.cli.commands import PARTS
     from psnode.config import settings
 
@@ -149,7 +149,7 @@ def _meaning(setting: Any) -> str:
 
 
 def commands() -> str:
-    """The help of every command of `psnode` and `psnode-ec2`."""
+    """Return the help of every command of `psnode` and `psnode-ec2`."""
     from psnode.cli import app
     from psnode_ec2.cli import cli as ec2
 

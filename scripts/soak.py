@@ -1,12 +1,12 @@
 """Random faults against a running job: scripts/soak.py [--events N] [--steps N] [--seed S] [--data-dir MNIST] [--undisturbed]
 
 Four workers train LeNet under `psnode launch --restarts`. At N random steps a worker gets SIGKILL, is stopped for 2 to 12
-seconds, or has a tenth of its time for 5; beside five emulated hosts (scripts/netlab.sh --hosts 5 --rate none -- python
-scripts/soak.py) it may be cut off for 2 to 12 seconds in the place of being slowed; or the master gets SIGKILL, and all starts
-again from the last checkpoint. Two workers at least are left alone at any time. Then the job must end by itself with 0,
-psnode.records.history.violations must find nothing, and the accuracy of the last checkpoint is told. Prints Markdown: the faults
-as they were made, and the events that the job told. The exit code is 0 if all of this holds. --undisturbed: the same job,
-without faults.
+seconds, or is slowed to a tenth of its speed for 5 s; or the master gets SIGKILL, and the job restarts from the last checkpoint.
+Beside five emulated hosts (scripts/netlab.sh --hosts 5 --rate none -- python scripts/soak.py) a worker's link is cut for 2 to 12
+seconds instead of slowing the worker. At least two workers are undisturbed at any time. In the end the job must exit with 0 by
+itself, and psnode.records.history.violations must find nothing; the accuracy of the last checkpoint is printed. Prints Markdown:
+the faults as they were made, and the events that the job recorded. The exit code is 0 if all of this holds. --undisturbed: the
+same job without faults.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ LAUNCH = ["--restarts", "50", "--kill-after", "5"]
 
 
 class Disturber:
-    """Makes faults, and keeps the log of them."""
+    """Maker of faults in a job, with a log of them."""
 
     def __init__(self, job: Job, rng: random.Random) -> None:
         self._job, self._rng = job, rng
         self._begin = time.monotonic()
-        self._busy = set[int]()  # ranks
+        self._busy = set[int]()  # ranks with a lasting fault
         self.log = list[tuple[float, int, str]]()
 
     def disturb(self) -> bool:
-        """One fault; False if none of its kind can be made just now."""
+        """Make one fault of a random kind; return False if this kind is impossible at the moment."""
         ranks = self._job.ranks()
         free = sorted(set(ranks) - {0} - self._busy)
         kind = self._rng.choice(["kill", "stop", "stop", "cut or slow", "restart"])
@@ -87,7 +87,7 @@ class Disturber:
 
 
 def disturbed(job: Job, rng: random.Random, events: int, steps: int) -> Disturber:
-    """Make the faults, and wait for the end."""
+    """Make the faults at random steps, and wait for the job's end."""
     job.wait_for(10)
     disturber = Disturber(job, rng)
     for step in sorted(rng.uniform(0.01, 0.92) * steps for _ in range(events)):
@@ -98,7 +98,7 @@ def disturbed(job: Job, rng: random.Random, events: int, steps: int) -> Disturbe
 
 
 def report(job: Job, disturber: Disturber) -> bool:
-    """Print the results; True if all is well."""
+    """Print the results, and return True if all is well."""
     from psnode.records.history import violations
 
     found = violations(job.train_dir)
@@ -116,14 +116,14 @@ def report(job: Job, disturber: Disturber) -> bool:
 
 
 def accuracy(train_dir: Path) -> str:
-    """Result of `psnode evaluate` for the last checkpoint."""
+    """Return the output of `psnode evaluate` for the last checkpoint."""
     step = (train_dir / "checkpoints" / "latest").read_text().strip().removeprefix("step-")
     line = [sys.executable, "-m", "psnode", "evaluate", "--train-dir", str(train_dir), "--checkpoint", str(int(step))]
     return subprocess.run(line, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> int:
-    """Disturb, check, print."""
+    """Disturb the job, check it, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--events", type=int, default=20)
     parser.add_argument("--steps", type=int, default=3000)

@@ -1,9 +1,9 @@
-"""Measures of the layout: scripts/structure.py [CHECKOUT] prints lines by package, entries a folder, long parameter lists, LLVM,
-names that stand twice. tests/test_house.py holds them to limits. scripts/structure.py --page puts the lines by package into
-docs/decisions/layout.md.
+"""Measures of the layout: scripts/structure.py [CHECKOUT] prints lines by package, entries per folder, longest parameter lists,
+modules with LLVM instructions, and names that occur twice. tests/test_house.py holds them to limits. scripts/structure.py --page
+writes the lines by package to docs/decisions/layout.md.
 
-Lines: all of them, of the modules of a package and of the tests in the folder of its name. Entries: modules and packages, without
-__init__.py. Parameters: without self and cls. LLVM: modules that make instructions of their own for Numba. Names: of classes, and
+Lines: all lines, of the modules of a package and of the tests in the folder of its name. Entries: modules and packages, without
+__init__.py. Parameters: without self and cls. LLVM: modules that make their own instructions for Numba. Names: of classes, and
 of files, in different modules.
 """
 
@@ -24,7 +24,7 @@ _LONGEST = 5
 
 
 def lines_by_folder(folder: Path) -> Counter[str]:
-    """Lines of the Python files below each folder in `folder`; of those directly in it under one name."""
+    """Return the lines of the Python files by folder in `folder`; files directly in `folder` count under one name."""
     counts: Counter[str] = Counter()
     for path in folder.rglob("*.py"):
         inside = path.relative_to(folder).parts
@@ -33,13 +33,13 @@ def lines_by_folder(folder: Path) -> Counter[str]:
 
 
 def entries(folder: Path) -> list[str]:
-    """Names of the modules and packages directly in `folder`, but for a program's entry point, __main__."""
+    """Return the names of modules and packages directly in `folder`, without __init__ and a program's entry point __main__."""
     found = [path for path in folder.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))]
     return sorted(path.stem for path in found if path.name not in ("__init__.py", "__main__.py"))
 
 
 def parameters(source: str) -> Iterator[tuple[int, str]]:
-    """The number of parameters and the name of every function in `source`."""
+    """Yield the number of parameters and the name of every function in `source`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             listed = node.args
@@ -48,7 +48,7 @@ def parameters(source: str) -> Iterator[tuple[int, str]]:
 
 
 def positional(source: str) -> Iterator[tuple[int, str]]:
-    """The number of parameters that may be given without their names, and the function, as Class.method."""
+    """Yield the number of parameters that can be passed by position, and the function's name as Class.method."""
     ahead = [(node, "") for node in ast.parse(source).body]
     while ahead:
         node, outside = ahead.pop()
@@ -61,22 +61,22 @@ def positional(source: str) -> Iterator[tuple[int, str]]:
 
 
 def classes(source: str) -> list[str]:
-    """Names of the classes of `source`, those inside others too."""
+    """Return the names of the classes of `source`, nested ones included."""
     return [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
 
 
 def twice(names: Iterable[str]) -> list[str]:
-    """The names that come more than once, sorted."""
+    """Return the names that occur more than once, sorted."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def sources_of(root: Path) -> dict[Path, str]:
-    """The product's modules of a checkout, by path relative to it."""
+    """Return the sources of the product's modules in a checkout, by path relative to it."""
     return {path.relative_to(root): path.read_text() for folder in PRODUCT for path in sorted((root / folder).rglob("*.py"))}
 
 
 def makes_instructions(source: str) -> bool:
-    """True if `source` imports llvmlite, or Numba's decorator for instructions."""
+    """Return True if `source` imports llvmlite, or Numba's decorator for instructions."""
     for node in ast.walk(ast.parse(source)):
         names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
@@ -86,7 +86,7 @@ def makes_instructions(source: str) -> bool:
 
 
 def table(root: Path) -> str:
-    """Hundreds of lines by package, in Markdown."""
+    """Return the hundreds of lines by package as a table in Markdown."""
     product, tests = product_and_tests(root)
     lines = ["| package | product | tests |", "|---|---:|---:|"]
     for name in sorted(product | tests):
@@ -95,7 +95,7 @@ def table(root: Path) -> str:
 
 
 def product_and_tests(root: Path) -> tuple[Counter[str], Counter[str]]:
-    """Lines of a checkout by package: of the product with the studies outside of the wheel, and of the tests."""
+    """Return the lines of a checkout by package: of the product, tools and studies included, and of the tests."""
     product, tests = lines_by_folder(root / "psnode"), lines_by_folder(root / "tests")
     product["ec2"] = sum(lines_by_folder(root / "tools").values())
     product["studies"] = sum(lines_by_folder(root / "studies").values())
@@ -103,13 +103,13 @@ def product_and_tests(root: Path) -> tuple[Counter[str], Counter[str]]:
 
 
 def write_page() -> None:
-    """Put the table into PAGE."""
+    """Write the table into PAGE."""
     before, _, rest = PAGE.read_text().partition(START)
     PAGE.write_text(f"{before}{START}\n\n{table(ROOT)}\n\n{END}{rest.partition(END)[2]}")
 
 
 def main(arguments: list[str]) -> int:
-    """Print the measures of a checkout; the exit code."""
+    """Print the measures of a checkout, and return the exit code."""
     if arguments == ["--page"]:
         write_page()
         return 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install what the tests need and run them all: ruff, mypy and shellcheck, then pytest. Arguments go to pytest, which
-# then runs alone:
+# Install what the tests need and run them all: ruff, mypy and shellcheck, then pytest. With arguments, which go to pytest,
+# only pytest runs:
 #
 #   scripts/test.sh
 #   scripts/test.sh tests/config/test_train_settings.py -k digest
@@ -23,7 +23,8 @@ failed=0
 "$bin/mypy" &
 types=$!
 "$bin/shellcheck" -x scripts/*.sh tools/ec2/*.sh .ci/run || failed=1
-"$bin/python" -m compileall -q psnode studies tools/ec2 # else some hundred processes do, where PYTHONDONTWRITEBYTECODE is set
+"$bin/python" -m compileall -q psnode studies tools/ec2 # otherwise some hundred processes compile, if PYTHONDONTWRITEBYTECODE is
+set
 "$bin/python" scripts/compile_kernels.py || failed=1
 wait "$types" || failed=1
 "$bin/python" -m pytest -n 2 --dist loadgroup || failed=$?

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Install the wheel without constraints into fresh environments, one for each Python named, and try it there: two steps of every
+# Install the wheel without constraints into fresh environments, one for each given Python, and test it: two steps of every
 # scheme, and the golden bytes of every codec.
 #
 #   scripts/test_wheel.sh python3.13 ~/.pyenv/versions/3.12.1/bin/python
 #
-# Takes 8 GB of disk for a moment, where the index has CUDA builds of PyTorch only. Lack of network or disk is told and passed over.
+# Needs 8 GB of disk temporarily if the index has only CUDA builds of PyTorch. A lack of network or disk is reported, and no
+# failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,19 +19,19 @@ export OMP_NUM_THREADS=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_
 folder=$(mktemp -d "${TMPDIR:-/tmp}/psnode-wheel-XXXXXX")
 trap 'rm -rf -- "$folder"' EXIT
 
-# say PYTHON TEXT: one line.
+# say PYTHON TEXT: print one line.
 say() {
     echo "the wheel on $1: $2"
 }
 
-# sources DIR: copy what the wheel is made of; a build leaves files beside it.
+# sources DIR: copy the sources of the wheel to DIR, because a build leaves files beside them.
 sources() {
     mkdir -p "$1" &&
         cp -R setup.cfg pyproject.toml README.md LICENSE psnode tools psnode_ec2 "$1" &&
         find "$1" -name __pycache__ -prune -exec rm -rf -- {} +
 }
 
-# install PYTHON DIR: build the wheel and install it with what the tests need, into a new environment DIR.
+# install PYTHON DIR: build the wheel and install it, with the packages that the tests need, into a new environment DIR.
 install() {
     local python=$2/bin/python
     "$1" -m venv "$2" &&
@@ -40,7 +41,7 @@ install() {
         timeout 120 "$python" -m pip install --quiet hypothesis pytest scipy
 }
 
-# golden PYTHON: compare the bytes that codecs write with those that are stored.
+# golden PYTHON: compare the bytes that codecs write with the stored ones.
 golden() {
     local files
     mkdir -p "$folder/checks/tests"
@@ -51,7 +52,7 @@ golden() {
     (cd "$folder/checks" && timeout 900 "$1" -m pytest -q -k golden_bytes "${files[@]}")
 }
 
-# versions PYTHON: print those that decide the results, and check that psnode is the wheel's.
+# versions PYTHON: print the versions that determine the results, and check that the imported psnode is the wheel's.
 versions() {
     "$1" -P - <<'EOF'
 import platform
@@ -67,7 +68,7 @@ print(f"Python {platform.python_version()},", ", ".join(f"{name} {metadata.versi
 EOF
 }
 
-# try_out PYTHON: 1 if something fails.
+# try_out PYTHON: test the wheel; 1 if a test fails.
 try_out() {
     local venv=$folder/venv log=$folder/log status=0 failed=0 python free
     python=$venv/bin/python
@@ -87,7 +88,7 @@ try_out() {
         return 1
     fi
     versions "$python" || failed=1
-    golden "$python" >"$folder/golden" 2>&1 & # beside the other, on another core
+    golden "$python" >"$folder/golden" 2>&1 & # concurrently with the schemes, on another core
     (cd "$folder" && exec timeout 900 "$python" -P "$OLDPWD/scripts/every_scheme.py" 2>"$log") || { tail -n 40 "$log" && failed=1; }
     wait $! || failed=1
     cat "$folder/golden"

@@ -1,7 +1,7 @@
 # Sourced by the other scripts: a virtual environment with psnode in it.
 # shellcheck shell=bash
 
-# find_python: print a Python of at least 3.11: $PSNODE_PYTHON if it is set, else the first that is found.
+# find_python: print the first Python found that is 3.11 or newer; if $PSNODE_PYTHON is set, consider only that one.
 find_python() {
     local candidate
     for candidate in ${PSNODE_PYTHON:-python3 python3.11 python3.12 python3.13 python3.14 python}; do
@@ -14,12 +14,12 @@ find_python() {
     return 2
 }
 
-# checkout_state: print what an installation depends on.
+# checkout_state: print a state that changes when a new installation is needed.
 checkout_state() {
     echo "$PWD $(cat setup.cfg pyproject.toml constraints.txt | cksum)"
 }
 
-# is_installed DIR EXTRAS: whether this checkout is installed in DIR with at least EXTRAS.
+# is_installed DIR EXTRAS: succeed if this checkout is installed in DIR with at least EXTRAS.
 is_installed() {
     local stamp=$1/.psnode-installed extra state extras
     [[ -f $stamp ]] || return 1
@@ -30,7 +30,7 @@ is_installed() {
     done
 }
 
-# require_own DIR: refuse an environment whose programs everybody may replace.
+# require_own DIR: refuse an environment whose programs any user may replace.
 require_own() {
     if [[ -n $(find -L "$1" "$1/bin" -maxdepth 0 -perm -o+w ! -perm -o+t 2>/dev/null) ]]; then
         echo "$0: error: everybody may write into $1, whose programs would be executed: chmod o-w it and its bin, or make another" >&2
@@ -38,7 +38,7 @@ require_own() {
     fi
 }
 
-# prepare_venv DIR EXTRAS: make DIR if need be and install this checkout with EXTRAS, unless that was done already.
+# prepare_venv DIR EXTRAS: make DIR if needed, and install this checkout with EXTRAS unless it is installed.
 prepare_venv() {
     local venv=$1 extras=$2 python
     if [[ ! -x $venv/bin/python ]]; then

@@ -1,1 +1,1 @@
-"""Studies: programs whose output is one dated page of docs/results. `python -m studies` lists them."""
+"""Studies: programs that measure, each with a dated page in docs/results as its output. `python -m studies` lists them."""

@@ -1,4 +1,4 @@
-"""`python -m studies`: the names of all studies, each with the first sentence about it."""
+"""`python -m studies`: print the names of all studies, each with the first paragraph of its docstring."""
 
 from __future__ import annotations
 

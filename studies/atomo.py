@@ -1,13 +1,14 @@
-"""`python -m studies.atomo`: what cheaper bases cost spectral ATOMO on gradients of real models: variance, and seconds a step.
+"""`python -m studies.atomo`: cost of cheaper bases in spectral ATOMO on gradients of real models: variance, and seconds a step.
 
-Two gradients are taken, of two batches at neighbouring steps of a training. All matrices of the second are coded on one
-core by the exact spectrum and by the method that the scheme takes: seconds of a step. Of the first, middle and last tensor of
-each kind (a shape, and names that differ in numbers alone) the variance of the estimate is told over the least of any basis:
+Two gradients are taken, of batches at successive steps of a training. All matrices of the second gradient are coded on one core
+with the exact spectrum and with the scheme's method, for the seconds of a step. For the first, middle and last tensor of each
+kind (the same shape, and names that differ only in numbers) the study states the variance of the estimate in several bases, over
+the least variance of any basis:
 
 * deflated: the scheme's method
-* single: eigenvectors of the float32 Gram matrix as it is, with lengths measured apart
-* earlier: the singular vectors of the gradient before
-* once, twice: these after one and two multiplications by the Gram matrix, each with an orthogonalisation
+* single: eigenvectors of the uncorrected float32 Gram matrix, with lengths measured separately
+* earlier: the singular vectors of the previous gradient
+* once, twice: these after one and two multiplications by the Gram matrix, each followed by an orthogonalisation
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row for each kind of tensor of a model. Fact: `seconds` of a step by model and method, the least of the repeats."""
+    """Return a row for each kind of tensor of a model, and the least `seconds` of a step by model and method as a fact."""
     rows, seconds = [], {}
     for name in options.model:
         config = Config(lr=0.01, **MODELS[name])  # type: ignore[arg-type]  # the literals above
@@ -102,7 +103,7 @@ def _seconds(tensors: Sequence[Floats], rank: int, method: Literal["exact", "def
 
 
 def _costs(before: Floats, now: Floats, rank: int) -> dict[str, float]:
-    """`omega`, the least; and what bases cost, over it. A tensor in too few terms to be coded has no variance: all 1."""
+    """Return `omega`, the least, and each cost over the least; all costs are 1 if the tensor has too few terms."""
     earlier, matrix = _short_in_front(before), _short_in_front(now)
     gram = matrix @ matrix.T
     lengths = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
@@ -117,7 +118,7 @@ def _costs(before: Floats, now: Floats, rank: int) -> dict[str, float]:
 
 
 def _iterated(earlier: Float64s, gram: Float64s) -> Iterator[Float64s]:
-    """The singular vectors of `earlier`, descending, and what two steps of orthogonal iteration make of them: columns."""
+    """Yield the singular vectors of `earlier` as columns, descending, then the results of two steps of orthogonal iteration."""
     basis = np.linalg.eigh(earlier @ earlier.T)[1][:, ::-1]
     yield basis
     for _ in range(2):

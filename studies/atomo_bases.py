@@ -3,9 +3,10 @@
     psnode bench record --output lenet.safetensors --network LeNet --dataset mnist --data-dir DIR --steps 200
     python -m studies.atomo_bases --gradient lenet.safetensors ...
 
-Of each gradient the matrices are taken that `svd` sends as terms. A rank sets the bytes of each; the budgets of `entrywise` and
-`fourier` are those that come nearest to them. Bits are those of payloads, omega is the variance of the estimate over the
-gradient's square norm, both added up over the matrices. Then what other blocks make of the variance, and speed on one core.
+The study takes the matrices of each gradient that `svd` sends as terms. A rank sets the bytes of each; the budgets of `entrywise`
+and `fourier` are chosen to come nearest to these bytes. Bits are those of payloads; omega is the variance of the estimate over
+the gradient's squared norm; both are summed over the matrices. Further tables show the variance by block size, and speeds on one
+core.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from studies.harness import Column, Found, Result, Study, at, main, table
 
 RANKS = (1, 3, 8)
 BLOCKS = (64, 128, 256, 512, 1024, 4096)
-LEAST = 4096  # bytes of a matrix that is coded
+LEAST = 4096  # bytes of the smallest matrix that is coded
 KEY = Key.derive(1, "bench")
 DECODES = 5
 SIZE = 1 << 22
 
 
 class Cost(NamedTuple):
-    """Bytes of payloads, the expected and the measured squared error of decoding; of several matrices their sums."""
+    """Bytes of payloads, and the expected and the measured squared error of decoding; summed over several matrices."""
 
     nbytes: int
     expected: float
@@ -50,19 +51,19 @@ class Cost(NamedTuple):
 
 
 def energy(x: Floats) -> float:
-    """||x||^2."""
+    """Return ||x||^2."""
     return float(np.sum(np.square(x, dtype=np.float64)))
 
 
 def cost(codec: Svd | Entrywise | Fourier, x: Floats) -> Cost:
-    """Of one matrix: bytes of one payload, omega ||x||^2, and the mean of some decodes."""
+    """Return for one matrix the bytes of one payload, omega ||x||^2, and the mean squared error of DECODES decodes."""
     payloads = [codec.encode(x, Key.derive(1, "bench", number)) for number in range(DECODES)]
     errors = [energy(codec.decode(payload) - x) for payload in payloads]
     return Cost(payloads[0].nbytes, codec.omega(x) * energy(x), float(np.mean(errors)))
 
 
 def as_long(make: Callable[[float], Codec], x: Floats, nbytes: int) -> float:
-    """The budget whose payload of `x` comes nearest to `nbytes`, by bisection."""
+    """Return by bisection the largest budget found whose payload of `x` has at most `nbytes` bytes."""
     low, high = 1.0, float(x.size)
     for _ in range(24):
         middle = (low * high) ** 0.5
@@ -76,14 +77,14 @@ def as_long(make: Callable[[float], Codec], x: Floats, nbytes: int) -> float:
 
 
 def matrices(file: Path) -> dict[str, Floats]:
-    """The tensors that svd sends as terms at every rank."""
+    """Return the tensors in `file` that svd sends as terms at every rank."""
     return {
         name: x for name, x in load_file(file).items() if x.nbytes >= LEAST and all(Svd(rank).cut(x.shape)[0] for rank in RANKS)
     }
 
 
 def at_equal_bytes(tensors: Mapping[str, Floats]) -> list[tuple[int, dict[str, Cost], list[str]]]:
-    """By rank: what each basis costs, and on which matrices cosines vary less than coordinates."""
+    """Return by rank the costs of each basis, and the matrices on which cosines vary less than coordinates."""
     found = []
     for rank in RANKS:
         total = {name: Cost(0, 0.0, 0.0) for name in ("svd", "entrywise", "fourier")}
@@ -101,19 +102,19 @@ def at_equal_bytes(tensors: Mapping[str, Floats]) -> list[tuple[int, dict[str, C
 
 
 def over_entrywise(tensors: Mapping[str, Floats]) -> list[float]:
-    """By block: the variance at the codec's own budget over that of coordinates."""
+    """Return by block size the variance at the codec's default budget, over that of coordinates."""
     entries = sum(Entrywise().omega(x) * energy(x) for x in tensors.values())
     return [sum(Fourier(block=block).omega(x) * energy(x) for x in tensors.values()) / entries for block in BLOCKS]
 
 
 def likeness(tensors: Mapping[str, Floats]) -> float:
-    """<x_i, x_(i+1)> over ||x||^2 of all neighbours in a tensor."""
+    """Return the sum of x_i x_(i+1) over all neighbours in a tensor, over ||x||^2, summed over the tensors."""
     flat = [x.reshape(-1).astype(np.float64) for x in tensors.values()]
     return float(sum(x[1:] @ x[:-1] for x in flat) / sum(x @ x for x in flat))
 
 
 def speed(codec: Codec, x: Floats) -> tuple[float, float, float]:
-    """GB/s of float32 of encode, decode and decode_add, the fastest of seven calls."""
+    """Return GB/s of float32 in encode, decode and decode_add, the fastest of seven calls each."""
     payload, out = codec.encode(x, KEY), np.zeros_like(x)
     buffer = np.empty(codec.max_nbytes(x.shape), np.uint8)
     calls: Sequence[Callable[[], object]] = (
@@ -140,7 +141,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a gradient and rank. Facts: `blocks`, a row a gradient, and `speeds`, one a codec, GB/s."""
+    """Return a row per gradient and rank. Facts: `blocks`, a row per gradient, and `speeds` in GB/s, one per codec."""
     gradients = {file.stem: matrices(file) for file in options.gradient}
     rows = [row for name, tensors in gradients.items() for row in _rows(name, tensors)]
     blocks = [_blocks(name, tensors) for name, tensors in gradients.items()]

@@ -1,7 +1,8 @@
-"""`python -m studies.atomo_device`: milliseconds of coding a model's gradient there, beside those of the step that makes it.
+"""`python -m studies.atomo_device`: milliseconds of coding a model's gradient on its device, and of the step that computes it.
 
-The model lies on the device, and so does its gradient of one batch. All matrices of it are coded one after another, each with
-its error left in its place, by the exact spectrum (which `deflated` takes there) and by the randomised subspace.
+The model and its gradient of one batch lie on the device. All matrices of the gradient are coded one after another, with their
+errors written to separate tensors, by the exact spectrum (which also serves `deflated` on a device) and by the randomised
+subspace.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a model. ConfigurationError for a device that is no CUDA device here, or has other linear algebra."""
+    """Return a row per model. Raises ConfigurationError for an unknown CUDA device, or if its linear algebra differs."""
     import torch
 
     device = _cuda(options.device)
@@ -52,7 +53,7 @@ def measure(options: Options) -> Found:
 
 
 def rows_of(options: Options, device: torch.device) -> list[dict[str, Any]]:
-    """The rows. ConfigurationError if the device's linear algebra is not the processor's."""
+    """Return the rows. Raises ConfigurationError if the device's linear algebra differs from the processor's."""
     import torch
 
     codecs = {method: Svd(options.rank, method) for method in METHODS}  # type: ignore[arg-type]  # the literals above
@@ -84,7 +85,7 @@ def _is_coded(parameter: nn.Parameter, codec: Svd) -> bool:
 
 
 def _steps(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[], None]]:
-    """A model on `device`, and its forward and backward pass of one batch there."""
+    """Return a model on `device`, and a function that runs forward and backward passes of one batch there."""
     import torch
 
     from psnode.tasks.device import to_device
@@ -102,7 +103,7 @@ def _steps(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[]
 
 
 def _coding(codec: Svd, matrices: Sequence[torch.Tensor], device: torch.device) -> Callable[[], None]:
-    """Encode all of `matrices` and take their payloads; what is lost goes to a room beside them."""
+    """Return a function that encodes all of `matrices`, takes their payloads, and writes the errors to separate tensors."""
     import torch
 
     from psnode.codecs.device.spectral import SpectralEncoder
@@ -122,7 +123,7 @@ def _coding(codec: Svd, matrices: Sequence[torch.Tensor], device: torch.device) 
 
 
 def _milliseconds(action: Callable[[], None], repeats: int, device: torch.device) -> float:
-    """The median of what `action` takes until the device is done; the first call warms up."""
+    """Return the median milliseconds of `action`, waiting for the device; a first call warms up."""
     import torch
 
     taken = []

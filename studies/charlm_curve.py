@@ -1,9 +1,9 @@
-"""`python -m studies.charlm_curve`: a small transformer's losses, plain PyTorch beside psnode with one worker, dense and coded.
+"""`python -m studies.charlm_curve`: losses of a transformer in plain PyTorch and in psnode with one worker, dense and coded.
 
-examples/charlm.py as a transformer, with AdamW (betas .9 and .95, weight decay .1 but for norms and biases), clipping
-by the global norm (1.0), bfloat16 autocast and a warm-up, a stable part and a decay: the same batches in all three.
-The table has the mean loss of every tenth of the run; the last column is the greatest difference from plain PyTorch
-in any of them. The exit code is 1 unless that is within .1 % for dense, and within 1 % for the coded run.
+The model is the transformer of examples/charlm.py, with AdamW (betas .9 and .95, weight decay .1 except for norms and biases),
+clipping by the global norm (1.0), bfloat16 autocast, and a rate with warm-up, stable part and decay; all three runs use the same
+batches. The table has the mean loss of every tenth of a run; the last column is the greatest relative difference from plain
+PyTorch in any tenth. The exit code is 1 unless this difference is within .1 % for the dense run and within 1 % for the coded run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _task(width: int) -> Any:
 
 
 def by_torch(steps: int, width: int) -> list[float]:
-    """The loss of each step of a plain loop."""
+    """Return the loss of each step of a plain PyTorch loop."""
     task = _task(width)
     torch.manual_seed(SEED)
     model, data = task.model(), task.train_data()
@@ -62,13 +62,13 @@ def by_torch(steps: int, width: int) -> list[float]:
 
 
 def factor(step: int, steps: int) -> float:
-    """The rate over LR: a tenth of the run up, then flat, and the last tenth down to nothing."""
+    """Return the rate over LR: it rises in the first tenth of the run, stays flat, and falls to 0 in the last tenth."""
     part = max(1, steps // PARTS)
     return min(1.0, (step + 1) / part, (steps - step) / part)
 
 
 def by_psnode(steps: int, width: int, scheme: str, downlink: str | None, folder: Path) -> list[float]:
-    """The loss of each step of one worker."""
+    """Return the loss of each step of one psnode worker."""
     part = max(1, steps // PARTS)
     settings: dict[str, Any] = {
         "scheme": scheme, "downlink": downlink, "optimizer": "adamw", "momentum": 0.9, "beta2": BETA2, "weight_decay": DECAY,
@@ -83,7 +83,7 @@ def by_psnode(steps: int, width: int, scheme: str, downlink: str | None, folder:
 
 
 def parts(losses: Sequence[float]) -> list[float]:
-    """Mean losses of the tenths of a run."""
+    """Return the mean losses of the tenths of a run."""
     edges = [len(losses) * index // PARTS for index in range(PARTS + 1)]
     return [statistics.fmean(losses[first:last]) for first, last in pairwise(edges)]
 
@@ -100,7 +100,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a curve: `run`, `losses`, the means of the tenths, and `worst`, the greatest difference from plain PyTorch."""
+    """Return a row per curve: `run`, `losses` (means of tenths), and `worst`, the greatest difference from plain PyTorch."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.output or Path(scratch)
         plain = parts(by_torch(options.steps, options.width))

@@ -1,11 +1,11 @@
-"""`python -m studies.checkpoint`: what a checkpoint costs the training of a large model.
+"""`python -m studies.checkpoint`: delay of training by checkpoints of a large model.
 
-A real job on this machine, `psnode launch -n W -- train` with GPT-2's shapes (psnode.tasks.gpt2), AdamW and top-k both ways,
-which makes a checkpoint now and then. Steps are timed by the workers' marks, from the beginning of a backward pass to that of
-the next one. Usual are the steps during which nothing of a checkpoint is going on. A checkpoint of step v falls into the time
-from the backward pass of v to that of v + 2: its hold-up is what these two steps take more than two usual ones. The steps
-behind, until its manifest has been written, are slowed down. With `checkout` another checkout of psnode is measured, by the
-same program and marks.
+The study runs a real job on this machine, `psnode launch -n W -- train` with GPT-2's shapes (psnode.tasks.gpt2), AdamW and top-k
+in both directions, which writes checkpoints. The workers' marks time a step, from the beginning of its backward pass to that of
+the next step. Usual steps are those without any work on a checkpoint. A checkpoint of step v falls into the time from the
+backward pass of v to that of v + 2: its hold-up is the time by which these two steps exceed two usual ones. The steps after
+these, until the manifest is written, are slowed down. With --checkout, the psnode of another checkout is measured by the same
+program and marks.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from studies.harness import Column, Found, Result, Study, main
 
 SCHEME = "topk:ratio=0.005+fp16"
 _TASK = Path(gpt2.__file__)
-_WARM = 4  # steps before the first that counts: kernels, caches
+_WARM = 4  # uncounted first steps: kernels are compiled, caches filled
 _COMMON = "--batch-size 1 --optimizer adamw --lr 1e-4 --keep-last 1 --no-tensorboard --hash-every 0 --log-interval 1000"
 
 
 class Figures(NamedTuple):
-    """Seconds of a checkpoint: the hold-up, and until it was published since the backward pass of its step began.
+    """Seconds of a checkpoint: its hold-up, and the time from its step's backward pass until its publication.
 
-    `slowdown`: what a step behind takes more than a usual one while the checkpoint is written, as a part of that; None: there
-    is no such step.
+    `slowdown`: the mean relative excess over a usual step, of the later steps during which the checkpoint is written; None
+    without such a step.
     """
 
     step: int
@@ -62,7 +62,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a checkpoint (`Figures`). Facts: `step`, a usual one's seconds, and `peak_bytes`. TransportError if the job fails."""
+    """Return a row per checkpoint (`Figures`), and seconds of a usual `step` and `peak_bytes` as facts. Raises TransportError."""
     workers, every, checkout = options.workers, options.every, options.checkout
     if every < 6:
         raise ConfigurationError(f"--every {every} leaves no usual steps between checkpoints: take 6 or more")
@@ -91,9 +91,10 @@ def measure(options: Options) -> Found:
 
 
 def figures(times: Sequence[float], published: Mapping[int, tuple[float, int]]) -> tuple[float, list[Figures]]:
-    """Seconds of a usual step, and what each checkpoint cost. `times[t - 1]`: when the backward pass of step t began.
+    """Return the seconds of a usual step, and the figures of each checkpoint.
 
-    `published`: when the checkpoint of a step was, and its bytes.
+    `times[t - 1]`: the time at which the backward pass of step t began. `published`: by step, the time at which its checkpoint
+    was published, and its bytes.
     """
     lasts = {step: times[step] - times[step - 1] for step in range(1, len(times))}
     busy = {
@@ -109,7 +110,7 @@ def figures(times: Sequence[float], published: Mapping[int, tuple[float, int]]) 
 
 
 def _train(arguments: Sequence[str], workers: int, checkout: Path | None, run_directory: Path) -> dict[int, tuple[float, int]]:
-    """Train; by step when its checkpoint was published, and its bytes."""
+    """Run the job; return the time of publication and the bytes of each checkpoint, by step."""
     root = str((checkout or Path(__file__).parents[1]).resolve())
     environment = {**os.environ, "PYTHONPATH": root, "PSNODE_NORM_CAP": "off"}
     command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--kill-after", "120", "--", "train", *arguments]
@@ -132,7 +133,7 @@ def _train(arguments: Sequence[str], workers: int, checkout: Path | None, run_di
 
 
 def _published(run_directory: Path, known: Mapping[int, object]) -> dict[int, tuple[float, int]]:
-    """Checkpoints that are new: later ones push them out, and verdicts replace their manifests."""
+    """Return the new checkpoints. Call often: later checkpoints remove earlier ones, and verdicts replace manifests."""
     found = {}
     for path in complete(run_directory) if (run_directory / CHECKPOINTS).is_dir() else ():
         if step_of(path) not in known:
@@ -142,7 +143,7 @@ def _published(run_directory: Path, known: Mapping[int, object]) -> dict[int, tu
 
 
 def _marks(path: Path, steps: int) -> list[dict[str, float]]:
-    """A worker's marks of the steps: passes before the first, in which it measures or rehearses, are left out."""
+    """Return a worker's marks of the last `steps` passes, without the passes that it makes before the first step."""
     return [json.loads(line) for line in path.read_text().splitlines()][-steps:]
 
 

@@ -1,11 +1,11 @@
-"""`python -m studies.feedback`: the time of a step of error feedback, by codec, through the call that a worker's sender makes.
+"""`python -m studies.feedback`: time of a step of error feedback, by codec, in the call that a worker's sender makes.
 
-The gradient of a segment lies in as many parts as the segment has tensors. A step adds them to the residual, codes the sum in
-the form of the codec that error feedback uses, and leaves the residual (`SegmentCoder.push`). It is timed on arrays that stay
-in the cache, and on copies taken in turn that do not; beside it, in the same run, a copy and a read of as much memory.
+The gradient of a segment lies in as many parts as the segment has tensors. A step adds the parts to the residual, codes the sum
+with the contractive form of the codec, and leaves the new residual (`SegmentCoder.push`). Steps are timed on arrays that stay in
+the cache, and on copies taken in turn that exceed the cache; the same run times a copy and a read of as much memory.
 
-Codecs take turns, once a repetition. Time is the processor's, and the best repetition counts: other programs only ever make one
-slower.
+The codecs take turns in each repetition. The time is processor time of the best repetition, since other programs can only slow a
+codec down.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COPY, READ = "copy", "read"
 
 
 class _Laid(NamedTuple):
-    """A segment's gradient as training finds it: in parts."""
+    """A segment's gradient in parts, as training finds it."""
 
     pieces: Parts
     whole: Floats
@@ -50,7 +50,7 @@ class _Laid(NamedTuple):
 
 
 class _Steps:
-    """Steps of one codec on the copies of a gradient, each with a residual of its own."""
+    """Steps of one codec on the copies of a gradient, each with its own residual."""
 
     def __init__(self, spec: str, gradients: Rotation, size: int) -> None:
         codec = get_codec(spec)
@@ -95,9 +95,10 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Rows have `cached` and `memory`, in the cache and out of it.
+    """Measure the codecs; rows have `cached` and `memory`, for arrays in the cache and out of it.
 
-    Of each: `ns`, a coordinate and step; `copy` and `read`, the shares of those rates; or `failed`, the reason.
+    Each holds `ns` per coordinate and step, and `copy` and `read`, the step's rate as shares of those of a copy and a read; or
+    `failed`, the reason.
     """
     specs, limits = codecs(options.codec), (options.repeats, options.seconds)
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
@@ -118,8 +119,8 @@ def _place(specs: Sequence[str], size: int, repeats: int, seconds: float, copies
     for spec in specs:
         try:
             steps = _Steps(spec, gradients, size)
-            steps.take()  # kernels are compiled
-        except Exception as error:  # one codec that cannot be measured must not end the others' run
+            steps.take()  # compiles the kernels
+        except Exception as error:  # a codec that cannot be measured must not end the run of the others
             failed[spec] = " ".join(f"{type(error).__name__}: {error}".split())
         else:
             actions[spec] = steps.take
@@ -133,7 +134,7 @@ def _row(best: dict[str, float], spec: str) -> dict[str, float]:
 
 
 def _columns(result: Result) -> list[Column]:
-    """Three a place."""
+    """Return the columns, three for each place of the arrays."""
 
     def cell(place: str, name: str, digits: int) -> Callable[[Row], str]:
         return lambda row: f"{row[place][name]:.{digits}f}" if name in row[place] else "failed" if name == "ns" else ""

@@ -1,4 +1,4 @@
-"""The plot of `python -m studies.fidelity`: codecs' errors on N(0, 1), against its rate-distortion function."""
+"""Plot of `python -m studies.fidelity`: errors of codecs on N(0, 1), against its rate-distortion function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")
 
 
 def scalar_quantiser(bits: Float64s) -> Float64s:
-    """The least error of a uniform quantiser of N(0, 1) with a zone of its own for 0, means, and an ideal entropy coder."""
+    """Return the least error of uniform quantisers of N(0, 1), with any zone around 0, means, and ideal entropy coding."""
     errors = []
     for zone in np.linspace(0.5, 1.2, 15):
         found = np.array([_quantised(step, zone * step) for step in np.geomspace(14, 0.15, 120)])
@@ -30,7 +30,7 @@ def scalar_quantiser(bits: Float64s) -> Float64s:
 
 
 def _quantised(step: float, zone: float) -> tuple[float, float]:
-    """Entropy in bits and error; intervals [-zone, zone], then `step` wide."""
+    """Return entropy in bits and error for the intervals [-zone, zone] and, beyond these, intervals of width `step`."""
     edges = zone + step * np.arange(math.ceil(7 / step) + 1)
     upper = np.array([0.5 * math.erfc(edge / math.sqrt(2)) for edge in edges])
     density = np.exp(-(edges**2) / 2) / math.sqrt(2 * math.pi)
@@ -43,13 +43,13 @@ def _quantised(step: float, zone: float) -> tuple[float, float]:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Write it to `path`: the error over bits, and how far above R(D). ConfigurationError without matplotlib."""
+    """Write the plot to `path`: the error over bits, and its distance to R(D). Raises ConfigurationError without matplotlib."""
     figure = figure_of(result)
     figure.savefig(path, dpi=100)
 
 
 def figure_of(result: Mapping[str, Any]) -> Figure:
-    """The plot: two panels of the same points, under one legend. ConfigurationError without matplotlib."""
+    """Return the plot: two panels of the same points with one legend. Raises ConfigurationError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,11 +1,11 @@
 """`python -m studies.gpu_bounds`: registers and instructions of kernels for GPUs, and the share of a copy that they allow.
 
-NVRTC compiles them without a device. From registers follow the warps that a multiprocessor holds; from instructions the time that
-issuing them takes, if nothing else did: a row of 512 values is coded by one warp, and each of the four schedulers of
-a multiprocessor issues one instruction of a warp a clock. What only a device shows is left out: waiting for memory, and
-units that take longer for an instruction; integer units take two clocks. So the shares are bounds, and no measurements.
-Counted are the instructions for a row of N(0,1), straight through the kernel; where five rows share bytes, what is done
-once for them counts for each.
+NVRTC compiles the kernels without a device. The registers determine the warps that a multiprocessor holds. The instructions
+determine the time that issuing them takes if nothing else takes time: one warp codes a row of 512 values, and each of the four
+schedulers of a multiprocessor issues one instruction of a warp per clock. Effects that only a device shows are left out: waiting
+for memory, and slower units, except that integer instructions take two clocks in the second share. So the shares are upper
+bounds, not measurements. The instructions are those for a row of N(0,1), straight through the kernel; if five rows share
+bytes, the work done once for all five counts for each row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Device(NamedTuple):
-    """A GPU by its data sheet: `clock` is that of its rate of float32, in Hz; `memory` in bytes a second."""
+    """A GPU by its data sheet. `clock`: the clock in Hz behind its float32 rate; `memory`: bytes per second."""
 
     name: str
     multiprocessors: int
@@ -46,10 +46,10 @@ _SOURCES = (
     "multiprocessor, one instruction of a warp a clock from each of its four schedulers, and half as many of integers: "
     "CUDA C++ Programming Guide, compute capabilities 8.0, 9.0 and 10.0."
 )
-_SCHEDULERS, _INTEGER_RATE = 4, 2  # instructions of warps a clock, of a multiprocessor
+_SCHEDULERS, _INTEGER_RATE = 4, 2  # warp instructions per clock and multiprocessor
 _WARPS, _BLOCK_WARPS, _REGISTERS, _GRAIN = 64, 8, 65536, 256
-_ROW, _UNIT = 512, 5  # so many rows fill whole units of every packing
-_CHOICES = ("if (error) {", "if (adding) {")  # that a call makes
+_ROW, _UNIT = 512, 5  # values of a row; rows that fill whole units of every packing
+_CHOICES = ("if (error) {", "if (adding) {")  # branches that the arguments of a call decide
 _ACTIONS = {False: {"encode": "encode", "decode": "decode"}, True: {"error": "encode", "decode_add": "decode"}}
 
 
@@ -61,11 +61,12 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row is of a spec and an architecture of DEVICES.
+    """Return a row for each spec and architecture of DEVICES.
 
-    It has for each kernel `registers`, bytes `spilled` and resident `warps`; for each of ACTIONS the `instructions` of a warp a
-    row and the `shares` of a copy at most, if all units were as fast as the schedulers and if all instructions were of integers.
-    ConfigurationError for a spec without a formula, and without NVRTC.
+    A row has for each kernel `registers`, bytes `spilled` and resident `warps`; for each of ACTIONS the `instructions` of a warp
+    per row, and the largest `shares` of a copy, if all units were as fast as the schedulers, and if all instructions were of
+    integers.
+    Raises ConfigurationError for a spec without a formula, and without NVRTC.
     """
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of, ranking_of
@@ -107,7 +108,7 @@ def _row(spec: str, program: Program, architecture: str) -> dict[str, Any]:
 
 
 def _taken(program: Program, architecture: str) -> dict[str, int]:
-    """Instructions that each of ACTIONS takes for a row of N(0,1)."""
+    """Return the instructions of each of ACTIONS for a row of N(0,1)."""
     from psnode.codecs.device.cupy.row_kernels import standalone
     from psnode.codecs.rows.cuda.text import text_of
     from psnode.codecs.rows.usual import usual, usual_text
@@ -126,18 +127,18 @@ def _taken(program: Program, architecture: str) -> dict[str, int]:
 
 
 def resident_warps(registers: int) -> int:
-    """Warps that a multiprocessor holds of a kernel with so many registers a thread, in blocks of 256 threads."""
+    """Return the warps of a kernel with `registers` registers per thread, in blocks of 256, that a multiprocessor holds."""
     each = -(-registers * 32 // _GRAIN) * _GRAIN
     return min(_WARPS, _REGISTERS // 4 // each * 4) // _BLOCK_WARPS * _BLOCK_WARPS
 
 
 def share_of_copy(device: Device, moved: float, parts: Sequence[tuple[float, float]], rate: float) -> float:
-    """The share of a copy's bytes a second that moving `moved` bytes a value can have at most.
+    """Return the largest share of a copy's bytes per second that moving `moved` bytes per value can reach.
 
-    `parts`: kernels that run one after another, with the bytes of a value and the instructions of a row that each takes; `rate`:
-    instructions of warps a clock of a multiprocessor. A kernel takes as long as its memory, or longer by its instructions.
+    `parts`: bytes per value and instructions per row of kernels that run one after another; `rate`: warp instructions per clock
+    and multiprocessor. A kernel takes the longer of its times for memory and for instructions.
     """
-    issued = device.multiprocessors * device.clock * rate * _ROW  # values a second, of one instruction a row
+    issued = device.multiprocessors * device.clock * rate * _ROW  # values per second, at one instruction per row
     return moved / device.memory / sum(max(nbytes / device.memory, count / issued) for nbytes, count in parts)
 
 

@@ -1,6 +1,6 @@
-"""The harness of all studies: a dataclass of options, a function that measures rows, and columns that show them.
+"""Harness of all studies: a dataclass of options, a function that measures rows, and columns that show them.
 
-A module of this package holds one `Study` and ends with
+A study is a module of this package that ends with
 
     STUDY = Study(Options, measure, columns)
 
@@ -8,7 +8,7 @@ A module of this package holds one `Study` and ends with
         sys.exit(main(STUDY))
 
 The command line is made from the fields of the options (psnode.config.declaration). The result is one JSON object: hardware and
-date, the options, facts and rows. The page is made from the result alone, so that `--from FILE` shows an earlier one again.
+date, the options, facts and rows. The page depends on the result alone, so that `--from FILE` shows an earlier result again.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Result = Mapping[str, Any]
 
 
 class Found(NamedTuple):
-    """Rows of a table, and figures of the same run that are the same for all of them."""
+    """Rows of a table, and facts: figures that belong to all rows."""
 
     rows: Sequence[Row]
     facts: Mapping[str, Any] = {}
 
 
 class Column(NamedTuple):
-    """A column: `cell` is a format string over the members of a row, or a function of the row. `left`: text, not a number."""
+    """A column. `cell`: a format string for the members of a row, or a function of the row; `left`: text, not a number."""
 
     title: str
     cell: str | Callable[[Row], str]
     left: bool = False
 
     def shown(self, row: Row) -> str:
-        """The cell of `row`."""
+        """Return the text of the cell in `row`."""
         return self.cell.format(**row) if isinstance(self.cell, str) else self.cell(row)
 
 
 def at(form: str, *path: Any) -> Callable[[Row], str]:
-    """A cell: the number at `path`, keys of one mapping or list inside another, as format(number, form) writes it."""
+    """Return a cell that formats the number at `path`, keys of nested mappings or lists, with the format `form`."""
 
     def cell(row: Row) -> str:
         found: Any = row
@@ -69,13 +69,13 @@ def at(form: str, *path: Any) -> Callable[[Row], str]:
 class Study(Generic[O]):
     """A study.
 
-    options   dataclass whose fields are declared with psnode.config.declaration.option; ABSENT as a default: has to be given
-    measure   the rows for these options; PsnodeError
+    options   dataclass whose fields are declared with psnode.config.declaration.option; default ABSENT: a required option
+    measure   returns the rows for the options; raises PsnodeError
     columns   of the table, or a function of the result that returns them
-    head      conditions of the measurement, behind date and processor
+    head      conditions of the measurement, after date and processor
     foot      lines below the table
     tables    name of a member of the rows: rows with the same value form a table under that value
-    plot      draws a result into a file, the option --plot
+    plot      draws a result into a file, for the option --plot
     passed    False for a result that misses a bound: exit code 1
     """
 
@@ -90,7 +90,7 @@ class Study(Generic[O]):
 
 
 def main(study: Study[Any], arguments: Sequence[str] | None = None) -> int:
-    """Run a study with a command line's arguments, those of the process by default; the exit code."""
+    """Run a study with `arguments`, by default those of the process, and return the exit code."""
     name = study.measure.__module__
     if name == "__main__":
         name = f"studies.{Path(sys.argv[0]).stem}"
@@ -98,7 +98,7 @@ def main(study: Study[Any], arguments: Sequence[str] | None = None) -> int:
 
 
 def run(study: Study[O], options: O) -> dict[str, Any]:
-    """Measure; the result, as JSON holds it."""
+    """Measure and return the result in the form of JSON."""
     about = hardware()
     found = study.measure(options)
     given = {name: _plain(value) for name, value in vars(options).items()}
@@ -106,7 +106,7 @@ def run(study: Study[O], options: O) -> dict[str, Any]:
 
 
 def page(study: Study[Any], result: Result) -> str:
-    """The result as a page for docs/results, in Markdown."""
+    """Return the result as a page for docs/results, in Markdown."""
     columns = study.columns(result) if callable(study.columns) else study.columns
     head = f"{result['date']}, {result['cpu']}, {result['cores']} cores. {study.head(result)}".rstrip()
     parts = [head]
@@ -119,7 +119,7 @@ def page(study: Study[Any], result: Result) -> str:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """Rows in Markdown."""
+    """Return `rows` as a table in Markdown."""
     lines = ["| " + " | ".join(column.title for column in columns) + " |"]
     lines.append("|" + "".join("---|" if column.left else "---:|" for column in columns))
     lines += ["| " + " | ".join(column.shown(row) for column in columns) + " |" for row in rows]
@@ -127,7 +127,7 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 
 def codecs(specs: Sequence[str]) -> tuple[str, ...]:
-    """Specs of an option --codec, those of FILE:NAME by the id of the class there, which is registered."""
+    """Return the specs of an option --codec; a codec of FILE:NAME is registered and its spec replaced by one with its id."""
     from psnode.config.extensions import load_codec
 
     return tuple(load_codec(spec) for spec in specs)
@@ -138,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def command_of(study: Study[Any], name: str) -> click.Command:
-    """The command line of a study, called `name`."""
+    """Return the command line of a study, under the name `name`."""
     settings = settings_of(study.options)
     path = click.Path(path_type=Path)
     common = [
@@ -179,7 +179,7 @@ def _asked(setting: Setting) -> click.Option:
 
 
 def _values(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of all fields. ConfigurationError for one that has to be given and is not, and for bad items of a list."""
+    """Return the values of all fields. Raises ConfigurationError for a missing required option, and for bad items of a list."""
     values = {}
     for name, setting in settings.items():
         value = given[name]
@@ -188,14 +188,14 @@ def _values(settings: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[s
                 raise ConfigurationError(f"{setting.flag} is missing: {setting.rules.help}")
             value = setting.default
         elif setting.rules.repeated:
-            whole = setting.kind in (str, Path)  # items with commas of their own
+            whole = setting.kind in (str, Path)  # items that may contain commas
             value = setting.check(value, setting.label) if whole else setting.parse(",".join(value), setting.label)
         values[name] = value
     return values
 
 
 def _shown_again(study: Study[Any], file: Path) -> tuple[Result, str]:
-    """A result of --json and its page. ConfigurationError if the file holds none of this study."""
+    """Return a result of --json and its page. Raises ConfigurationError if the file holds no result of this study."""
     try:
         result = json.loads(file.read_bytes())
         return result, page(study, result)

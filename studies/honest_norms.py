@@ -1,10 +1,10 @@
 """`python -m studies.honest_norms`: gradients that the norm cap refuses in honest runs with heavy tails.
 
-It trains small models with torch on such data, each with 1, 2, 3 or 4 workers and a seed of its own, and hands the norms
-of all gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as rounds of all workers. No job is
-started, nothing is coded, and the weights follow the mean of all gradients. A line a kind of data: runs, gradients, those refused by the
-default, by 1e6 times the largest gradient
-accepted before, without the limit at which squares leave float32's range, and by --norm-cap 10.
+The study trains small torch models on heavy-tailed data, each with 1 to 4 workers and its own seed, and passes the norms of
+all gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as rounds of all workers. It starts no
+job and codes nothing, and the weights follow the mean of all gradients. A row is a kind of data: runs, gradients, and the gradients
+refused by the default; by its bound of 1e6 times the largest gradient accepted before, but without its limit at which squares
+leave float32's range; and by --norm-cap 10.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from psnode.config.declaration import option
 from psnode.config.effects import AUTO
+from psnode.exchange.shard import norm_verdicts
 from psnode.exchange.shard.norm_verdicts import Closing, Judge
 from psnode.plan.groups import Tensor
 from psnode.plan.part import all_of
@@ -33,7 +34,7 @@ Loss = Callable[[int, np.random.Generator], torch.Tensor]
 
 
 class Trial(NamedTuple):
-    """A model, and the loss of a batch, by the number of the step."""
+    """A model, the loss of a batch by step number, and the learning rate by step number."""
 
     model: nn.Module
     loss: Loss
@@ -53,17 +54,17 @@ def _logistic(bias: float, rng: np.random.Generator, features: Callable[[np.rand
 
 
 def rare(rng: np.random.Generator) -> Trial:
-    """Positives of 1 in 256; a bias of 0, -7 or -80 at first."""
+    """Return logistic regression with one positive in 256, and an initial bias of 0, -7 or -80."""
     return _logistic(float(rng.choice([0, -7, -80])), rng, lambda rng: rng.standard_normal((BATCH, 12)))
 
 
 def sparse(rng: np.random.Generator) -> Trial:
-    """Features that are zero but for one in a hundred, of a log-normal size."""
+    """Return logistic regression on features of which 99 in 100 are zero, and the others of log-normal size."""
     return _logistic(-4.0, rng, lambda rng: (rng.random((BATCH, 12)) < 0.01) * np.exp(3 * rng.standard_normal((BATCH, 12))))
 
 
 def tokens(rng: np.random.Generator) -> Trial:
-    """An embedding whose tokens follow Zipf's law."""
+    """Return an embedding whose tokens follow Zipf's law."""
     model = nn.Sequential(nn.Embedding(500, 8), nn.Linear(8, 500))
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -74,7 +75,7 @@ def tokens(rng: np.random.Generator) -> Trial:
 
 
 def scale(rng: np.random.Generator) -> Trial:
-    """A scale without dimension that starts at zero and is used now and then, and a warm-up from a learning rate of 0."""
+    """Return a model with a scalar scale, zero at first and used now and then, and a warm-up from learning rate 0."""
     model = nn.ParameterDict({"w": nn.Parameter(torch.randn(20)), "s": nn.Parameter(torch.zeros(()))})
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -87,7 +88,7 @@ def scale(rng: np.random.Generator) -> Trial:
 
 
 def unfrozen(rng: np.random.Generator) -> Trial:
-    """A layer that has no gradient for 20 steps, then one."""
+    """Return a model with a layer that has no gradient for the first 20 steps."""
     first, second = nn.Linear(10, 10), nn.Linear(10, 1)
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -101,7 +102,7 @@ def unfrozen(rng: np.random.Generator) -> Trial:
 
 
 def spikes(rng: np.random.Generator) -> Trial:
-    """Least squares on Cauchy features and targets, one batch in ten of them times 1000; clipped as such runs are."""
+    """Return least squares on Cauchy features and targets, one batch in ten times 1000; clipped, as usual in such runs."""
     model = nn.Linear(6, 1)
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -114,7 +115,7 @@ def spikes(rng: np.random.Generator) -> Trial:
 
 
 def counts(rng: np.random.Generator) -> Trial:
-    """Poisson regression with a log link on Student's t: the loss has an exponential in it; clipped."""
+    """Return clipped Poisson regression on Student's t: its log link makes the loss exponential in the weights."""
     model = nn.Linear(4, 1)
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -125,7 +126,7 @@ def counts(rng: np.random.Generator) -> Trial:
 
 
 def recurrent(rng: np.random.Generator) -> Trial:
-    """A linear recurrence of 5 to 60 steps, whose gradient explodes with their number; clipped."""
+    """Return a clipped linear recurrence of 5 to 59 steps, whose gradient grows exponentially with their number."""
     model = nn.ParameterDict({"a": nn.Parameter(torch.tensor(1.6)), "b": nn.Parameter(torch.tensor(0.1))})
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -138,7 +139,7 @@ def recurrent(rng: np.random.Generator) -> Trial:
 
 
 def accumulated(rng: np.random.Generator) -> Trial:
-    """Eight batches a step of a rare class, three classes and two layers."""
+    """Return a classifier of three classes, one of them rare, with two layers and batches of eight times the size."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 
     def loss(step: int, rng: np.random.Generator) -> torch.Tensor:
@@ -153,7 +154,7 @@ KINDS = (rare, sparse, tokens, scale, unfrozen, spikes, counts, recurrent, accum
 
 
 def rounds(kind: Callable[[np.random.Generator], Trial], seed: int, workers: int) -> Iterator[list[list[float]]]:
-    """Norms of the gradients of every step: by worker, by tensor. A rate below zero: of what is clipped to a norm of 1."""
+    """Yield the norms of each step's gradients, by worker and tensor. A rate -r: clip the mean to norm 1 and use the rate r."""
     torch.manual_seed(seed)
     trial, rngs = kind(np.random.default_rng(seed)), [np.random.default_rng((seed, rank)) for rank in range(workers)]
     parameters = list(trial.model.parameters())
@@ -163,7 +164,7 @@ def rounds(kind: Callable[[np.random.Generator], Trial], seed: int, workers: int
             grads = torch.autograd.grad(trial.loss(step, rng), parameters, allow_unused=True)
             given = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
             if not all(bool(each.isfinite().all()) for each in given):
-                given = [torch.zeros_like(each) for each in given]  # as a worker does, which sends nothing then
+                given = [torch.zeros_like(each) for each in given]  # a worker would send no gradient
             found.append([float(each.double().norm()) for each in given])
             total = [a + b / workers for a, b in zip(total, given, strict=True)]
         yield found
@@ -176,7 +177,7 @@ def rounds(kind: Callable[[np.random.Generator], Trial], seed: int, workers: int
 
 
 def refused(played: list[list[list[float]]], cap: float) -> int:
-    """Gradients that are refused."""
+    """Return the number of refused gradients."""
     groups, count = len(played[0][0]), 0
     plan = make_plan([Tensor(f"t{i}.w", (1,)) for i in range(groups)], "identity", group_by="layer", min_compress_bytes=0)
     judge = Judge(all_of(plan), cap)
@@ -201,7 +202,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a kind of data, and their sum."""
+    """Return a row for each kind of data, and their sums."""
     torch.set_num_threads(1)
     rows = [{"data": kind.__name__, **_counts(place, options.runs)} for place, kind in enumerate(KINDS)]
     sums = {name: sum(row[name] for row in rows) for name in rows[0] if name != "data"}

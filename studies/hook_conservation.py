@@ -1,8 +1,9 @@
 """`python -m studies.hook_conservation`: under the communication hook, applied and kept gradients add up to those given.
 
-Prints |applied + kept - given| / |given|, the largest of all tensors, for each codec under error feedback in each case. Gradients
-are known in advance. `applied` is what the program found in .grad when it took a step, times the ranks; `kept` are the residuals
-of all ranks at the end; `given` are the gradients of all ranks in the steps that were taken. Ends with 1 if one is above 1e-5.
+The study prints the largest |applied + kept - given| / |given| of all tensors, for each codec under error feedback in each case.
+The gradients are known in advance. `applied`: the gradients in .grad at each step of the optimizer, times the number of ranks;
+`kept`: the residuals of all ranks at the end; `given`: the gradients of all ranks in the steps that were taken. The exit code is
+1 if an error is above 1e-5.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from studies.harness import Column, Found, Result, Study, at, main
 
 SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 CASES = ("unused", "skipped", "scaled", "accumulated", "no_sync", "subgroup")
-MIXED = "mixed"  # all of them by turns, in one training
+MIXED = "mixed"  # the other cases but the last by turns, in one training
 BOUND = 1e-5
 Tensors = dict[str, torch.Tensor]
 
 
 class Known(nn.Module):
-    """A loss whose gradient is the given one: the sum of <w, g> over the parameters in `gradients`."""
+    """A model whose loss has the given gradient: the sum of <w, g> over the parameters in `gradients`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Known(nn.Module):
 
 
 def passes(case: str, rank: int, step: int) -> Iterator[Tensors]:
-    """The gradients of a rank in each backward pass of a step."""
+    """Yield the gradients of a rank in each backward pass of a step."""
     spoilt = (1, 3) if case == MIXED else (3,)
     case, step, index = kind(case, step), step // (len(CASES) - 1) if case == MIXED else step, step
     several = case in ("accumulated", "no_sync")
@@ -55,23 +56,23 @@ def passes(case: str, rank: int, step: int) -> Iterator[Tensors]:
         if case == "unused" and step % 3 == 1:
             del found["a"], found["b"]  # on all ranks
         if case == "unused" and step % 3 == 2 and rank == 0:
-            del found["c"]  # on one rank alone
+            del found["c"]  # on one rank only
         if several and step % 2 and number == 1:
-            del found["a"]  # which the pass before has used
+            del found["a"]  # used in the previous pass
         if several and step % 3 == 1:
             found.pop("c", None)
         if case in ("skipped", "scaled") and step % 5 in spoilt and rank == dist.get_world_size() - 1:
-            found["c"][3, 3] = torch.inf  # DDP has reduced other buckets before
+            found["c"][3, 3] = torch.inf  # after DDP has reduced other buckets
         yield found
 
 
 def kind(case: str, step: int) -> str:
-    """The case of a step: MIXED stands for each of the others in turn, but for the last, which has DDP made otherwise."""
+    """Return the case of a step. MIXED stands for the others in turn, except the last, which differs in DDP's construction."""
     return CASES[step % (len(CASES) - 1)] if case == MIXED else case
 
 
 def errors(codec: str, case: str, steps: int, groups: list[dist.ProcessGroup]) -> dict[str, float]:
-    """The relative error of each tensor."""
+    """Train and return the relative error of each tensor."""
     rank, group = dist.get_rank(), dist.group.WORLD
     if case in ("subgroup", MIXED):
         group = groups[rank // 2]
@@ -110,7 +111,7 @@ def errors(codec: str, case: str, steps: int, groups: list[dist.ProcessGroup]) -
 
 
 def compared(given: Tensors, applied: Tensors, kept: dict[str, Any], scale: float, group: Any) -> dict[str, float]:
-    """|applied + kept - given| / |given| of each tensor, over all ranks of the group."""
+    """Return |applied + kept - given| / |given| of each tensor, over all ranks of the group."""
     found = {}
     for name, total in given.items():
         residual = kept.get(f"memories/residual/weights.{name}", torch.zeros(total.numel())).double().reshape(total.shape) / scale
@@ -121,7 +122,7 @@ def compared(given: Tensors, applied: Tensors, kept: dict[str, Any], scale: floa
 
 
 def work(rank: int, ranks: int, meeting: str, codecs: list[str], cases: list[str], steps: int, out: Any) -> None:
-    """One rank: all codecs in all cases, one after another in one job."""
+    """Run one rank: all codecs in all cases, one after another in one job."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     pairs = [list(range(first, min(first + 2, ranks))) for first in range(0, ranks, 2)] if ranks > 2 else [[0], [1]]
@@ -137,7 +138,7 @@ def work(rank: int, ranks: int, meeting: str, codecs: list[str], cases: list[str
 
 
 def table(ranks: int, codecs: list[str], cases: list[str], steps: int) -> list[list[float]]:
-    """The largest error of each codec in each of `cases`."""
+    """Run the ranks; return the largest error of each codec in each of `cases`."""
     context = multiprocessing.get_context("spawn")
     out = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +168,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a number of ranks and codec: `errors` by case. Fact: `worst`."""
+    """Return a row for each number of ranks and codec: `errors` by case. Fact: `worst`."""
     rows: list[dict[str, Any]] = [
         {"ranks": f"{ranks} ranks", "codec_id": codec, "errors": dict(zip(options.case, row, strict=True))}
         for ranks in options.ranks

@@ -1,15 +1,15 @@
-"""`python -m studies.liars`: the accuracy with one worker whose gradients are lies, under several defences of the master.
+"""`python -m studies.liars`: accuracy with one worker that sends false gradients, under several defences of the master.
 
-The last of the workers lies: hooks on its parameters replace every gradient before psnode sees it. It pushes a valid
-payload of a wrong gradient, and the losses that it reports are true. All runs are `psnode train --local P` in this process.
+The last worker lies: hooks on its parameters replace every gradient before psnode sees it. The worker sends a valid payload of
+a false gradient, and reports true losses. All runs are `psnode train --local P` in this process.
 
     flip      -g
     x100      100 g
     x-10      -10 g
     noise     g + 10 ||g|| n / sqrt(d), n ~ N(0, 1), tensor by tensor
-    replay    the first gradient, in every step
-    3e38      g, and 3e38 in the place of the first value of every tensor
-    bit       g, and the highest bit of the exponent of every tensor's largest value flipped
+    replay    the first gradient in every step
+    3e38      g with 3e38 as the first value of every tensor
+    bit       g with the highest exponent bit of every tensor's largest value flipped
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NOISE = 10.0
 
 
 class Lying(Classification):
-    """Image classification whose worker `liar`, in a job of threads, sends the results of `lie` instead of its gradients."""
+    """Image classification in a job of threads, where worker `liar` sends the results of `lie` instead of its gradients."""
 
     def __init__(self, lie: str, liar: int, network: str, dataset: str, seed: int) -> None:
         super().__init__(network, dataset, seed=seed)
@@ -72,7 +72,7 @@ class Lying(Classification):
 
 
 def lie_of(name: str, seed: int) -> Lie:
-    """Function that makes the lie from a gradient; noise is drawn by `seed`."""
+    """Return the function that turns a gradient into the lie; `seed` determines the noise."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -111,7 +111,7 @@ def lie_of(name: str, seed: int) -> Lie:
 
 
 def trial(settings: Mapping[str, Any], lie: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Train and evaluate once, unless `folder` holds the result: `top1` (None: the run ended without), median seconds a step."""
+    """Train and evaluate once, unless `folder` holds the result: `top1` (None: ended without), median seconds of a step."""
     from psnode.jobs.job import run
 
     done = folder / "trial.json"
@@ -138,7 +138,7 @@ def trial(settings: Mapping[str, Any], lie: str, seed: int, folder: Path) -> dic
 
 
 def accuracy(task: Classification, folder: Path) -> float:
-    """The share of test examples that the last weights of a run get right."""
+    """Return the share of test examples that the last weights of a run classify correctly."""
     import torch
 
     from psnode.evaluator import evaluate
@@ -164,7 +164,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row for every lie. It has for every defence the accuracies of all seeds, and the medians of a step and its decoding."""
+    """Return a row per lie, with the accuracies of all seeds and the median times of step and decoding for every defence."""
     settings = {
         "network": options.network, "dataset": "digits", "scheme": options.scheme, "local": options.workers,
         "max_steps": options.steps, "threads": 1,
@@ -183,7 +183,7 @@ def _cell(options: Options, settings: Mapping[str, Any], lie: str, defence: str)
 
 
 def _columns(result: Result) -> list[Column]:
-    """A defence each: accuracies in per cent, mean (least)."""
+    """Return a column per defence: accuracies in per cent, mean (least)."""
 
     def cell(defence: str) -> Callable[[Row], str]:
         return lambda row: _accuracies(row[defence]["all_top1"])
@@ -192,7 +192,7 @@ def _columns(result: Result) -> list[Column]:
 
 
 def _accuracies(values: Sequence[float | None]) -> str:
-    """Mean and least of those that there are."""
+    """Return mean and least of the known accuracies, and the number of runs that ended without one."""
     known = [100 * value for value in values if value is not None]
     ended = f"ended {len(values) - len(known)} of {len(values)}" if len(known) < len(values) else ""
     return "; ".join(part for part in (f"{statistics.fmean(known):.1f} ({min(known):.1f})" if known else "", ended) if part)

@@ -1,8 +1,8 @@
-"""`python -m studies.loading`: images a second of a worker's data, beside torch's DataLoader on the same files in the same run.
+"""`python -m studies.loading`: images per second of a worker's data, and of torch's DataLoader on the same files.
 
-Both decode JPEG files, cut out a random part of the area, mirror it with probability 1/2, and normalise to float32: psnode by
-the data set imagefolder, torch by torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip. They take
-turns. What is measured begins when a first batch is there, so that the start of processes is left out.
+Both decode JPEG files, crop a random part of the area, mirror with probability 1/2, and normalise to float32: psnode by the data
+set imagefolder, torch by torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip. They take turns in one run.
+The timing begins after a first batch, so that the start of processes is left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a number of processes: median, least and most images a second of each of the two."""
+    """Return a row per number of processes: median, least and most images per second of psnode and of torch."""
     with tempfile.TemporaryDirectory() as folder:
         root = options.data_dir or _made(Path(folder), max(256, 2 * options.batch_size))
         found: dict[tuple[int, str], list[float]] = {}
@@ -65,7 +65,7 @@ def _rate(made: Iterator[Any], batch_size: int, batches: int) -> float:
 
 
 def _ours(root: Path, size: int, batch_size: int, processes: int) -> Iterator[Any]:
-    """Batches as a worker gets them."""
+    """Yield batches as a worker gets them."""
     from psnode.tasks import data
     from psnode.tasks.data.given import data_of
     from psnode.tasks.data.sampler import Sampler
@@ -82,7 +82,7 @@ def _ours(root: Path, size: int, batch_size: int, processes: int) -> Iterator[An
 
 
 def _theirs(root: Path, size: int, batch_size: int, processes: int) -> Iterator[Any]:
-    """Batches of torch's DataLoader, epoch after epoch."""
+    """Return an iterator over batches of torch's DataLoader, epoch after epoch."""
     from torch.utils.data import DataLoader
 
     from psnode.tasks.data.processes import context
@@ -96,7 +96,7 @@ def _theirs(root: Path, size: int, batch_size: int, processes: int) -> Iterator[
 
 
 class _Files:
-    """torchvision's ImageFolder, made anew in another process: torchvision may want operators declared before its import."""
+    """torchvision's ImageFolder, rebuilt in other processes: torchvision may need operators declared before its import."""
 
     def __init__(self, root: Path, size: int) -> None:
         from psnode.tasks.data.data_set import STATISTICS
@@ -121,7 +121,7 @@ class _Files:
 
 
 def _made(folder: Path, count: int) -> Path:
-    """A data set of `count` JPEG files of 256 x 256, smooth as photographs are, in two classes."""
+    """Make a data set of `count` training JPEG files of 256 x 256, smooth like photographs, in two classes."""
     from PIL import Image
 
     rng = np.random.default_rng(0)

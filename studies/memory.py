@@ -1,9 +1,9 @@
-"""`python -m studies.memory`: the peak memory of the master and of a worker, beside the prediction of psnode.exchange.footprint.
+"""`python -m studies.memory`: peak memory of the master and of a worker, and the prediction of psnode.exchange.footprint.
 
-Real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`, whose summaries hold the highest resident
-memory of rank 0 and of the worker that held the most. A small network with the same scheme gives the share that Python, torch,
-torchvision, MPI and compiled kernels take by themselves; it runs twice, since whoever compiles a kernel that no earlier run left
-behind holds the compiler as well. What lies above it is stated in copies of the model, as measured and as predicted.
+The study runs real jobs of two steps on synthetic data, `psnode launch -n P -- train ...`, whose summaries hold the peak resident
+memory of rank 0 and of the largest worker. A small network with the same scheme gives the base: the memory that Python, torch,
+torchvision, MPI and compiled kernels take by themselves. The small network runs twice, since a process that has to compile a
+kernel also holds the compiler. The memory above the base is stated in copies of the model, as measured and as predicted.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Two rows for every combination, one a role.
+    """Return two rows for every combination, one for each role.
 
-    Members are `base_bytes`, `peak_bytes`, `model_bytes`, `copies` and `expected_copies` of the model above the base,
-    `expected_bytes` of the peak, and `coded`, the copies that a worker sends in a step. PsnodeError when a run fails or the
-    system does not tell a process's peak memory.
+    Members: `base_bytes`, `peak_bytes`, `model_bytes`; `copies` and `expected_copies` of the model above the base;
+    `expected_bytes` of the peak; `coded`, the copies of the model that a worker sends in a step. Raises PsnodeError if a run
+    fails or the system does not tell a process's peak memory.
     """
     rows, flags = [], shlex.split(options.flags)
     for scheme in options.scheme:
@@ -67,7 +67,7 @@ def measure(options: Options) -> Found:
 
 
 class _Measured(NamedTuple):
-    """A run's summary, and the memory expected of it."""
+    """A run's summary, and its expected memory."""
 
     summary: dict[str, Any]
     need: Footprint
@@ -87,7 +87,7 @@ def _row(role: str, network: str, scheme: str, workers: int, base: _Measured, fo
 
 
 def _what(network: str) -> list[str]:
-    """Flags of train for the model and its data."""
+    """Return the flags of train for the model and its data."""
     if network.startswith(_TRANSFORMER):
         return ["--task", f"{_TASK}:Gpt2", "--task-option", f"model={network.removeprefix(_TRANSFORMER)}"]
     return ["--network", network, *_DATA.split()]

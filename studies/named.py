@@ -1,6 +1,6 @@
-"""`python -m studies.named ARGS`: `psnode ARGS` whose threads the kernel knows by their names, as top -H and perf do.
+"""`python -m studies.named ARGS`: `psnode ARGS` with the names of its threads known to the kernel, and so to top -H and perf.
 
-Python below 3.14 keeps the name of a thread to itself.
+Python below 3.14 does not tell the kernel the names of threads.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from types import FrameType
 
 
 def tell_names() -> None:
-    """From here on every thread that `threading` starts has its name in /proc as well, cut to 15 characters."""
+    """Give every thread that `threading` starts after this call its name in /proc, cut to 15 characters."""
 
     def tell(frame: FrameType, event: str, argument: object) -> None:
-        """Called once in a new thread, before its own code."""
+        """Write the name of a new thread; called once, before the thread's own code."""
         sys.setprofile(None)
         with contextlib.suppress(OSError):
             Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(threading.current_thread().name)

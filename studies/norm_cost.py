@@ -1,8 +1,8 @@
-"""`python -m studies.norm_cost`: cost of a push's norm, decode_add against measure and add, and as a share of a master's lane.
+"""`python -m studies.norm_cost`: cost of a push's norm, measure and add against decode_add, and as a share of a master's lane.
 
-One segment of 11.2 million values (ResNet-18), in turns within one process; medians of 15. A lane is taken to be 4 such
-additions, plain SGD, and coding the change with topk:ratio=0.005+fp16 or, where the spec is identity, copying it. Beside it the
-processor time of a round's verdicts.
+The segment has 11.2 million values (ResNet-18); the actions take turns within one process; times are medians of 15. The work of
+a lane is modelled as 4 such additions, plain SGD, and coding the change with topk:ratio=0.005+fp16 or, for the spec identity,
+copying it. The study also states the processor time of a round's verdicts.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TURNS, WORKERS, GROUPS = 15, 4, 20
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """Processor time of one time."""
+    """Return the processor time of one call, in seconds."""
     began = time.thread_time()
     act()
     return time.thread_time() - began
 
 
 def cost(spec: str, size: int) -> dict[str, Any]:
-    """A row: the times with the norm over those without, of an addition and of a lane, with `size` values."""
+    """Return a row: times with the norm over those without, of an addition and of a lane, for `size` values."""
     rng = np.random.default_rng(1)
     codec, down = get_codec(spec), get_codec("topk:ratio=0.005+fp16")
     payload = codec.encode(rng.standard_normal(size).astype(np.float32), Key.derive(1))
@@ -72,7 +72,7 @@ def _turns(works: list[Callable[[], object]]) -> list[list[float]]:
 
 
 def judging(cap: float) -> float:
-    """Microseconds of processor time of a round's verdicts, a group of GROUPS and WORKERS workers; nothing is suspicious."""
+    """Return the microseconds of processor time per group of a round's verdicts, for WORKERS workers, none suspicious."""
     groups = GROUPS
     tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
     judge = Judge(all_of(make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)), cap)
@@ -97,7 +97,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a codec. Fact: `verdicts`, microseconds by cap."""
+    """Return a row per codec. Fact: `verdicts`, microseconds by cap."""
     verdicts = {f"{cap:g}": judging(cap) for cap in (AUTO, 10.0)}
     return Found([cost(spec, options.size) for spec in codecs(options.codec)], {"verdicts": verdicts})
 

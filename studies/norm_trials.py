@@ -1,12 +1,13 @@
-"""`python -m studies.norm_trials`: honest gradients that the norm cap would refuse in a run, and gradients times a hundred.
+"""`python -m studies.norm_trials`: honest gradients that the norm cap would refuse in a run, and gradients times 100.
 
     python -m studies.norm_trials --train "--network LeNet --dataset mnist --data-dir DIR --batch-size 16 --lr-schedule cosine \
         --max-steps 2400 --scheme dense --lr 0.05 --local 4 --threads 1 --train-dir runs/norms"
 
-trains with these settings of `psnode train` and the cap off, notes the norm of every push of every group, and plays them through
-the rules auto and 10 as rounds of all workers (bsp): as they were; with one gradient of a random worker in a random round times
-100; with all of its gradients from a random round on times 100. A line: honest gradients refused; of the trials of the first
-kind those refused; of the second kind those of which something is refused within 60 rounds.
+This command trains with the given settings of `psnode train` and the cap off, and records the norm of every push of every group.
+It then replays the norms through the rules auto and 10, as rounds of all workers (bsp): unchanged; with one gradient of a random
+worker in a random round times 100; and with all gradients of a random worker from a random round on times 100. The row has the
+honest gradients refused; the trials with one false gradient in which it is refused; and the trials with a lying worker in which
+one of its gradients is refused within 60 rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Lie = Callable[[int, int], float]
 
 
 class Recorder(Judge):
-    """Notes every push. `rounds`: of each round, by rank the norms of the groups."""
+    """A judge that records every push. `rounds`: for each round, the norms of the groups by rank."""
 
     rounds: list[Round] = []
 
@@ -50,7 +51,7 @@ class Recorder(Judge):
 
 
 def play(rounds: Sequence[Round], cap: float, lie: Lie = lambda number, rank: 1.0) -> set[tuple[int, int]]:
-    """The gradients that are refused, by round and rank; each is times `lie` (round, rank)."""
+    """Return the refused gradients by round and rank; each norm is multiplied by `lie` (round, rank)."""
     groups = len(next(iter(rounds[0].values())))
     tensors = [Tensor(f"t{index}.w", (1,)) for index in range(groups)]
     judge, refused = (
@@ -71,7 +72,7 @@ def play(rounds: Sequence[Round], cap: float, lie: Lie = lambda number, rank: 1.
 
 
 def lies(rounds: Sequence[Round], who: int, first: int, last: int) -> bool:
-    """True if something is refused of `who`, all of whose pushes are times FACTOR from round `first` to `last`."""
+    """Return True if a push of `who` is refused when its pushes of rounds `first` to `last` are multiplied by FACTOR."""
     start = max(0, first - BEFORE)
 
     def lie(number: int, rank: int) -> float:
@@ -81,7 +82,7 @@ def lies(rounds: Sequence[Round], who: int, first: int, last: int) -> bool:
 
 
 def trials(rounds: Sequence[Round], dice: random.Random) -> tuple[int, int]:
-    """Of TRIALS each: single lies that are refused, and liars of whom something is."""
+    """Return, of TRIALS each, the single lies that are refused, and the lying workers with a refused push."""
     once = always = 0
     for _ in range(TRIALS):
         at, begin = dice.randrange(len(rounds)), dice.randrange(max(1, len(rounds) - PATIENCE))
@@ -98,7 +99,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """One row. PsnodeError if the run fails."""
+    """Return one row. Raises PsnodeError if the run fails."""
     Recorder.rounds.clear()
     with patch.object(reduction, "Judge", Recorder):
         code = psnode(["train", "--norm-cap", "off", "--eval-freq", "0", "--no-tensorboard", *shlex.split(options.train)])

@@ -1,4 +1,4 @@
-"""NVRTC, which compiles CUDA without a device: that of the package nvidia-cuda-nvrtc, or of an installed toolkit."""
+"""NVRTC, which compiles CUDA without a device: from the package nvidia-cuda-nvrtc, or from an installed toolkit."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 from psnode.errors import ConfigurationError
 
 INSTRUCTION_BYTES = 16  # of machine code since compute capability 7.0
-_NOTHING = 0x918  # the low twelve bits of the instruction that fills up the end of a section
+_NOTHING = 0x918  # the low twelve bits of the instruction that pads the end of a section
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
-_FUNCTION = 2  # the type of a symbol in ELF
+_FUNCTION = 2  # the type of function symbols in ELF
 
 
 class Compiled(NamedTuple):
-    """PTX, machine code, and what the assembler says about it."""
+    """PTX, machine code, and the assembler's log."""
 
     ptx: str
     code: bytes
     log: str
 
     def kernels(self) -> dict[str, Kernel]:
-        """Registers, spills and size of each kernel, by name."""
+        """Return registers, spills and size of each kernel, by name."""
         found: dict[str, dict[str, int]] = {}
         for line in self.log.splitlines():
             if entry := _ENTRY.search(line):
@@ -41,9 +41,9 @@ class Compiled(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """Numbers that a thread of a kernel takes: registers, bytes spilled to memory, and instructions of its code.
+    """Figures of a kernel: registers per thread, bytes spilled to memory, and instructions of its code.
 
-    Every instruction counts once, and those of subroutines do not: they are of rare cases.
+    Every instruction counts once; those of subroutines, which are for rare cases, do not count.
     """
 
     registers: int
@@ -52,7 +52,7 @@ class Kernel(NamedTuple):
 
 
 def find() -> str | None:
-    """The path of the library, None if there is none."""
+    """Return the path of the library, or None without one."""
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
         for path in sorted(Path(place).rglob("libnvrtc.so*"), key=lambda path: "alt" in path.name):
@@ -61,9 +61,9 @@ def find() -> str | None:
 
 
 def compile_text(text: str, architecture: str, *, contracted: bool = False) -> Compiled:
-    """`text`, which includes nothing, for an architecture such as sm_90, with the options that its bytes rest on.
+    """Compile `text`, which has no includes, for an architecture such as sm_90, with the options that fix its results bit by bit.
 
-    `contracted`: without the first of them. ConfigurationError without NVRTC, or with what it says about the text.
+    `contracted`: allow fused multiply-add. Raises ConfigurationError without NVRTC, or with NVRTC's messages about the text.
     """
     if (library := find()) is None:
         raise ConfigurationError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
@@ -86,7 +86,7 @@ def compile_text(text: str, architecture: str, *, contracted: bool = False) -> C
 
 
 def version() -> str:
-    """The version of the library, as 13.5. ConfigurationError without NVRTC."""
+    """Return the version of the library, such as 13.5. Raises ConfigurationError without NVRTC."""
     if (library := find()) is None:
         raise ConfigurationError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
     major, minor = ctypes.c_int(), ctypes.c_int()
@@ -108,7 +108,7 @@ def _check(code: int) -> None:
 
 
 class _Section(NamedTuple):
-    """A section of an ELF file: the place of its name, its type, its content, and the section that it links to."""
+    """A section of an ELF file: the offset of its name, its type, its content, and the number of the section it links to."""
 
     name: int
     kind: int
@@ -117,11 +117,11 @@ class _Section(NamedTuple):
 
 
 def _instructions(code: bytes, kernel: str) -> int:
-    """Number of instructions in the section of `kernel`, without subroutines and what fills it up."""
+    """Return the number of instructions in the section of `kernel`, without subroutines and padding."""
     sections = _sections(code)
     names = sections[struct.unpack_from("<H", code, 62)[0]].content
     number, text = next((at, each.content) for at, each in enumerate(sections) if _name(names, each.name) == f".text.{kernel}")
-    end = min([start for start in _functions(sections, number) if start], default=len(text))  # subroutines come behind
+    end = min([start for start in _functions(sections, number) if start], default=len(text))  # subroutines follow the kernel
     words = [struct.unpack_from("<Q", text, at)[0] & 0xFFF for at in range(0, end, INSTRUCTION_BYTES)]
     while words and words[-1] == _NOTHING:
         words.pop()
@@ -129,7 +129,7 @@ def _instructions(code: bytes, kernel: str) -> int:
 
 
 def _functions(sections: list[_Section], number: int) -> list[int]:
-    """Where functions begin in section `number`."""
+    """Return the offsets of the functions in section `number`."""
     starts = []
     for table in (each for each in sections if each.kind == 2):
         for _, info, _, section, value, _ in struct.iter_unpack("<IBBHQQ", table.content):

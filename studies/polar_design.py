@@ -1,11 +1,11 @@
-"""`python -m studies.polar_design`: make the designs of the polar codec by simulation, the same ones from the same seed.
+"""`python -m studies.polar_design`: make the designs of the polar codec by simulation, equal for equal seeds.
 
-Values are drawn from the test channel with known bits, which a genie tells to successive cancellation. So bit i of a level has,
-on average over many blocks, the entropies H of its prior and H' of its posterior: it is frozen if H - H' < tau H, since little
-would be gained by choosing it, unless H <= .05. Where N <= 2^14, or there are four levels, one with under 1 % of such bits has
-none: that saves its trees, and a bit drawn wrongly in such a level costs much. A bit is flat if H > .995. The rate is the sum of
-H over free bits, over N; tau is the one between .05 and .9 that makes it the nominal rate, or comes nearest. Entropies are summed
-in integers, so that every machine makes the same designs.
+Values are drawn from the test channel with known bits, which a genie reveals to successive cancellation. Averaged over many
+blocks, bit i of a level has the entropies H of its prior and H' of its posterior. The bit is frozen if H - H' < tau H, as
+choosing it would gain little, unless H <= .05. If N <= 2^14, or with four levels, a level with under 1 % of such bits gets none:
+this saves the level's trees, and a wrongly drawn bit in such a level costs much. A bit is flat if H > .995. The rate is the sum
+of H over free bits, divided by N; tau is chosen between .05 and .9 so that the rate is, or comes nearest to, the nominal rate.
+Entropies are summed in integers, so that every machine makes the same designs.
 
 Source: Korada, Urbanke, "Polar codes are optimal for lossy source coding", IEEE Trans. IT 2010.
 """
@@ -38,14 +38,14 @@ FEW = 0.01
 FAST = 1 << 14
 MANY = 4
 LEAST_TAU, MOST_TAU = 0.05, 0.9
-VALUES, MOST_BLOCKS = 1 << 25, 8192  # that are simulated unless a number of blocks is asked for
-_FINE = 4096  # entries of the table of entropies, LLRs in steps of 2 units
+VALUES, MOST_BLOCKS = 1 << 25, 8192  # simulated unless a number of blocks is given
+_FINE = 4096  # entries of the entropy table, for LLRs in steps of 2 units
 _PRECISION = 20  # binary digits of an entropy
 
 
 @kernel
 def _genie(n: int, s: int, post: Llrs, prior: Llrs, bits: Masks, entropies: Int64s, sums: Int64s) -> None:
-    """Add the entropies of leaves s..s+n-1 to `sums`, rows (posterior, prior). bits: leaves', then the root's."""
+    """Add the entropies of leaves s..s+n-1 to `sums`, rows (posterior, prior). `bits`: the leaves', afterwards the root's."""
     if n == 1:
         for j in range(LANES):
             sums[0, s] += entropies[min(abs(int(post[LANES + j])) >> 1, _FINE - 1)]
@@ -65,7 +65,7 @@ def _genie(n: int, s: int, post: Llrs, prior: Llrs, bits: Masks, entropies: Int6
 
 
 def transform(bits: Masks) -> Masks:
-    """The polar transform of each lane, its own inverse."""
+    """Return the polar transform of each lane; the transform is its own inverse."""
     result = bits.copy()
     half = 1
     while half < result.size:
@@ -76,7 +76,7 @@ def transform(bits: Masks) -> Masks:
 
 
 def entropies(channel: Channel, log_length: int, rounds: int, seed: int) -> Float64s:
-    """Mean entropies in bits, (levels, 2, N): of posterior and prior of every bit, over 32 blocks a round."""
+    """Return mean entropies in bits, (levels, 2, N), of posterior and prior of every bit, over 32 blocks per round."""
     size = LANES << log_length
     rng = np.random.default_rng([seed, log_length])
     llr = (2 * np.arange(_FINE) + 0.5) / UNIT
@@ -104,7 +104,7 @@ def entropies(channel: Channel, log_length: int, rounds: int, seed: int) -> Floa
 
 
 def masks(found: Float64s, rate: float) -> tuple[Masks2, float, float]:
-    """The masks, tau and the rate they promise."""
+    """Return the masks, tau, and the rate that the masks promise."""
     post, prior = found[:, 0], found[:, 1]
     low, high = LEAST_TAU, MOST_TAU
     for _ in range(30):
@@ -130,7 +130,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Make designs over those in `output`; a row each. ConfigurationError for an unknown rate."""
+    """Make designs, replacing those in `output`, and return a row for each. Raises ConfigurationError for an unknown rate."""
     for rate in options.rate:
         if rate not in designs.RATES:
             raise ConfigurationError(f"--rate must be one of {', '.join(f'{each:g}' for each in designs.RATES)}, not {rate:g}")

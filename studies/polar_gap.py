@@ -1,10 +1,10 @@
-"""`python -m studies.polar_gap`: how far polar is from the rate-distortion function of a Gaussian source, and how fast.
+"""`python -m studies.polar_gap`: polar's distance to the rate-distortion function of a Gaussian source, and its speed.
 
-For every rate and block length N, values of N(0, 1) are encoded, and their bytes decoded by another process. With R the bits
-of all of these bytes a value, D the mean squared error over the mean square, the gap is 10 log10 D + 20 log10(2) R decibels:
-that of D over the 4^-R that no code can beat. The worst block is measured likewise, with the same R. Speeds are GB/s of float32
-on one core, the fastest of at least five calls and half a second, with buffers that are used again. With --segment arrays of
-these sizes are measured instead, in this process.
+For every rate and block length N, values of N(0, 1) are encoded, and the bytes are decoded by another process. With R the bits
+per value of all these bytes, and D the mean squared error over the mean square, the gap is 10 log10 D + 20 log10(2) R decibels:
+the ratio of D to 4^-R, which no code can beat. The gap of the worst block uses the same R. Speeds are GB/s of float32
+on one core, the fastest of at least five calls and half a second, with reused buffers. With --segment, arrays of
+the given sizes are measured instead, in this process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Path(sys.argv[2]).write_bytes(decoder_of(payload).decode(payload).tobytes())
 
 
 def _decoded_elsewhere(data: bytes) -> Floats:
-    """The values that another process decodes."""
+    """Return the values that another process decodes from `data`."""
     with TemporaryDirectory() as folder:
         sent, received = Path(folder) / "payload", Path(folder) / "values"
         sent.write_bytes(data)
@@ -59,7 +59,7 @@ def _fastest(call: Callable[[], object]) -> float:
 
 
 def blocks_of(rate: float, block: int, values: int) -> dict[str, Any]:
-    """Of `values` values, rounded up to whole superblocks of 32 blocks."""
+    """Return the row for `values` values, rounded up to whole superblocks of 32 blocks."""
     codec = get_codec(f"polar:rate={rate:g},block={block},prior=gaussian")
     size = -(-values // (LANES * block)) * LANES * block
     x = np.random.default_rng(1).standard_normal(size, np.float32)
@@ -85,7 +85,7 @@ def blocks_of(rate: float, block: int, values: int) -> dict[str, Any]:
 
 
 def segment(rate: float, size: int) -> dict[str, Any]:
-    """Bits, error and speed of one array of `size` values, whose blocks are as long as it allows, up to 2^14."""
+    """Return the row for one array of `size` values, whose blocks are as long as the size allows, at most 2^14."""
     codec = get_codec(f"polar:rate={rate:g},prior=gaussian")
     x = np.random.default_rng(1).standard_normal(size, np.float32)
     buffer, out = np.empty(codec.max_nbytes(x.shape), np.uint8), np.empty_like(x)
@@ -116,14 +116,14 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row for every rate and block length, or segment if there are some. CodecSpecError."""
+    """Return a row for every rate and block length, or every rate and --segment, if given. Raises CodecSpecError."""
     if options.segment:
         return Found([segment(rate, size) for rate in options.rate for size in options.segment])
     return Found([blocks_of(rate, 1 << length, options.values) for rate in options.rate for length in options.log_length])
 
 
 def _columns(result: Result) -> list[Column]:
-    """Of blocks, or of segments."""
+    """Return the columns for blocks, or for segments."""
     what = [Column("values", "{size}")] if result["segment"] else [Column("N", "{block}"), Column("blocks", "{blocks}")]
     worst = [] if result["segment"] else [Column("worst, dB", "{worst:.3f}")]
     found = [Column("bits sent", "{bits:.4f}"), Column("error", "{error:.5f}"), Column("gap, dB", "{gap:.3f}"), *worst]

@@ -1,7 +1,7 @@
-"""`python -m studies.polar_stages`: where polar's time goes, in nanoseconds for a row of 32 values, one of each of 32 blocks.
+"""`python -m studies.polar_stages`: time of polar's stages, in nanoseconds per row of 32 values, one from each of 32 blocks.
 
-One superblock of N(0, 1) is coded and read again and again, stage by stage, on one core; the fastest of each stage counts. Each
-is called as by psnode.codecs.polarcodes.stream, without the few microseconds of Python between the calls.
+One superblock of N(0, 1) is encoded and decoded repeatedly, stage by stage, on one core; the least time of each stage counts.
+Stages are called as in psnode.codecs.polarcodes.stream, without the few microseconds of Python between the calls.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _ENDLESS = 1 << 40  # bits
 
 
 class Stages:
-    """The shortest time of each stage, in seconds."""
+    """The least time of each stage, in seconds."""
 
     def __init__(self) -> None:
         self.found: dict[str, float] = {}
 
     def time(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """call(*arguments)."""
+        """Return call(*arguments), and record its time under `name`."""
         start = perf_counter()
         result = call(*arguments)
         seconds = perf_counter() - start
@@ -48,7 +48,7 @@ class Stages:
 
 
 class Bench:
-    """Arrays of one superblock of 32 blocks of 2^log_length values."""
+    """Arrays for one superblock of 32 blocks of 2^log_length values."""
 
     def __init__(self, rate: float, log_length: int) -> None:
         self.rate, self.size, rows = rate, LANES << log_length, 1 << log_length
@@ -60,7 +60,7 @@ class Bench:
         self.post, self.priors = self.room.llrs[: 2 * self.size], self.room.llrs[2 * self.size :]
 
     def encode(self, stages: Stages) -> tuple[np.ndarray, list[Masks]]:
-        """The words and the raw rows of each level."""
+        """Encode, and return the words of the coder and the raw rows of each level."""
         out, raw = writer(np.empty(self.size // 4, np.uint16), LANES), []
         cells, _, bits, rows, sums, squares = self.room
         scale = stages.time("encode: scale", root_mean_square, self.x)
@@ -85,7 +85,7 @@ class Bench:
         stages.time(f"{side}: random words {level}", draw, self.key, STREAM + 256 * level, 0, drawn, self.shared.noise)
 
     def decode(self, stages: Stages, words: np.ndarray, raw: list[Masks], out: Floats) -> None:
-        """Overwrite `out`."""
+        """Decode into `out`."""
         source, (cells, llrs, bits, *_) = reader(words, LANES), self.room
         stages.time("decode: no symbols", cells.fill, 0)
         for level, steps in enumerate(self.levels):
@@ -110,7 +110,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a stage, then one a side: nanoseconds of a row of values. Facts: `gbps` by side, and the squared `error`."""
+    """Return a row per stage and one per side: nanoseconds per row of values. Facts: `gbps` by side, and the squared `error`."""
     if options.rate not in designs.RATES:
         raise ConfigurationError(
             f"--rate must be one of {', '.join(f'{each:g}' for each in designs.RATES)}, not {options.rate:g}"

@@ -1,4 +1,4 @@
-"""Processor time of the threads of running processes, and of the machine, as Linux's /proc tells it."""
+"""Processor time of the threads of running processes, and of the whole machine, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROC = Path("/proc")
 
 
 class Thread(NamedTuple):
-    """Thread number `number` of rank `rank`, whose process has number `process`. `name`: as the kernel has it."""
+    """A thread: its rank, the id of its process, its own id (`number`), and its name in the kernel."""
 
     rank: int
     process: int
@@ -24,15 +24,15 @@ class Thread(NamedTuple):
 
     @property
     def is_main(self) -> bool:
-        """True for the thread that its process began with."""
+        """True for the main thread of its process."""
         return self.number == self.process
 
 
 def ranks(argument: str) -> dict[int, int]:
-    """Process and rank of all ranks that have `argument` in their command line."""
+    """Return process id and rank of all ranks that have `argument` in their command line."""
     found: dict[int, int] = {}
     for process in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # one that ended meanwhile, or another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if argument.encode() in (process / "cmdline").read_bytes().split(b"\0"):
                 rank = _rank((process / "environ").read_bytes())
                 found |= {int(process.name): rank} if rank is not None else {}
@@ -40,7 +40,7 @@ def ranks(argument: str) -> dict[int, int]:
 
 
 def threads(ranks: Mapping[int, int]) -> dict[Thread, float]:
-    """Milliseconds of processor time of every thread of the processes of `ranks` that still run."""
+    """Return the milliseconds of processor time of every thread in the processes of `ranks` that still run."""
     found: dict[Thread, float] = {}
     for process, rank in ranks.items():
         with contextlib.suppress(OSError):
@@ -53,7 +53,7 @@ def threads(ranks: Mapping[int, int]) -> dict[Thread, float]:
 
 
 def _rank(environ: bytes) -> int | None:
-    """The rank by a launcher of MPI, or by RANK; None of a process that is no rank, such as mpirun itself."""
+    """Return the rank from an MPI launcher's variables or from RANK; None for a process without rank, such as mpirun."""
     variables = dict(word.decode(errors="replace").partition("=")[::2] for word in environ.split(b"\0"))
     found = place(variables)
     if found is not None:
@@ -62,13 +62,13 @@ def _rank(environ: bytes) -> int | None:
 
 
 def machine() -> dict[str, float]:
-    """Milliseconds of all processors together since the machine was started, by KINDS."""
+    """Return the milliseconds of all processors together since the machine's start, by KINDS."""
     words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
     tick = 1e3 / os.sysconf("SC_CLK_TCK")
     return {kind: tick * int(word) for kind, word in zip(KINDS, words[1:], strict=False)}
 
 
 def between(before: Mapping[Thread, float], after: Mapping[Thread, float]) -> dict[Thread, float]:
-    """Milliseconds between two results of `threads`; a thread that has been named meanwhile is the same one."""
+    """Return the milliseconds between two results of `threads`; a thread renamed meanwhile counts as the same thread."""
     known = {thread[:3]: milliseconds for thread, milliseconds in before.items()}
     return {thread: milliseconds - known.get(thread[:3], 0.0) for thread, milliseconds in after.items()}

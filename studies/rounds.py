@@ -1,7 +1,7 @@
-"""`python -m studies.rounds`: time that deciding over rounds takes for each gradient frame, by number of workers.
+"""`python -m studies.rounds`: time of the decisions over rounds for each gradient frame, by number of workers.
 
-Workers are played: each takes the newest version and sends the frames of its groups; who sends next is random. A frame is
-None, and additions and updates do nothing, so that the time is that of the decisions alone.
+Workers are simulated: each takes the newest version and sends the frames of its groups; a random worker sends next. A frame is
+None, and additions and updates do nothing, so that only the decisions take time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEED = 1
 
 
 class _Play:
-    """A job of `workers` workers under `rule`. `offering`, `opening`: seconds spent so far; `version`: of the open round."""
+    """A simulated job under `rule`. `offering`, `opening`: seconds spent so far; `version`: that of the open round."""
 
     def __init__(self, workers: int, groups: int, rule: Rule) -> None:
         self.offering = self.opening = 0.0
@@ -37,7 +37,7 @@ class _Play:
         self._rounds = Rounds[None](slots, rule, by_rank=True, add=lambda frame: None, close=self._close)
         self._rounds.admit(range(1, workers + 1), 0)
         self._based = dict.fromkeys(range(1, workers + 1), 0)
-        self._sent = dict.fromkeys(self._based, 0)  # groups of the step at hand
+        self._sent = dict.fromkeys(self._based, 0)  # groups of the present step
         self._sending: list[int] = []
         self._waiting = list(self._based)  # for a newer version
         self._random = random.Random(_SEED)
@@ -47,7 +47,7 @@ class _Play:
         self._closed += 1
 
     def _open(self) -> None:
-        """Complete versions as long as waiting gradients are enough for one; then have the waiting workers take the newest."""
+        """Complete versions while waiting gradients suffice for one; then give the newest to the waiting workers."""
         begun = time.perf_counter()
         while self._closed == self._groups:
             self.version, self._closed = self.version + 1, 0
@@ -62,7 +62,7 @@ class _Play:
         self._sending.append(rank)
 
     def offer(self) -> None:
-        """Offer the next frame of one of the workers."""
+        """Offer the next frame of a random worker."""
         place = self._random.randrange(len(self._sending))
         rank = self._sending[place]
         group, based = self._sent[rank], self._based[rank]
@@ -93,7 +93,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a rule and number of workers. `offer`: microseconds of a frame; `open`: of a round; `versions`: rounds of a play."""
+    """Return a row per rule and number of workers: `offer`, us per frame; `open`, us per round; `versions`, rounds of a run."""
     sizes = options.groups, options.frames, options.repeats
     return Found([_row(name, count, *sizes) for name in options.consistency or RULES for count in options.workers])
 

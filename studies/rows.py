@@ -1,8 +1,8 @@
-"""`python -m studies.rows`: kernels that are made of a codec's formula beside those by hand, in turn, on one core.
+"""`python -m studies.rows`: kernels generated from a codec's formula against handwritten ones, in turn, on one core.
 
-GB/s of float32 on N(0,1) in encode, encode with the error, decode and decode_add, by processor time, and generated / by hand.
-Both write the same payload, and check what they read. At .95 and above the formula could take the place of the kernels by hand;
-the table says so.
+The table has GB/s of float32 on N(0,1) in encode, encode with the error, decode and decode_add, by processor time, and the ratio
+generated / by hand. Both kernels write the same payload, and check a payload before reading it. The table also states if all
+ratios are .95 or more, so that the formula could replace the handwritten kernels.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row has for each of ACTIONS the GB/s `hand` and `generated` and their `ratio`. ConfigurationError without a formula."""
+    """Return rows with the GB/s `hand` and `generated`, and their `ratio`, by action. Raises ConfigurationError."""
     chosen = codecs(options.codec) or [name for name in available() if _formula(name) is not None]
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
     values = gaussian(options.size).flat
@@ -54,7 +54,7 @@ def measure(options: Options) -> Found:
 
 
 def _formula(spec: str) -> Formula | None:
-    """The formula of a codec that has kernels by hand as well."""
+    """Return the formula of a codec that also has handwritten kernels, or None."""
     from psnode.codecs.rows.codec import Generated
     from psnode.codecs.rows.known import formula_of
 
@@ -74,7 +74,7 @@ def _row(spec: str, inputs: Rotation, targets: Rotation, seconds: float) -> dict
 
 
 def _pairs(spec: str, inputs: Rotation, targets: Rotation) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """Pairs of calls to measure, by hand and generated, for each action. AssertionError unless both write the same bytes."""
+    """Return by action the calls to measure, by hand and generated. AssertionError if the two write different bytes."""
     from psnode.codecs.rows.coder import SumCoder
     from psnode.codecs.rows.compiled import compiled
     from psnode.codecs.rows.formula import program_of

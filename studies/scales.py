@@ -1,4 +1,4 @@
-"""`python -m studies.scales`: the cost of one scale for all tensors of a gradient, against one for each, and against buckets."""
+"""`python -m studies.scales`: error of one scale for all tensors of a gradient, of one for each tensor, and of buckets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CODECS = (
 
 
 def error(codec: Codec, arrays: Sequence[Floats]) -> float:
-    """||x - decoded||^2 / ||x||^2 over all `arrays`, each encoded by itself: a variance factor or the energy that is left."""
+    """Return ||x - decoded||^2 / ||x||^2 over all `arrays`, each encoded separately: variance factor, or energy not captured."""
     lost = total = 0.0
     for index, x in enumerate(arrays):
         decoded = codec.decode(codec.encode(x, Key.derive(1, index)))
@@ -41,7 +41,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row a codec: its error on all tensors fused into one array, and on each by itself."""
+    """Return a row per codec: its error on all tensors fused into one array, and on each tensor separately."""
     source = recorded(options.gradient)
     tensors = [tensor.reshape(-1) for tensor in source.tensors]
     return Found(

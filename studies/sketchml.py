@@ -1,8 +1,8 @@
 """`python -m studies.sketchml`: bytes of a sparse gradient's keys and values, against SketchML's own coding of the same sketch.
 
-That coding takes the values of each sign to quantile bins and the bins to groups. For every group it sends the gaps between its
-keys in as few whole bytes as each needs, with two bits that say how many; for every bin two floats; and a byte for each cell of
-the groups' sketches. So its error is that of `sketchml` with as many bins, groups, rows and columns.
+SketchML's coding maps the values of each sign to quantile bins and the bins to groups. For every group it sends the gaps between
+keys in the fewest whole bytes for each, with two bits for the number of bytes; for every bin two floats; and one byte for each
+cell of the groups' sketches. Its error is therefore that of `sketchml` with the same bins, groups, rows and columns.
 
 Source: Jiang, Fu, Yang, Cui, "SketchML: Accelerating distributed machine learning with data sketches", SIGMOD 2018.
 """
@@ -29,11 +29,11 @@ from studies.harness import Column, Found, Result, Study, main
 
 KEY = Key.derive(1, "bench")
 SPECS = ("sketchml", "sketchml:rows=0+ans", *(f"sketchml:bins={bins},rows=0+ans" for bins in (64, 40, 32)))
-_BINS, _GROUPS, _ROWS, _COLUMNS = 256, 8, 2, 0.3  # of `sketchml` unless told otherwise
+_BINS, _GROUPS, _ROWS, _COLUMNS = 256, 8, 2, 0.3  # the defaults of `sketchml`
 
 
 def original_nbytes(x: Floats) -> int:
-    """Bytes of the original's coding of 1-D `x`, without any head."""
+    """Return the bytes of SketchML's coding of 1-D `x`, without any header."""
     places = np.flatnonzero(x)
     values = x[places]
     total = 8 * _BINS
@@ -46,14 +46,14 @@ def original_nbytes(x: Floats) -> int:
 
 
 def _group_nbytes(keys: npt.NDArray[np.int64]) -> int:
-    """Of a group's gaps, their lengths, and its cells."""
+    """Return the bytes of a group's gaps, of their lengths, and of its sketch's cells."""
     gaps = np.diff(keys, prepend=0)
     lengths = 1 + (gaps >= 1 << 8) + (gaps >= 1 << 16) + (gaps >= 1 << 24)
     return int(lengths.sum()) - (-keys.size // 4) + _ROWS * int(_COLUMNS * keys.size)
 
 
 def key_bits(x: Floats) -> tuple[float, float]:
-    """Bits a key of psnode's set of the places that are not 0, and log2 binomial(d, n) / n."""
+    """Return the bits per key of psnode's coding of the nonzero places, and log2 binomial(d, n) / n."""
     places, d = np.flatnonzero(x).astype(np.uint32), x.size
     n = places.size
     used = indices.write(places, d, np.empty(indices.max_nbytes(n, d), np.uint8))
@@ -62,14 +62,14 @@ def key_bits(x: Floats) -> tuple[float, float]:
 
 
 def sparse(size: int, density: float) -> Floats:
-    """Student-t(3) values at random places."""
+    """Return Student-t(3) values at random places, zeros elsewhere."""
     x = inputs.student(size).flat.copy()
     x[np.random.default_rng(2).random(size) >= density] = 0
     return x
 
 
 def largest(x: Floats, density: float) -> Floats:
-    """The share `density` of the values that is largest, zeros elsewhere."""
+    """Return the share `density` of largest magnitudes, zeros elsewhere."""
     kept = np.zeros_like(x)
     chosen = np.argpartition(np.abs(x), -round(density * x.size))[-round(density * x.size) :]
     kept[chosen] = x[chosen]
@@ -87,7 +87,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Rows of random places, and of the largest values of a recorded gradient: first the original coding's, then each codec's."""
+    """Return rows for random places and for a recorded gradient's largest values: the original coding, then each codec."""
     chosen = {"random places": sparse(options.size, options.density)}
     if options.gradient is not None:
         chosen["the largest values"] = largest(inputs.recorded(options.gradient).flat, options.density)

@@ -1,8 +1,9 @@
 """`python -m studies.threads`: processor time of a step by thread, of a real job on this machine.
 
-A master and W workers train under `psnode launch`, over shared memory; W processes without any exchange train the same model as
-the floor (both as in `psnode bench peers`); they take turns, once a round. Between two steps of each the kernel's books are read
-for every thread of every rank, and for the machine as a whole. A step is timed by the workers' marks (bench/contest/marks).
+A master and W workers train under `psnode launch`, over shared memory; as the floor, W processes without any exchange train the
+same model (both as in `psnode bench peers`). They take turns, once per round. Between two steps of each, the kernel's processor
+times are read for every thread of every rank, and for the whole machine. Steps are timed by the workers' marks
+(bench/contest/marks).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from studies.harness import Column, Found, Result, Row, Study, main
 from studies.processor import Thread, between, machine, ranks, threads
 
 SCHEME = "topk:ratio=0.005+fp16 --downlink topk:ratio=0.005+fp16"
-_AFTER = 5  # steps behind the measured ones, while which all threads are still there
+_AFTER = 5  # steps after the measured ones, in which all threads still exist
 _POLL_SECONDS = 0.01
 _READ_SECONDS = 0.25
 _OTHERS = "others"
@@ -42,7 +43,7 @@ _PROCESS_SECONDS = 900.0
 
 
 class Books(NamedTuple):
-    """Milliseconds of processor time so far, and the number of steps."""
+    """Milliseconds of processor time so far, at a number of steps."""
 
     steps: int
     threads: Mapping[Thread, float]
@@ -50,10 +51,10 @@ class Books(NamedTuple):
 
 
 class Watch:
-    """Reads the books when `first` steps have come, and then now and then until `last` have; `count()` tells how many there are.
+    """Reader of processor times: first after `first` steps, then repeatedly until `last` steps; `count()` returns the steps.
 
-    In a thread of its own, while the processes run that have `argument` in their command line. The last books that hold all of
-    the threads are those that count: a short job may end before anybody looks again.
+    Reads in its own thread while processes run that have `argument` in their command line. The last reading with all of the
+    threads counts, since a short job may end before the next one.
     """
 
     def __init__(self, argument: str, first: int, last: int, count: Callable[[], int]) -> None:
@@ -81,13 +82,13 @@ class Watch:
             steps = self._wait(steps + 1)
 
     def _wait(self, least: int) -> int:
-        """The number of steps as soon as it is `least`, or when all is over."""
+        """Block until the number of steps is `least`, or the watch is over; return the number of steps."""
         while (steps := self._count()) < least and not self._over.wait(_POLL_SECONDS):
             pass
         return steps
 
     def read(self) -> tuple[dict[Thread, float], dict[str, float]]:
-        """Milliseconds a step by thread, and of the machine by kind. TransportError if the steps were over too early."""
+        """Return milliseconds per step by thread, and of the machine by kind. TransportError if the steps ended too early."""
         own = [{thread[:3] for thread in book.threads if _name(thread) != _OTHERS} for book in self._books]
         whole = [book for book, there in zip(self._books, own, strict=True) if own[0] <= there]
         if not own or not own[0] or whole[-1].steps == whole[0].steps:
@@ -116,7 +117,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """Rows have a name and a figure a round, `values`. Fact: `measured`, the figures of all rounds (`_figures`).
+    """Return rows with a name and a figure per round, `values`. Fact: `measured`, the figures of all rounds (see `_figures`).
 
     Round r trains with seed + r. Raises ConfigurationError for a scheme that train refuses, TransportError if a job fails.
     """
@@ -154,7 +155,7 @@ def _job(ground: SharedSettings, scheme: str, warmup: int, folder: Path) -> dict
 
 
 def _floor(ground: SharedSettings, warmup: int, folder: Path) -> dict[str, Any]:
-    """The same workers without any exchange, a process each."""
+    """Run the same workers without any exchange, one process each."""
     command = Ddp("none").command(ground, folder)
     marks = folder / "marks"
     with Watch(command[-1], warmup, ground.steps - _AFTER, lambda: min(map(_lines, marks.iterdir()), default=0)) as watch:
@@ -163,7 +164,7 @@ def _floor(ground: SharedSettings, warmup: int, folder: Path) -> dict[str, Any]:
 
 
 def _together(command: Sequence[str], count: int) -> None:
-    """Run `count` processes that torch.distributed joins. TransportError if one fails."""
+    """Run `count` processes joined by torch.distributed. Raises TransportError if one fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -200,7 +201,7 @@ def _name(thread: Thread) -> str:
 def _figures(
     watch: Watch, ground: SharedSettings, warmup: int, folder: Path, role: Callable[[Thread], tuple[str, str]]
 ) -> dict[str, Any]:
-    """`step_ms`: the median; `threads`: milliseconds a step by role and name, of workers the mean; `machine`: by kind."""
+    """Return median `step_ms`, `threads` (ms per step by role and name, means over workers) and `machine` (ms by kind)."""
     marks = read_marks(folder / "marks", ground.steps)
     if len(marks) != ground.workers or any(len(each) != ground.steps for each in marks):
         raise TransportError(f"{len(marks)} workers took {[len(each) for each in marks]} steps")

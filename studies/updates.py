@@ -1,8 +1,8 @@
-"""`python -m studies.updates`: the time of an optimizer's step on the master, beside torch's and beside a copy.
+"""`python -m studies.updates`: time of an optimizer step on the master, against torch's step and a copy.
 
-A step reads the sum of gradients and moves weights and memories, which are out of the cache. The floor is the time that a copy
-of as many bytes as it reads and writes takes, at the rate measured in the same run; one thread. torch's step is that of one
-tensor at a time (`foreach=False`), without the passes for the mean and for clearing the sum that psnode's has in it.
+A step reads the sum of gradients and changes weights and moments, all of which are out of the cache. The floor is the time of a
+copy of as many bytes as the step reads and writes, at the rate measured in the same run on one thread. torch's step updates one
+tensor at a time (`foreach=False`) and, unlike psnode's, neither computes the mean nor clears the sum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LR, MOMENTUM, DECAY = 1e-3, 0.9, 0.01
 
 
 class Kind(NamedTuple):
-    """An optimizer: its settings, torch's class of it, and bytes that a step reads and writes of every parameter."""
+    """An optimizer: its settings, its class in torch, and the bytes per parameter that a step reads and writes."""
 
     settings: dict[str, Any]
     torchs: str
@@ -44,7 +44,7 @@ KINDS = {
 
 
 class Ours:
-    """Steps of the master's on weights of one, with the mean of two workers' gradients."""
+    """Steps of the master on weights of 1, with the mean of two workers' gradients."""
 
     def __init__(self, name: str, size: int) -> None:
         import torch
@@ -56,12 +56,12 @@ class Ours:
         self._parameters, self._total = Parameters(self.weight, plan, config, config.momentum or 0.0), np.ones(size, np.float32)
 
     def take(self) -> None:
-        """Take a step."""
+        """Take a step of psnode's optimizer."""
         self._parameters.update(0, self._total, 0.5, LR)
 
 
 class Theirs:
-    """The same steps of torch's."""
+    """The same steps by torch's optimizer."""
 
     def __init__(self, name: str, size: int) -> None:
         import torch
@@ -73,7 +73,7 @@ class Theirs:
         self._optimizer = kind([self.weight], lr=LR, weight_decay=DECAY, foreach=False, **inertia)
 
     def take(self) -> None:
-        """Take a step."""
+        """Take a step of torch's optimizer."""
         self._optimizer.step()
 
 
@@ -96,7 +96,7 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row has `ns` and `torch_ns`, a parameter, `gbps` and `floor`: ns over the floor's."""
+    """Return rows with `ns` and `torch_ns` per parameter, `gbps`, and `floor`: ns over that of the floor."""
     import torch
 
     names, size = options.optimizer or tuple(KINDS), options.size
@@ -107,7 +107,7 @@ def measure(options: Options) -> Found:
         actions: dict[str, Callable[[], object]] = {"copy": lambda: np.copyto(target, source)}
         for name in names:
             actions[name], actions[f"torch {name}"] = Ours(name, size).take, Theirs(name, size).take
-            actions[name]()  # kernels are compiled
+            actions[name]()  # compiles the kernels
         best = {name: took / size for name, took in best_in_turn(actions, options.repeats, 0.0).items()}
     finally:
         torch.set_num_threads(threads)

@@ -1,9 +1,9 @@
-"""One process of `python -m studies.widths`: the codecs, compiled for the processor that its environment names.
+"""One process of `python -m studies.widths`: codecs compiled for the processor that the environment names.
 
     python -m studies.width_process SIZE COPIES SPEC...
 
-It answers in lines of JSON: once everything is compiled, a digest of each codec's payload; then, for each line SPEC, ACTION and
-CALLS on standard input, the nanoseconds of processor time of a call. It ends with its input.
+The process prints lines of JSON: once everything is compiled, a digest of each codec's payload; then, for each line SPEC, ACTION
+and CALLS on standard input, the nanoseconds of processor time of a call. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from psnode.bench.yardsticks.timing import timed
 from psnode.codecs import get_codec
 from psnode.config.plain_json import to_json
 
-READ = "read"  # in the place of a spec: the memory is read, and nothing done with it
+READ = "read"  # in place of a spec: read the memory only
 
 
 def main(size: int, copies: int, specs: Sequence[str]) -> None:
-    """Compile all, then answer until the input ends."""
+    """Compile all codecs, then answer requests until the input ends."""
     memory = Memory(gaussian(size), copies)
     memory.targets.fill(0)
     calls = {READ: {READ: lambda: read_once(memory.inputs.take())}}
@@ -33,7 +33,7 @@ def main(size: int, copies: int, specs: Sequence[str]) -> None:
     for spec in specs:
         actions = Actions(get_codec(spec), memory)
         calls[spec] = {name: getattr(actions, name) for name in SPEEDS}
-        for name in ("feedback", "encode", "decode", "decode_add"):  # feedback overwrites the payloads that are decoded
+        for name in ("feedback", "encode", "decode", "decode_add"):  # feedback overwrites the payloads, so encode follows
             calls[spec][name]()
         digests[spec] = xxhash.xxh3_64_hexdigest(b"".join(payload.to_bytes() for payload in actions.payloads))
     print(to_json(digests), flush=True)

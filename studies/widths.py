@@ -1,17 +1,17 @@
-"""`python -m studies.widths`: kernels compiled for several processors and widths of vectors, in turn, on one core.
+"""`python -m studies.widths`: kernels compiled for several processors and vector widths, in turn, on one core.
 
-GB/s of float32 on N(0,1), by processor time. Some processors run an instruction of 512 bits as two halves, others lower their
-clock for it: which width is the fastest is a matter of measuring. A process for each of the targets that this processor can run:
+Figures are GB/s of float32 on N(0,1), by processor time. Some processors run a 512-bit instruction as two halves, others lower
+their clock for it, so the fastest width has to be measured. There is one process for each target that this processor can run:
 
     host      as psnode compiles on this machine
-    256       no wider than 256 bits where LLVM chooses the width (`+prefer-256-bit`)
-    512       as wide as the processor allows there; an AMD's kernels are as they are
-    AVX2      without AVX-512: a processor that has AVX2 alone
-    Intel     as on an Ice Lake of Intel's with the features of this processor: kernels ask for memory ahead. Up to Zen 4 alone
-    AMD       as on a Zen 4: they leave that to the processor. On others alone
-    baseline  without anything that not every processor of this kind has
+    256       at most 256 bits where LLVM chooses the width (`+prefer-256-bit`)
+    512       the processor's full width there; left out on AMD, where it is the host's
+    AVX2      without AVX-512, as for a processor with AVX2 only
+    Intel     as for Intel's Ice Lake with this processor's features: kernels prefetch memory. Only on AMD up to Zen 4
+    AMD       as for a Zen 4: kernels leave prefetching to the processor. Only on other processors
+    baseline  only features that every processor of this architecture has
 
-All write the same payload, which is checked.
+All targets write the same payload, which is checked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BASELINE = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 
 
 def targets(name: str, features: str) -> dict[str, dict[str, str]]:
-    """By name the variables that make Numba compile for it, of those that run on the processor `name`, in LLVM's words."""
+    """Return Numba's variables by target, for the targets that run on processor `name` with `features`, in LLVM's terms."""
     has = set(features.split(","))
     found: dict[str, dict[str, str]] = {HOST: {}}
     if "+avx512f" in has:
@@ -62,7 +62,7 @@ def targets(name: str, features: str) -> dict[str, dict[str, str]]:
 
 
 class _Process:
-    """A process that has compiled `specs` for a target. Use as a context manager."""
+    """A process that compiles `specs` for a target. Use as a context manager."""
 
     def __init__(self, name: str, variables: Mapping[str, str], size: int, copies: int, specs: Sequence[str]) -> None:
         self.name = name
@@ -72,13 +72,13 @@ class _Process:
         )
 
     def digests(self) -> dict[str, str]:
-        """Digests of the payloads by spec, once everything is compiled; called first, and once."""
+        """Return the digests of the payloads by spec, after compilation. Call exactly once, before `time`."""
         return dict(self._answer())
 
     def time(self, spec: str, action: str, calls: int) -> float:
-        """Nanoseconds of processor time of a call."""
+        """Return the nanoseconds of processor time of a call."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # told by the answer that does not come
+        with contextlib.suppress(BrokenPipeError):  # the missing answer reports the end of the process
             print(to_json([spec, action, calls]), file=self._process.stdin, flush=True)
         return float(self._answer())
 
@@ -108,9 +108,9 @@ class Options:
 
 
 def measure(options: Options) -> Found:
-    """A row has a spec, an action, and `gbps` by target. Facts: `targets`, and `read`, GB/s by target.
+    """Return rows with a spec, an action, and `gbps` by target. Facts: `targets`, and `read`, GB/s by target.
 
-    PsnodeError if payloads differ, or a process ends, ConfigurationError if a codec comes from outside psnode.
+    Raises PsnodeError if payloads differ or a process ends, ConfigurationError for a codec from outside psnode.
     """
     specs, size, seconds = codecs(options.codec), options.size, options.seconds
     copies = beyond_cache(last_level_cache()) if options.copies is None else options.copies << 20
@@ -133,7 +133,7 @@ def measure(options: Options) -> Found:
 
 
 def _best(processes: Sequence[_Process], spec: str, action: str, size: int, seconds: float) -> dict[str, float]:
-    """GB/s by target: the best of the repetitions, in which the processes take turns."""
+    """Return GB/s by target, the best of the repetitions; the processes take turns in each."""
     once = {process.name: max(process.time(spec, action, 1), 1.0) for process in processes}
     best = dict.fromkeys(once, math.inf)
     for _ in range(_REPEATS):
@@ -144,7 +144,7 @@ def _best(processes: Sequence[_Process], spec: str, action: str, size: int, seco
 
 
 def _columns(result: Result) -> list[Column]:
-    """GB/s by target, the host's as a share of the read bandwidth and the others' as one of the host's."""
+    """Return columns of GB/s by target, the host's also as a share of the read bandwidth, the others' of the host's."""
 
     def ratio(name: str) -> Callable[[Row], str]:
         return lambda row: f"{row['gbps'][name] / row['gbps'][HOST]:.2f}"

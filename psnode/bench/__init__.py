@@ -1,1 +1,1 @@
-"""`psnode bench`: measurements, as programs with dated results that name the hardware."""
+"""Benchmarks of `psnode bench`: each prints a dated result that names the hardware."""

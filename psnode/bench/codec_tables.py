@@ -1,4 +1,4 @@
-"""The result of `psnode bench codecs` as tables, one an input."""
+"""Tables of the result of `psnode bench codecs`, one for each input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ memory: the most allocated in encode, as a share of the input. operators: encode
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print them."""
+    """Print a table for each input in `result`, the reasons of failures, and LEGEND."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,14 +1,18 @@
-"""`psnode bench codecs`: speed, bits, error and memory of every codec, on one core, against the limits of memory and theory.
+"""`psnode bench codecs`: speed, bits, error and memory of every codec on one core, with the limits of memory and theory.
 
-For every setting and input: GB/s of float32 in encode, in feedback, decode and decode_add, also as shares of the read bandwidth r
-measured beside it (feedback: a step of error feedback as training does it, with the form of the codec that training uses there
-and a gradient in as many parts as a segment has tensors); bits a coordinate of the payload, header included;
-||x - decode||^2 / ||x||^2; how many bits that is above the fewest that are enough for every input, and above its own R(D);
-the most memory allocated, as a share of the input.
+For every setting and input, the result holds:
 
-Gradients lie in memory when a codec meets them. So r and the codecs go round copies of the input, and of the arrays they write
-to, which take up four times the last-level cache; r in the cache is told beside it. Payloads are reused: they
-come from the network and go there.
+- GB/s of float32 in encode, feedback, decode and decode_add, also as shares of the read bandwidth r measured in the same run.
+  feedback is one step of error feedback as in training: with the contractive form of the codec, and a gradient in as many parts
+  as a segment has tensors;
+- bits a coordinate of the payload, header included;
+- the relative squared error ||x - decode||^2 / ||x||^2;
+- the bits above the fewest with which a codec can have that error on every input, and above R(D) of the input itself;
+- the most memory allocated, as a share of the input.
+
+In training a codec finds gradients in memory, not in a cache. The codecs and the measurement of r therefore rotate through copies
+of the input, and of the arrays written to, whose total size is four times the last-level cache. The result also holds r from the
+cache. Payload buffers are reused, as in training, where payloads come from the network and go to the network.
 """
 
 from __future__ import annotations
@@ -68,14 +72,16 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def settings(specs: Sequence[str]) -> list[str]:
-    """`specs`, or every codec there is at the settings above that can be built, or bare."""
+    """Return `specs`; if empty, every available codec at its SETTINGS, or without parameters if SETTINGS has no entry."""
     return list(specs) or [spec for name in available() for spec in SETTINGS.get(name, (name,))]
 
 
 def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float, copies: int) -> dict[str, Any]:
-    """Measure; `seconds` is the time for each figure, `copies` the bytes of the copies that are read, and written, in turn.
+    """Measure the codecs `specs` on all inputs.
 
-    A setting that fails has `failed`, with the reason, instead of figures.
+    `size`: values of each random input. `gradient`: a file of `psnode bench record`, a further input. `seconds`: time spent on
+    each figure. `copies`: total bytes of the input's copies, and of the arrays written to. A setting that fails has `failed`,
+    the reason, instead of figures.
     """
     codecs = [(spec, get_codec(spec)) for spec in settings(specs)]
     sources = [inputs.gaussian(size), inputs.student(size), *([inputs.recorded(gradient)] if gradient else [])]
@@ -94,10 +100,10 @@ def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float, 
 
 
 class Memory:
-    """`inputs` and `targets`, copies of the input and of arrays to write to, to be taken in turn.
+    """Copies of the input (`inputs`) and arrays to write to (`targets`), both taken in turn.
 
-    Their addresses differ modulo 4096, as those of unrelated arrays do: processors take a load from behind such a distance
-    of a store for one that depends on it.
+    The addresses of an input and its target differ modulo 4096, as those of unrelated arrays do: a processor takes a load at the
+    same address modulo 4096 as an earlier store for one that depends on this store.
     """
 
     def __init__(self, source: Input, nbytes: int) -> None:
@@ -105,11 +111,11 @@ class Memory:
         self.inputs, self.targets = Rotation(source.flat, nbytes), Rotation(source.flat, nbytes, APART)
 
     def input(self, codec: Codec) -> list[Floats]:
-        """The next copy, as `codec` sees it."""
+        """Return the next copy of the input in the shapes that `codec` takes."""
         return self.source.parts_of(self.inputs.take(), codec)
 
     def target(self, codec: Codec) -> list[Floats]:
-        """The next array to write to, as `codec` sees it."""
+        """Return the next array to write to in the shapes that `codec` takes."""
         return self.source.parts_of(self.targets.take(), codec)
 
 
@@ -121,7 +127,7 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: RateDistortion, second
         row |= quality(codec, parts, KEY, theory)
         row |= _speed(codec, memory, row["size"], seconds)
         row["allocated"] = _allocated(codec, memory, row["size"])
-    except Exception as error:  # one codec that cannot be measured must not end the others' run
+    except Exception as error:  # a codec that cannot be measured must not end the run of the others
         return row | {"failed": " ".join(f"{type(error).__name__}: {error}".split())}
     row["read"] = read_bandwidth(memory.inputs)
     for name in SPEEDS:
@@ -131,7 +137,7 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: RateDistortion, second
 
 
 class Actions:
-    """Measured calls of a codec, with payload buffers that a user of the codec would keep between steps."""
+    """Measured calls of a codec, with payload buffers that are kept between the calls, as in training."""
 
     def __init__(self, codec: Codec, memory: Memory) -> None:
         self.codec, self.memory, self.fed_back = codec, memory, codec.contractive()
@@ -145,7 +151,7 @@ class Actions:
 
     def feedback(self) -> None:
         taken = self.memory.input(self.codec), self.bodies, self.memory.target(self.codec)
-        self.payloads = []  # their memory is overwritten
+        self.payloads = []  # the encoding below overwrites their buffers
         for part, body, residual in zip(*taken, strict=True):
             ErrorFeedback().push_parts(tensors(part, self.codec), part.shape, {"residual": residual}, self.fed_back, KEY, body)
 
@@ -159,9 +165,9 @@ class Actions:
 
 
 def tensors(gradient: Floats, codec: Codec) -> Parts:
-    """A segment's gradient in parts, as training finds it: the 3x3x64x64 weights, scales and offsets of convolutions.
+    """Split a segment's gradient into parts like those of training: 3x3x64x64 weights, scales and offsets of convolutions.
 
-    One part for a codec whose segments are tensors.
+    For a codec whose segments are single tensors, return one part.
     """
     flat = gradient.reshape(-1)
     if codec.traits.one_scale or codec.shaped:
@@ -182,7 +188,7 @@ def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str,
 
 
 def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
-    """The most bytes that Python and NumPy hold beside the buffers of the caller, as shares of the input."""
+    """Return the peak bytes that Python and NumPy allocate besides the caller's buffers, as shares of the input."""
     actions = Actions(codec, memory)
     actions.encode()
     shares = {}
@@ -200,9 +206,9 @@ def main(
     specs: Sequence[str], size: int, gradient: Path | None, seconds: float, copies: int | None, json_file: Path | None,
     plot_file: Path | None, earlier: Path | None = None,
 ) -> int:  # fmt: skip
-    """Measure, print a table an input, write JSON and the plot; the exit code. `copies`: MiB, None: by the cache.
+    """Measure, print a table for each input, write JSON and the plot, and return the exit code.
 
-    `earlier`: a result that takes the place of measuring.
+    `copies`: MiB of the copies; None: by the size of the last-level cache. `earlier`: a saved result to show instead.
     """
     from psnode.bench.codec_tables import show
 

@@ -1,11 +1,11 @@
-"""`psnode bench convergence`: the same model and data trained with several schemes for the same number of steps.
+"""`psnode bench convergence`: train the same model on the same data with several schemes for the same number of steps.
 
-Every run is a job of its own, `psnode launch -n P -- train ...`, or `psnode train --local P ...` where cores are few: the sums
-are the same, and no rank waits in MPI. Its last checkpoint is then evaluated. The report is read from the run's own
-files: final accuracy and loss on the test set, bytes each way, times a step.
+Each run is a separate job: `psnode launch -n P -- train ...`, or `psnode train --local P ...` on hosts with few cores, which
+gives the same sums without ranks that wait in MPI. The last checkpoint of the run is then evaluated. The report takes its figures
+from the files of the run: final accuracy and loss on the test set, bytes in each direction, times of a step.
 
-A table of many runs takes hours. The same command may be given again after it was stopped: runs that are done are read, one that
-left a checkpoint goes on, the others begin anew.
+A table of many runs takes hours. The same command, given again after an interruption, reads finished runs, resumes runs that left
+a checkpoint, and begins the others anew.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from psnode.jobs.subprocess_runs import begin, finished, require_same, run_psnod
 from psnode.records.directory import saved_config, saved_run
 from psnode.records.metrics import METRICS, SUMMARY, read_records
 
-_SETTLED = 0.1  # the share of a run's first steps that is left out of its times: compilation, cold caches
+_SETTLED = 0.1  # the share of a run's steps, its first ones, left out of its times: compilation, cold caches
 
 
 @dataclass(frozen=True)
 class ConvergenceRun:
-    """One training: `flags` are a scheme and its settings, `common` flags are those of all runs."""
+    """One training run. `flags`: a scheme and its settings; `common`: the flags of all runs."""
 
     flags: tuple[str, ...]
     common: tuple[str, ...]
@@ -49,7 +49,7 @@ class ConvergenceRun:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of `psnode`."""
+        """The command-line arguments of `psnode` for this run."""
         scheme, *own = self.flags
         train = ["train", *self.common, "--scheme", scheme, *own, "--seed", str(self.seed)]
         train += ["--train-dir", str(self.directory), "--eval-freq", "0"]
@@ -57,7 +57,7 @@ class ConvergenceRun:
         return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
 
     def complete(self) -> None:
-        """Train and evaluate, unless that was done before. PsnodeError if it fails, or if another run is in its place."""
+        """Train and evaluate, unless already done. Raises PsnodeError on failure, or if the directory holds another run."""
         require_same(self.directory, self.arguments)
         if (self.directory / "config.json").exists():
             self._check()
@@ -66,10 +66,10 @@ class ConvergenceRun:
             self._call([*self.arguments, *resume])
         self._call(
             ["evaluate", "--once", "--trust-run", "--train-dir", str(self.directory)]
-        )  # whose task was named to this program
+        )  # --trust-run: the caller of this benchmark named the task
 
     def _check(self) -> None:
-        """Refuse a run that was begun when its scheme meant something else."""
+        """Refuse a run whose scheme had another meaning when the run began."""
         scheme = resolve(saved_config(self.directory)).to_dict()
         if scheme != saved_run(self.directory).get("scheme"):
             raise PsnodeError(f"{self.directory} was made when its scheme meant something else: choose another --output")
@@ -81,7 +81,7 @@ class ConvergenceRun:
             raise PsnodeError(f"{name} ended with exit code {code}: see its messages above")
 
     def figures(self) -> dict[str, Any]:
-        """The figures in the files of the run."""
+        """Return the figures of the report, read from the files of the run."""
         evaluation = list(read_records(self.directory / "evaluations.jsonl"))[-1]
         summary = json.loads((self.directory / SUMMARY).read_bytes())
         records = list(read_records(self.directory / METRICS))
@@ -110,12 +110,12 @@ def run(
     jobs: int = 1,
     screen: bool = False,
 ) -> dict[str, Any]:
-    """Train and evaluate each of `runs`, texts such as "qsgd" or "signsgd --lr 0.001": a scheme and flags of its own.
+    """Train and evaluate each of `runs`, texts such as "qsgd" or "signsgd --lr 0.001": a scheme and its own flags.
 
-    `common`: flags of all runs. `lrs`: learning rates, of which each of `runs` is reported at the one with the best accuracy.
-    `screen`: the rates are compared on the first seed alone, and the other seeds run at the best. `jobs`: so many runs at a
-    time, whose times then say little. Runs write into `output`/RUN-seed. Raises PsnodeError when a run does not end with 0; no
-    other is begun then.
+    `common`: flags of all runs. `lrs`: learning rates to try; each of `runs` is reported at its rate of best accuracy. `screen`:
+    compare the rates on the first seed alone, and run the other seeds at the best rate only. `jobs`: number of runs at a time;
+    with more than one, the times say little. Runs write to `output`/RUN-seed. Raises PsnodeError when a run ends with a nonzero
+    exit code; no further run is then begun.
     """
 
     def of(text: str, lr: str, seed: int) -> ConvergenceRun:
@@ -140,7 +140,7 @@ def run(
 
 
 def _complete(runs: Sequence[ConvergenceRun], jobs: int) -> None:
-    """Train and evaluate `runs`, `jobs` at a time; the first that fails ends it."""
+    """Train and evaluate `runs`, `jobs` at a time; after the first failure, begin no further run."""
     pool = ThreadPoolExecutor(jobs)
     try:
         for done in [pool.submit(each.complete) for each in dict.fromkeys(runs)]:
@@ -150,12 +150,12 @@ def _complete(runs: Sequence[ConvergenceRun], jobs: int) -> None:
 
 
 def _merit(figures: dict[str, Any]) -> float:
-    """The accuracy; of a task that has none, minus the loss."""
+    """Return the accuracy, or minus the loss for a task without accuracy."""
     return float(-figures["loss"] if figures["top1"] is None else figures["top1"])
 
 
 def _combined(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the seeds, the accuracies one by one and their mean's standard error; bytes are those of one worker and step."""
+    """Return means over the seeds, all accuracies and the standard error of their mean; bytes are per worker and step."""
     means = {
         name: None if value is None else statistics.fmean(each[name] for each in measured) for name, value in measured[0].items()
     }
@@ -165,7 +165,7 @@ def _combined(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results."""
+    """Return the result as a page for docs/results."""
     lines = [
         "| run | lr | test top1 | s.e. | loss | bytes up | bytes down | ratio | step | encode |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -192,7 +192,7 @@ def main(
     json_file: Path | None,
     screen: bool,
 ) -> int:
-    """Run, print the table, write it as JSON; the exit code."""
+    """Run, print the table, write JSON, and return the exit code."""
     result = run(runs, common, workers, seeds, output, local, lrs=[f"{lr:g}" for lr in lrs], jobs=jobs, screen=screen)
     print(markdown(result))
     save(result, json_file)

@@ -1,9 +1,9 @@
-"""`psnode bench gpu`: codecs on a CUDA device, beside a copy there in the same run, and their bytes beside the processor's.
+"""`psnode bench gpu`: speed of codecs on a CUDA device relative to a copy on the device, and equality with the host's payloads.
 
-One report for a result that names its hardware: every codec with kernels encodes, encodes and leaves the error over its input,
-decodes, and decodes and adds, arrays of N(0,1) that lie on the device. Selections are measured to the payload on the host, and
-from there, as they wait for the host amid their work. What other programs do with torch's own operations stands beside them
-(psnode.bench.gpu_peers). A share is of the copy's bytes a second, by bytes moved: those of float32 and of the payload.
+Every codec with device kernels processes arrays of N(0,1) on the device in four ways: encode, encode that overwrites its input
+with the error, decode, and decode and add. Selections wait for the host amid their work, so their encoding is timed until
+the payload is on the host, and their decoding begins with a payload on the host. The same run measures codecs of other programs,
+made of torch's operations (psnode.bench.gpu_peers). A share is the bytes moved per second, float32 and payload, over the copy's.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 KEY = Key.derive(1, "gpu")
 ACTIONS = ("encode", "error", "decode", "decode_add")
-FLOATS = {"encode": 1, "error": 2, "decode": 1, "decode_add": 2}  # arrays that are read or written beside the payload
+FLOATS = {"encode": 1, "error": 2, "decode": 1, "decode_add": 2}  # float32 arrays read or written, in addition to the payload
 REPEATS = 15
-_CALLS = 5  # between two events
-_UNITS = 5 * 512  # values that fill whole units of every packing
+_CALLS = 5  # between two CUDA events
+_UNITS = 5 * 512  # a number of values that fills whole units of every packing
 
 
 def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> dict[str, Any]:
-    """Measure `specs`, by default all codecs with kernels, on `device`.
+    """Measure `specs`, by default all codecs with kernels except spectral ones, on `device`.
 
-    `rows`: for each spec `equal` (the processor's payload, of these values too) or a `problem`, and for each of ACTIONS the
-    `speed` (bytes of float32 a second) and its `share` of `copy`, the bytes a second that a copy reads and writes. `peers`: the
-    same of other programs' codecs, encoding and decoding.
-    ConfigurationError for a spec without kernels, and without CuPy.
+    `rows`: for each spec `equal`, true if the device's payload equals the host's, or a `problem`; for each of ACTIONS the `speed`
+    (bytes of float32 per second) and its `share` of `copy`, the bytes per second that a copy reads and writes. `peers`: speeds
+    and shares of other programs' codecs in encode and decode.
+    Raises ConfigurationError for a spec without kernels, and without CuPy.
     """
     import torch
 
@@ -70,7 +70,7 @@ def run(specs: Sequence[str], size: int, repeats: int, device: torch.device) -> 
 
 
 def _peer(peer: Peer, x: torch.Tensor, repeats: int, copy: float) -> dict[str, Any]:
-    """Measure another program's codec."""
+    """Measure a codec of another program."""
     parts = peer.encode(x)
     payload = sum(part.nbytes for part in parts)
     row: dict[str, Any] = {"name": peer.name, "payload": payload}
@@ -87,7 +87,7 @@ def _peer(peer: Peer, x: torch.Tensor, repeats: int, copy: float) -> dict[str, A
 def _row(
     verdict: Verdict, values: np.ndarray, x: torch.Tensor, target: torch.Tensor, repeats: int, copy: float
 ) -> dict[str, Any]:
-    """Measure one codec, with `x` the values on the device; `target` is overwritten."""
+    """Measure one codec. `x` holds `values` on the device; `target` is overwritten."""
     from psnode.codecs.device.change import ChangeOfEntries
     from psnode.codecs.device.row_coder import DeviceCoder
 
@@ -123,7 +123,7 @@ def _row(
 
 
 def _seconds(action: Callable[[], object], repeats: int) -> float:
-    """The median of the seconds that the device takes for one call, by its own events; one call warms up."""
+    """Return the median, over `repeats`, of the seconds of one call, timed by CUDA events; one call warms up."""
     import torch
 
     action()
@@ -140,7 +140,7 @@ def _seconds(action: Callable[[], object], repeats: int) -> float:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results."""
+    """Return the result as a page for docs/results."""
     heads = " | ".join(f"{action} | share" for action in ACTIONS)
     lines = [f"| codec | the processor's bytes | {heads} |", "|---|---|" + "---:|" * (2 * len(ACTIONS))]
     for row in result["rows"]:
@@ -166,7 +166,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main(specs: Sequence[str], size: int, repeats: int, device: int, json_file: Path | None) -> int:
-    """Measure, print the table, write it as JSON; 1 if a codec's bytes are not the processor's. ConfigurationError."""
+    """Measure, print the table, write JSON; return 1 if a payload differs from the host's, else 0. Raises ConfigurationError."""
     result = run(specs, size, repeats, cuda(device))
     print(markdown(result))
     save(result, json_file)
@@ -174,7 +174,7 @@ def main(specs: Sequence[str], size: int, repeats: int, device: int, json_file: 
 
 
 def cuda(number: int) -> torch.device:
-    """The CUDA device of that number, made the current one. ConfigurationError if there is none."""
+    """Make CUDA device `number` current and return it. Raises ConfigurationError if it does not exist."""
     import torch
 
     if number >= torch.cuda.device_count():

@@ -1,7 +1,7 @@
-"""Other programs' codecs on a CUDA device: what GRACE's compressors for torch do, operation by operation, restated.
+"""Codecs of other programs on a CUDA device: GRACE's compressors for torch, restated operation by operation.
 
 GRACE: Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning", ICDCS 2021. Its payloads are
-tensors: signs, trits and levels take a byte each, indices eight. Signs packed by CuPy, eight to a byte, stand beside them.
+tensors: signs, trits and levels take one byte each, indices eight. One further codec packs signs with CuPy, eight to a byte.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     Parts = tuple[torch.Tensor, ...]
 
-_CLIP = 2.5  # standard deviations, of terngrad
+_CLIP = 2.5  # of terngrad, in standard deviations
 _LEVELS = 64  # of qsgd
 RATIO = 0.005  # of topk
 
 
 class Peer(NamedTuple):
-    """A codec of another program: from a flat float32 tensor to its payload, and back to one of so many values."""
+    """A codec of another program: `encode` takes a flat float32 tensor; `decode` takes the payload and the number of values."""
 
     name: str
     encode: Callable[[torch.Tensor], Parts]
@@ -28,7 +28,7 @@ class Peer(NamedTuple):
 
 
 def peers() -> Iterator[Peer]:
-    """All of them. CuPy packs the signs of the last."""
+    """Yield all codecs; the last packs signs with CuPy."""
     import cupy
     import torch
     from torch.utils.dlpack import from_dlpack

@@ -1,4 +1,4 @@
-"""Hardware and date of a measurement: every result names them."""
+"""Hardware and date of a measurement, which every result names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _USUAL_CACHE = 32 << 20
 
 
 def hardware() -> dict[str, str | int]:
-    """`date` (UTC, to the second), `cpu` and its `vectors`, `cores` to use, `cache` (bytes, last level), `system`, `python`."""
+    """Return `date` (UTC), `cpu`, its `vectors`, usable `cores`, `cache` (bytes, last level), `system` and `python`."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
@@ -25,14 +25,14 @@ def hardware() -> dict[str, str | int]:
 
 
 def _cpu() -> str:
-    """Name, and the numbers that tell processors of one name apart."""
+    """Return the processor's name, with family and model numbers if known: different processors may share a name."""
     told = _told()
     name = told.get("model name") or platform.processor() or platform.machine()
     return f"{name} (family {told['cpu family']}, model {told['model']})" if {"cpu family", "model"} <= told.keys() else name
 
 
 def _vectors() -> str:
-    """The widest vector extension that kernels use."""
+    """Return the name of the widest vector extension that kernels use."""
     told = _told()
     flags = set(f"{told.get('flags', '')} {told.get('Features', '')}".split())
     for flag, name in (("avx512_vbmi2", "AVX-512 (VBMI2)"), ("avx512bw", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON")):
@@ -42,7 +42,7 @@ def _vectors() -> str:
 
 
 def _told() -> dict[str, str]:
-    """Fields that /proc/cpuinfo has of the first core; empty where there is none."""
+    """Return the fields of the first core in /proc/cpuinfo; empty if the file cannot be read."""
     try:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
@@ -51,9 +51,9 @@ def _told() -> dict[str, str]:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache that the first core sees, or 32 MiB where the system does not say."""
+    """Return the bytes of the largest cache of the first core, or 32 MiB if the system does not tell."""
     found = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     try:
         return max(int(path.read_text().strip().removesuffix("K")) * 1024 for path in found)
-    except (OSError, ValueError):  # there is none, or it is told in another unit
+    except (OSError, ValueError):  # no cache is listed, or its size is in another unit
         return _USUAL_CACHE

@@ -1,7 +1,7 @@
-"""`psnode bench hooks`: test accuracy of DDP under several communications, after the same steps of the same training.
+"""`psnode bench hooks`: test accuracy of DDP with several communication hooks after the same number of steps.
 
-Processes of this host over gloo's loopback, one thread each; the learning rate falls along half a cosine. Shards, batches and
-seeds are the same for all. How long a step takes is the matter of `psnode bench peers`, on links of a stated rate.
+The processes run on this host over gloo's loopback with one thread each; the learning rate falls along half a cosine. Shards,
+batches and seeds are the same for all hooks. `psnode bench peers` measures the time of a step, on links of a stated rate.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ HOOKS = ("fp32", "fp16", "powersgd:rank=2", "psnode:topk:ratio=0.005+fp16")
 
 
 def run(ground: SharedSettings, hooks: Sequence[str], seeds: Sequence[int], seconds: float = 3600.0) -> dict[str, Any]:
-    """Test accuracy by hook and seed: `top1`, `mean`, and `behind`, by how many points of a percent it is below the first's.
+    """Return the test accuracy by hook and seed: `top1`, `mean`, and `behind`, percentage points below the first hook's mean.
 
-    Raises ConfigurationError for a communication that does not exist, TransportError if a process fails.
+    Raises ConfigurationError for an unknown communication, TransportError if a process fails.
     """
     for hook in hooks:
         Communication.parse(hook)
@@ -46,7 +46,7 @@ def run(ground: SharedSettings, hooks: Sequence[str], seeds: Sequence[int], seco
 
 
 def _accuracy(ground: SharedSettings, hook: str, seconds: float) -> float:
-    """The share of test examples that the weights after `ground.steps` steps get right."""
+    """Train with `hook`; return the share of test examples classified correctly after `ground.steps` steps."""
     with tempfile.TemporaryDirectory(prefix="psnode-hooks-") as name:
         folder = Path(name)
         (folder / "marks").mkdir()
@@ -84,7 +84,7 @@ def _train(program: Path, workers: int, seconds: float) -> None:
 def main(
     hooks: Sequence[str], seeds: Sequence[int], *, data_dir: Path | None, batch_size: int, json_file: Path | None, **ground: Any
 ) -> int:
-    """Measure, print a table, and write everything to `json_file`; returns the exit code 0."""
+    """Measure, print a table, write everything to `json_file`, and return the exit code 0."""
     directory = None if data_dir is None else str(data_dir.expanduser().absolute())
     result = run(SharedSettings(data_dir=directory, batch=batch_size, **ground), hooks, seeds)
     _show(result)

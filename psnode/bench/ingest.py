@@ -1,4 +1,4 @@
-"""The two ranks that `psnode bench transport` starts: rank 1 sends gradients, rank 0 takes them in and measures.
+"""Program of the two ranks of `psnode bench transport`: rank 1 sends gradients, rank 0 receives and measures.
 
 python -m psnode.bench.ingest RESULT.json GROUPS GROUP_BYTES ROUNDS IDLE_SECONDS
 """
@@ -28,7 +28,7 @@ _PINGS = 30
 
 
 class Size(NamedTuple):
-    """Traffic of a measurement: `groups` groups of `group_bytes` bytes of float32, `rounds` times everything."""
+    """Traffic of a measurement: `groups` groups of `group_bytes` bytes of float32; everything is repeated `rounds` times."""
 
     groups: int
     group_bytes: int
@@ -36,12 +36,12 @@ class Size(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all groups together."""
+        """Bytes of all groups together."""
         return self.groups * self.group_bytes
 
 
 def raw_seconds(module: Any, rank: int, buffers: list[Bytes]) -> list[float]:
-    """The same bytes through MPI's own nonblocking calls and nothing else; run by the MPI threads of both ranks."""
+    """Return the seconds of each transfer of `buffers` by bare nonblocking MPI calls; run by the MPI threads of both ranks."""
     world = module.COMM_WORLD.Dup()
     seconds = []
     for _ in range(_REPEATS):
@@ -55,7 +55,7 @@ def raw_seconds(module: Any, rank: int, buffers: list[Bytes]) -> list[float]:
 
 
 def measure(transport: mpi.MpiTransport, size: Size) -> dict[str, list[float]]:
-    """Rank 0's part: seconds of each repetition of raw transfer, ingest, checksum, accumulation and small round trips."""
+    """Run rank 0; return the seconds of each repetition of raw transfer, ingest, checksum, accumulation and round trips."""
     found: dict[str, list[float]] = {name: [] for name in ("raw", "ingest", "checksum", "accumulate", "ping", "ping_idle")}
     buffers = [np.ones(size.group_bytes, np.uint8) for _ in range(size.groups)]
     sums = [np.zeros(size.group_bytes // 4, np.float32) for _ in range(size.groups)]
@@ -72,7 +72,7 @@ def measure(transport: mpi.MpiTransport, size: Size) -> dict[str, list[float]]:
 
 
 def serve(transport: mpi.MpiTransport, size: Size) -> None:
-    """Rank 1's part."""
+    """Run rank 1: send the gradients and answer the pings."""
     gradient = np.ones(size.group_bytes, np.uint8)
     buffers = [gradient.copy() for _ in range(size.groups)]
     frames = [wire.pack(wire.Kind.GRADIENT, gradient, sender=1, job=_JOB, group=group) for group in range(size.groups)]
@@ -80,7 +80,7 @@ def serve(transport: mpi.MpiTransport, size: Size) -> None:
         transport.call(lambda module: raw_seconds(module, 1, buffers), SECONDS)
         for _ in range(_REPEATS):
             transport.wait(_GO_TAG, SECONDS)
-            began = np.array([time.perf_counter()])  # the clock of the host, the same for both ranks
+            began = np.array([time.perf_counter()])  # both ranks share the clock of the host
             transport.send(0, _TIME_TAG, [began.view(np.uint8)])
             for pending in [transport.send(0, _FRAME_TAG, [frame]) for frame in frames]:
                 pending.wait(SECONDS)
@@ -90,7 +90,7 @@ def serve(transport: mpi.MpiTransport, size: Size) -> None:
 
 
 def _ingest(transport: mpi.MpiTransport, sums: list[Floats]) -> float:
-    """Seconds from the worker's first send until the last group is checked and added."""
+    """Return the seconds from the worker's first send until the last group is checked and added."""
     transport.send(1, _GO_TAG, [b"go"])
     began = float(transport.wait(_TIME_TAG, SECONDS).data.view(np.float64)[0])
     for _ in sums:
@@ -118,7 +118,7 @@ def _timed(action: Any) -> float:
 
 
 def idle_share(seconds: float) -> float:
-    """Processor time of this process over wall-clock time while nobody sends."""
+    """Return processor time over wall-clock time of this process while no rank sends."""
     time.sleep(0.5)
     cpu, wall = time.process_time(), time.perf_counter()
     time.sleep(seconds)
@@ -126,7 +126,7 @@ def idle_share(seconds: float) -> float:
 
 
 def main(result: str, groups: str, group_bytes: str, rounds: str, idle_seconds: str) -> None:
-    """Run this rank's part; rank 0 writes every repetition's seconds to the file `result`."""
+    """Run the part of this rank; rank 0 writes the seconds of every repetition to the file `result`."""
     transport = mpi.start()
     size = Size(int(groups), int(group_bytes), int(rounds))
     share = idle_share(float(idle_seconds))

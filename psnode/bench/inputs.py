@@ -1,4 +1,4 @@
-"""Inputs for measurements of codecs: two distributions, and a gradient that `psnode bench record` saved."""
+"""Inputs for measurements of codecs: two distributions, and gradients saved by `psnode bench record`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SEED = 1
 
 
 class Input(NamedTuple):
-    """`flat`: the input of codecs of flat vectors. `tensors`: the inputs of codecs that need shapes, one at a time.
+    """An input: `flat` for codecs of flat vectors, `tensors`, encoded one at a time, for codecs that need shapes.
 
-    The tensors' values lie in `flat` one after the other, from its beginning.
+    `flat` begins with the values of the tensors, one tensor after the other.
     """
 
     name: str
@@ -26,11 +26,11 @@ class Input(NamedTuple):
     tensors: list[Floats]
 
     def parts(self, codec: Codec) -> list[Floats]:
-        """The arrays that `codec` is measured on, one encode each."""
+        """Return the arrays on which `codec` is measured, each for one call of encode."""
         return self.tensors if codec.shaped else [self.flat]
 
     def parts_of(self, flat: Floats, codec: Codec) -> list[Floats]:
-        """The same parts of `flat`, an array like this input's: views."""
+        """Return views of `flat`, an array of the size of this input, with the shapes of `parts`."""
         if not codec.shaped:
             return [flat]
         ends = np.cumsum([tensor.size for tensor in self.tensors])
@@ -39,13 +39,13 @@ class Input(NamedTuple):
 
 
 def gaussian(size: int) -> Input:
-    """N(0, 1)."""
+    """Return an input of `size` values of N(0, 1)."""
     flat = np.random.default_rng(_SEED).standard_normal(size, np.float32)
     return Input("gaussian", flat, [_matrix(flat)])
 
 
 def student(size: int) -> Input:
-    """Student-t with 3 degrees of freedom."""
+    """Return an input of `size` values of Student's t distribution with 3 degrees of freedom."""
     flat = np.random.default_rng(_SEED).standard_t(3, size).astype(np.float32)
     return Input("student", flat, [_matrix(flat)])
 
@@ -57,7 +57,7 @@ def _matrix(flat: Floats) -> Floats:
 
 
 def recorded(path: Path) -> Input:
-    """The tensors with at least two dimensions of a file of `psnode bench record`. ConfigurationError."""
+    """Return the tensors of two or more dimensions in a file of `psnode bench record`. Raises ConfigurationError."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

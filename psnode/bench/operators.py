@@ -1,4 +1,4 @@
-"""Codecs the way one writes them with PyTorch's operators: the figure to beat, measured in the same run on one thread."""
+"""Codecs written with PyTorch's operators: the speeds to beat, measured in the same run on one thread."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def measure(spec: str, copies: Rotation, seconds: float) -> dict[str, float] | None:
-    """GB/s at which PyTorch's operators do the work of the codec `spec` on `copies`, one after the other.
+    """Measure in GB/s how fast PyTorch's operators do the work of the codec `spec` on `copies`, taken in turn.
 
-    None without such a version, or without torch.
+    Return None without torch, or if OPERATORS has no such version of the codec.
     """
     if spec not in OPERATORS or find_spec("torch") is None:
         return None

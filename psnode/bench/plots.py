@@ -1,4 +1,4 @@
-"""The rate-distortion plot of `psnode bench codecs`: settings as points, bounds as lines, names along the Pareto front."""
+"""Rate-distortion plot of `psnode bench codecs`: settings as points, bounds as lines, names along the Pareto front."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg")
 _LEAST_BITS, _MOST_BITS = 0.02, 10.0
 _SHAPES = "osD^vP"
-# where a name may stand, in points from its point: the nearest free place is taken
+# offsets of a name from its point, in points (1/72 inch); the nearest free place is taken
 _PLACES: list[tuple[float, ...]] = sorted(
     product((6, -6, 18, -18, 34, -34, 56, -56, 84, -84), repeat=2), key=lambda place: abs(place[0]) + 2 * abs(place[1])
 )
 
 
 def draw(result: Mapping[str, Any], path: Path) -> list[Path]:
-    """Write the plot as PNG and as SVG, `path` with these endings; a panel an input. Returns the files. ConfigurationError."""
+    """Write the plot to `path` with the endings .png and .svg, a panel for each input; return both. Raises ConfigurationError."""
     figure = figure_of(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(ending) for ending in FORMATS]
@@ -37,7 +37,7 @@ def draw(result: Mapping[str, Any], path: Path) -> list[Path]:
 
 
 def figure_of(result: Mapping[str, Any]) -> Figure:
-    """The plot, laid out. ConfigurationError without matplotlib."""
+    """Return the plot with its layout computed. Raises ConfigurationError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -60,14 +60,14 @@ def figure_of(result: Mapping[str, Any]) -> Figure:
         entries.values(), entries.keys(), loc="outside lower center", ncols=4 * len(sources), fontsize="small", frameon=False
     )
     figure.suptitle(f"{result['cpu']}, {result['date'][:10]}", fontsize="medium")
-    figure.draw_without_rendering()  # the layout stands: names may be placed
+    figure.draw_without_rendering()  # computes the layout, on which the places of the names depend
     for panel, source in zip(panels, sources.values(), strict=True):
         _name_front(panel, [row for row in source["rows"] if _inside(row)])
     return figure
 
 
 def front(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The settings that no other one beats in bits and error at once, by their bits."""
+    """Return the Pareto front: the settings than which no other has both fewer bits and a smaller error, by ascending bits."""
     found: list[Mapping[str, Any]] = []
     for row in sorted(filter(_inside, rows), key=lambda row: (row["bits"], row["shrunk"])):
         if not found or row["shrunk"] < found[-1]["shrunk"]:
@@ -80,7 +80,7 @@ def _family(row: Mapping[str, Any]) -> str:
 
 
 def _styles(sources: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """A marker and a colour for each family of codecs, the same in all panels."""
+    """Return a marker and a colour for each family of codecs, the same in all panels."""
     families = sorted({_family(row) for source in sources.values() for row in source["rows"] if _inside(row)})
     return {family: (_SHAPES[number // 10 % len(_SHAPES)], f"C{number % 10}") for number, family in enumerate(families)}
 
@@ -102,7 +102,7 @@ def _panel(panel: Axes, name: str, source: Mapping[str, Any], styles: Mapping[st
 
 
 def _name_front(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> list[Annotation]:
-    """Write the names of the front, each at the nearest place where no other name and no point is; where none is free, none."""
+    """Write each name of the front at the nearest place clear of other names and points, if there is one."""
     inside = panel.get_window_extent()
     points = panel.transData.transform([(row["bits"], row["shrunk"]) for row in rows])
     taken: list[Bbox] = []

@@ -1,4 +1,4 @@
-"""`psnode bench record`: save one real gradient of any network and data set, for the benchmark and for tests of codecs."""
+"""`psnode bench record`: save a real gradient of any network and data set, for the benchmark and the tests of codecs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def gradients(config: Config, steps: int, count: int = 1) -> list[dict[str, np.ndarray]]:
-    """Train for `steps` steps of SGD (momentum .9) on one process; the gradients of its last `count` batches.
+    """Train for `steps` steps of SGD (momentum 0.9) in one process; return the gradients of the last `count` batches.
 
-    The last of them is taken after all steps and moves nothing. Each is float32 arrays by parameter in the order of
-    model.named_parameters; those without a gradient are zeros. Weights, batches and augmentation come from config.seed. Raises
-    ConfigurationError, DivergedError.
+    The last gradient is that of one more batch after all steps, which changes no weights. A gradient is a float32 array for each
+    parameter in the order of model.named_parameters, zeros for a parameter without gradient. Weights, batches and augmentation
+    follow from config.seed. Raises ConfigurationError, DivergedError.
     """
     import torch
 
@@ -54,9 +54,9 @@ def _copied(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def record(config: Config, steps: int, output: Path) -> dict[str, np.ndarray]:
-    """Save the gradient of the batch after `steps` steps (`gradients`) and return it.
+    """Save the gradient of the batch after `steps` steps (see `gradients`), and return it.
 
-    `output`: a safetensors file with a float32 tensor a parameter. Raises ConfigurationError, DivergedError.
+    `output`: a safetensors file, with a float32 tensor for each parameter. Raises ConfigurationError, DivergedError.
     """
     from safetensors.numpy import save_file
 
@@ -69,7 +69,7 @@ def record(config: Config, steps: int, output: Path) -> dict[str, np.ndarray]:
 
 
 def main(output: Path, steps: int, config: Config) -> int:
-    """Record and name the files written; the exit code."""
+    """Record a gradient, print the name of the file and its contents, and return the exit code."""
     found = record(config, steps, output)
     values = np.concatenate([each.reshape(-1) for each in found.values()])
     zeros = 100 * float(np.mean(values == 0))

@@ -1,4 +1,4 @@
-"""The option `--json FILE` of every measurement, and `--from FILE` of those that draw."""
+"""Options `--json FILE` of every measurement, and `--from FILE` of the measurements that draw."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from psnode.errors import ConfigurationError
 
 
 def save(result: Any, file: Path | None) -> None:
-    """Write `result` as JSON to `file`, in a folder that is made if need be; None: do nothing."""
+    """Write `result` as JSON to `file`, creating its folder if needed; with None, do nothing."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(to_json(result, indent=1) + "\n")
 
 
 def load(file: Path) -> dict[str, Any]:
-    """A result about codecs that `save` wrote: with `sources`, whose rows have a spec. ConfigurationError if it is none."""
+    """Load a result of `psnode bench codecs` that `save` wrote. Raises ConfigurationError if `file` holds no such result."""
     try:
         result = json.loads(file.read_bytes())
         if not all("spec" in row for source in result["sources"].values() for row in source["rows"]):

@@ -1,9 +1,10 @@
-"""`psnode bench step`: what a training step costs on one host under several schemes, beside its passes alone.
+"""`psnode bench step`: duration of a training step on one host under several schemes, relative to its passes alone.
 
-Everything runs in one process and takes turns, a few steps each in every round: forward and backward passes alone (`none`), and
-the same passes of a worker, from the change of the weights that it decodes and adds to the gradient's payload on the host. A
-master decodes, updates and codes changes between the steps, untimed, and there is no network: what is left of a job's step is
-what coding costs the worker. With a device the bytes that cross between it and the host are counted in one step more.
+One process runs everything in turn, a few steps of each in every round: forward and backward passes alone (`none`), and the full
+step of a worker under each scheme, from decoding and adding the change of the weights to the gradient's payload on the host. A
+master in the same process decodes, updates and codes changes between the steps, untimed. Without a network, the difference
+between a scheme and `none` is the cost of coding on the worker. With a device, one further step counts the bytes that cross
+between device and host.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 SCHEMES = (NONE, "dense", "fp16", "qsgd", "topk:ratio=0.005", "atomo")
-_LR = 1e-4  # of all schemes: weights move, and stay near where they were
+_LR = 1e-4  # of all schemes: small, so that the weights change but stay near their first values
 _HEADS = (
     "step, ms",
     "least to most",
@@ -44,7 +45,7 @@ _HEADS = (
 
 
 class Workload(NamedTuple):
-    """A network with a batch of images of noise. `shape`: channels, height and width of one."""
+    """A network and a batch of noise images. `shape`: channels, height and width of an image."""
 
     network: str
     batch: int
@@ -68,12 +69,12 @@ def run(
     seed: int = 1,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure `none` and `schemes` in `rounds` rounds of `steps` steps each, behind `warmup` steps.
+    """Measure `none` and `schemes` in `rounds` rounds of `steps` steps each, after `warmup` untimed steps of each.
 
-    A row has `ms`, the median, `rounds`, the median of each, `ratio`, the median over the rounds of a round's over that of none;
-    `sent` and `received`, bytes of the step's frames; `down` and `up`, bytes from the device to the host and back, or None where
-    the driver does not tell; `gradients` and `changes`, where they are coded and decoded; `on_host`, the reasons.
-    ConfigurationError for a scheme that train refuses.
+    A row has `ms`, the median step time; `rounds`, the median of each round; `ratio`, the median over the rounds of the round's
+    median over that of `none`; `sent` and `received`, the bytes of a step's frames; `down` and `up`, bytes copied from device to
+    host and from host to device, None if the driver does not tell; `gradients` and `changes`, the places where they are coded and
+    decoded; `on_host`, the reasons for coding on the host. Raises ConfigurationError for a scheme that train refuses.
     """
     import torch
 
@@ -120,7 +121,7 @@ def _rig(ground: TimedModel, settings: dict[str, Any] | None) -> Alone | Exchang
 
 
 def _take(rig: Alone | Exchanging, steps: int) -> list[float]:
-    """Seconds of each of so many steps."""
+    """Return the seconds of each of `steps` steps."""
     found = []
     for _ in range(steps):
         found.append(rig.step())
@@ -135,7 +136,7 @@ def _ms(seconds: Sequence[float]) -> float:
 def _row(
     name: str, rig: Alone | Exchanging, taken: Sequence[Sequence[float]], alone: Sequence[Sequence[float]], device: torch.device
 ) -> dict[str, Any]:
-    """The figures of a row; one step more is taken, for the bytes that cross."""
+    """Return a row's figures; take one more step to count the bytes that cross between device and host."""
     found = crossed(rig.step, device)
     rig.between()
     return {
@@ -160,7 +161,7 @@ def _name(device: torch.device) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as a page for docs/results."""
+    """Return the result as a page for docs/results."""
     lines = [
         f"{result['date']}, {result['cpu']}, {result['cores']} cores, {result['threads']} for torch; device: {result['device']}; "
         f"torch {result['torch']}. {result['network']}, batches of {result['batch']} x {'x'.join(map(str, result['shape']))}; "
@@ -200,7 +201,7 @@ def main(
     json_file: Path | None,
     **options: int,
 ) -> int:
-    """Measure, print the table, write it as JSON; the exit code. ConfigurationError for a device that is not there."""
+    """Measure, print the table, write JSON, and return the exit code. Raises ConfigurationError for a missing device."""
     kind, found = device_of(device)
     usual = USUAL[kind]
     workload = Workload(network or usual.network, batch_size or usual.batch, shape or usual.shape, classes or usual.classes)
@@ -214,7 +215,7 @@ def main(
 
 
 def device_of(text: str) -> tuple[str, torch.device]:
-    """The kind of the device that `text`, cpu, cuda or cuda:N, names, and the device. ConfigurationError."""
+    """Return the kind (cpu or cuda) and the device that `text` (cpu, cuda or cuda:N) names. Raises ConfigurationError."""
     import torch
 
     kind, _, number = text.partition(":")

@@ -1,7 +1,7 @@
-"""Rigs that `psnode bench step` times: a worker stepped from outside, its master in the same process, and passes without either.
+"""Rigs that `psnode bench step` times: a worker with its master in the same process, and passes without communication.
 
-The worker is that of a job, as psnode.worker builds it: its hooks, its thread that codes, its feedback, its receiver. What the
-master does with a gradient lies between two steps: nothing of it runs, and nothing waits, while a step is timed.
+The worker is built by psnode.worker as in a job, with its hooks, coding thread, feedback and receiver. The master handles
+a gradient between two steps: during a timed step no code of the master runs, and the worker does not wait.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     import torch
 
 _JOB, _MASTER, _WORKER = 1, 0, 1
-_STEPS = 10**9  # more than anybody measures
+_STEPS = 10**9  # more than any measurement takes
 _SECONDS = 600.0
 
 
 class TimedModel:
-    """Common ground of all that is timed: the network, one batch, which lies on `device` from the first, and the seed.
+    """Settings shared by all rigs: the network, the seed, and one batch, which lies on `device` from the beginning.
 
-    `coded_there`: gradients are to be coded on the device, changes of weights decoded there. `findings` are those of the passes
-    that a worker makes at its start.
+    `coded_there`: code gradients and decode changes of weights on the device. `findings`: results of the passes with which a
+    worker inspects the network at its start.
     """
 
     def __init__(self, task: Task, size: int, device: torch.device, *, coded_there: bool, seed: int) -> None:
@@ -67,18 +67,18 @@ class TimedModel:
             raise ConfigurationError(f"a forward pass of this network waits for all weights, since {self.findings.waits}")
 
     def model(self) -> torch.nn.Module:
-        """The network with its first weights, on the host."""
+        """Return the network with its initial weights, on the host."""
         import torch
 
         torch.manual_seed(self.seed)
         return self.task.model()
 
     def computation(self, model: torch.nn.Module) -> Computation:
-        """The passes of `model`."""
+        """Return the passes of `model`."""
         return Computation(self.task, model, self.device, rank=_WORKER, seed=self.seed, torch_lock=nullcontext())
 
     def settle(self) -> None:
-        """Wait for all that the device has been given."""
+        """Block until the device has finished its queued work."""
         import torch
 
         if self.device.type == "cuda":
@@ -86,14 +86,14 @@ class TimedModel:
 
 
 class Coded(NamedTuple):
-    """Coordinates that travel coded, and of these the ones that are coded, or decoded, on the device."""
+    """Numbers of coordinates that travel coded: `there` on the device, `everywhere` in all."""
 
     there: int
     everywhere: int
 
     @property
     def place(self) -> str:
-        """One word or two for a table."""
+        """The place of coding, in a word or two for a table."""
         if not self.everywhere:
             return "uncoded"
         share = self.there / self.everywhere
@@ -113,7 +113,7 @@ class Alone:
         self._computation = ground.computation(self._model)
 
     def step(self) -> float:
-        """Take a step; the seconds of it."""
+        """Take a step and return its seconds."""
         self._ground.settle()
         self._step += 1
         begin = time.perf_counter()
@@ -124,16 +124,16 @@ class Alone:
         return seconds
 
     def between(self) -> None:
-        """Do what has to be done behind a step and is none of it: nothing."""
+        """Do nothing: passes alone need no untimed work between steps."""
 
     def close(self) -> None:
-        """End what runs: nothing does."""
+        """Do nothing: no thread runs."""
 
 
 class Exchanging:
-    """The same passes of a worker under a scheme, with all that it does to gradients and to changes of weights.
+    """A worker's passes under a scheme, with all its work on gradients and on changes of weights.
 
-    `sent`, `received`: bytes of the last step's frames. ConfigurationError for a scheme whose steps cannot be taken one by one.
+    `sent`, `received`: bytes of the last step's frames. Raises ConfigurationError if steps cannot be taken one by one.
     """
 
     def __init__(self, ground: TimedModel, config: Config, scheme: Scheme) -> None:
@@ -172,7 +172,7 @@ class Exchanging:
         self.changes = Coded(_values(changed), _coded(plan, coding.down or ()))
 
     def step(self) -> float:
-        """Take a step, on weights whose change came behind the one before; the seconds of it."""
+        """Take a step, on weights whose change arrived after the previous step, and return its seconds."""
         worker, (number, batches, settled, _) = self._worker, self._passes
         self._ground.settle()
         begin = time.perf_counter()
@@ -187,7 +187,7 @@ class Exchanging:
         return self._worker.sender.nbytes
 
     def between(self) -> None:
-        """Have the master take the gradient, and send the next weights. TransportError if it cannot."""
+        """Let the master apply the gradient and send the next weights. Raises TransportError if the master cannot."""
         open_groups, told, self.received = self._groups, False, 0
         self._shard.open(Round.after(self._version))
         while open_groups or not told:
@@ -210,7 +210,7 @@ class Exchanging:
         self._link.send(_WORKER, Kind.VERSION_COMPLETE, pack_groups([], 0), step=number, version=number)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads of worker and master."""
         self._steps.close()
         self._worker.close()
         self._shard.__exit__(None, None, None)
@@ -221,13 +221,13 @@ def _values(segments: Sequence[Segment]) -> int:
 
 
 def _coded(plan: Plan, codecs: Sequence[Codec]) -> int:
-    """Coordinates of the segments whose codec, one of `codecs`, loses something. Without codecs: none."""
+    """Return the number of coordinates in segments with a lossy codec in `codecs`; 0 without codecs."""
     return sum(segment.size for segment, codec in zip(plan.segments, codecs, strict=False) if not codec.lossless)
 
 
 @dataclass(frozen=True)
 class _Again:
-    """Data whose every batch is the same one: `Data`, and `Feeding` of psnode.worker.data_share."""
+    """`Data` that returns the same batch every time, also as the `Feeding` of psnode.worker.data_share."""
 
     found: Batch
     size: int
@@ -236,15 +236,15 @@ class _Again:
         return self.size
 
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
-        """The batch."""
+        """Return the batch, whatever the indices."""
         return self.found
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> _Again:
-        """Itself, as the batches of all steps."""
+        """Return this object, which iterates over the batches of all steps."""
         return self
 
     def __next__(self) -> list[Batch]:
         return [self.found]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""

@@ -1,11 +1,11 @@
-"""`psnode bench transport`: how fast the master takes dense gradients in, against MPI's own bandwidth in the same run.
+"""`psnode bench transport`: rate at which the master ingests dense gradients, against MPI's bandwidth in the same run.
 
-One worker sends `groups` groups of float32; the master receives them, checks their CRC32C and adds them up. If it
-did nothing but that in sequence, at the rates measured alone, it would reach the floor
+One worker sends `groups` groups of float32; the master receives them, checks their CRC32C and adds them up. A master that did
+these three one after the other, at the rates measured for each alone, would reach the floor
 
     floor = 1 / (1/raw + 1/checksum + 1/accumulate)    bytes/s
 
-Overlapping beats the floor where there are cores for it; on two cores TCP alone takes both.
+Overlap beats the floor on hosts with enough cores; on a host of two cores TCP alone occupies both.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def run(
     idle_seconds: float = 3.0,
     links: Sequence[str] = tuple(LINKS),
 ) -> dict[str, Any]:
-    """Measure on this host, one mpirun job for each of `links` (keys of LINKS). `summarise` tells the form of the result.
+    """Measure on this host in one mpirun job for each of `links` (keys of LINKS). See `summarise` for the result.
 
-    Raises TransportError if a job fails, ConfigurationError if groups hold no whole float32.
+    Raises TransportError if a job fails, ConfigurationError if `group_bytes` is not a positive multiple of 4.
     """
     if group_bytes < 4 or group_bytes % 4:
         raise ConfigurationError(f"group_bytes is {group_bytes}: choose a multiple of 4, the size of a float32")
@@ -66,11 +66,11 @@ def _run_link(btl: str, arguments: Sequence[float]) -> dict[str, Any]:
 
 
 def summarise(seconds: dict[str, list[float]], idle_share: float, nbytes: int) -> dict[str, Any]:
-    """Rates in bytes/s from the seconds of every repetition.
+    """Return rates in bytes/s, from the seconds of every repetition.
 
     `median` and the quartiles `low` and `high` of raw, ingest, checksum and accumulate; floor; ingest's share of the raw
-    bandwidth and of the floor, by medians; seconds of a small round trip, at once and 5 ms after the last; the idle
-    share of a core.
+    bandwidth and of the floor, by medians; seconds of a small round trip, immediately and 5 ms after the previous one; the share
+    of a core that an idle process uses.
     """
     rates = {name: _spread([nbytes / each for each in seconds[name]]) for name in ("raw", "ingest", "checksum", "accumulate")}
     floor = 1 / sum(1 / rates[name]["median"] for name in ("raw", "checksum", "accumulate"))
@@ -86,7 +86,7 @@ def summarise(seconds: dict[str, list[float]], idle_share: float, nbytes: int) -
 
 
 def targets(result: dict[str, Any]) -> dict[str, bool]:
-    """Names of the targets that were reached, for the links that were measured."""
+    """Return for each target, by name, whether the measured links reach it."""
     links = result["links"]
     found = {}
     if "tcp" in links:
@@ -100,7 +100,7 @@ def targets(result: dict[str, Any]) -> dict[str, bool]:
 
 
 def main(json_file: Path | None = None, **sizes: Any) -> int:
-    """Measure, print a table, and write everything to `json_file`; returns the exit code 0."""
+    """Measure, print a table, write everything to `json_file`, and return the exit code 0."""
     result = run(**sizes)
     _show(result)
     save({**result, "targets": targets(result)}, json_file)

@@ -30,6 +30,7 @@ from psnode.codecs.abilities import Fitted
 from psnode.codecs.arrays import Float64s, Int64s
 from psnode.codecs.base import NOTHING, Bytes, Codes, Floats, RandomSource, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_choice, check_integer, check_real
+from psnode.codecs.kernels import cluster_ids
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.kernels.packed import pack, unpack

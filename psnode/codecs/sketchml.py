@@ -28,7 +28,7 @@ import numpy as np
 from psnode.codecs.arrays import Int64s
 from psnode.codecs.base import Bytes, Codes, Floats, Shape, Sink, Source, Words, readonly
 from psnode.codecs.bounds import check_integer, check_real
-from psnode.codecs.kernels import minmaxsketch
+from psnode.codecs.kernels import cluster_ids, minmaxsketch
 from psnode.codecs.kernels.entries import add_at, put_at
 from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 from psnode.codecs.kernels.packed import bits_for, pack, unpack

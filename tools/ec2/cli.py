@@ -1,4 +1,4 @@
-"""The command line: settings from a file and from flags, one line and an exit code for every error."""
+"""Command line of the tool: settings from a file and from flags; every error is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cli() -> None:
 
 @command(cli, "launch")
 def _launch(session: CommandContext) -> None:
-    """Start the cluster, or complete the existing one, and wait until it runs."""
+    """Start the cluster, or complete an existing one, and wait until all nodes run."""
     from psnode_ec2.launching import launch
 
     nodes = launch(session.cluster, session.settings, session.confirm)
@@ -47,7 +47,7 @@ def _launch(session: CommandContext) -> None:
 
 @command(cli, "status", click.option("--json", "as_json", is_flag=True, help="As JSON."))
 def _status(session: CommandContext, as_json: bool) -> None:
-    """Show the nodes, and those that EC2 ended within the last hour."""
+    """Show the nodes, including those that EC2 ended within the last hour."""
     cluster = session.cluster
     nodes = cluster.nodes(LIVE + ENDED)
     session.note(nodes)
@@ -66,7 +66,7 @@ def _status(session: CommandContext, as_json: bool) -> None:
 
 @command(cli, "cost")
 def _cost(session: CommandContext) -> None:
-    """Costs of the cluster an hour, and since its nodes started, ended ones too: at today's prices, without traffic."""
+    """Show the costs of the cluster, an hour and so far, ended nodes included: at today's prices, without traffic."""
     from psnode_ec2.costs import costs, ended, extras
     from psnode_ec2.resources import volumes_of
 
@@ -132,7 +132,7 @@ def _get_hosts(session: CommandContext, directory: Path) -> None:
 def _export(session: CommandContext, kind: str, words: tuple[str, ...]) -> None:
     """Print a commented cluster.toml (config), a job for another launcher (`export skypilot -- train ...`), or an IAM policy.
 
-    iam-policy is that of the nodes' role, iam-trust says who may take it, iam-user is for who runs this tool.
+    iam-policy is for the nodes' role, iam-trust names the service that may take the role, iam-user is for users of this tool.
     """
     if kind.startswith("iam-"):
         from psnode_ec2.policies import policy
@@ -147,7 +147,7 @@ def _export(session: CommandContext, kind: str, words: tuple[str, ...]) -> None:
 
 @command(cli, "extend")
 def _extend(session: CommandContext) -> None:
-    """Let the nodes that run end themselves max_hours after their start, as that is set now: `extend --max-hours 48`."""
+    """Let the running nodes end themselves max_hours after their start, by its present value: `extend --max-hours 48`."""
     from psnode_ec2.end_times import extend
 
     changed = extend(session.cluster, session.way(), datetime.datetime.now(datetime.UTC), session.confirm)
@@ -177,7 +177,7 @@ node_commands.add_to(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and leave with its exit code. Its work matters more than its output: a closed pipe does not end it."""
+    """Run a command and exit with its code. A closed pipe does not end the command: its work matters more than its output."""
     streams.outlast()
     try:
         cli.main(arguments, prog_name="psnode-ec2", standalone_mode=False)

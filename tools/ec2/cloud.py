@@ -1,4 +1,4 @@
-"""Calls to AWS: typed errors, retries with backoff, and a dry run that makes only the calls that change nothing."""
+"""Calls to AWS: typed errors, retries with backoff, and a dry run that makes only calls that change nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from psnode.config.plain_json import to_json
 from psnode_ec2 import ec2_errors
 from psnode_ec2.settings import Settings
 
-_THROTTLED_TRIES = 7  # of one call that EC2 asks to slow down, made by botocore: up to 51 s
-_PATIENCE = 7  # tries of one call whose connection fails, each of them botocore's: half a minute
-_UNSHOWN = 8  # tries with something that EC2 does not know yet: about a minute
+_THROTTLED_TRIES = 7  # by botocore, of a call that EC2 throttles: up to 51 s
+_PATIENCE = 7  # tries of a call whose connection fails, each with botocore's own tries: half a minute
+_UNSHOWN = 8  # tries of a call on a resource that EC2 does not know yet: about a minute
 _THROTTLED = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled", "EC2ThrottledException"}
 _AGAIN = {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "ServerInternal"}
 _CLOCK = "the clock of this machine is wrong: set it, for example with timedatectl set-ntp true"
@@ -79,19 +79,19 @@ _TYPED: Mapping[str, tuple[type[ec2_errors.Ec2Error], str]] = {
 }  # fmt: skip
 
 
-# RunInstances says in several ways that these types, or this zone, are not for the placement group; elsewhere they may be
+# codes with which RunInstances rejects types or a zone for the placement group; other types or zones may be accepted
 _UNPLACED = {"InvalidParameterCombination", "InvalidParameterValue", "Unsupported", "UnsupportedOperation"}
 
 
 class Cloud:
-    """One region of AWS with the user's credentials.
+    """A region of AWS with the user's credentials.
 
     Args:
         say: takes the lines that --dry-run prints.
         dry_run: `change` prints the call instead of making it.
-        clients: ready clients by service, in the place of new ones.
+        clients: clients by service, used instead of new ones.
         sleep: waits for a number of seconds.
-        clock: seconds since some moment.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Cloud:
         self._clients: dict[str, Any] = dict(clients or {})
 
     def in_region(self, region: str) -> Cloud:
-        """The same in another region."""
+        """Return a Cloud with the same settings in another region."""
         settings = dataclasses.replace(self._settings, region=region)
         return Cloud(settings, dry_run=self.dry_run, say=self.say, sleep=self.sleep, clock=self.clock)
 
@@ -121,7 +121,7 @@ class Cloud:
         return str(self._client("ec2").meta.region_name)
 
     def ask(self, operation: str, service: str = "ec2", **parameters: Any) -> dict[str, Any]:
-        """Make a call that changes nothing; all pages of it."""
+        """Make a call that changes nothing, and return all of its pages."""
         if self.dry_run:
             self.say(_shown(service, operation, parameters))
         client = self._client(service)
@@ -130,14 +130,14 @@ class Cloud:
         return self._patiently(lambda: client.get_paginator(operation).paginate(**parameters).build_full_result())
 
     def change(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Make a call of EC2 that changes something; in a dry run print it and return nothing."""
+        """Make a call to EC2 that changes something; in a dry run print the call and return an empty dict."""
         if self.dry_run:
             self.say("would " + _shown("ec2", operation, parameters))
             return {}
         return self._patiently(lambda: getattr(self._client("ec2"), operation)(**parameters))
 
     def change_shown(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """The same, for a resource that EC2 made a moment ago and may not know everywhere yet: repeat it for up to a minute."""
+        """Call `change`, and repeat for up to a minute while EC2 does not know a resource that it has just made."""
         for attempt in range(_UNSHOWN - 1):
             try:
                 return self.change(operation, **parameters)
@@ -146,7 +146,7 @@ class Cloud:
         return self.change(operation, **parameters)
 
     def pause(self, attempt: int, first: float = 0.5, longest: float = 30.0) -> None:
-        """Wait after the failed `attempt` (0, 1, ...): twice as long each time, and not in step with others."""
+        """Wait after the failed `attempt` (0, 1, ...): the time doubles with each attempt and has random jitter."""
         self.sleep(min(longest, first * 2.0**attempt) * random.uniform(0.5, 1.0))
 
     def _patiently(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Cloud:
 
 
 def translated(error: Any) -> ec2_errors.Ec2Error:
-    """The typed error for a botocore ClientError: EC2's own words on one line, and a remedy."""
+    """Return the typed error for a botocore ClientError: EC2's message on one line, and a remedy."""
     code, text = error.response["Error"].get("Code", "?"), error.response["Error"].get("Message", "")
     kind, remedy = _TYPED.get(code, (ec2_errors.Ec2Error, ""))
     if code in _THROTTLED:
@@ -233,7 +233,7 @@ def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
         raise ec2_errors.SettingsError(f"unknown region {region!r}{nearest(region, known)}; a very new one needs a newer boto3")
     if session.get_credentials() is None:
         raise _no_credentials()
-    # the price list has an endpoint in few regions, and is the same in all
+    # the price list is the same in all regions, but few regions have an endpoint for it
     where = "us-east-1" if service == "pricing" else region
     patient = config.Config(
         retries={"mode": "adaptive", "total_max_attempts": _THROTTLED_TRIES}, connect_timeout=10, read_timeout=60
@@ -250,5 +250,5 @@ def _shown(service: str, operation: str, parameters: Mapping[str, Any]) -> str:
 
 
 def progress(text: str) -> None:
-    """Print a whole line for the user: several threads may print. Control characters, which a node may send, become ?."""
+    """Print a whole line to stderr, also from several threads. Unprintable characters but newline and tab become ?."""
     click.echo("".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text), err=True)

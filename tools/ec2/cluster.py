@@ -1,4 +1,4 @@
-"""Clusters by tags: the nodes that carry them, in order, as EC2 knows them at this moment."""
+"""Clusters by their tags, and the nodes that carry these tags, in order and in their present state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED = ("shutting-down", "terminated")
 
 @dataclass(frozen=True)
 class Node:
-    """An instance. `name` is worker-0, worker-1, ... in the order of addresses, or master; `launched` is in UTC."""
+    """An EC2 instance. `name` is master, or worker-0, worker-1, ... in the order of addresses; `launched` is in UTC."""
 
     name: str
     role: str
@@ -33,16 +33,16 @@ class Node:
     private_address: str
     public_address: str
     launched: datetime.datetime
-    reason: str  # why EC2 ended it, if it did
+    reason: str  # EC2's code for the end of the instance, if it has ended
     launch: str = ""  # the id of the launch that started it
-    key: str = ""  # the name of the key pair that it lets in
-    volumes: tuple[str, ...] = ()  # the ids of those that end with it
-    hours: int = 0  # after which it ends itself; 0: never, or not known
-    limit: float = 0.0  # the most that an hour of a spot instance costs, in USD; 0: its price on demand
+    key: str = ""  # the name of the key pair whose key the node accepts
+    volumes: tuple[str, ...] = ()  # the ids of the volumes that end with the node
+    hours: int = 0  # until the node ends itself; 0: never, or not known
+    limit: float = 0.0  # the highest price of a spot instance in USD an hour; 0: the on-demand price
 
     @property
     def ends(self) -> datetime.datetime | None:
-        """The moment at which it ends itself, in UTC."""
+        """The moment at which the node ends itself, in UTC; None: never, or not known."""
         return self.launched + datetime.timedelta(hours=self.hours) if self.hours else None
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The tags `name` and `owner`, and the resources that carry them."""
+    """A cluster, known by its tags `name` and `owner`, and the resources that carry these tags."""
 
     cloud: Cloud
     name: str
@@ -69,27 +69,27 @@ class Cluster:
 
     @property
     def title(self) -> str:
-        """The name of its security group, placement group and key pair."""
+        """The name of the cluster's security group and placement group, and the beginning of its key pairs' names."""
         return f"psnode-{self.name}-{self.owner}"
 
     def filters(self) -> list[dict[str, Any]]:
-        """Filters that find the cluster's own among all resources of the account."""
+        """Return the filters that find the cluster's resources among all of the account."""
         return [{"Name": f"tag:{CLUSTER}", "Values": [self.name]}, {"Name": f"tag:{OWNER}", "Values": [self.owner]}]
 
     def tags(self, *kinds: str, launch: str, role: str = "", hours: int = 0, limit: str = "") -> list[dict[str, Any]]:
-        """TagSpecifications for a resource of each of `kinds`, made by `launch`: a resource never exists without its tags."""
+        """Return TagSpecifications for resources of `kinds` made by `launch`, so that no resource ever exists without tags."""
         tags = {"Name": f"psnode-{self.name}{'-' + role if role else ''}", CLUSTER: self.name, OWNER: self.owner, LAUNCH: launch}
         tags |= {key: value for key, value in ((ROLE, role), (HOURS, str(hours or "")), (LIMIT, limit)) if value}
         pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
         return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
-        """That it carries both tags: checked again, whatever a filter let through."""
+        """Return True if `resource` carries both tags: a second check, independent of filters."""
         tags = tags_of(resource)
         return tags.get(CLUSTER) == self.name and tags.get(OWNER) == self.owner
 
     def nodes(self, states: tuple[str, ...] = LIVE) -> list[Node]:
-        """Instances in one of `states`, the master first, the workers by address."""
+        """Return the nodes in one of `states`: first the master, then the workers by address."""
         filters = [*self.filters(), {"Name": "instance-state-name", "Values": list(states)}]
         found = self.cloud.ask("describe_instances", Filters=filters)
         instances = [instance for reservation in found.get("Reservations", []) for instance in reservation["Instances"]]
@@ -98,7 +98,7 @@ class Cluster:
         return [node_of(instance, workers) for instance in instances]
 
     def running(self) -> list[Node]:
-        """The nodes that run, however few. Raises NoClusterError if there are none."""
+        """Return the running nodes, also of an incomplete cluster. Raises NoClusterError if none is running."""
         nodes = self.nodes()
         if not nodes:
             raise NoClusterError(f"cluster {self.name} of {self.owner} has no nodes: run launch")
@@ -108,7 +108,7 @@ class Cluster:
         return running
 
     def complete(self, n_workers: int) -> list[Node]:
-        """The master and `n_workers` workers, all running. Raises NoClusterError."""
+        """Return the master and `n_workers` workers, all running. Raises NoClusterError if the cluster is not complete."""
         nodes = self.running()
         if len(nodes) != n_workers + 1 or [node.role for node in nodes].count("master") != 1:
             raise NoClusterError(
@@ -118,16 +118,16 @@ class Cluster:
 
 
 def cluster_of(cloud: Cloud, settings: Settings) -> Cluster:
-    """The cluster that the settings name; its owner is who the credentials belong to, unless they say another."""
+    """Return the cluster that the settings name; the owner is by default the holder of the credentials."""
     owner = settings.owner or owner_of(cloud.ask("get_caller_identity", service="sts")["Arn"])
     return Cluster(cloud, settings.name, owner)
 
 
 def owner_of(arn: str) -> str:
-    """Owner of the credentials with this ARN, the same for all of his commands; unique within an account.
+    """Return the owner of the credentials with this ARN: the same for all of a user's commands, unique within an account.
 
-    A user's name, or role-NAME: a role's sessions are called anew by every log-in, except by those of IAM Identity Center, which
-    gives everybody the same roles and calls a session by its user.
+    The owner is a user's name, or role-NAME for a role: every log-in gives a role's session a new name. An exception is IAM
+    Identity Center, where all users have the same roles and a session has the name of its user.
     """
     kind, *names = arn.rsplit(":", 1)[-1].split("/")
     if kind != "assumed-role" or names[0].startswith("AWSReservedSSO_"):
@@ -145,7 +145,7 @@ def _order(instance: Mapping[str, Any]) -> tuple[bool, int, str]:
 
 
 def node_of(instance: Mapping[str, Any], workers: Iterator[int]) -> Node:
-    """The node that EC2 describes so; `workers` counts those that are not the master."""
+    """Return the node that EC2's description `instance` stands for; a worker takes its number from `workers`."""
     role = tags_of(instance).get(ROLE, "worker")
     return Node(
         name=role if role == "master" else f"worker-{next(workers)}",

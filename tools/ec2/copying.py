@@ -1,7 +1,8 @@
-"""Files and folders to a node and back, as tar streams over ssh: the copy of a folder is the same however often it is made.
+"""Copies of files and folders to a node and back, as tar streams over ssh; a repeated copy gives the same result.
 
-A folder becomes its target, and files that lie there already are overwritten or stay. A file goes into a target that is a folder.
-Into a target that is empty, . or .., or ends with a slash, both go under their own names.
+A copied folder becomes its target: files already in the target are overwritten, or stay if the folder lacks them. A file is
+copied into a target that is a folder. If the target is empty, . or .., or ends with a slash, file or folder keeps its name below
+the target.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from psnode_ec2.remote import Access
 
 
 class _Input(io.RawIOBase):
-    """Standard input of a process that may end before it has read everything: the first write that fails says so."""
+    """Standard input of a process that may exit before reading everything: only the first failed write raises."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
@@ -41,7 +42,7 @@ class _Input(io.RawIOBase):
 
 
 def put(way: Access, nodes: Sequence[Node], local: Path, remote: str) -> None:
-    """Copy a file or a folder to `remote` on every one of `nodes`. Raises RemoteError, SettingsError."""
+    """Copy a file or a folder to `remote` on each of `nodes`. Raises RemoteError, SettingsError."""
     if way.dry_run:
         for node in nodes:
             click.echo(f"would copy {local} to {way.target(node)}:{remote}")
@@ -50,7 +51,7 @@ def put(way: Access, nodes: Sequence[Node], local: Path, remote: str) -> None:
 
 
 def get(way: Access, node: Node, remote: str, local: str) -> None:
-    """Copy a file or a folder from a node. Raises RemoteError, SettingsError."""
+    """Copy a file or a folder from a node to `local`. Raises RemoteError, SettingsError."""
     if way.dry_run:
         click.echo(f"would copy {way.target(node)}:{remote} to {local}")
     else:
@@ -58,7 +59,7 @@ def get(way: Access, node: Node, remote: str, local: str) -> None:
 
 
 def send(way: Access, node: Node, local: Path, remote: str) -> None:
-    """Copy `local` to `remote` on `node`. Raises RemoteError, SettingsError if it cannot be read."""
+    """Copy `local` to `remote` on `node`. Raises RemoteError, or SettingsError if `local` cannot be read."""
     name, folder = local.resolve().name, local.is_dir()
     if folder and (loop := _loop(local)):
         raise SettingsError(f"{loop} is a link back to a folder that it is in, so that a copy has no end: remove it")
@@ -78,7 +79,7 @@ def send(way: Access, node: Node, local: Path, remote: str) -> None:
                 with tarfile.open(fileobj=_Input(process.stdin), mode="w|", dereference=True) as archive:
                     archive.add(local, "." if folder else name, filter=taken)
             except BrokenPipeError:
-                pass  # it will have said why
+                pass  # the process has given its reason on stderr
             except OSError as error:
                 raise SettingsError(f"{error.filename or local} cannot be read: {error.strerror or error}") from error
             finally:
@@ -89,12 +90,12 @@ def send(way: Access, node: Node, local: Path, remote: str) -> None:
 
 
 def send_stream(way: Access, node: Node, script: str, arguments: Sequence[str], content: IO[bytes]) -> None:
-    """Run a script of this folder on `node` with `content` as its standard input. Raises RemoteError."""
+    """Run a script of this package on `node` with `content` as its standard input. Raises RemoteError."""
     line = way.line(node, _command(script, *arguments))
     with tempfile.TemporaryFile() as stderr:
         with way.children.started(line, stdin=subprocess.PIPE, stderr=stderr) as process:
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it will have said why
+            with contextlib.suppress(BrokenPipeError):  # the process has given its reason on stderr
                 shutil.copyfileobj(content, process.stdin)
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
@@ -103,8 +104,8 @@ def send_stream(way: Access, node: Node, script: str, arguments: Sequence[str], 
 
 
 def _loop(folder: Path, within: frozenset[tuple[int, int]] = frozenset()) -> Path | None:
-    """The first link below `folder` that leads to it, or to one that it is in; `within` are those, by device and number."""
-    with contextlib.suppress(OSError):  # an unreadable file is told when it is copied
+    """Return the first link at or below `folder` that leads to a folder containing it; `within`: device and inode of these."""
+    with contextlib.suppress(OSError):  # an unreadable file is reported when it is copied
         status = folder.stat()
         if (status.st_dev, status.st_ino) in within:
             return folder
@@ -119,9 +120,9 @@ def _name(entry: os.DirEntry[str]) -> str:
 
 
 def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None:
-    """Copy `remote` on `node` to `local`, or only `names` of that folder.
+    """Copy `remote` on `node` to `local`; with `names`, only these entries of the folder `remote`.
 
-    Raises RemoteError, SettingsError if that cannot be written.
+    Raises RemoteError, or SettingsError if `local` cannot be written.
     """
     remote = _from_home(remote)
     name, damage = PurePosixPath(remote).name or node.name, ""
@@ -142,7 +143,7 @@ def fetch(way: Access, node: Node, remote: str, local: str, *names: str) -> None
 
 
 def _unpack(stream: IO[bytes], local: str, name: str) -> None:
-    """Write the files that give.sh printed. Of links, devices and paths that lead elsewhere it prints none, and none is taken."""
+    """Write the files that give.sh printed. An archive with links, devices or paths out of the folder raises tarfile.TarError."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         target = None
         for member in archive:
@@ -176,5 +177,5 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _from_home(remote: str) -> str:
-    """The path relative to the home directory, where a shell of the node begins."""
+    """Return the path relative to the home directory, in which a node's shell starts."""
     return "" if remote == "~" else remote.removeprefix("~/")

@@ -1,4 +1,4 @@
-"""Costs of a cluster so far and an hour, at the prices of this moment, traffic not counted; the cap on an hour's cost."""
+"""Costs of a cluster, so far and an hour, at today's prices and without traffic; the cap on the hourly cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from psnode_ec2.ledger import LedgerEntry
 from psnode_ec2.resources import Volume
 from psnode_ec2.settings import Settings
 
-_LEAST_SECONDS = 60.0  # EC2 bills Linux by the second, from a minute on
-_HOURS = 730  # of a month, as AWS counts for volumes
+_LEAST_SECONDS = 60.0  # EC2 bills Linux by the second, at least a minute
+_HOURS = 730  # of a month, in AWS's prices of volumes
 _ADDRESS = 0.005  # USD for an hour of a public IPv4 address in every region (AWS's price list of VPC, since February 2024)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A node's share: hours since its start, USD an hour. `at_most`: a spot price is not known, so this is the limit."""
+    """Cost of a node: hours since its start, and USD an hour. `at_most`: the spot price is unknown, `hourly` is its limit."""
 
     node: Node
     hours: float
@@ -31,13 +31,13 @@ class Cost:
 
     @property
     def so_far(self) -> float:
-        """USD."""
+        """USD since the start of the node, at the present price."""
         return max(self.hours, _LEAST_SECONDS / 3600) * self.hourly
 
 
 @dataclass(frozen=True)
 class Extra:
-    """Costs beside instances: `text` names them, `hourly` and `so_far` are USD."""
+    """Costs other than those of live instances: `text` names them, `hourly` and `so_far` are in USD."""
 
     text: str
     hourly: float
@@ -47,7 +47,7 @@ class Extra:
 def extras(
     cloud: Cloud, settings: Settings, nodes: Sequence[Node], volumes: Sequence[Volume], now: datetime.datetime
 ) -> list[Extra]:
-    """The volumes by kind, and the public addresses. Raises SettingsError if a price is not known."""
+    """Return the costs of the volumes, by kind, and of the public addresses. Raises SettingsError for an unknown price."""
     found = []
     for kind in sorted({each.kind for each in volumes}):
         price, same = volume_price(cloud, settings, kind), [each for each in volumes if each.kind == kind]
@@ -61,7 +61,7 @@ def extras(
 
 
 def ended(cloud: Cloud, settings: Settings, entries: Sequence[LedgerEntry], now: datetime.datetime) -> list[Extra]:
-    """The instances that have ended, by type, at today's prices and at most: each until it was seen to have ended."""
+    """Return the costs of ended instances by type, at today's prices; an upper bound, as each counts until seen to have ended."""
     found = []
     for kind, spot, limit in sorted({(each.type, each.spot, each.limit) for each in entries}):
         same = [each for each in entries if (each.type, each.spot, each.limit) == (kind, spot, limit)]
@@ -73,7 +73,7 @@ def ended(cloud: Cloud, settings: Settings, entries: Sequence[LedgerEntry], now:
 
 
 def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime.datetime) -> list[Cost]:
-    """One for each of `nodes`. A stopped node costs no instance hours. Raises SettingsError if a price is not known."""
+    """Return the cost of each of `nodes`; a stopped node has no hourly cost. Raises SettingsError for an unknown price."""
     known: dict[tuple[str, str, bool, float], tuple[float, bool]] = {}
     found = []
     for node in nodes:
@@ -91,25 +91,25 @@ def costs(cloud: Cloud, settings: Settings, nodes: Sequence[Node], now: datetime
 
 
 def on_demand_price(cloud: Cloud, settings: Settings, name: str) -> float:
-    """USD for an hour of type `name` in the region. Raises SettingsError if the price is unknown."""
+    """Return the on-demand price of instance type `name` in USD an hour. Raises SettingsError for an unknown price."""
     terms = {
         "instanceType": name,
         "operatingSystem": "Linux",
         "tenancy": "Shared",
         "preInstalledSw": "NA",
         "capacitystatus": "Used",
-        "marketoption": "OnDemand",  # and no block of capacity, which costs nothing by the hour
+        "marketoption": "OnDemand",  # excludes capacity blocks, whose hourly price is 0
     }
     return _listed(cloud, settings, name, terms, "Hrs")
 
 
 def volume_price(cloud: Cloud, settings: Settings, kind: str) -> float:
-    """USD for an hour of a GiB of this kind of volume, such as gp3. Raises SettingsError if the price is unknown."""
+    """Return USD an hour for a GiB of volumes of this kind, such as gp3. Raises SettingsError for an unknown price."""
     return _listed(cloud, settings, kind, {"productFamily": "Storage", "volumeApiName": kind}, "GB-Mo") / _HOURS
 
 
 def address_price(settings: Settings) -> float:
-    """USD for an hour of a public address."""
+    """Return the price of a public address in USD an hour."""
     return settings.prices.get("ipv4", _ADDRESS)
 
 
@@ -139,20 +139,20 @@ def _rate(product: dict[str, Any], unit: str) -> float:
 
 
 def spot_price(cloud: Cloud, name: str, zone: str) -> float | None:
-    """USD for a spot hour of type `name` in `zone` at the moment; None if EC2 does not say."""
+    """Return the present spot price of type `name` in `zone`, in USD an hour; None if EC2 gives none."""
     found = cloud.ask(
         "describe_spot_price_history",
         InstanceTypes=[name],
         ProductDescriptions=["Linux/UNIX"],
         Filters=[{"Name": "availability-zone", "Values": [zone]}],
-        PaginationConfig={"MaxItems": 1},  # the newest comes first
+        PaginationConfig={"MaxItems": 1},  # the newest price comes first
     )["SpotPriceHistory"]
     return float(found[0]["SpotPrice"]) if found else None
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Present state of a cluster and its extension: `gib` and `public` are those of a new node."""
+    """Nodes and volumes of a cluster, and for each new node its GiB of volumes (`gib`) and if its address is `public`."""
 
     nodes: Sequence[Node]
     volumes: Sequence[Volume]
@@ -161,10 +161,10 @@ class Standing:
 
 
 def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: Sequence[str]) -> float:
-    """The most that an hour of a cluster can cost with one more node of each of `types`: instances, volumes, public addresses.
+    """Return the highest cost of an hour of a cluster with one more node of each of `types`, volumes and addresses included.
 
-    A spot instance costs at most the spot_price that it is bought with, or its price on demand if that is 0. Raises
-    CapError if the sum is over max_hourly_price, SettingsError.
+    A spot instance costs at most its spot_price, or the on-demand price if spot_price is 0. Raises CapError if the sum is over
+    max_hourly_price, and SettingsError.
     """
     bought = [(node.type, node.limit) for node in standing.nodes] + [(name, settings.spot_price) for name in types]
     gib = [(each.kind, each.gib) for each in standing.volumes] + [("gp3", standing.gib) for _ in types]

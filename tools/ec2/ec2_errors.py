@@ -1,31 +1,31 @@
-"""Every exception that this tool raises on purpose, and the exit code it stands for.
+"""Exceptions that this tool raises on purpose, with their exit codes.
 
-    Ec2Error                     1   EC2 refused for a reason that is not known here
-    ├── SettingsError            2   a setting is unknown, out of bounds, or EC2 has no such thing
-    │   ├── AccessError          2   no credentials, or not the right to do this
+    Ec2Error                     1   EC2 refused for an unknown reason
+    ├── SettingsError            2   a setting is unknown, out of bounds, or names something that EC2 does not have
+    │   ├── AccessError          2   no credentials, or no permission for this call
     │   ├── NotOfferedError      2   the zone or the region has no such instance type
     │   ├── QuotaError           2   the account's quota is exceeded
     │   ├── CapError             2   over max_instances or max_hourly_price
-    │   ├── NoClusterError       2   the command needs nodes and there are none
+    │   ├── NoClusterError       2   the command needs nodes, and the cluster has none
     │   ├── NoKeyPairError       2   EC2 has no key pair of that name
-    │   └── DeclinedError        2   the question was answered with no
-    ├── CapacityError            3   no zone and no type had room, or took the price
+    │   └── DeclinedError        2   the user answered no, or could not be asked
+    ├── CapacityError            3   no zone and type had room at the offered price
     │   └── PriceTooLowError     3   spot_price is below the market everywhere
-    ├── ThrottledError           3   EC2 asked to slow down until patience ended
-    ├── DeadlineError            3   nodes did not get ready in time
-    ├── GivenUpError             3   a job that was kept alive is not restarted any more
-    ├── NodeLostError            3   EC2 took a node away (spot, or a failure of its own)
-    ├── HostKeyError             4   a host key is not known yet, or is another one
-    ├── KeepError                1   trained weights cannot be fetched from nodes that are to end
-    ├── RemoteError              n   a command on a node failed; its exit code
-    ├── AlreadyThereError        1   a resource to be made exists; callers look it up
-    ├── NotShownError            1   EC2 does not know this id yet, or any more; callers try again, or are content
+    ├── ThrottledError           3   EC2 throttled a call until the last try
+    ├── DeadlineError            3   nodes were not ready in time
+    ├── GivenUpError             3   a job that is kept alive is not restarted again
+    ├── NodeLostError            3   EC2 took a node away (spot, or a failure of EC2)
+    ├── HostKeyError             4   a host key is not known yet, or differs from the known one
+    ├── KeepError                1   trained weights cannot be fetched from nodes about to be ended
+    ├── RemoteError              n   a command on a node failed; n is its exit code
+    ├── AlreadyThereError        1   a resource to be made exists already; callers look it up
+    ├── NotShownError            1   EC2 does not know this id, yet or any more; callers try again or ignore the error
     ├── InUseError               1   a resource to be removed is in use, perhaps by a node that is ending; callers try again
     ├── SpentTokenError          1   the instances of a client token have ended; callers take the next one
-    ├── TakenTokenError          1   another launch has used a client token; callers look at its instances
-    └── OthersError              1   another launch changes the same cluster; callers plan again
+    ├── TakenTokenError          1   another launch has used a client token; callers look at the instances of that launch
+    └── OthersError              1   another launch changes the same cluster; callers make a new plan
 
-A message is one line that names the fault and the remedy.
+A message is one line with the fault and the remedy.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ UNREACHED = 255  # ssh's own exit code
 
 
 class Ec2Error(Exception):
-    """Root of the tree; `exit_code` is that of the process."""
+    """Base of all errors; `exit_code` is the exit code of the process."""
 
     exit_code = 1
 
 
 class SettingsError(Ec2Error):
-    """A setting is unknown, out of bounds, or names something that does not exist."""
+    """A setting that is unknown, out of bounds, or names something that does not exist."""
 
     exit_code = 2
 
 
 class AccessError(SettingsError):
-    """No credentials, expired ones, or ones without the permission."""
+    """Missing or expired credentials, or credentials without the permission."""
 
 
 class NotOfferedError(SettingsError):
@@ -56,11 +56,11 @@ class NotOfferedError(SettingsError):
 
 
 class QuotaError(SettingsError):
-    """The account's limit of vCPUs or instances is reached."""
+    """The account's limit of vCPUs, instances or volumes is reached."""
 
 
 class CapError(SettingsError):
-    """The cluster would pass the limits in the configuration."""
+    """The cluster would exceed max_instances or max_hourly_price."""
 
 
 class NoClusterError(SettingsError):
@@ -68,7 +68,7 @@ class NoClusterError(SettingsError):
 
 
 class NoKeyPairError(SettingsError):
-    """A key pair that EC2 does not have, or not any more."""
+    """A key pair that EC2 does not have, or has no longer."""
 
 
 class DeclinedError(SettingsError):
@@ -76,23 +76,23 @@ class DeclinedError(SettingsError):
 
 
 class CapacityError(Ec2Error):
-    """EC2 has no room for the instances in any of the places tried."""
+    """EC2 has no room for the instances in any place that was tried."""
 
     exit_code = 3
 
 
 class PriceTooLowError(CapacityError):
-    """The market asks more than spot_price."""
+    """The market price is above spot_price."""
 
 
 class ThrottledError(Ec2Error):
-    """EC2 refused too many calls in a row because there were too many."""
+    """EC2 rejected a call repeatedly because there were too many calls."""
 
     exit_code = 3
 
 
 class DeadlineError(Ec2Error):
-    """A wait ended without success."""
+    """A wait that ended without success."""
 
     exit_code = 3
 
@@ -104,7 +104,7 @@ class GivenUpError(Ec2Error):
 
 
 class NodeLostError(Ec2Error):
-    """EC2 ended an instance by itself; `reason` is its code, such as Server.SpotInstanceTermination."""
+    """An instance that EC2 ended by itself; `reason` is EC2's code, such as Server.SpotInstanceTermination."""
 
     exit_code = 3
 
@@ -115,17 +115,17 @@ class NodeLostError(Ec2Error):
 
 
 class HostKeyError(Ec2Error):
-    """The host key of an instance cannot be told."""
+    """The host key of an instance is unknown or differs from the pinned one."""
 
     exit_code = 4
 
 
 class KeepError(Ec2Error):
-    """The newest checkpoint cannot be fetched, so that nothing was ended."""
+    """The newest checkpoint cannot be fetched; no node was ended."""
 
 
 class RemoteError(Ec2Error):
-    """A command on a node ended with a code other than 0."""
+    """A command on a node that ended with a nonzero code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -133,19 +133,19 @@ class RemoteError(Ec2Error):
 
 
 class AlreadyThereError(Ec2Error):
-    """A resource of that name exists."""
+    """A resource of that name exists already."""
 
 
 class NotShownError(Ec2Error):
-    """EC2 does not know the instance, or the group, that was named: not yet, or not any more."""
+    """EC2 does not know the named instance or group, yet or any more."""
 
 
 class InUseError(Ec2Error):
-    """The group is still in use, perhaps by a network card of an instance that has just ended."""
+    """The resource is still in use, perhaps by a network card of an instance that has just ended."""
 
 
 class SpentTokenError(Ec2Error):
-    """The instances that a client token stands for have ended."""
+    """The instances of a client token have ended."""
 
 
 class TakenTokenError(Ec2Error):
@@ -157,7 +157,7 @@ class OthersError(Ec2Error):
 
 
 class Named(Protocol):
-    """A node."""
+    """A node, by its name and id."""
 
     @property
     def name(self) -> str: ...
@@ -167,7 +167,7 @@ class Named(Protocol):
 
 
 def failure(node: Named, what: str, code: int, stderr: str) -> Ec2Error:
-    """The typed error for a command that ended with `code`."""
+    """Return the typed error for a command that ended with the nonzero `code`."""
     if code == UNREACHED and ("Host key verification failed" in stderr or "REMOTE HOST IDENTIFICATION" in stderr):
         return HostKeyError(
             f"{node.name} ({node.id}) shows another host key than its console did: somebody may be in between; "
@@ -177,6 +177,6 @@ def failure(node: Named, what: str, code: int, stderr: str) -> Ec2Error:
 
 
 def last_line(stderr: str) -> str:
-    """Last line that a program printed."""
+    """Return the last non-empty line that a program printed."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"

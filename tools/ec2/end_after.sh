@@ -1,11 +1,11 @@
 #!/bin/sh
-# Runs on a node as root, when it starts and when its time is extended: the node ends itself after so many minutes, restarted or not,
-# and tells who is logged in an hour before. A timer of systemd outlives a restart, which a planned shutdown does not; that one is for
+# Runs on a node as root, at its start and when its time is extended: ends the node after MINUTES, even across restarts, and
+# warns logged-in users an hour before. A systemd timer survives a restart of the node, unlike a planned shutdown, which serves
 # systems without systemd.
 #
 #   end_after.sh MINUTES    0: never
 units=/etc/systemd/system
-# unit NAME SECONDS DESCRIPTION COMMAND: a timer at that second since 1970
+# unit NAME SECONDS DESCRIPTION COMMAND PERSISTENT: a timer that runs COMMAND at SECONDS since 1970
 unit() {
     cat >"$units/$1.service" <<EOF
 [Unit]

@@ -1,4 +1,4 @@
-"""The hours at which nodes end themselves: the notice an hour before, told with every command, and putting it off (`extend`)."""
+"""Times at which nodes end themselves: the notice that every command gives in the last hour, and their change by `extend`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.remote import Access
 
 _NOTICE = datetime.timedelta(hours=1)
-_LEAST_MINUTES = 5  # until a new end: time to fetch the trained weights
+_LEAST_MINUTES = 5  # from now to a new end: time to fetch the trained weights
 
 
 def first_end(nodes: Sequence[Node]) -> datetime.datetime | None:
-    """The moment at which the first of them ends itself."""
+    """Return the earliest time at which one of `nodes` ends itself, in UTC; None if no node does."""
     return min((node.ends for node in nodes if node.ends and node.state in LIVE), default=None)
 
 
 def seconds_to_notice(nodes: Sequence[Node], now: datetime.datetime) -> float | None:
-    """From now until an hour before the first end, at least 0; None if no node ends itself."""
+    """Return the seconds from now until an hour before the first end, at least 0; None if no node ends itself."""
     end = first_end(nodes)
     return max(0.0, (end - _NOTICE - now).total_seconds()) if end else None
 
 
 def notice(nodes: Sequence[Node], now: datetime.datetime) -> str:
-    """A line for people, if a node ends within the hour; else nothing."""
+    """Return a notice for the user if a node ends itself within the hour, else an empty string."""
     end = first_end(nodes)
     if end is None or end - now > _NOTICE:
         return ""
@@ -40,9 +40,10 @@ def notice(nodes: Sequence[Node], now: datetime.datetime) -> str:
 
 
 def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Callable[[str], None]) -> list[Node]:
-    """Set the end of every node anew, earlier or later, first on the node and then in its tag; returns those that were changed.
+    """Set the end of every node, first on the node and then in its tag; return the nodes that were changed.
 
-    Safe to repeat: the hours count from the start of the node, not from now. Raises SettingsError if one would end at once.
+    Safe to repeat: the hours count from the start of the node, not from now. Raises SettingsError if a node would end within
+    minutes.
     """
     hours = way.settings.max_hours
     changed = [node for node in way.nodes if node.hours != hours]
@@ -61,7 +62,7 @@ def extend(cluster: Cluster, way: Access, now: datetime.datetime, confirm: Calla
     def one(node: Node) -> None:
         minutes = math.ceil((ends[node.id] - now).total_seconds() / 60) if hours else 0
         way.script(node, "extend.sh", str(minutes), text)
-        # a tag that says too little costs nothing
+        # if this call fails, the tag still has the old hours, which does no harm
         cluster.cloud.change("create_tags", Resources=[node.id], Tags=[{"Key": HOURS, "Value": str(hours)}])
 
     if way.dry_run:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs on a node as root, when it starts: a timer ends the node when nothing of the user's has run there for so many minutes. What runs
-# is a job, a login, a copy, a program of his own; the watchers of this tool do not count.
+# Runs on a node as root, at its start: a timer ends the node when no process of the user has run for MINUTES. A job, a login,
+# a copy or a program of the user counts; the watcher of this tool does not.
 #
 #   end_when_idle.sh USER MINUTES
 cat >/usr/local/sbin/psnode-idle <<'EOF'

@@ -1,4 +1,4 @@
-"""A commented cluster.toml with every setting, made of the table of settings."""
+"""A commented cluster.toml with every setting, generated from the table of settings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SET = ("name", "region", "n_workers", "method", "master_type", "worker_type", "
 
 
 def example() -> str:
-    """The text of a file that `load` takes as it is."""
+    """Return the text of a settings file that `load` accepts unchanged."""
     return _HEAD + "".join(f"\n# {rule(setting)}\n{_line(setting)}\n" for setting in FIELDS.values())
 
 
 def shown(value: Any) -> str:
-    """`value` in TOML."""
+    """Return `value` in TOML."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{to_json(key)} = {number}" for key, number in value.items()) + " }" if value else "{}"
     if isinstance(value, tuple):
@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
 
 
 def spelled(setting: Setting) -> Any:
-    """The default of a setting, by its word if it has one."""
+    """Return the default of a setting, as its word if it has one."""
     return next((word for word, value in setting.rules.words.items() if value == setting.default), setting.default)
 
 

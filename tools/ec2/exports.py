@@ -1,4 +1,4 @@
-"""The same job for another launcher, for who outgrows this tool: a SkyPilot task."""
+"""Export of a job to another launcher, for users who outgrow this tool: a SkyPilot task."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
 
-_STOP_SECONDS = 120  # from the signal to the end, enough for a checkpoint
+_STOP_SECONDS = 120  # from the stop signal to the end: enough for a checkpoint
 
 
 def skypilot(settings: Settings, words: Sequence[str]) -> str:
-    """The task of a job `psnode WORDS...`. Raises SettingsError if it trains nothing."""
+    """Return the SkyPilot task of the job `psnode WORDS...`. Raises SettingsError if the command is not training."""
     if not words or words[0] != "train":
         raise SettingsError("export needs a training command: export skypilot -- train --train-dir runs/first")
     setup = "scripts/pre_run.sh .\n"
@@ -40,9 +40,7 @@ run: |
 
 
 def train_dir(words: Sequence[str]) -> str:
-    """Directory that the command writes to. Raises SettingsError if it does not say: a job that is to be resumed must
-    know.
-    """
+    """Return the --train-dir of a command. Raises SettingsError if it has none: the job could not be resumed."""
     for index, word in enumerate(words):
         if word == "--train-dir" and index + 1 < len(words):
             return words[index + 1]
@@ -52,7 +50,7 @@ def train_dir(words: Sequence[str]) -> str:
 
 
 def _launch(settings: Settings, words: Sequence[str]) -> str:
-    """Shell lines that start the job, or resume it where it has a checkpoint already."""
+    """Return the shell lines that start the job, or resume it if it has a checkpoint."""
     kept = [word for word in words[1:] if word != "--resume"]
     return f"""resume=()
 [[ ! -e {shlex.quote(train_dir(words))}/checkpoints/latest ]] || resume=(--resume)

@@ -1,4 +1,4 @@
-"""Files that a shutdown keeps: the newest checkpoint on the nodes, with its run's records, fetched before they end."""
+"""Checkpoints that a shutdown keeps: the newest on the nodes, with the records of its run, fetched before the nodes end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from psnode_ec2.hostkeys import pin
 from psnode_ec2.remote import Access
 from psnode_ec2.settings import Settings
 
-_TWO_MINUTES = 120  # for the job's last checkpoint
+_TWO_MINUTES = 120  # seconds for the job's last checkpoint
 
 
 def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
-    """Stop the job, fetch the newest checkpoint of the master's home directory, and return a line that says where it is.
+    """Stop the job, fetch the newest checkpoint on the master, and return a line that says where it lies.
 
-    Nothing is fetched, and nothing returned, where no training can have run: without a master, on one that starts, or on one that
-    has shown no host key so soon after its start. Raises KeepError if the checkpoint cannot be fetched, or not be looked for.
+    Nothing is fetched and "" returned if no training can have run: without a master, or if the master is starting or, soon after
+    its start, has not shown its host key. Raises KeepError if the checkpoint cannot be searched for or fetched.
     """
     masters = [node for node in nodes if node.role == "master" and node.state != "pending"]
     if not masters:
@@ -43,7 +43,7 @@ def keep(cluster: Cluster, settings: Settings, nodes: Sequence[Node]) -> str:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The newest checkpoint of a master: its name, the run's folder on the master, and the local folder; None: no checkpoint."""
+    """A fetched checkpoint: its name, its run's folder on the master, and the local folder; None: no checkpoint was found."""
 
     name: str = ""
     folder: str = ""
@@ -54,7 +54,7 @@ class Fetched:
 
 
 def fetched(cluster: Cluster, settings: Settings, master: Node) -> Fetched | None:
-    """Stop the job of `master`, and fetch its newest checkpoint. None if no training can have run yet. Raises Ec2Error."""
+    """Stop the job of `master` and fetch its newest checkpoint; None if no training can have run yet. Raises Ec2Error."""
     if master.state != "running":
         raise Ec2Error(f"{master.id} is {master.state}, with what it holds: start it in the console")
     if not master.address(settings.connect):
@@ -72,7 +72,7 @@ def fetched(cluster: Cluster, settings: Settings, master: Node) -> Fetched | Non
 
 
 def _below(folder: str) -> PurePosixPath:
-    """Place of a node's folder below a folder here. A node is not believed: Ec2Error if that would be elsewhere."""
+    """Return the place of a node's folder below a local one. Raises Ec2Error for an unsafe name: a node is not trusted."""
     parts = PurePosixPath(folder).parts
     if not folder.isprintable() or ".." in parts:
         raise Ec2Error(f"the master says that it lies in {folder!r}")

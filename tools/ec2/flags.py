@@ -1,4 +1,4 @@
-"""Every setting as a flag of every command, and the objects that a command works with."""
+"""Settings as flags of every command, and the objects that the commands share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEFAULT_FILE = Path("cluster.toml")
 
 @dataclass(frozen=True)
 class CommandContext:
-    """Objects that every command works with."""
+    """Objects shared by all commands."""
 
     settings: Settings
     cloud: Cloud
@@ -34,30 +34,30 @@ class CommandContext:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The one that the settings name."""
+        """The cluster that the settings name."""
         return cluster_of(self.cloud, self.settings)
 
     def note(self, nodes: Sequence[Node]) -> list[LedgerEntry]:
-        """Record the nodes that EC2 shows; returns those that have ended."""
+        """Record `nodes`, which EC2 shows now, in the ledger; return the nodes that have ended."""
         cluster = self.cluster
         if self.cloud.dry_run:
             return []
         return note(self.settings, self.cloud.region, cluster.owner, nodes, datetime.datetime.now(datetime.UTC))
 
     def noted(self) -> tuple[list[Node], list[LedgerEntry]]:
-        """The nodes that live, and those that have ended."""
+        """Return the live nodes and the ended ones."""
         nodes = self.cluster.nodes(LIVE + ENDED)
         return [node for node in nodes if node.state in LIVE], self.note(nodes)
 
     def way(self, *, complete: bool = False) -> Access:
-        """To the nodes that run, or to all; waits for their host keys if they are not known yet."""
+        """Return the access to the running nodes, or to the complete cluster; wait for host keys that are not known yet."""
         way = access(self.cluster, self.settings, complete=complete)
         if told := notice(way.nodes, datetime.datetime.now(datetime.UTC)):
             progress(told)
         return way
 
     def confirm(self, what: str) -> None:
-        """Go on only if the user says so. Raises DeclinedError."""
+        """Return only if the user confirms `what`. Raises DeclinedError."""
         if self.cloud.dry_run or self.yes:
             progress(what)
         elif not sys.stdin.isatty():
@@ -67,7 +67,7 @@ class CommandContext:
 
 
 class _Command(click.Command):
-    """A command whose help shows its own options first, then the settings that all commands share."""
+    """A command whose help lists its own options before the settings shared by all commands."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         parts: dict[str, list[tuple[str, str]]] = {"Options": [], "Settings, each a key of cluster.toml too": []}
@@ -85,7 +85,7 @@ def command(
 ) -> Callable[[Callable[..., None]], None]:
     """Register a function of (session, ...) as a command with all settings as flags.
 
-    One that does without a cluster takes the name psnode where none is set.
+    `needs_name`: require a cluster name; otherwise an unset name becomes psnode.
     """
 
     def register(function: Callable[..., None]) -> None:
@@ -96,7 +96,7 @@ def command(
             settings = load(config, flags, unnamed="" if needs_name else "psnode")
             function(CommandContext(settings, Cloud(settings, dry_run=dry_run), yes), **given)
 
-        # click takes them from the last to the first
+        # click applies decorators from the last to the first
         for add in [*_common_flags(), *reversed(parameters)]:
             run = add(run)
         made = click.command(name, cls=_Command, help=function.__doc__)(run)

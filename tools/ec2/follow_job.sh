@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs on the master: prints a job's log, and with "follow" goes on until the job has ended and ends with its code.
+# Runs on the master: prints a job's log; with "follow", until the job has ended, and exits with the job's code.
 #
 #   follow_job.sh DIR JOB LINES follow|once
 set -euo pipefail
@@ -10,7 +10,7 @@ cd "$1/$2" 2>/dev/null || {
 if [[ $4 == once ]]; then
     exec tail -n "$3" log
 fi
-# runs: whoever runs a job holds its lock
+# runs: true while the job runs, since a running job holds its lock
 runs() {
     [[ -f lock && ! -f code ]] && ! flock -sn lock true
 }

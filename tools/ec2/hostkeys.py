@@ -1,6 +1,6 @@
-"""The host keys of the nodes, as they printed them on their consoles when they started, pinned by instance id.
+"""Host keys of the nodes, pinned by instance id, from the consoles on which the nodes printed them at their start.
 
-The console is read through EC2's API, so no one between this machine and the node can put another key in it.
+The console is read through EC2's API, so that an attacker between this machine and a node cannot substitute a key.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.ec2_errors import Ec2Error, HostKeyError, SettingsError
 from psnode_ec2.settings import Settings
 
-# cloud-init's own lines; a console may put a time or a carriage return on every line
+# the lines are cloud-init's; a console may add a time or a carriage return to every line
 _BLOCK = re.compile(r"BEGIN SSH HOST KEY KEYS-+\s(.*?)-+END SSH HOST KEY KEYS", re.S)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x00")
-_BETWEEN = re.compile(r"(?<=[A-Za-z0-9+/])\[ *\d+\.\d+\][^\r\n]*[\r\n]+")  # the kernel, in the middle of a key
+_BETWEEN = re.compile(r"(?<=[A-Za-z0-9+/])\[ *\d+\.\d+\][^\r\n]*[\r\n]+")  # kernel output in the middle of a key
 _KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-Za-z0-9+/]{60,}={0,2})(?=\s|$)")
 
 
 def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient: bool = True) -> Path:
-    """Path of a known_hosts file with the keys of all `nodes` under their ids; asks for those it does not have yet.
+    """Return the path of a known_hosts file with the keys of all `nodes` by instance id; fetch the missing keys.
 
-    A key that is there is never replaced: an instance keeps its keys for life. Raises HostKeyError if a console does not
-    show them within launch_deadline, or, without patience, at once.
+    A key in the file is never replaced: an instance keeps its keys for life. Raises HostKeyError if a console does not show the
+    keys within launch_deadline; without `patient`, after one look.
     """
     path = settings.state / "known_hosts"
     try:
@@ -39,7 +39,7 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient:
     missing = [node for node in nodes if node.id not in known]
     if cluster.cloud.dry_run:
         for node in missing:
-            console_keys(cluster, node)  # which prints the call
+            console_keys(cluster, node)  # in a dry run this prints the call
         return path
     deadline = time.monotonic() + settings.launch_deadline
     for attempt in range(10**6):
@@ -59,26 +59,26 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient:
 
 
 def console_keys(cluster: Cluster, node: Node) -> list[str]:
-    """Keys that `node` printed, `TYPE BASE64` each; empty if it has printed none yet.
+    """Return the keys that `node` has printed, each as `TYPE BASE64`; empty if the console shows none yet.
 
-    The output of the start is kept, but EC2 shows it minutes later than the latest; which in the end has gone over the keys.
+    EC2 keeps the output of the start but shows it minutes later than the latest output, which in time no longer holds the keys.
     """
     try:
         keys = keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id, Latest=True).get("Output") or "")
     except SettingsError:
         raise
-    except Ec2Error:  # Xen's instance types have no latest output
+    except Ec2Error:  # Xen instance types have no latest output
         keys = []
     return keys or keys_in(cluster.cloud.ask("get_console_output", InstanceId=node.id).get("Output") or "")
 
 
 def keys_in(console: str) -> list[str]:
-    """The keys in a console's output, as text or in base64: the first ones, which the start printed before anybody logged in.
+    """Return the first keys in a console's output (text or base64): the start printed these before any user logged in.
 
-    A key that other output has cut or mixed with its own is put together again or left out: a wrong one would be pinned for good.
+    A key that other output has split is restored or left out: a wrong key would be pinned for good.
     """
     if re.fullmatch(r"[A-Za-z0-9+/=\s]+", console):
-        with contextlib.suppress(ValueError):  # a word like "login" looks like it
+        with contextlib.suppress(ValueError):  # a plain word such as "login" matches too
             console = base64.b64decode(console).decode("utf-8", "replace")
     blocks = _BLOCK.findall(_ESCAPE.sub("", console))
     if not blocks:
@@ -88,7 +88,7 @@ def keys_in(console: str) -> list[str]:
 
 
 def _is_whole(kind: str, text: str) -> bool:
-    """True if `text` is a public key of this kind in base64: strings with a length prefix (RFC 4253, 6.6), and no more."""
+    """Return True if `text` is exactly a base64 public key of this kind: strings with length prefixes (RFC 4253, 6.6)."""
     try:
         rest, strings = base64.b64decode(text, validate=True), []
     except ValueError:
@@ -103,7 +103,7 @@ def _is_whole(kind: str, text: str) -> bool:
 
 
 def pinned(path: Path) -> dict[str, list[str]]:
-    """Keys by instance id, without those that were cut while they were written."""
+    """Return the keys by instance id, without keys that an interrupted write has truncated."""
     found: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         host, _, key = line.partition(" ")
@@ -114,7 +114,7 @@ def pinned(path: Path) -> dict[str, list[str]]:
 
 
 def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
-    """Add keys by instance id to the file, in whole lines. Raises SettingsError."""
+    """Append keys by instance id to the file, in whole lines. Raises SettingsError."""
     lines = [f"{host} {key}\n" for host, each in keys.items() for key in each]
     if lines:
         try:
@@ -129,6 +129,6 @@ def keep_keys(path: Path, keys: dict[str, list[str]]) -> None:
 
 
 def for_addresses(path: Path, nodes: Iterable[Node]) -> str:
-    """Lines for a known_hosts file on the nodes, where they go by their private addresses."""
+    """Return lines for a known_hosts file on the nodes, which know each other by private address."""
     keys = pinned(path)
     return "".join(f"{node.private_address} {key}\n" for node in nodes for key in keys[node.id])

@@ -1,4 +1,4 @@
-"""The image to start, and the parameters of one RunInstances call."""
+"""Image of the nodes, and the parameters of a RunInstances call."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from psnode_ec2.ec2_errors import OthersError, SettingsError, SpentTokenError, T
 from psnode_ec2.places import Place
 from psnode_ec2.settings import Settings
 
-_UNSHOWN = 4  # looks for instances of another launch; one that is not shown then has ended more than an hour ago
-_LIVES = 100  # times that all nodes of a role may end and be started anew within the day that EC2 remembers a token
+_UNSHOWN = 4  # tries to find the instances of another launch; if none appears, they ended more than an hour ago
+_LIVES = 100  # times that all nodes of a role may end and be replaced within the day for which EC2 remembers a token
 _PUBLISHERS = {
     "ubuntu": ("099720109477", "ubuntu/images/hvm-ssd*/ubuntu-*-server-*"),
     "deep-learning": ("amazon", "Deep Learning OSS Nvidia Driver AMI GPU PyTorch * (Ubuntu *)*"),
 }
-_LTS = re.compile(r"ubuntu-[a-z]+-(\d+)\.04-")  # an Ubuntu of April of an even year
+_LTS = re.compile(r"ubuntu-[a-z]+-(\d+)\.04-")  # Ubuntu's April releases; those of even years are LTS
 
 
 @dataclass(frozen=True)
 class Common:
-    """Settings that all nodes of a launch share. `launch` is its id, by which it knows its own instances."""
+    """Settings that all nodes of a launch share. `launch` is the id by which the launch recognises its instances."""
 
     image: Image
     key: str
@@ -39,10 +39,10 @@ class Common:
 def start(
     cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
 ) -> set[str]:
-    """Start exactly `count` nodes of `role`, or raise; returns their ids.
+    """Start exactly `count` nodes of `role` and return their ids, or raise.
 
-    A call that is made again, because the result of the first one is unknown, finds its instances. So does another
-    launch with the same `moment`, which then raises OthersError. If those have ended since, more are started.
+    A repeated call, made because the result of the first is unknown, returns the instances of the first. A call of another launch
+    with the same `moment` raises OthersError while such instances live. If they have ended, new ones are started.
     """
     for life in range(_LIVES):
         wanted = request(cluster, settings, common, place, role, count, (*moment, life))
@@ -62,12 +62,12 @@ def start(
 def request(
     cluster: Cluster, settings: Settings, common: Common, place: Place, role: str, count: int, moment: Sequence[object]
 ) -> dict[str, Any]:
-    """RunInstances for exactly `count` nodes of `role`.
+    """Return the parameters of RunInstances for exactly `count` nodes of `role`.
 
-    The client token is made of the cluster, the role, the place and `moment`: of launches that see the same cluster EC2 then
-    listens to one, even while it does not show that one's instances yet.
+    The client token is made from the cluster, the role, the place and `moment`. Of launches that see the same cluster, EC2 then
+    obeys one, even while it does not show the instances of this launch yet.
     """
-    # in full: not rounded up, and no exponent
+    # all digits: not rounded up, and without exponent
     limit = f"{settings.spot_price:.8f}".rstrip("0").rstrip(".") if settings.spot_price else ""
     wanted: dict[str, Any] = {
         "ImageId": common.image.id,
@@ -78,7 +78,7 @@ def request(
         "Placement": {"GroupName": common.placement} if common.placement else {},
         "InstanceInitiatedShutdownBehavior": "terminate",
         "UserData": user_data(settings, role),
-        # version 2 of the metadata service alone, and not for containers one hop further
+        # version 2 of the metadata service only, unreachable from containers one hop further
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "BlockDeviceMappings": [_root_volume(common.image, settings)],
         "TagSpecifications": [
@@ -99,7 +99,7 @@ def request(
 
 
 def _lives(cluster: Cluster, token: str) -> bool:
-    """That a node lives which was started with this client token."""
+    """Return True if a node that was started with this client token lives."""
     for attempt in range(_UNSHOWN):
         found = cluster.cloud.ask("describe_instances", Filters=[{"Name": "client-token", "Values": [token]}])
         if states := [each["State"]["Name"] for held in found.get("Reservations", []) for each in held["Instances"]]:
@@ -109,7 +109,7 @@ def _lives(cluster: Cluster, token: str) -> bool:
 
 
 def user_data(settings: Settings, role: str) -> str:
-    """Script that a node runs when it starts: the end of itself, and of its bill, whatever happens to its owner."""
+    """Return the script that a node runs at its start: timers that end the node, and its bill, without its owner."""
     parts = [("end_after.sh", str(60 * settings.max_hours))] if settings.max_hours else []
     if settings.idle_minutes and (role != "master" or settings.lasts):
         parts.append(("end_when_idle.sh", f"{settings.ssh_username} {settings.idle_minutes}"))
@@ -123,7 +123,7 @@ def _root_volume(image: Image, settings: Settings) -> dict[str, Any]:
 
 
 def _network(settings: Settings, common: Common, place: Place) -> dict[str, Any]:
-    gives = settings.connect == "public" and not place.maps  # a public address, which the subnet does not
+    gives = settings.connect == "public" and not place.maps  # request a public address if the subnet gives none
     if not settings.efa and not gives:
         return {"SubnetId": place.subnet, "SecurityGroupIds": [common.firewall]}
     card = {"DeviceIndex": 0, "SubnetId": place.subnet, "Groups": [common.firewall], "DeleteOnTermination": True}
@@ -131,12 +131,12 @@ def _network(settings: Settings, common: Common, place: Place) -> dict[str, Any]
     return {"NetworkInterfaces": [{**card, **efa, **({"AssociatePublicIpAddress": True} if gives else {})}]}
 
 
-# image_id: owner and name pattern. Canonical's account publishes Ubuntu; amazon is an alias that only AWS can have.
+# _PUBLISHERS: owner and name pattern by image_id. Canonical's account publishes Ubuntu; the alias amazon stands for AWS alone.
 
 
 @dataclass(frozen=True)
 class Image:
-    """An AMI, the device of its root volume, and the size of its other volumes."""
+    """An AMI, the device of its root volume, and the total size of its other volumes."""
 
     id: str
     name: str
@@ -145,7 +145,7 @@ class Image:
 
 
 def find_image(cloud: Cloud, image_id: str, architecture: str) -> Image:
-    """The image that `image_id` stands for. Raises SettingsError if there is none for `architecture`."""
+    """Return the image that `image_id` stands for. Raises SettingsError if there is no image for `architecture`."""
     if image_id in _PUBLISHERS:
         owner, pattern = _PUBLISHERS[image_id]
         values = {"name": pattern, "architecture": architecture, "state": "available", "virtualization-type": "hvm"}

@@ -1,4 +1,4 @@
-"""A command over the cluster: started on the master, where it goes on whatever becomes of the connection."""
+"""Jobs on the cluster: commands started on the master, where they continue if the connection ends."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from psnode_ec2.end_times import notice, seconds_to_notice
 from psnode_ec2.rank_placement import lines as ranks_by_node
 from psnode_ec2.remote import Access
 
-RUNS_ALREADY = "a job runs already"  # of start_job.sh
-_TWO_MINUTES = 110  # from an interruption notice to the end of a node, less the time to hear of it
+RUNS_ALREADY = "a job runs already"  # printed by start_job.sh
+_TWO_MINUTES = 110  # seconds from an interruption notice to the end of a node, less the delay of noticing it
 
 
 def over_all(command: Sequence[str]) -> bool:
-    """True of a command that runs on all nodes, through `psnode launch`: training, or a program with a session."""
+    """Return True for a command that runs on all nodes through `psnode launch`: training, or a program with a session."""
     return bool(command) and (command[0] == "train" or command[0].endswith(".py"))
 
 
 def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str = ".") -> str:
     """Start `psnode COMMAND...` and return the folder of the job, relative to remote_dir.
 
-    `train`, and a program, run on all nodes, with the ranks of `counts` on each; everything else on the master alone.
-    `where`: the folder in remote_dir in which it runs.
+    `train` and programs run on all nodes, with `counts` ranks on each; other commands run on the master alone.
+    `where`: the folder in remote_dir in which the command runs.
     Raises SettingsError, RemoteError (code 2: a job runs already).
     """
     if not command:
@@ -60,15 +60,16 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
 
 
 def _trust(command: Sequence[str]) -> list[str]:
-    """Trust in a run whose record names code: it was begun on these nodes, by their owner."""
+    """Return --trust-run for a resumed run: its record may name code, and its owner began the run on these nodes."""
     said = any(word.partition("=")[0] in ("--task", "--trust-run", "--no-trust-run") for word in command)
     return ["--trust-run"] if "--resume" in command and not said else []
 
 
 def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str]:
-    """Only the interface that the nodes reach each other by: an image may have others, of containers for example.
+    """Return arguments of mpirun that restrict TCP to the network of the nodes: an image may have other networks.
 
-    Spares come on top of the ranks that the nodes have places for, where those are numbered.
+    Spares are additional to the ranks that numbered slots have room for, so with several ranks on a node slots are
+    oversubscribed.
     """
     words = []
     if not way.settings.efa:
@@ -79,7 +80,7 @@ def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str
 
 
 def common_network(addresses: Sequence[str]) -> str:
-    """The smallest network that holds all `addresses`. Open MPI wants one: of a list of addresses it drops its peers'."""
+    """Return the smallest network that holds all `addresses`. From a list of addresses Open MPI would drop its peers'."""
     first, *rest = (ipaddress.ip_interface(address) for address in addresses)
     network = first.network
     while not all(each.ip in network for each in rest):
@@ -88,15 +89,16 @@ def common_network(addresses: Sequence[str]) -> str:
 
 
 def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: bool = False) -> int:
-    """Print the log of a job until it has ended; returns its code.
+    """Print the log of a job until it has ended, and return the job's exit code.
 
-    An interrupt asks the job to end, and goes on; with `watching` it only ends that, as the second one does, with 130.
+    The first interrupt asks the job to end, and the log is followed further. The second interrupt, and with `watching` the first,
+    leaves the job running and returns 130.
     """
     asked = watching
     while True:
         process = None
         try:
-            process = _follower(way, job, lines, "follow")  # its lines, and so an interrupt, may come before this returns
+            process = _follower(way, job, lines, "follow")  # lines, and an interrupt, may come before this call returns
             code = _ended(process, way)
         except KeyboardInterrupt:
             if process is not None:
@@ -116,7 +118,7 @@ def follow(way: Access, job: str = "jobs/last", lines: str = "+1", *, watching: 
 
 
 def _ended(process: subprocess.Popen[str], way: Access) -> int:
-    """Wait for `process` and return its code; an hour before the nodes end themselves the user is told."""
+    """Wait for `process` and return its code; print a notice an hour before the nodes end themselves."""
     seconds = seconds_to_notice(way.nodes, datetime.datetime.now(datetime.UTC))
     if seconds:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -126,12 +128,12 @@ def _ended(process: subprocess.Popen[str], way: Access) -> int:
 
 
 def show(way: Access, lines: int) -> int:
-    """Print the last lines of the last job's log."""
+    """Print the last `lines` lines of the last job's log, and return the exit code."""
     return _follower(way, "jobs/last", str(lines), "once").wait()
 
 
 def stop(way: Access) -> None:
-    """Ask the job to write a checkpoint and end."""
+    """Ask the running job to write a checkpoint and end, if there is one."""
     way.script(way.master, "stop_job.sh", way.settings.remote_dir)
 
 
@@ -141,5 +143,5 @@ def _follower(way: Access, job: str, lines: str, how: str) -> subprocess.Popen[s
         click.echo(f"would run follow_job.sh on {way.master.name}: {shlex.join(words)}")
         return subprocess.Popen(["true"], text=True)
     with Path(__file__).with_name("follow_job.sh").open() as script:
-        # a session of its own: an interrupt is for this process alone
+        # in a session of its own, so that an interrupt reaches this process alone
         return subprocess.Popen(way.line(way.master, shlex.join(words)), stdin=script, text=True, start_new_session=True)

@@ -1,8 +1,8 @@
-"""Keeping a job alive: it is followed, and when its nodes were lost the cluster is completed and the job goes on.
+"""Keeping a job alive: follow the job, and if its nodes are lost, complete the cluster and resume the job.
 
-The loop cannot run wild: a launch obeys max_instances and max_hourly_price as every launch does, restarts are counted in a file
-that outlives this process, nodes that are started later live no longer than max_hours after the beginning, three restarts without
-a newer checkpoint end it, and nothing is started again once a user has stopped the job or ended nodes of it.
+The loop is bounded in several ways. A launch obeys max_instances and max_hourly_price, as always. Restarts are counted in a file
+that outlives this process. Nodes started later end no later than max_hours after the beginning. Three restarts without a newer
+checkpoint end the loop. Nothing is restarted after a user has stopped the job or ended nodes of its cluster.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from psnode_ec2.ec2_errors import CapacityError, Ec2Error, GivenUpError, RemoteE
 from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.settings import Settings
 
-FINAL = (0, 2, 4, 5, 130)  # done, or an end that another start would reach again
+FINAL = (0, 2, 4, 5, 130)  # success, or a failure that a restart would repeat
 _STOPPED = 75
 _FRUITLESS = 3  # restarts without a newer checkpoint
 
 
 class Work(Protocol):
-    """The actions of the loop on the cluster."""
+    """Actions of the loop on the cluster."""
 
     def follow(self, job: str) -> int | None:
-        """The code of the job, when it has ended; None if it is lost with its master."""
+        """Return the exit code of the job after its end; None if the job is lost with its master."""
 
     def was_stopped(self) -> str:
-        """The reason if the job or its nodes were ended on purpose, else empty."""
+        """Return the reason if a user ended the job or its nodes, else an empty string."""
 
     def newest(self) -> str:
-        """The newest checkpoint that can be gone on from, "" if none is known."""
+        """Return the newest checkpoint from which the job can resume, "" if none is known."""
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """Fetch everything that only these nodes hold, then end them: those that EC2 wants back, or all."""
+        """Fetch the files that only these nodes hold, then end all nodes (`everything`) or those that EC2 wants back."""
 
     def complete(self, charge: Charge, max_hours: int) -> None:
-        """Launch the missing nodes, and set them up."""
+        """Launch the missing nodes and set them up; new nodes end themselves after `max_hours`."""
 
     def start(self, charge: Charge) -> str:
-        """Start the job, from its newest checkpoint if there is one; returns its folder."""
+        """Start the job, from its newest checkpoint if there is one, and return its folder."""
 
 
 def _moment() -> datetime.datetime:
@@ -51,7 +51,7 @@ def _moment() -> datetime.datetime:
 def keep_alive(
     charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime] = _moment
 ) -> int:
-    """Follow the job to its end, through all restarts; returns its code. Raises GivenUpError, SettingsError."""
+    """Follow the job through all restarts to its end, and return its code. Raises GivenUpError, SettingsError."""
     if not charge.job and not charge.used:
         _begin(charge, settings, work)
     while True:
@@ -81,9 +81,9 @@ def _begin(charge: Charge, settings: Settings, work: Work) -> None:
 
 
 def _again(charge: Charge, settings: Settings, cloud: Cloud, work: Work, now: Callable[[], datetime.datetime]) -> None:
-    """Bring the job to life again, in as many attempts as are left; each counts, and is noted before it begins."""
+    """Restart the job in the remaining attempts; each attempt counts, and is recorded before it begins."""
     charge.job = ""
-    everything = False  # where the nodes that are left stand is no room for the others
+    everything = False  # set if there was no room next to the remaining nodes: then leave these, too
     for attempt in range(10**6):
         hours = charge.hours_left(settings, now())
         _may(charge, settings, hours)

@@ -1,4 +1,4 @@
-"""`run --keep-alive`: a job that begins, or the one that another start of this tool left."""
+"""`run --keep-alive`: begin a job that is kept alive, or continue with the one that an earlier process left."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from psnode_ec2.kept_job_record import Charge
 from psnode_ec2.reviving import Revival
 from psnode_ec2.worktree import pack
 
-RESTARTS = 5  # where the user does not say
+RESTARTS = 5  # default
 
 
 def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, restarts: int | None) -> int:
-    """Keep a job alive until it has ended; returns its code. Raises SettingsError, GivenUpError."""
+    """Keep a job alive until it has ended, and return its code. Raises SettingsError, GivenUpError."""
     settings = session.settings
     with record.held(settings):
         there = record.read(settings)
@@ -40,7 +40,7 @@ def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, r
 
 
 def begin(session: CommandContext, words: Sequence[str], restarts: int | None) -> Charge:
-    """A charge that the user has confirmed. Raises SettingsError, DeclinedError."""
+    """Return the record of a new job, confirmed by the user. Raises SettingsError, DeclinedError."""
     settings = session.settings
     if not words:
         raise SettingsError("there is no job to go on with: run --keep-alive -- train --train-dir runs/first ...")

@@ -1,6 +1,6 @@
-"""Record of a job that is kept alive: in a file of state_dir, so that another start of this tool goes on with it.
+"""Record of a job that is kept alive: a file in state_dir, by which a later process of this tool continues with the job.
 
-One process at a time holds it. `shutdown` removes it, and with it every intention to start nodes again.
+One process at a time holds the record. `shutdown` removes it, so that no node is started again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _FILE, _CODE, _LOCK = "keep-alive.json", "keep-alive.tar", "keep-alive.lock"
 
 @dataclasses.dataclass
 class Charge:
-    """`words` is the command, `restarts` the most that may be used, `began` the start in UTC, `job` the one that runs, if any.
+    """The record. `words`: the command; `restarts`: the most allowed; `began`: the start in UTC; `job`: the running job, if any.
 
-    `steps` are the newest checkpoints before each restart; `brought` is the local folder of a checkpoint of `run`.
+    `steps`: the newest checkpoint before each restart; `brought`: the local folder of a checkpoint fetched from an ended node.
     """
 
     words: list[str]
@@ -39,18 +39,18 @@ class Charge:
     brought: str = ""
 
     def hours_left(self, settings: Settings, now: datetime.datetime) -> int:
-        """Of max_hours since the beginning, for nodes that are started now; 0 if they are over."""
+        """Return the rest of max_hours, in whole hours rounded up, for nodes started now; 0 if max_hours are over."""
         gone = (now - datetime.datetime.fromisoformat(self.began)).total_seconds() / 3600
         return max(math.ceil(settings.max_hours - gone), 0)
 
 
 def code_of(settings: Settings) -> Path:
-    """The archive of the user's code as it was when the job began."""
+    """Return the path of the archive of the user's code, packed when the job began."""
     return settings.state / _CODE
 
 
 def read(settings: Settings) -> Charge | None:
-    """The charge, if there is one. Raises SettingsError if it cannot be read."""
+    """Return the record, or None without a file. Raises SettingsError if the file cannot be read."""
     path = settings.state / _FILE
     try:
         return Charge(**json.loads(path.read_bytes()))
@@ -61,7 +61,7 @@ def read(settings: Settings) -> Charge | None:
 
 
 def write(settings: Settings, charge: Charge) -> None:
-    """Keep it, whole. Raises SettingsError."""
+    """Replace the file atomically by `charge`. Raises SettingsError."""
     path = settings.state / _FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -73,14 +73,14 @@ def write(settings: Settings, charge: Charge) -> None:
 
 
 def forget(settings: Settings) -> None:
-    """Remove it, with its copy of the code."""
+    """Remove the record and its copy of the code."""
     for name in (_FILE, _CODE):
         (settings.state / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def held(settings: Settings) -> Iterator[None]:
-    """Hold a lock: no other process keeps a job of this cluster alive meanwhile. Raises SettingsError."""
+    """Hold the lock that lets one process of this machine keep a job of the cluster alive. Raises SettingsError if taken."""
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.state / _LOCK).open("w") as lock:
         try:

@@ -1,4 +1,4 @@
-"""The user's key: its private half stays where it is, EC2 gives the public one to the nodes."""
+"""The user's ssh key: the private half stays on this machine, EC2 gives the public half to the nodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from psnode_ec2.settings import Settings
 
 
 def public_key(keyfile: Path) -> str:
-    """The public half of the private key in `keyfile`, as authorized_keys has it.
+    """Return the public half of the private key in `keyfile`, in the form of authorized_keys.
 
-    Raises SettingsError, also for a key that ssh will not take, since others may read it.
+    Raises SettingsError, also for a key that other users may read, since ssh refuses it.
     """
     remedy = "set path_to_keyfile, or make one: ssh-keygen -t ed25519"
     try:
@@ -31,7 +31,7 @@ def public_key(keyfile: Path) -> str:
     done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", keyfile], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if beside.is_file():
         public = beside.read_text(errors="replace").strip()
-        if done.returncode == 0 and done.stdout.split()[:2] != public.split()[:2]:  # one with a passphrase does not tell
+        if done.returncode == 0 and done.stdout.split()[:2] != public.split()[:2]:  # a key with a passphrase cannot be checked
             raise SettingsError(
                 f"{beside} is not the public half of {keyfile}, which nodes would not let in: remove it, or make it anew with "
                 f"ssh-keygen -y -f {keyfile}"
@@ -44,7 +44,7 @@ def public_key(keyfile: Path) -> str:
 
 
 def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence[Node]) -> None:
-    """That the key pair `key_name` exists, and that it, or the one that `nodes` let in, is that of the private key at hand.
+    """Check that the key pair `key_name` exists, and that it, or the one of `nodes`, belongs to the private key at hand.
 
     Raises SettingsError.
     """
@@ -65,9 +65,9 @@ def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence
 
 
 def ensure_key(cluster: Cluster, settings: Settings, public: str, launch: str) -> str:
-    """The name of the EC2 key pair: the user's own, or one for this cluster made of `public`.
+    """Return the name of the EC2 key pair: `key_name` if set, else that of this cluster's pair for `public`, made if missing.
 
-    Two launches with unlike keys have a pair each, so that no node lets in another key than its launch's.
+    Launches with different keys make a pair each, so that the nodes of a launch accept its key alone.
     """
     if settings.key_name:
         return settings.key_name
@@ -90,5 +90,5 @@ def _key_pairs(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _same(pair: dict[str, Any], public: str) -> bool:
-    """True if a key pair of EC2's is that of `public`, its comment ignored."""
+    """Return True if an EC2 key pair has the public key `public`, comments ignored, or if EC2 does not show its key."""
     return "PublicKey" not in pair or pair["PublicKey"].split()[:2] == public.split()[:2]

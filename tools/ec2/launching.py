@@ -1,4 +1,4 @@
-"""Launch: complete an existing cluster, or start one where there is room; all reading comes before any change."""
+"""Launch: complete a cluster, or start one in a place with room; all reads come before the first change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from psnode_ec2.resources import let_in, own_range, volumes_of
 from psnode_ec2.settings import Settings
 from psnode_ec2.wait_for_cluster import end_superfluous, wait
 
-_ROUNDS = 8  # plans that a launch makes while others change the same cluster
+_ROUNDS = 8  # plans of a launch while other launches change the same cluster
 
 
 def launch(cluster: Cluster, settings: Settings, confirm: Callable[[str], None]) -> list[Node]:
-    """Bring the cluster to its size and wait until every node runs; `confirm` raises DeclinedError if the user says no.
+    """Bring the cluster to its size and wait until every node runs; `confirm` raises DeclinedError if the user declines.
 
-    Everything that is started carries the id of this launch, and nothing else is ended by it. Where another launch changes the
-    cluster meanwhile, while the user is asked for example, the plan is made and confirmed again.
+    All that is started carries the id of this launch, and the launch ends nothing else. If another launch changes the cluster
+    meanwhile, for example during the question to the user, a new plan is made and confirmed.
     """
     mine, started = secrets.token_hex(8), set[str]()
     try:
@@ -56,9 +56,7 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
 
 
 def make_plan(cluster: Cluster, settings: Settings) -> LaunchPlan:
-    """Make the plan of missing nodes and their places. Raises SettingsError and its kinds, before anything is
-    changed.
-    """
+    """Return the plan of missing nodes and their places. Raises SettingsError and its subclasses before any change."""
     cloud = cluster.cloud
     key = public_key(settings.keyfile)
     nodes = cluster.nodes()

@@ -1,6 +1,6 @@
-"""The nodes that commands on this machine have seen, so that their cost can be told when EC2 has forgotten them, after an hour.
+"""Ledger of the nodes seen by commands on this machine; `cost` needs it, since EC2 forgets a node an hour after its end.
 
-A file of JSON in state_dir, for `cost` alone: the tags tell which resources exist and who owns them.
+The ledger is a JSON file in state_dir, for `cost` alone: the tags tell which resources exist and who owns them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE = "nodes.json"
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """A node; `ended` is the first moment at which it was seen not to live, in UTC, "" while it does."""
+    """A node. `ended`: the first time at which a command found it ended, in UTC; "" while it lives."""
 
     id: str
     name: str
@@ -38,15 +38,15 @@ class LedgerEntry:
     ended: str = ""
 
     def hours(self, now: datetime.datetime) -> float:
-        """The most that it has lived: until it was seen to have ended, or had to end itself."""
+        """Return the most hours that the node has lived: until it was found ended, or had to end itself."""
         last = min(datetime.datetime.fromisoformat(text) for text in (self.ended, self.ends, now.isoformat()) if text)
         return max((last - datetime.datetime.fromisoformat(self.launched)).total_seconds() / 3600, 0.0)
 
 
 def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now: datetime.datetime) -> list[LedgerEntry]:
-    """Note all nodes of the cluster that EC2 shows now, ended ones too; returns those that have ended, oldest first.
+    """Record `nodes`, all nodes of the cluster that EC2 shows now, ended ones too; return the ended entries, oldest first.
 
-    A file that cannot be read or written is one without entries.
+    A file that cannot be read counts as empty; one that cannot be written is left as it is.
     """
     live = {node.id for node in nodes if node.state in LIVE}
     with _opened(settings.state / _FILE) as entries:
@@ -66,7 +66,7 @@ def note(settings: Settings, region: str, owner: str, nodes: Sequence[Node], now
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[dict[str, LedgerEntry]]:
-    """The entries of the file by id, written back at the end; one command at a time."""
+    """Yield the entries of the file by id, and write them back afterwards; a lock admits one command at a time."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

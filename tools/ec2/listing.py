@@ -1,4 +1,4 @@
-"""Clusters of this tool in an account, in all regions that answer; the rest after a shutdown: others' nodes, lasting volumes."""
+"""Clusters of an account in all regions, and notes for a shutdown: nodes of other owners or regions, lasting volumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Listed:
-    """A cluster with live nodes: their number by state and by type, the first start and the first end, in UTC."""
+    """A cluster with live nodes: their numbers by state and by type, the first start and the first end, in UTC."""
 
     region: str
     cluster: str
@@ -40,12 +40,12 @@ class Listed:
         return f"{self.region:15} {self.cluster:15} {self.owner:15} {kinds:24} {states:12} {since}{end}"
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
 
 def clusters(cloud: Cloud) -> tuple[list[Listed], list[str]]:
-    """Them in order of region, name and owner; and a line for each region that could not be asked."""
+    """Return the clusters, sorted by region, name and owner, and a line for each region that did not answer."""
     found, failed = list[Listed](), list[str]()
     for part in over_regions(cloud, _in_region):
         if isinstance(part, str):
@@ -85,7 +85,7 @@ def _listed(region: str, name: str, owner: str, instances: Sequence[Mapping[str,
 
 
 def over_regions(cloud: Cloud, work: Callable[[Cloud], Result]) -> list[Result]:
-    """`work` in the cloud's region, then in all others of the account, several at once. Raises Ec2Error if they are not known."""
+    """Apply `work` in the cloud's own region, then in all others concurrently. Raises Ec2Error if no list of regions comes."""
     regions = [each["RegionName"] for each in cloud.ask("describe_regions")["Regions"]]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         others = pool.map(lambda region: work(cloud.in_region(region)), sorted(set(regions) - {cloud.region}))
@@ -93,7 +93,7 @@ def over_regions(cloud: Cloud, work: Callable[[Cloud], Result]) -> list[Result]:
 
 
 def other_nodes(cluster: Cluster) -> list[str]:
-    """A line for each other owner and region with nodes of clusters of this name, and for each that could not be asked."""
+    """Return a line for each other owner or region with nodes of clusters of this name, and for each region without an answer."""
     here = cluster.cloud.region
 
     def look(cloud: Cloud) -> list[str]:
@@ -122,7 +122,7 @@ def _in(cloud: Cloud, cluster: Cluster, *, here: bool) -> list[str]:
 
 
 def lasting_volumes(cluster: Cluster, nodes: Sequence[Node]) -> list[str]:
-    """A line for each volume that does not end with its node, and for those that hang on none."""
+    """Return a line for each volume that does not end with its node, or is attached to no node."""
     names = {node.id: node.name for node in nodes}
     try:
         found = volumes_of(cluster, nodes)

@@ -24,12 +24,12 @@ if ! grep -qxF "$line" /etc/fstab; then
     as_root chmod 644 /etc/fstab.psnode
     as_root mv /etc/fstab.psnode /etc/fstab
 fi
-# another server than before: what is mounted is let go, unless somebody works there
+# the server has changed: unmount the old one, which fails while a process uses it
 if mountpoint -q "$directory" && [[ $(findmnt -n -o SOURCE --mountpoint "$directory" | tail -n 1) != "$server:$export" ]]; then
     as_root umount "$directory"
 fi
 mountpoint -q "$directory" || as_root mount "$directory"
-# an export that nobody has used belongs to root: it becomes the user's, and nobody else may write
+# an unused export belongs to root: give it to the user, who alone may write to it
 if [[ ! -w $directory && -z $(ls -A "$directory") ]]; then
     as_root chown "$(id -u):$(id -g)" "$directory"
     as_root chmod 755 "$directory"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs on the master: asks a job that runs to write a checkpoint and end, waits for it, and prints where the newest checkpoint of the
-# home directory and of DIR lies: the folder of its run, then the names of its files and folders there; nothing if there is none.
+# Runs on the master: asks a running job to write a checkpoint and end, waits for it, and prints the place of the newest
+# checkpoint in the home directory and in DIR: the folder of its run, then the files and folders to fetch; nothing if there is no
+# checkpoint.
 #
-#   newest.sh DIR SECONDS   as long as it waits
+#   newest.sh DIR SECONDS   SECONDS: the longest wait
 set -euo pipefail
 cd "$1" 2>/dev/null || exit 0
 if [[ -f jobs/last/lock && -f jobs/last/pid && ! -f jobs/last/code ]] && ! flock -sn jobs/last/lock true; then
@@ -13,7 +14,7 @@ fi
 folders=(.)
 here=$(pwd -P)
 cd
-# DIR may be on a larger disk of the node; what a server shares does not end with the node
+# DIR may be on another disk of the node; a directory that a server shares does not end with the node
 if [[ $here/ != "$(pwd -P)"/* && $(stat -f -c %T "$here") != nfs* ]]; then
     folders+=("$here")
 fi

@@ -1,4 +1,4 @@
-"""The commands that go to the nodes."""
+"""Commands that act on the nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFUSED, _INTERRUPTED = 2, 130
 
 
 def add_to(cli: click.Group) -> None:
-    """Register them."""
+    """Register the commands of this module on `cli`."""
     node = click.option("--node", default="master", help="Of master, worker-0, ..., an instance id, workers or all. [master]")
     words = click.argument("words", nargs=-1)
     command(cli, "setup")(_setup)
@@ -65,9 +65,9 @@ def _run(
     restarts: int | None,
     words: tuple[str, ...],
 ) -> None:
-    """Run psnode: `run -- train ...`, or a program with a session, over the cluster, any other command on the master.
+    """Run psnode: `run -- train ...`, or a program with a session, on all nodes; any other command on the master.
 
-    Ends with its exit code.
+    Exits with the code of the command.
     """
     from psnode_ec2 import jobs, store
     from psnode_ec2.kept_job import begin, run_kept
@@ -102,7 +102,7 @@ def _run(
 
 
 def _end(session: CommandContext, code: int, shutdown: bool) -> NoReturn:
-    """Leave with the job's code. The cluster stays if the job was left alone (130), or refused its command (2)."""
+    """Exit with the job's code, after ending the cluster if `shutdown`; not if the job runs on (130) or was refused (2)."""
     if shutdown and code not in (_REFUSED, _INTERRUPTED):
         from psnode_ec2.shutdown import close
 
@@ -111,7 +111,7 @@ def _end(session: CommandContext, code: int, shutdown: bool) -> NoReturn:
 
 
 def _stop(session: CommandContext) -> None:
-    """Ask the job that runs to write a checkpoint and end."""
+    """Ask the running job to write a checkpoint and end."""
     from psnode_ec2 import jobs
 
     jobs.stop(session.way())
@@ -136,7 +136,7 @@ def _ssh(session: CommandContext, node: str, words: tuple[str, ...]) -> None:
 
 def _one(way: Access, index: int, words: tuple[str, ...]) -> int:
     node = way.nodes[index]
-    # as ssh does it, one word is a line for the node's shell; several are taken as they are
+    # as in ssh, a single word is a line for the node's shell; several words are quoted
     line = words[0] if len(words) == 1 else shlex.join(words)
     full = way.line(node, line, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     if way.dry_run:

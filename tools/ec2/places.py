@@ -1,4 +1,4 @@
-"""Places of the cluster: zones with a subnet that offer the instance types, in the order to try them."""
+"""Places for the cluster: zones with a subnet that offer the instance types, in the order of trial."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Place:
-    """A zone, its subnet, and the instance types to start in it. `maps`: the subnet gives public addresses by itself."""
+    """A zone, its subnet, and the instance types to start in it. `maps`: the subnet assigns public addresses by itself."""
 
     zone: str
     subnet: str
@@ -24,7 +24,7 @@ class Place:
     maps: bool
     master_type: str
     worker_type: str
-    zone_id: str = ""  # the zone's name in all accounts
+    zone_id: str = ""  # the zone's id, the same in all accounts
 
     def __str__(self) -> str:
         types = self.master_type if self.master_type == self.worker_type else f"{self.master_type} and {self.worker_type}"
@@ -32,7 +32,7 @@ class Place:
 
 
 def architecture_of(cloud: Cloud, types: Sequence[str]) -> str:
-    """The one processor architecture of all `types`. Raises SettingsError if they differ or one does not exist."""
+    """Return a processor architecture common to all `types`. Raises SettingsError if there is none."""
     found = cloud.ask("describe_instance_types", InstanceTypes=sorted(set(types)))["InstanceTypes"]
     by_type = {each["InstanceType"]: set(each["ProcessorInfo"]["SupportedArchitectures"]) - {"i386"} for each in found}
     common = set.intersection(*by_type.values()) if by_type else set()
@@ -43,7 +43,7 @@ def architecture_of(cloud: Cloud, types: Sequence[str]) -> str:
 
 
 def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
-    """The places to try, best first; in zone `only` if it is given. Raises NotOfferedError and SettingsError."""
+    """Return the places to try, best first; with `only`, those in this zone. Raises NotOfferedError and SettingsError."""
     subnets = _subnets(cloud, settings)
     wanted = [only] if only else [zone for zone in (settings.availability_zone, *settings.fallback_zones) if zone]
     if unknown := [zone for zone in wanted if zone not in subnets]:
@@ -69,7 +69,7 @@ def places(cloud: Cloud, settings: Settings, only: str = "") -> list[Place]:
 
 
 def _subnets(cloud: Cloud, settings: Settings) -> dict[str, tuple[str, str, bool, str]]:
-    """(subnet, VPC, whether it gives public addresses, the zone's id) by zone."""
+    """Return for each zone the subnet, its VPC, if it assigns public addresses, and the zone's id."""
     if settings.subnet_id:
         found = cloud.ask("describe_subnets", SubnetIds=[settings.subnet_id])
     else:
@@ -95,10 +95,10 @@ def _offers(cloud: Cloud, types: set[str]) -> set[tuple[str, str]]:
 
 
 def by_market(cloud: Cloud, settings: Settings, places: Sequence[Place]) -> list[Place]:
-    """`places` in the order of place_order; those of which EC2 tells nothing come last, in the given order.
+    """Return `places` in the order of place_order; places without data from EC2 come last, in the given order.
 
-    The price is that of an hour of the whole cluster at each type's highest price of the last 24 hours, so that a short dip does
-    not count. A score from 1 to 10 tells how likely the nodes find room in the zone, if EC2 gives one.
+    The price is that of an hour of the whole cluster at each type's highest price of the last 24 hours, so that short dips do
+    not count. The score, from 1 to 10, rates the chance of room for the nodes in the zone, if EC2 gives one.
     """
     if settings.place_order == "given" or len(places) < 2:
         return list(places)
@@ -120,7 +120,7 @@ def by_market(cloud: Cloud, settings: Settings, places: Sequence[Place]) -> list
 
 
 def _prices(cloud: Cloud, places: Sequence[Place]) -> dict[tuple[str, str], float]:
-    """The highest spot price of the last day by type and zone, in USD an hour."""
+    """Return the highest spot price of the last day by type and zone, in USD an hour."""
     found = cloud.ask(
         "describe_spot_price_history",
         InstanceTypes=sorted({name for place in places for name in (place.master_type, place.worker_type)}),

@@ -1,4 +1,4 @@
-"""IAM policies as JSON, with no more in them than is used: for the nodes, which keep checkpoints, and for who uses this tool."""
+"""IAM policies as JSON with the least permissions: for the nodes, which keep checkpoints, and for users of this tool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psnode_ec2.cluster import CLUSTER
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
 
-# calls on things that carry the cluster's tag already
+# calls on resources that carry the cluster's tag already
 _OWN = (
     "AuthorizeSecurityGroupEgress", "AuthorizeSecurityGroupIngress", "DeleteKeyPair", "DeletePlacementGroup",
     "DeleteSecurityGroup", "RevokeSecurityGroupIngress", "TerminateInstances",
@@ -24,13 +24,13 @@ _READING = (
 
 
 def policy(kind: str, settings: Settings) -> str:
-    """JSON for `aws iam`: iam-policy of the nodes' role, iam-trust of who may take it, iam-user of who runs this tool."""
+    """Return JSON for `aws iam`: iam-policy of the nodes' role, iam-trust of the service that may take the role, or iam-user."""
     made = {"iam-policy": _nodes, "iam-trust": _trust, "iam-user": _user}[kind](settings)
     return to_json({"Version": "2012-10-17", "Statement": made}, indent=2) + "\n"
 
 
 def _nodes(settings: Settings) -> list[dict[str, Any]]:
-    """The cluster's own part of the bucket."""
+    """Return the statements for the cluster's prefix of the bucket. Raises SettingsError if checkpoints is not set."""
     if not settings.checkpoints:
         raise SettingsError("checkpoints is not set: name the bucket, --checkpoints s3://BUCKET/PREFIX")
     bucket, _, prefix = settings.store.removeprefix("s3://").partition("/")
@@ -91,7 +91,7 @@ def _user(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _arn(settings: Settings) -> str:
-    """The ARN prefix of the region's partition."""
+    """Return the ARN prefix of the region's partition."""
     return "arn:aws" + next(
         (part for start, part in (("cn-", "-cn"), ("us-gov-", "-us-gov")) if settings.region.startswith(start)), ""
     )

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What a node needs: Python 3.11 or newer, psnode in a virtual environment, and an MPI. Safe to repeat.
+# Installs what a node needs: Python 3.11 or newer, psnode in a virtual environment, and an MPI. Safe to repeat.
 #
 #   pre_run.sh [WHAT]   a wheel, a checkout, or a pip requirement, such as psnode==1.2 or git+https://HOST/psnode.git
 #                       [the checkout that this script is in]
-#   PSNODE_VENV         the virtual environment [~/psnode/.venv]; one that is there is used as it is
+#   PSNODE_VENV         the virtual environment [~/psnode/.venv]; an existing one is used as it is
 #   PSNODE_MPI          wheel: Open MPI's wheel; system: the one on the PATH, or the one that EFA's installer brings [wheel]
-#   PSNODE_EXTRAS       more extras of psnode, with commas [none]
+#   PSNODE_EXTRAS       further extras of psnode, separated by commas [none]
 #   PSNODE_CONSTRAINTS  a constraints file for pip
 set -euo pipefail
 
@@ -57,7 +57,7 @@ find_python() {
 }
 
 mkdir -p "$(dirname "$venv")"
-# one at a time: who was interrupted may still be at work here
+# one process at a time: an interrupted one may still be at work here
 exec 9>"$venv.lock"
 flock 9
 if [[ ! -x $venv/bin/python ]]; then
@@ -98,11 +98,11 @@ case $what in
 *://*) "${pip[@]}" "$(requirement "$what")" </dev/null >&2 ;;
 *.whl | */* | . | ..)
     what=$(readlink -f "$what")
-    # what stands there needs no installing again; a checkout may have changed in any file
+    # an unchanged wheel needs no installation; in a checkout any file may have changed
     state=none
     [[ ! -f $what ]] || state="$(sha256sum <"$what") $extras"
     if [[ $state == none || $(cat "$venv/.psnode-wheel" 2>/dev/null) != "$state" ]]; then
-        # pip takes a package of the same version for the same package
+        # pip considers a package of the same version installed
         if "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("psnode") is None)' </dev/null; then
             "${pip[@]}" --force-reinstall --no-deps "$what" </dev/null >&2
         fi

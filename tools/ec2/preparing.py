@@ -1,4 +1,4 @@
-"""Setup: the nodes know each other, share a directory, and have psnode."""
+"""Setup: make the nodes known to each other, mount the shared directory, install psnode."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from psnode_ec2.settings import Settings
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "psnode", "psnode_ec2")
-_EPOCH = 315532800  # 1980, the first year that a zip file knows
-# a URL, or a name with extras and versions or "@ URL": pip knows its meaning
+_EPOCH = 315532800  # 1980, the first year that zip files can store
+# a URL, or a name with extras and versions or "@ URL"; pip interprets the details
 _REQUIREMENT = re.compile(r"\S+://\S+|[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([=<>!~@].*)?")
 _SECRET = re.compile(r"(?P<git>git\+)?(?P<scheme>https?://)(?P<who>[^/\s]+)@(?P<host>[^/\s]+)")
 _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
@@ -38,7 +38,7 @@ _FORWARDED = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 def prepare(way: Access, package: str) -> None:
     """Bring all nodes to the state that `run` needs; safe to repeat. `package` is a result of `package_of`.
 
-    Raises RemoteError with the first node's words.
+    Raises RemoteError with the message of the first node that fails.
     """
     settings = way.settings
     way.reach()
@@ -63,9 +63,9 @@ def prepare(way: Access, package: str) -> None:
 
 
 def install(way: Access, what: str, constraints: Path | None) -> str:
-    """Install the package `what` on all nodes, in the versions that `constraints` allow; returns psnode's.
+    """Install the package `what` on all nodes in the versions that `constraints` allow; return psnode's version.
 
-    Nodes that were added to some that have psnode get the versions of those.
+    If some nodes have psnode already, new nodes get the versions of these.
     """
     before = way.everywhere(way.nodes, "versions.sh", way.settings.venv)
     ready = [node for node, text in zip(way.nodes, before, strict=True) if text]
@@ -93,10 +93,10 @@ def _install(way: Access, nodes: Sequence[Node], what: str, constraints: Path | 
 
 
 def without_secrets(package: str) -> tuple[str, dict[str, str]]:
-    """`package` without the user, password or token in its URL, and the variables by which git sends them.
+    """Return `package` without user, password or token in its URL, and the variables by which git sends these.
 
-    Everybody on a machine may read the command lines of pip and git, but not their environment. SettingsError for a URL that
-    pip would fetch without git, and has no such way.
+    Any user of a machine may read the command lines of pip and git, but not their environment. Raises SettingsError for a URL
+    with a secret that pip fetches without git, since pip has no such variables.
     """
     found = _SECRET.search(package)
     if found is None:
@@ -115,7 +115,7 @@ def without_secrets(package: str) -> tuple[str, dict[str, str]]:
 
 
 def constraints_of(settings: Settings) -> Path | None:
-    """The file that says which versions to install: the one that is set, or that of the checkout. Raises SettingsError."""
+    """Return the constraints file of pip: the configured one, else the checkout's, if installed. Raises SettingsError."""
     if settings.constraints:
         path = settings.constraints.expanduser()
         if not path.is_file():
@@ -128,19 +128,19 @@ def constraints_of(settings: Settings) -> Path | None:
 
 
 def version() -> str:
-    """The version of this tool, which is psnode's."""
+    """Return the version of this tool, which is psnode's."""
     try:
         return importlib.metadata.version("psnode")
-    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
         text = (_CHECKOUT / "psnode" / "__init__.py").read_text()
         return str(re.findall(r'^__version__ = "(.+)"$', text, re.M)[0])
 
 
 @contextmanager
 def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
-    """Package to install: a wheel on this machine, built if `package` is a folder, or a requirement as it is.
+    """Yield the package to install: a wheel on this machine, built if `package` is a folder, or a pip requirement unchanged.
 
-    By default that is the checkout that this file is in, or, of an installed package, the same version.
+    The default is the checkout with this file, or, if this tool is installed, psnode of the same version.
     """
     if not package and not (_CHECKOUT / "setup.cfg").is_file():
         package = f"psnode=={version()}"
@@ -163,12 +163,12 @@ def package_of(package: str, *, dry_run: bool) -> Iterator[str]:
 
 
 def is_path(package: str) -> bool:
-    """True if `package` is something on this machine, as a requirement never looks: ., a/b, or a.whl, and no URL."""
+    """Return True if `package` is a local path, which no requirement looks like: ., a/b, or a.whl, and no URL."""
     return "://" not in package and (package in (".", "..", "~") or "/" in package or package.endswith(".whl"))
 
 
 def _build(checkout: Path, folder: Path) -> Path:
-    """A wheel of `checkout`, made from a copy so that the checkout is not written to."""
+    """Return a wheel of `checkout`, built from a copy so that the checkout is not written to."""
     if not (checkout / "setup.cfg").is_file():
         raise SettingsError(f"{checkout} is no checkout of psnode: set package to one, or to a wheel or a requirement")
     for name in SOURCES:
@@ -180,7 +180,7 @@ def _build(checkout: Path, folder: Path) -> Path:
             shutil.copy(source, target)
     progress("building a wheel")
     line = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder / "dist"), str(folder / "source")]
-    # the same checkout makes the same wheel, byte for byte: a node that has it is left alone
+    # an unchanged checkout gives the same wheel, byte for byte, so that nodes with this wheel need no installation
     env = {**os.environ, "SOURCE_DATE_EPOCH": str(_EPOCH)}
     done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
     wheels = sorted((folder / "dist").glob("*.whl"))

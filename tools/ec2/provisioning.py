@@ -1,4 +1,4 @@
-"""Start the missing nodes of a cluster in the first place that has room, and end those, and nothing else, if it fails."""
+"""Start of missing nodes in the first place with room; if it fails, exactly the nodes that this launch started are ended."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from psnode_ec2.resources import ensure_firewall, ensure_placement
 from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes, remove_resources
 
-_LATE = 4  # looks for nodes of a call whose answer was lost
+_LATE = 4  # tries to find nodes of a call whose response was lost
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Plan of a launch: the number of missing nodes, their places, and the largest cost of an hour of the whole."""
+    """Plan of a launch: the numbers of missing nodes, their places, and the highest cost of an hour of the whole cluster."""
 
     nodes: list[Node]
     missing: dict[str, int]  # by role
@@ -54,9 +54,9 @@ class LaunchPlan:
 
 
 def start_missing(cluster: Cluster, settings: Settings, plan: LaunchPlan, launch: str, started: set[str]) -> None:
-    """Start the missing nodes of `plan`, and keep in `started` the ids of all that this launch has started and not ended.
+    """Start the missing nodes of `plan`; `started` holds the ids of all nodes that this launch has started and not ended.
 
-    If it fails, nothing that carries the id `launch` is left, neither nodes nor groups; nodes of others are not touched.
+    On failure nothing that carries the id `launch` is left, neither nodes nor groups; nodes of other launches are not touched.
     Raises OthersError if the cluster has changed since the plan was made: nodes started so far stay, for the next plan.
     """
     try:
@@ -69,7 +69,7 @@ def start_missing(cluster: Cluster, settings: Settings, plan: LaunchPlan, launch
         raise OthersError(f"what the nodes need was removed meanwhile ({error})") from error
     except Ec2Error:
         if not cluster.cloud.dry_run:
-            with contextlib.suppress(Ec2Error):  # the first error is the one to tell
+            with contextlib.suppress(Ec2Error):  # report the first error
                 if not cluster.nodes():
                     remove_resources(cluster, launch)
         raise
@@ -104,11 +104,11 @@ def _summary(refused: dict[str, Ec2Error]) -> Ec2Error:
 def _start_in(
     cluster: Cluster, settings: Settings, plan: LaunchPlan, common: Common, place: Place, attempt: int, started: set[str]
 ) -> None:
-    """Start all missing nodes in one place; if it lacks room for a part of them, end the other part again."""
+    """Start all missing nodes in one place; if the place lacks room for some of them, end the others again."""
     for role, count in plan.missing.items():
         if not count:
             continue
-        # those of this role alone: a repeated launch may see the other one's nodes, which the first did not
+        # nodes of this role only: a repeated launch may see nodes of the other role that the first launch did not see
         moment = (attempt, *sorted(node.id for node in plan.nodes if node.role == role))
         try:
             _unchanged(cluster, plan, started)
@@ -122,16 +122,16 @@ def _start_in(
 
 
 def _unchanged(cluster: Cluster, plan: LaunchPlan, started: set[str]) -> None:
-    """Check that the cluster is the plan's, beside the nodes that this launch has started since. Raises OthersError."""
+    """Check that the cluster has the plan's nodes, and those that this launch has started since. Raises OthersError."""
     if {node.id for node in cluster.nodes()} - started != {node.id for node in plan.nodes} - started:
         raise OthersError(f"the nodes of cluster {cluster.name} are not those that the plan was made for")
 
 
 def _undo(cluster: Cluster, started: set[str], launch: str, error: Ec2Error) -> None:
-    """End all nodes of this launch, which leaves nothing in `started`. Raises an error with the code of `error` if that fails."""
+    """End all nodes of this launch and clear `started`. If this fails, raise an error with the exit code of `error`."""
     heard = type(error) not in (Ec2Error, ThrottledError)
     try:
-        for attempt in range(1 if heard else _LATE):  # EC2 may not show yet all that it has started
+        for attempt in range(1 if heard else _LATE):  # EC2 may not show all started nodes yet
             if found := {node.id for node in cluster.nodes() if node.launch == launch} - started:
                 started |= found
                 break

@@ -1,6 +1,6 @@
-"""Ranks of a job by node: rank 0 on the master's, workers by GPUs, or as many as the settings say.
+"""Ranks of a job by node: rank 0 on the master's node, workers by the number of GPUs or by the settings.
 
-mpirun fills the nodes in this order, so that the ranks of a node are neighbours; the local rank of each chooses its GPU.
+mpirun fills the nodes in this order, so that the ranks of a node are consecutive; a rank's local rank chooses its GPU.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from psnode_ec2.cluster import Node
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import AUTO, Settings
 
-ALIAS = "deeplearning-worker"  # and the number of the line: the master is the first
+ALIAS = "deeplearning-worker"  # followed by the number of the line; the master is number 1
 
 
 def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
-    """Ranks for each of `nodes`, rank 0 among the master's. Raises SettingsError if no rank would compute."""
+    """Return the number of ranks on each of `nodes`, rank 0 included. Raises SettingsError if no rank is a worker."""
     asked = {node.type for node in nodes if _wanted(settings, node) == AUTO}
     gpus = gpus_of(cloud, sorted(asked)) if asked else {}
     found = []
     for node in nodes:
         workers = _wanted(settings, node)
         if workers == AUTO:
-            # of a worker's node without a GPU one rank takes all cores
+            # on a worker's node without a GPU one rank uses all cores
             workers = gpus.get(node.type, 0) or int(node.role != "master")
         found.append(workers + (node.role == "master"))
     if sum(found) < 2:
@@ -33,14 +33,14 @@ def slots(cloud: Cloud, settings: Settings, nodes: Sequence[Node]) -> list[int]:
 
 
 def lines(nodes: Sequence[Node], counts: Sequence[int]) -> list[str]:
-    """A line of a hostfile for each node that has ranks. Without a number where each has one: spares then find room as well."""
+    """Return a hostfile line for each node with ranks; without slots if each node has one rank, which leaves room for spares."""
     if all(count == 1 for count in counts):
         return [node.private_address for node in nodes]
     return [f"{node.private_address} slots={count}" for node, count in zip(nodes, counts, strict=True) if count]
 
 
 def gpus_of(cloud: Cloud, types: Sequence[str]) -> dict[str, int]:
-    """The number of GPUs by instance type."""
+    """Return the number of GPUs by instance type."""
     found = cloud.ask("describe_instance_types", InstanceTypes=list(types))["InstanceTypes"]
     return {each["InstanceType"]: sum(gpu["Count"] for gpu in each.get("GpuInfo", {}).get("Gpus", [])) for each in found}
 
@@ -50,11 +50,11 @@ def _wanted(settings: Settings, node: Node) -> int:
 
 
 def host_files(nodes: Sequence[Node], counts: Sequence[int]) -> dict[str, str]:
-    """Contents by name; `counts` are the ranks of each node.
+    """Return the contents of the host files by file name; `counts` are the ranks of each node.
 
     hosts_address  private addresses, the master's first: for `psnode launch --hostfile`
     hosts          lines for /etc/hosts
-    hostfile       the addresses with their ranks as slots: for mpirun, and `psnode launch --hostfile` with several on a node
+    hostfile       the addresses with their ranks as slots: for mpirun, and for `psnode launch --hostfile` with several on a node
     """
     addresses = [node.private_address for node in nodes]
     return {
@@ -68,7 +68,7 @@ def host_files(nodes: Sequence[Node], counts: Sequence[int]) -> dict[str, str]:
 
 
 def write_hosts(nodes: Sequence[Node], counts: Sequence[int], directory: Path) -> list[Path]:
-    """Write the files into `directory`; returns their paths. Raises SettingsError."""
+    """Write the host files into `directory` and return their paths. Raises SettingsError."""
     written = []
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs on a node: unpacks, from standard input, a tar of one file or of all that a folder holds.
+# Runs on a node: unpacks, from standard input, a tar of a file or of the contents of a folder.
 #
-#   receive.sh TARGET NAME file|folder   NAME is kept in a TARGET that is empty, ., .. or ends with a slash, and that of a file in a
-#                                        TARGET that is a folder
+#   receive.sh TARGET NAME file|folder   If TARGET is empty, ., .. or ends with a slash, the result is TARGET/NAME; so it is for a
+#                                        file if TARGET is a folder
 set -euo pipefail
 target=$1 name=$2 kind=$3
 case $target in

@@ -1,4 +1,4 @@
-"""Commands and files on the nodes, through the system's ssh: host keys pinned, the key of the user, no agent forwarded."""
+"""Commands on the nodes through the system's ssh, with pinned host keys, the user's key, and no forwarded agent."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from psnode_ec2.hostkeys import pin
 from psnode_ec2.keys import public_key
 from psnode_ec2.settings import Settings
 
-_AT_ONCE = 32  # connections
+_AT_ONCE = 32  # concurrent connections
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Children:
-    """The processes of one command."""
+    """Child processes of one command of this tool."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class Children:
         self._interrupted = False
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """`work` on all items, several at once. The first error is raised when all have ended; an interrupt ends them."""
+        """Apply `work` to all items concurrently. The first error is raised after all have ended; an interrupt ends them."""
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
             return [future.result() for future in [pool.submit(work, item) for item in items]]
@@ -50,7 +50,7 @@ class Children:
             pool.shutdown(cancel_futures=self._interrupted)
 
     def run(self, line: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command that reads `text`."""
+        """Run the command `line` with `text` as its standard input."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.started(line, text=True, **pipes) as process:
             out, err = process.communicate(text)
@@ -58,7 +58,7 @@ class Children:
 
     @contextmanager
     def started(self, line: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
-        """A process, which has ended afterwards. Raises KeyboardInterrupt if another thread had one."""
+        """Start a process, which has ended when the context exits. Raises KeyboardInterrupt if `map` was interrupted."""
         with self._lock:
             if self._interrupted:
                 raise KeyboardInterrupt
@@ -77,7 +77,7 @@ class Children:
 
 @dataclass(frozen=True)
 class Access:
-    """The way to the nodes of a cluster. With `dry_run` nothing is run on a node; commands are printed."""
+    """Access to the nodes of a cluster. With `dry_run` nothing is run on a node; commands are printed."""
 
     settings: Settings
     nodes: list[Node]
@@ -90,7 +90,7 @@ class Access:
         return self.choose("master")[0]
 
     def choose(self, name: str) -> list[Node]:
-        """The nodes that `name` stands for: all, workers, a node's name, or an instance id. Raises NoClusterError."""
+        """Return the nodes that `name` stands for: all, workers, a node's name or an instance id. Raises NoClusterError."""
         groups = {"all": self.nodes, "workers": [node for node in self.nodes if node.role != "master"]}
         chosen = groups.get(name, [node for node in self.nodes if name in (node.name, node.id)])
         if not chosen:
@@ -98,7 +98,7 @@ class Access:
         return chosen
 
     def options(self, node: Node, *, batch: bool = True) -> list[str]:
-        """For ssh. The node must show the key that is pinned for its id, whatever its address is."""
+        """Return ssh options. The node must show the host key pinned for its instance id, whatever its address."""
         values = {
             "IdentityFile": _quoted(self.settings.keyfile),
             "IdentitiesOnly": "yes",
@@ -120,7 +120,7 @@ class Access:
         return f"{self.settings.ssh_username}@{node.address(self.settings.connect)}"
 
     def line(self, node: Node, command: str, *, terminal: bool = False) -> list[str]:
-        """The ssh command line that runs `command`, for the node's shell; "" is a login."""
+        """Return the ssh command line that runs `command` in the node's shell; "" logs in."""
         return [
             "ssh",
             *self.options(node, batch=not terminal),
@@ -130,9 +130,10 @@ class Access:
         ]
 
     def script(self, node: Node, name: str, *arguments: str, env: dict[str, str] | None = None) -> str:
-        """Run the script `name` of this folder on a node with bash; returns its output. Raises RemoteError.
+        """Run the script `name` of this package on a node with bash, and return its output. Raises RemoteError.
 
-        Variables and arguments go by standard input: anybody may read a command line, and no word of it may be long.
+        Variables and arguments are sent by standard input: other users can read a command line, and its words are limited in
+        length.
         """
         if self.dry_run:
             variables = "".join(f"{key}=... " for key in env or {})  # a value may be a secret
@@ -146,11 +147,11 @@ class Access:
         return done.stdout
 
     def everywhere(self, nodes: Sequence[Node], name: str, *arguments: str, env: dict[str, str] | None = None) -> list[str]:
-        """The same on several nodes at once. The first error is raised when all have ended."""
+        """Run a script on several nodes concurrently; return its outputs. The first error is raised after all have ended."""
         return self.children.map(lambda node: self.script(node, name, *arguments, env=env), nodes)
 
     def reach(self) -> None:
-        """Wait until all nodes let us in. Raises HostKeyError, RemoteError, DeadlineError."""
+        """Wait until all nodes accept ssh. Raises HostKeyError, RemoteError, DeadlineError."""
         if self.dry_run:
             for node in self.nodes:
                 click.echo(f"would wait until this works: {shlex.join(self.line(node, 'true'))}")
@@ -175,7 +176,7 @@ class Access:
 
 
 def access(cluster: Cluster, settings: Settings, *, complete: bool = False) -> Access:
-    """The way to the nodes that run, or to a complete cluster, their host keys known. Raises NoClusterError, HostKeyError."""
+    """Return the access to the running nodes, or the complete cluster, with host keys. Raises NoClusterError, HostKeyError."""
     public_key(settings.keyfile)
     nodes = cluster.complete(settings.n_workers) if complete else cluster.running()
     if lost := [node.id for node in nodes if not node.address(settings.connect)]:
@@ -184,7 +185,7 @@ def access(cluster: Cluster, settings: Settings, *, complete: bool = False) -> A
 
 
 def _quoted(path: Path) -> str:
-    """As a line of ssh's configuration takes a path, which may have spaces."""
+    """Quote a path, which may contain spaces, for ssh's configuration."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text}"'
 

@@ -1,4 +1,4 @@
-"""Resources of a cluster besides its nodes and its key: a security group, a placement group, volumes."""
+"""Resources of a cluster other than its nodes and its keys: a security group, a placement group, volumes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.ec2_errors import AlreadyThereError, Ec2Error, SettingsError
 from psnode_ec2.settings import Settings
 
-_OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address that the question came from
-_MOST_VALUES = 200  # in a filter
+_OWN_ADDRESS = "https://checkip.amazonaws.com"  # answers with the address of the request
+_MOST_VALUES = 200  # of one filter
 
 
 def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: str, launch: str) -> str:
-    """The id of the cluster's security group: in come port 22 from `ssh_from`, everything from members, nothing else."""
+    """Return the id of the cluster's security group, which admits port 22 from `ssh_from` and all traffic of members only."""
 
     def found() -> str | None:
         filters = [*cluster.filters(), {"Name": "vpc-id", "Values": [vpc]}]
@@ -39,14 +39,14 @@ def ensure_firewall(cluster: Cluster, settings: Settings, vpc: str, ssh_from: st
 
 
 def let_in(cluster: Cluster, settings: Settings, ssh_from: str) -> None:
-    """Open the cluster's security group, if there is one, to `ssh_from` alone: its owner may have moved."""
+    """Open the cluster's security group, if there is one, to `ssh_from` alone: the owner's address may have changed."""
     for group in cluster.cloud.ask("describe_security_groups", Filters=cluster.filters())["SecurityGroups"]:
         if cluster.owns(group):
             _settle_rules(cluster, settings, group["GroupId"], ssh_from)
 
 
 def _settle_rules(cluster: Cluster, settings: Settings, group: str, ssh_from: str) -> None:
-    """Bring the group's ingress to its rules, adding and removing the differences."""
+    """Bring the group's ingress to its rules by adding and removing the differences."""
     cloud = cluster.cloud
     new = cloud.dry_run and group.startswith("(")
     there = {} if new else cloud.ask("describe_security_groups", GroupIds=[group])["SecurityGroups"][0]
@@ -57,9 +57,9 @@ def _settle_rules(cluster: Cluster, settings: Settings, group: str, ssh_from: st
         if rules:
             try:
                 cloud.change_shown(call, GroupId=group, IpPermissions=[_permission(*rule) for rule in sorted(rules)])
-            except AlreadyThereError:  # by another launch of the same cluster, at the same time
+            except AlreadyThereError:  # added at the same time by another launch of the cluster
                 continue
-    # that everything may go out, as in every new group, is not enough for EFA: it wants its own group named
+    # EFA needs an egress rule that names the group, in addition to the rule of every new group that all traffic may go out
     members = ("-1", -1, -1, "UserIdGroupPairs", group)
     if settings.efa and members not in _rules(there.get("IpPermissionsEgress", [])):
         with contextlib.suppress(AlreadyThereError):
@@ -83,7 +83,7 @@ def _permission(protocol: str, first: int, last: int, family: str, value: str) -
 
 
 def ensure_placement(cluster: Cluster, launch: str) -> str:
-    """The name of the cluster's placement group, where AWS puts instances on one fast network."""
+    """Return the name of the cluster's placement group, in which AWS puts instances on one fast network."""
 
     def found() -> str | None:
         groups = cluster.cloud.ask("describe_placement_groups", Filters=cluster.filters())["PlacementGroups"]
@@ -97,7 +97,7 @@ def ensure_placement(cluster: Cluster, launch: str) -> str:
 
 
 def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: Callable[[], None]) -> str:
-    """Result of `found`, after `make` if need be; a name taken by another user is an error."""
+    """Return the result of `found`, after `make` if needed. Raises SettingsError if a resource without our tags has the name."""
     if (there := found()) is not None:
         return there
     taken = False
@@ -112,14 +112,14 @@ def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: C
             return f"({kind})"
         if taken and attempt:
             raise SettingsError(f"there is a {kind} {cluster.title} without this cluster's tags: choose another name")
-        cluster.cloud.pause(attempt)  # EC2 may show a new group late
+        cluster.cloud.pause(attempt)  # EC2 may not show a new group at once
     raise Ec2Error(f"EC2 made the {kind} {cluster.title} but does not show it: run the command again")
 
 
 def own_range(cluster: Cluster, settings: Settings) -> str:
-    """The addresses that may reach port 22. Raises SettingsError if this machine's cannot be found out."""
+    """Return the range of addresses that may reach port 22. Raises SettingsError if this machine's address is unknown."""
     if settings.ssh_from != "auto":
-        return str(ipaddress.ip_network(settings.ssh_from))  # as EC2 writes it
+        return str(ipaddress.ip_network(settings.ssh_from))  # in EC2's notation
     if cluster.cloud.dry_run:
         cluster.cloud.say(f"call {_OWN_ADDRESS}")
     try:
@@ -134,7 +134,7 @@ def own_range(cluster: Cluster, settings: Settings) -> str:
 
 @dataclass(frozen=True)
 class Volume:
-    """An EBS volume. `node` is the instance that it hangs on, if any; `stays`: it does not end with that."""
+    """An EBS volume. `node`: the instance that it is attached to, if any; `stays`: it does not end with this instance."""
 
     id: str
     kind: str  # gp3, io2, ...
@@ -145,7 +145,7 @@ class Volume:
 
 
 def volumes_of(cluster: Cluster, nodes: Sequence[Node]) -> list[Volume]:
-    """All of them, sorted by id, without those that are being deleted."""
+    """Return the volumes of the cluster and of `nodes`, sorted by id, without those being deleted."""
     names = [node.id for node in nodes]
     parts = [names[first : first + _MOST_VALUES] for first in range(0, len(names), _MOST_VALUES)]
     filters = [cluster.filters(), *([{"Name": "attachment.instance-id", "Values": part}] for part in parts)]

@@ -1,4 +1,4 @@
-"""The work of keeping a job alive, on EC2 and on the nodes: follow it, leave nodes, complete the cluster, resume."""
+"""Actions of keeping a job alive, on EC2 and on the nodes: follow the job, leave nodes, complete the cluster, resume."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes
 from psnode_ec2.worktree import CODE, put_code
 
-_LOOKS = 30  # some 20 minutes: for a master, or for EC2 itself, that does not answer
+_LOOKS = 30  # about 20 minutes of tries while the master, or EC2, does not answer
 _BY_OWNER = "Client.UserInitiatedShutdown"  # EC2's reason for nodes that a user ended, rather than EC2 or the node itself
 _INTERRUPTION, _REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 
 
 class Revival:
-    """The `Work` of `keep_alive` on a cluster. With `adopts` a job that runs already is the one that was lost sight of."""
+    """The `Work` of `keep_alive` on a cluster. With `adopts`, a job that already runs is taken for the one to keep alive."""
 
     def __init__(self, cluster: Cluster, settings: Settings, words: Sequence[str], *, synced: bool, adopts: bool) -> None:
         self._cluster, self._settings, self._words = cluster, settings, list(words)
@@ -36,7 +36,7 @@ class Revival:
         self._seen = {node.id for node in cluster.nodes()}
 
     def follow(self, job: str) -> int | None:
-        """Also over connections that end, as long as EC2 says that the master runs."""
+        """Follow the job, with new connections as long as EC2 shows a running master."""
         lines, self._job = "+1", job
         for attempt in range(_LOOKS):
             try:
@@ -50,7 +50,7 @@ class Revival:
         return None
 
     def was_stopped(self) -> str:
-        """The reason if the job was ended by `stop`, an interrupt or `shutdown`, which leave a mark, or by a user; else empty."""
+        """Return the reason if `stop`, an interrupt or `shutdown` ended the job, or a user its nodes; else an empty string."""
         gone = [node for node in self._cluster.nodes(ENDED) if node.id in self._seen]
         if on_purpose := [node for node in gone if node.reason == _BY_OWNER]:
             return f"somebody has ended {on_purpose[0].id} ({_BY_OWNER})"
@@ -61,11 +61,11 @@ class Revival:
         return "the job was asked to end" if asked else ""
 
     def newest(self) -> str:
-        """On the master's disk, by name."""
+        """Return the name of the newest checkpoint on the master's disk, or an empty string."""
         return self._script("newest_step.sh", self._settings.remote_dir, str(self._run))
 
     def leave(self, charge: Charge, *, everything: bool) -> None:
-        """A master whose checkpoints are kept nowhere else is not ended before the newest one was fetched."""
+        """Fetch the newest checkpoint of a master that stores none elsewhere, or wait for its uploads; then end the nodes."""
         live = [node for node in self._cluster.nodes() if node.state == "running"]
         wanted = [node for node in live if everything or (node.spot and self._is_wanted(node))]
         for node in wanted:
@@ -83,7 +83,7 @@ class Revival:
             end_nodes(self._cluster, ids)
 
     def complete(self, charge: Charge, max_hours: int) -> None:
-        """With the price and the number of instances under their caps, as in every launch."""
+        """Launch the missing nodes under the caps of every launch, set them up, and bring code and checkpoint to them."""
         settings = dataclasses.replace(self._settings, max_hours=max_hours) if self._settings.max_hours else self._settings
         launch(self._cluster, settings, progress)
         way = access(self._cluster, self._settings, complete=True)
@@ -98,7 +98,7 @@ class Revival:
             store.bring_back(way, self._words, self._where)
 
     def start(self, charge: Charge) -> str:
-        """Run the code already on the nodes; with --resume if there is a checkpoint."""
+        """Start the job on the code that is on the nodes, with --resume if there is a checkpoint."""
         way = access(self._cluster, self._settings, complete=True)
         self._seen |= {node.id for node in way.nodes}
         if charge.synced and not charge.used:
@@ -120,10 +120,10 @@ class Revival:
         return way.script(way.master, name, *words).strip()
 
     def _is_wanted(self, node: Node) -> bool:
-        """That EC2 has told it so."""
+        """Return True if EC2 has told the node that it will be taken back."""
         way = self._way()
         try:
             told = way.script(node, "notices.sh", self._settings.remote_dir).split()
-        except Ec2Error:  # it will be gone in a moment
+        except Ec2Error:  # a node that does not answer will be gone soon
             return False
         return _INTERRUPTION in told or (_REBALANCE in told and self._settings.rebalance == "stop")

@@ -1,9 +1,9 @@
-"""Runs on the master, as a file of its own: keeps the checkpoints of the runs below DIR in a bucket, and brings them back.
+"""Program on the master, a file without other modules: keeps checkpoints of runs below DIR in a bucket, and restores them.
 
-In the bucket a run looks as on disk. Of a checkpoint the manifest is written last, then the run's records, then `latest`: a
-reader of `latest` finds all that it names, even if a node is taken away in the middle. Checkpoints that the run has
-deleted are deleted in the bucket as well, when a newer one is complete. The credentials are those of the node's instance profile;
-boto3 finds them.
+The bucket has the layout of the disk. A checkpoint's manifest is written after its other files, then the run's records, then
+`latest`: a reader of `latest` finds all files that it names, even if the node is taken away during an upload. A checkpoint that
+the run has deleted is deleted in the bucket, too, once a newer one is complete. boto3 finds the credentials of the node's
+instance profile.
 
     python s3_checkpoints.py keep DIR s3://BUCKET/PREFIX [SECONDS]    until no job runs and all is uploaded; looks every 5 s
     python s3_checkpoints.py restore DIR s3://BUCKET/PREFIX RUN       prints the checkpoint's name if one was fetched
@@ -27,11 +27,11 @@ from typing import Any
 _STEP = re.compile(r"step-\d{8,}")
 _MANIFEST = "manifest.json"
 _PASSED_BY = ("checkpoints", "jobs")
-_SLOWEST = 60.0  # seconds between tries that fail
+_SLOWEST = 60.0  # the longest pause after a failed try, in seconds
 
 
 class ClusterPrefix:
-    """The part of a bucket that belongs to one cluster."""
+    """The prefix of a bucket that belongs to one cluster."""
 
     def __init__(self, url: str) -> None:
         import boto3
@@ -41,7 +41,7 @@ class ClusterPrefix:
         self._client = boto3.client("s3")
 
     def names(self, below: str) -> list[str]:
-        """The names that begin so, sorted."""
+        """Return the names that begin with `below`, relative to the cluster's prefix, sorted."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix=self._prefix + below)
         return sorted(each["Key"].removeprefix(self._prefix) for page in pages for each in page.get("Contents", []))
 
@@ -63,7 +63,7 @@ class ClusterPrefix:
 
 
 def keep(root: Path, url: str, seconds: float) -> None:
-    """Bring every checkpoint up as it is published, until no job runs and everything is uploaded. One process at a time."""
+    """Upload every checkpoint after its publication, until no job runs and all are uploaded. One process at a time."""
     kept: dict[str, tuple[str, bytes]] = {}
     pause = seconds
     while True:
@@ -76,14 +76,14 @@ def keep(root: Path, url: str, seconds: float) -> None:
                 note(root, "everything is kept")
                 return
             pause = seconds
-        except Exception as error:  # of the network, of the bucket, of the credentials: whatever it is, it may pass
+        except Exception as error:  # of the network, the bucket or the credentials: any of them may pass
             note(root, f"{type(error).__name__}: {' '.join(str(error).split())}")
             pause = min(2 * pause, _SLOWEST)
         time.sleep(pause)
 
 
 def runs(root: Path) -> Iterator[str]:
-    """Folders of runs with a checkpoint, relative to `root`."""
+    """Yield the folders of runs with a checkpoint, relative to `root`."""
     for folder, folders, _ in os.walk(root):
         if Path(folder, "checkpoints", "latest").is_file():
             yield os.path.relpath(folder, root)
@@ -91,7 +91,7 @@ def runs(root: Path) -> Iterator[str]:
 
 
 def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[str, bytes]], *, over: bool) -> None:
-    """The newest checkpoint of a run, if the bucket has not got it, and the run's records with it, or when the job is over."""
+    """Upload a run's newest checkpoint unless the bucket has it, and with it, or when the job is `over`, the run's records."""
     folder = root / run
     step = (folder / "checkpoints" / "latest").read_text().strip()
     if not _STEP.fullmatch(step):
@@ -108,11 +108,11 @@ def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[
         before = kept.get(run)
         if before != (step, manifest):
             for path in sorted(source.rglob("*")):
-                # its verdict alone may have been added since
+                # of a checkpoint uploaded before, only the manifest can have changed
                 if path.is_file() and path.name != _MANIFEST and (before is None or before[0] != step):
                     bucket.upload(f"{target}/{path.relative_to(source)}", path)
             bucket.write(f"{target}/{_MANIFEST}", manifest)
-    except FileNotFoundError:  # the run has deleted it meanwhile: the next look finds a newer one
+    except FileNotFoundError:  # deleted by the run meanwhile: the next look finds a newer one
         return
     if before != (step, manifest) or over:
         for path in sorted(folder.iterdir()):
@@ -125,7 +125,7 @@ def bring_up(bucket: ClusterPrefix, root: Path, run: str, kept: dict[str, tuple[
 
 
 def clear(bucket: ClusterPrefix, folder: Path, run: str, newest: str) -> None:
-    """Delete checkpoints that the run has not any more, each beginning with its manifest."""
+    """Delete the checkpoints that the run has deleted, the manifest of each first."""
     names = [name for name in bucket.names(f"{run}/checkpoints/") if _STEP.fullmatch(step_of(name, run))]
     there = {path.name for path in (folder / "checkpoints").iterdir()}
     gone = [name for name in names if step_of(name, run) not in there | {newest}]
@@ -138,9 +138,9 @@ def step_of(name: str, run: str) -> str:
 
 
 def restore(root: Path, url: str, run: str) -> str:
-    """Fetch the newest checkpoint of a run and its records, unless the local copy is as new; returns its name, or nothing.
+    """Fetch a run's newest checkpoint and records; return the checkpoint's name, or "" if the local copy is as new.
 
-    It is verified by its manifest before it gets its name. Raises ValueError if it is damaged.
+    The checkpoint is verified by its manifest before it gets its name. Raises ValueError if it is damaged.
     """
     bucket, folder = ClusterPrefix(url), root / run
     if f"{run}/checkpoints/latest" not in bucket.names(f"{run}/checkpoints/latest"):
@@ -173,7 +173,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def verify(folder: Path, run: str) -> None:
-    """That all files of the manifest are there in their sizes and, where xxhash is, with their hashes."""
+    """Check that all files in the manifest have their sizes and, if xxhash is installed, their hashes. Raises ValueError."""
     files: dict[str, Any] = json.loads((folder / _MANIFEST).read_bytes())["files"]
     for name, entry in files.items():
         path = inside(folder, name)
@@ -182,7 +182,7 @@ def verify(folder: Path, run: str) -> None:
 
 
 def digest(path: Path) -> str | None:
-    """xxh3_128 of a file, or nothing where there is no xxhash."""
+    """Return the xxh3_128 of a file, or None without xxhash."""
     try:
         import xxhash
     except ImportError:
@@ -195,7 +195,7 @@ def digest(path: Path) -> str | None:
 
 
 def job_runs(root: Path) -> bool:
-    """That a job holds its lock."""
+    """Return True if a job holds its lock."""
     try:
         with (root / "jobs" / "last" / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -207,7 +207,7 @@ def job_runs(root: Path) -> bool:
 
 
 def note(root: Path, text: str) -> None:
-    """A line of s3.log."""
+    """Append a line to s3.log."""
     with contextlib.suppress(OSError), (root / "s3.log").open("a") as log:
         log.write(f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')} {text}\n")
 

@@ -1,4 +1,4 @@
-"""The configuration: one table of settings, from which come the TOML keys, the flags, the checks and the documentation."""
+"""Settings of a cluster: one table, the source of TOML keys, flags, checks and documentation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from psnode_ec2.ec2_errors import CapError, SettingsError
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 _LEAST_PRICE = 0.0001
 _LEAST_IDLE = 5
-_WIDEST = {4: 8, 6: 16}  # ranges of addresses by version of IP: no network of one owner is larger
-AUTO = -1  # the word auto, where a number is expected
+_WIDEST = {4: 8, 6: 16}  # shortest prefix by IP version: no single owner has a larger network
+AUTO = -1  # stands for the word auto in settings that are numbers
 TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One cluster. Every field is a TOML key and, with hyphens, a flag; money is in USD."""
+    """Settings of one cluster. Every field is a TOML key and, with hyphens, a flag; money is in USD."""
 
     name: str = option(
         "", "of the cluster: lower-case letters, digits and hyphens; part of every tag", pattern=NAME, example="atomo"
@@ -181,7 +181,7 @@ class Settings:
 
     @property
     def store(self) -> str:
-        """The cluster's own part of `checkpoints`."""
+        """The cluster's prefix in `checkpoints`, or an empty string."""
         return f"{self.checkpoints}/{self.name}" if self.checkpoints else ""
 
     @property
@@ -193,16 +193,16 @@ FIELDS = settings_of(Settings, Voice(SettingsError, by_key=True))
 
 
 def load(path: Path | None, flags: Mapping[str, Any], unnamed: str = "") -> Settings:
-    """The settings of the TOML file at `path`, if any, with `flags` over them. Raises SettingsError.
+    """Return the settings of the TOML file at `path`, if any, overridden by `flags`. Raises SettingsError.
 
-    `unnamed` is the name of a cluster that has none.
+    `unnamed`: the default of the cluster's name.
     """
     file = read_toml(path, FIELDS, "; `export config` prints all of them") if path else {}
     return Settings(**{"name": unnamed, **file, **flags})
 
 
 def rule(setting: Setting) -> str:
-    """Description and accepted values of a setting."""
+    """Return the description and the accepted values of a setting."""
     return "; ".join(part for part in (setting.rules.help, " or ".join(setting.rules.choices) or setting.rules.range) if part)
 
 

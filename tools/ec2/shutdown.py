@@ -1,4 +1,4 @@
-"""The end of a cluster, as `shutdown` and `run --shutdown` bring it about: confirmed, the newest checkpoint fetched first."""
+"""End of a cluster by `shutdown` and `run --shutdown`: with confirmation, and after fetching the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from psnode_ec2.flags import CommandContext
 from psnode_ec2.kept_job_record import forget
 from psnode_ec2.listing import lasting_volumes, other_nodes
 
-_IN_USE = 24  # tries to remove a group that is still in use: about four minutes
-_PATIENCE = 600.0  # seconds until a terminated instance must be gone
+_IN_USE = 24  # tries to remove a resource that is still in use: about four minutes
+_PATIENCE = 600.0  # seconds until terminated instances must be gone
 
 
 def ask(session: CommandContext, nodes: list[Node], *, discard: bool, when: str = "") -> None:
@@ -29,9 +29,9 @@ def ask(session: CommandContext, nodes: list[Node], *, discard: bool, when: str 
 
 
 def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
-    """End `nodes` and remove the cluster's resources; a job that is kept alive is so no longer.
+    """End `nodes` and remove the cluster's resources; forget a job that was to be kept alive.
 
-    Raises KeepError, and OthersError if others were started since.
+    Raises KeepError, and OthersError if other nodes of the cluster were started since.
     """
     cluster = session.cluster
     session.note(nodes)
@@ -47,7 +47,7 @@ def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
 
 
 def close_all(session: CommandContext, *, discard: bool) -> None:
-    """Show what ends and what remains, ask, and end it. Raises DeclinedError, KeepError, OthersError, NoClusterError."""
+    """Show the nodes and the rest, ask, and end the nodes. Raises DeclinedError, KeepError, OthersError, NoClusterError."""
     cluster = session.cluster
     nodes, others = cluster.nodes(), other_nodes(cluster)
     for told in (*map(str, nodes), *lasting_volumes(cluster, nodes), *others):
@@ -59,9 +59,9 @@ def close_all(session: CommandContext, *, discard: bool) -> None:
 
 
 def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None) -> list[str]:
-    """End all nodes and remove the cluster's groups and key; returns the removed names. Callers ask for confirmation.
+    """End all nodes and remove the cluster's groups and keys; return the removed names. Callers ask for confirmation.
 
-    `shown`: those that were confirmed. Others, which were started since, go on, and so do the groups that they use.
+    `shown`: the confirmed nodes. If other nodes were started since, these continue, and their groups stay.
     """
     nodes = cluster.nodes() if shown is None else shown
     end_nodes(cluster, [node.id for node in nodes])
@@ -70,12 +70,12 @@ def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None) -> list[str]
 
 
 def added_since(cluster: Cluster, nodes: Sequence[Node]) -> int:
-    """Number of nodes of the cluster besides `nodes`."""
+    """Return the number of nodes of the cluster besides `nodes`."""
     return len({node.id for node in cluster.nodes()} - {node.id for node in nodes})
 
 
 def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
-    """Terminate exactly these instances and wait until all are gone; spot requests are one-time and end with them."""
+    """Terminate exactly the instances `ids` and wait until all are gone; one-time spot requests end with their instances."""
     if not ids:
         return
     cluster.cloud.change_shown("terminate_instances", InstanceIds=sorted(ids))
@@ -94,9 +94,9 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
 
 
 def remove_resources(cluster: Cluster, launch: str | None = None) -> list[str]:
-    """Remove the groups and the key pairs of a cluster without nodes, or those made by `launch`; returns their names.
+    """Remove the groups and key pairs of a cluster without nodes, or only those made by `launch`; return their names.
 
-    A resource that cannot be removed does not keep the rest: the first error is raised when all has been tried.
+    A resource that cannot be removed does not stop the removal of the rest: the first error is raised at the end.
     """
     cloud, filters = cluster.cloud, cluster.filters()
 
@@ -126,7 +126,7 @@ def remove_resources(cluster: Cluster, launch: str | None = None) -> list[str]:
 
 
 def _remove(cluster: Cluster, call: str, what: dict[str, str]) -> None:
-    """Make the call until nothing uses the resource any more: network cards outlast their instances by some seconds."""
+    """Repeat the removal until nothing uses the resource: network cards outlast their instances by some seconds."""
     for attempt in range(_IN_USE):
         try:
             cluster.cloud.change(call, **what)

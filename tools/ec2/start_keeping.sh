@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs on the master while a job runs: leaves running what brings its checkpoints to a bucket.
+# Runs on the master while a job runs: starts the process that uploads its checkpoints to a bucket, and leaves it running.
 #
 #   start_keeping.sh DIR PYTHON URL
 set -euo pipefail
-# held from here on until everything is kept; the one before may be on its last look
+# held until all is uploaded; an earlier process may still hold the lock during its last look
 exec 9>"$1/s3.lock"
 flock -n 9 || true
 # shellcheck disable=SC2016 # for the other shell

@@ -1,4 +1,4 @@
-"""Checkpoints in S3, as a run uses them: brought back before it resumes, kept while it goes on, waited for at its end."""
+"""Checkpoints of a run in S3: fetched before the run resumes, uploaded during the run, waited for at its end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from psnode_ec2.exports import train_dir
 from psnode_ec2.remote import Access
 
 _PROGRAM = "s3_checkpoints.py"
-_LAST_SECONDS = 600  # for the last checkpoint to be brought up
+_LAST_SECONDS = 600  # for the upload of the last checkpoint
 
 
 def bring_back(way: Access, command: Sequence[str], where: str) -> None:
-    """Fetch to the master the newest checkpoint of the run that `command` resumes in the folder `where`, unless it has it.
+    """Fetch the newest checkpoint of the run that `command` resumes in the folder `where`, unless the master has it.
 
     Raises SettingsError, RemoteError.
     """
@@ -30,13 +30,13 @@ def bring_back(way: Access, command: Sequence[str], where: str) -> None:
 
 
 def keep(way: Access) -> None:
-    """Let the master bring up every checkpoint from now on, until its job has ended."""
+    """Start the process on the master that uploads every checkpoint until the job has ended."""
     _put(way)
     way.script(way.master, "start_keeping.sh", *_words(way))
 
 
 def wait(way: Access) -> None:
-    """Wait until everything is kept, and report the result."""
+    """Wait until all checkpoints are uploaded, and report the result."""
     said = way.script(way.master, "kept.sh", way.settings.remote_dir, str(_LAST_SECONDS)).strip()
     if said:
         progress(f"{way.settings.store}: {said.partition(' ')[2]}")

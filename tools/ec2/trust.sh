@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Runs on every node: lets in the key of the master, and on the master tells ssh the way to the others.
+# Runs on every node: accepts the master's key, and on the master configures ssh for the other nodes.
 #
-#   trust.sh PUBLIC KNOWN_HOSTS ADDRESS...   the master's public key, the lines of all nodes, their private addresses
+#   trust.sh PUBLIC KNOWN_HOSTS ADDRESS...   the master's public key, the known_hosts lines of all nodes, their private addresses
 set -euo pipefail
 umask 077
 public=$1 known=$2
 shift 2
 mkdir -p ~/.ssh
-# one at a time: each writes what it has read
+# one process at a time, since each writes back what it has read
 exec 9>~/.ssh/.psnode.lock
 flock 9
 
-# replace FILE: by standard input, with a rename: whoever is cut off here can still log in
+# replace FILE: writes standard input to FILE by a rename, so that an interruption does not prevent logins
 replace() {
     local new
     new=$(mktemp ~/.ssh/.psnode-XXXXXX)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs on a node: prints what is installed beside psnode, one NAME==VERSION a line; nothing where there is no psnode.
+# Runs on a node: prints the packages installed with psnode, one NAME==VERSION a line; nothing without psnode.
 #
 #   versions.sh VENV
 set -euo pipefail

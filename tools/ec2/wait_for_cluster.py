@@ -1,4 +1,4 @@
-"""The end of a launch: wait until the cluster is complete, and settle with others that were launching it at the same time."""
+"""Wait at the end of a launch until the cluster is complete, and settlement with concurrent launches of the same cluster."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from psnode_ec2.ec2_errors import DeadlineError, NodeLostError, OthersError, Set
 from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes
 
-_TURNS = 6  # looks that a later launch has to end its surplus, before this one gives up
+_TURNS = 6  # looks in which a later launch can end its surplus before this launch gives up
 
 
 def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], known: Collection[str]) -> list[Node]:
-    """The nodes, once all of them are running; `known` are those that the plan was made with.
+    """Return the nodes once all of them are running; `known` are the nodes that the plan was made with.
 
-    Of nodes that two launches have started both, the later launch ends its own. Raises NodeLostError if one of `started` ends,
-    OthersError if one of another launch does, SettingsError if the cluster has become larger than the settings say,
-    DeadlineError.
+    If two launches have started the same nodes, the later one ends its own. Raises NodeLostError if one of `started` ends,
+    OthersError if a node of another launch ends, SettingsError if the cluster has become larger than the settings say,
+    and DeadlineError.
     """
     cloud, wanted = cluster.cloud, {"master": 1, "worker": settings.n_workers}
     deadline, seen, crowded = cloud.clock() + settings.launch_deadline, set(known), 0
@@ -44,7 +44,7 @@ def wait(cluster: Cluster, settings: Settings, launch: str, started: set[str], k
 
 
 def end_superfluous(cluster: Cluster, nodes: Sequence[Node], launch: str, n_workers: int, started: set[str]) -> set[str]:
-    """End this launch's nodes that are too many, which are then not in `started` any more; returns their ids."""
+    """End this launch's surplus nodes, remove them from `started`, and return their ids."""
     surplus = set(superfluous(nodes, launch, n_workers))
     if surplus:
         progress(f"another launch has started the same: ending {', '.join(sorted(surplus))} again")
@@ -54,9 +54,9 @@ def end_superfluous(cluster: Cluster, nodes: Sequence[Node], launch: str, n_work
 
 
 def superfluous(nodes: Sequence[Node], launch: str, n_workers: int) -> list[str]:
-    """The ids of this launch's nodes that are too many beside those of the launches before it.
+    """Return the ids of this launch's nodes that exceed the settings, given the nodes of earlier launches.
 
-    Launches are in the order of their first nodes: all of them see the same order, so that one ends its own and the other stays.
+    Launches are ordered by their first nodes. All launches see the same order, so that one ends its nodes and the other does not.
     """
     first: dict[str, tuple[object, str]] = {}
     for node in nodes:

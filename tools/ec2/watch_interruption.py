@@ -1,13 +1,13 @@
-"""Runs on every spot node, as a file of its own: when EC2 says that it will take the node back, psnode's ranks here get TERM.
+"""Program on every spot node, a file without other modules: sends TERM to psnode's ranks before EC2 takes the node back.
 
-Any rank passes that on to the master, which writes a checkpoint and ends with code 75; EC2 leaves it two minutes.
+A rank passes the TERM on to the master, which writes a checkpoint and ends with code 75; EC2 gives a notice of two minutes.
 
-Earlier, and not always, EC2 recommends to leave the node. That is noted; where the file `rebalance` of DIRECTORY says stop, the
-ranks that run then get TERM too, but none that begin later: the node may live for days.
+Earlier, but not always, EC2 recommends leaving the node. The recommendation is noted. If the file `rebalance` in DIRECTORY says
+stop, the ranks that run at that time get TERM, too, but not ranks that begin later: the node may live for days.
 
-It goes on looking as long as the node runs, for the notice may be out of reach for a while, and a job may begin after it.
+The program looks as long as the node runs, since the notice may be unreachable for a while, and a job may begin after it.
 
-    python watch_interruption.py DIRECTORY [SECONDS]    between looks [5]; a second one in the same directory leaves
+    python watch_interruption.py DIRECTORY [SECONDS]    between looks [5]; a second process in the same directory exits
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import time
 import urllib.request
 from pathlib import Path
 
-# AWS's own variable for it
+# _METADATA: AWS's own variable overrides the address of the metadata service
 _INTERRUPTION, _REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 _METADATA = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/") + "/latest"
-# A rank. Not mpirun, whose command line ends like this, and which would kill the ranks half a second after a TERM.
+# A rank, and not mpirun, whose command line ends alike: on a TERM, mpirun would kill the ranks half a second later.
 _RANK = re.compile(rb"[^\0]*python[^\0]*\0-m\0psnode\0train(\0|$)")
 
 
 def notice(of: str) -> str | None:
-    """Notice of EC2 about this; None if there is none (it answers 404), or if it cannot be asked."""
+    """Return EC2's text about `of`; None without such a notice (404), or if EC2 cannot be reached."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         wanted = urllib.request.Request(
@@ -48,7 +48,7 @@ def notice(of: str) -> str | None:
 
 
 def ranks() -> list[int]:
-    """Process ids of this user's ranks on this node."""
+    """Return the process ids of this user's ranks on this node."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def main(directory: str, seconds: str = "5") -> None:
                     due |= now if of == _REBALANCE and stops() else set()
                 if text is not None and of == _INTERRUPTION:
                     due |= now
-            # one that has just begun may not listen yet
+            # only ranks seen in the previous look, too: a new one may not handle TERM yet
             tell(now & seen & due - told)
             told |= now & seen & due
             seen, told, due = now, told & now, due & now
@@ -83,20 +83,20 @@ def main(directory: str, seconds: str = "5") -> None:
 
 
 def stops() -> bool:
-    """That a recommendation to leave is one to stop."""
+    """Return True if a recommendation to leave the node is to stop the job."""
     with contextlib.suppress(OSError):
         return Path("rebalance").read_text().strip() == "stop"
     return False
 
 
 def write(of: str, text: str) -> None:
-    """Note EC2's answer."""
-    with contextlib.suppress(OSError), Path("interruption.log").open("a") as log:  # a full disk is no reason to say nothing
+    """Append EC2's text about `of` to interruption.log."""
+    with contextlib.suppress(OSError), Path("interruption.log").open("a") as log:  # continue even if the disk is full
         log.write(f"{datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')} {of} {text}\n")
 
 
 def tell(processes: set[int]) -> None:
-    """Send them TERM: once to each, for they may take a while."""
+    """Send TERM to the processes. Callers send it once to each, as a process may take a while to end."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The user's own code on the nodes: a work tree packed once, by git's rules if git is installed, unpacked on every node."""
+"""The user's code on the nodes: a work tree, packed once (by git's rules if git is installed) and unpacked on every node."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from psnode_ec2.copying import send_stream
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.remote import Access
 
-CODE = "code"  # the folder in remote_dir where it lies, and where the job runs
+CODE = "code"  # the folder in remote_dir that holds the code, and in which the job runs
 _MOST_BYTES = 1 << 30
-# of no use on a node, wherever they are
+# files and folders of no use on a node, at any depth
 _NEVER = (".git", ".hg", ".svn", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules")
 _SECRET = (
     ".env", ".env.*", ".envrc", ".netrc", ".pypirc", ".npmrc", ".git-credentials", ".aws", ".ssh", ".gnupg", ".kube", "*.pem",
@@ -28,11 +28,11 @@ _SECRET = (
 )  # fmt: skip
 _HARMLESS = ("*.example", "*.sample", "*.template")
 _PRIVATE = b"PRIVATE KEY-----"
-_HEAD = 256  # bytes of a file in which a key would say that it is one
+_HEAD = 256  # bytes at the beginning of a file in which a private key has its marker
 
 
 def pack(tree: Path, archive: Path, keyfile: Path) -> None:
-    """Write a tar of the files of `tree` for the nodes. Files left out since they look like secrets are named.
+    """Write a tar of the files of `tree` for the nodes, and print the names of files left out as likely secrets.
 
     Raises SettingsError.
     """
@@ -59,9 +59,9 @@ def pack(tree: Path, archive: Path, keyfile: Path) -> None:
 
 
 def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
-    """The files and links to copy, sorted, and those that look like secrets.
+    """Return the files and links to copy, sorted, and the files that look like secrets.
 
-    In a git work tree the files that git tracks or does not ignore; elsewhere everything except environments and caches.
+    In a git work tree, these are the files that git tracks or does not ignore; elsewhere all but environments and caches.
     """
     taken, secret = list[str](), list[str]()
     for name in sorted(set(_from_git(tree) if _is_tracked(tree) else _all(tree))):
@@ -78,9 +78,9 @@ def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
 
 
 def put_code(way: Access, archive: Path) -> None:
-    """Unpack the archive on all nodes: files of an earlier archive that are not in it are deleted, all else stays.
+    """Unpack the archive on all nodes: files of an earlier archive that are not in this one are deleted, all others stay.
 
-    Raises RemoteError, with code 2 if a job runs on them.
+    Raises RemoteError, with code 2 if a job runs on the nodes.
     """
     if way.dry_run:
         for node in way.nodes:
@@ -89,7 +89,7 @@ def put_code(way: Access, archive: Path) -> None:
     arguments = (way.settings.remote_dir, CODE)
     with archive.open("rb") as file:
         content = file.read()
-    # the master first: it knows if a job runs, whose code is not to change under it
+    # the master first: it refuses the code while a job runs
     others = [node for node in way.nodes if node is not way.master]
     send_stream(way, way.master, "receive_code.sh", arguments, io.BytesIO(content))
     way.children.map(lambda node: send_stream(way, node, "receive_code.sh", arguments, io.BytesIO(content)), others)
@@ -100,18 +100,18 @@ def _is_tracked(tree: Path) -> bool:
 
 
 def _from_git(tree: Path, prefix: str = "") -> Iterator[str]:
-    """Names below `tree`, of submodules too, which git lists as folders."""
+    """Yield the names of files below `tree`, including those of submodules, which git lists as folders."""
     for raw in _git(tree, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0"):
         name = os.fsdecode(raw).rstrip("/")
         path = tree / name
         if name and path.is_dir() and not path.is_symlink():
             yield from _from_git(path, f"{prefix}{name}/") if (path / ".git").exists() else ()
-        elif name and (path.is_symlink() or path.exists()):  # else it was deleted since
+        elif name and (path.is_symlink() or path.exists()):  # otherwise the file was deleted
             yield prefix + name
 
 
 def _git(tree: Path, *words: str) -> bytes:
-    """Output of git, or nothing where there is none, or no work tree of it."""
+    """Return the output of git, or nothing without git or outside a work tree."""
     try:
         done = subprocess.run(["git", "-C", tree, *words], stdin=subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""psnode and DDP on the same ground: contenders, emulated hosts, marks of steps, and the comparison of `psnode bench peers`."""
+"""Comparison of psnode and DDP (`psnode bench peers`): contenders, emulated hosts, marks of steps, and tables."""

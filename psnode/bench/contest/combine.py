@@ -1,6 +1,6 @@
-"""Results of `psnode bench peers` that were measured in pieces, put together: each piece is a round, or several.
+"""Combination of results of `psnode bench peers` that were measured in pieces of one or several rounds.
 
-So ratios are between measurements of one piece; who was not in it is missing in that round.
+Ratios compare measurements of the same piece only: a contender that a piece lacks is missing in the rounds of this piece.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from psnode.bench.contest.contenders import Label, SharedSettings
 from psnode.bench.contest.standings import row, with_ratios
 from psnode.errors import ConfigurationError
 
-Trials = Mapping[str, Mapping[Label, Sequence[ContenderRun | None]]]  # by rate and contender, a round each; None: it failed
-_APART = frozenset({"seed", "steps"})  # of a ground, fields that may differ between its pieces
+Trials = Mapping[str, Mapping[Label, Sequence[ContenderRun | None]]]  # by rate and contender, one per round; None: failed
+_APART = frozenset({"seed", "steps"})  # settings that may differ between pieces to be combined
 
 
 def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: float | None) -> dict[str, Any]:
-    """The part of a result that follows from the measurements: rows by rate, and the trials themselves."""
+    """Return the part of a result that follows from the measurements: rows by rate, and the trials themselves."""
     rows = {rate: [row(label, rounds, target) for label, rounds in here.items() if any(rounds)] for rate, here in trials.items()}
     with_ratios(rows)
     return {
@@ -39,7 +39,7 @@ def tables(trials: Trials, failed: Mapping[str, Mapping[str, str]], target: floa
 
 
 def combine(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One result for each ground, in the order in which they first appear."""
+    """Combine pieces with equal settings (`ground`) into one result each, in the order of their first pieces."""
     grounds: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         ground = {key: value for key, value in result["ground"].items() if key not in _APART}
@@ -68,7 +68,7 @@ def _together(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _measured(piece: Mapping[str, Any], rate: str) -> dict[Label, list[ContenderRun | None]]:
-    """The rounds of every contender of a piece; nothing at a rate that is not in it."""
+    """Return the rounds of every contender in a piece; empty for a rate that the piece lacks."""
     trials = piece["rates"].get(rate, {"trials": ()})["trials"]
     return {Label(each["name"], each["kind"]): [trial and _trial(trial) for trial in each["rounds"]] for each in trials}
 
@@ -79,7 +79,7 @@ def _trial(fields: Mapping[str, Any]) -> ContenderRun:
 
 
 def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Results that earlier runs wrote with --json. ConfigurationError if a file is none of these."""
+    """Load results that earlier runs wrote with --json. Raises ConfigurationError for a file without such a result."""
     found = []
     for path in paths:
         try:

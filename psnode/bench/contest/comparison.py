@@ -1,9 +1,9 @@
-"""`psnode bench peers`: psnode's schemes against PyTorch DDP over gloo, on emulated hosts, all in one run.
+"""`psnode bench peers`: psnode's schemes against PyTorch DDP over gloo, on emulated hosts, in one run.
 
-Every contender trains the same model on the same data, shards and seeds with one thread a process, W workers on a host
-each; psnode has a host more, for its master. They take turns, once a round and rate. Steps are timed and bytes counted
-by code that all of them run alike (psnode.bench.contest.marks); psnode's own books are only compared with the interfaces' counts.
-The floor is the same W processes without any exchange.
+Every contender trains the same model on the same data, shards and seeds with one thread per process, on W hosts with one worker
+each; psnode's master has one further host. The contenders take turns: each runs once per round and rate. The same code
+(psnode.bench.contest.marks) times steps and counts bytes for all of them; psnode's byte counts are only compared with those of
+the interfaces. The floor is the same W processes without any exchange.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from psnode.bench.saving import save
 from psnode.errors import ConfigurationError, TransportError
 
 SCHEMES = ("dense", "qsgd", "atomo", "dense --codec topk:ratio=0.01 --feedback ef --downlink bf16")
-# the best settings of each hook, by tuning: see docs/emulated-hosts.md
+# the best settings of each hook, found by tuning: see docs/emulated-hosts.md
 PEERS = ("none", "fp32", "fp16", "powersgd:rank=1", "powersgd:rank=2")
 
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
@@ -49,13 +49,13 @@ def run(
     keep: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure; round r trains with seed + r. `row` in psnode.bench.contest.standings describes the rows of the result.
+    """Measure all contenders; round r trains with seed + r. `row` in psnode.bench.contest.standings describes the result's rows.
 
     Args:
-        schemes: each a scheme, flags of train after it. ddp: kinds of `ddp_process`. rates: of the links, or none.
-        warmup: steps before those that are timed; the last step is not timed either.
-        target: test accuracy to reach, a fraction. alone: measure each scheme's exchange without training, too.
-        keep: leave the runs' files here. tell: gets a line a trial.
+        schemes: each a scheme, followed by flags of train. ddp: kinds of `ddp_process`. rates: of the links; none: unshaped.
+        warmup: untimed steps before the timed ones; the last step is not timed either.
+        target: test accuracy to reach, a fraction. alone: also measure each scheme's exchange without training.
+        keep: directory in which the files of the runs are kept. tell: called with a line for each trial.
 
     A contender that fails is listed with its reason. Raises ConfigurationError for one that cannot be measured here.
     """
@@ -77,7 +77,7 @@ def run(
                 failed[rate][contender.label.name] = str(error)
                 tell(f"{rate}, round {number + 1}: {contender.label.name}: {error}")
             if keep is None:
-                shutil.rmtree(folder, ignore_errors=True)  # a contender that was cut off may still write
+                shutil.rmtree(folder, ignore_errors=True)  # a contender that ran out of time may still be writing
     return {
         **hardware(),
         "versions": _versions(),
@@ -107,9 +107,9 @@ def main(
     earlier: Sequence[Path] = (),
     **rest: Any,
 ) -> int:
-    """Measure `steps` steps after `warmup`, print tables, write the files asked for; 1 if a contender failed, else 0.
+    """Measure `steps` steps after `warmup`, print tables, write the requested files; return 1 if a contender failed, else 0.
 
-    `earlier`: put these results together instead of measuring. A plot is of the first ground with accuracies.
+    `earlier`: results to combine instead of measuring. The plot shows the first ground with accuracies.
     """
     if earlier:
         return _report(combine(load(earlier)), json_file, plot_file, markdown_file)
@@ -139,7 +139,7 @@ def _report(results: Sequence[dict[str, Any]], json_file: Path | None, plot_file
 
 
 def insert(text: str, file: Path) -> None:
-    """Write `text` to `file`, or only between the lines BEGIN and END if it has them: text around them stays."""
+    """Write `text` to `file`; if the file has the lines BEGIN and END, replace only the text between them."""
     before, begin, rest = file.read_text().partition(BEGIN) if file.exists() else ("", "", "")
     _, end, after = rest.partition(END)
     file.write_text(f"{before}{BEGIN}{text}{END}{after}" if begin and end else text)
@@ -170,7 +170,7 @@ def _directory(keep: Path | None) -> Iterator[Path]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of the compared programs. gloo has none of its own: it is part of torch."""
+    """Return the versions of the compared programs. gloo has no version of its own: it is part of torch."""
     import torch
 
     found = {"psnode": psnode.__version__, "torch (with DDP and gloo)": str(torch.__version__)}

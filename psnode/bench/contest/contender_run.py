@@ -1,4 +1,4 @@
-"""One contender's run on emulated hosts, and its results."""
+"""One run of a contender on emulated hosts, and its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psnode.records.metrics import METRICS, read_records
 
 
 class Point(NamedTuple):
-    """After `step` steps: seconds of training (checkpoints not counted), bytes that all hosts have sent, test accuracy."""
+    """State after `step` steps: seconds of training without checkpoints, bytes sent by all hosts, test accuracy."""
 
     step: int
     seconds: float
@@ -27,13 +27,14 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class ContenderRun:
-    """Figures of one run. Bytes are those a step, from the interfaces' counters, headers of packets included.
+    """Figures of one run. Bytes are per step, from the interfaces' counters, with packet headers.
 
     steps             seconds of each measured step, the mean over the workers
     sent, received    bytes of a worker, the mean over the workers
     sent_by_all       bytes of all hosts together
-    booked            bytes in psnode's own accounts over payload bytes of the interfaces, nearly 1; None for the others
+    booked            bytes by psnode's own counts over payload bytes of the interfaces, nearly 1; None for other contenders
     goodput           Mbit/s of the links before the run
+    curve             test accuracy at the checkpoints; empty if not evaluated
     """
 
     steps: tuple[float, ...]
@@ -48,9 +49,9 @@ class ContenderRun:
 def run_trial(
     contender: Contender, ground: SharedSettings, *, rate: str, warmup: int, folder: Path, seconds: float
 ) -> ContenderRun:
-    """Run `contender` in `folder`, which is empty; the first `warmup` steps are not measured.
+    """Run `contender` in the empty `folder`; the first `warmup` steps are not measured.
 
-    Raises as `on_hosts`, and TransportError if a worker did not take all steps.
+    Raises the errors of `on_hosts`, and TransportError if a worker did not take all steps.
     """
     (folder / "marks").mkdir(parents=True)
     counters, _ = on_hosts(
@@ -77,18 +78,18 @@ def run_trial(
 
 
 def step_durations(marks: Sequence[Sequence[Mark]]) -> list[float]:
-    """Seconds of every step but the last, whose end left no mark; the mean over the workers."""
+    """Return the seconds of every step except the last, whose end left no mark; means over the workers."""
     each = ([after.seconds - before.seconds for before, after in pairwise(worker)] for worker in marks)
     return [statistics.fmean(step) for step in zip(*each, strict=True)]
 
 
 def sent_by_all(traffic: Sequence[HostTraffic], star: bool) -> int:
-    """Bytes of all hosts: in a star the workers receive all that the master sent, else they send all there is."""
+    """Return the bytes sent by all hosts. In a star the workers receive all that the master sends; else only workers send."""
     return sum(each.sent + (each.received if star else 0) for each in traffic)
 
 
 def booked(metrics: Path, traffic: Sequence[HostTraffic], steps: range) -> float:
-    """psnode's bytes of `steps` over the payload bytes that its workers' interfaces counted in that time."""
+    """Return psnode's own count of bytes in `steps` over the payload bytes that its workers' interfaces counted meanwhile."""
     names = [f"{way}link_{kind}" for way in ("up", "down") for kind in ("bytes", "control_bytes")]
     own = sum(record[name] for record in read_records(metrics) if record["step"] in steps for name in names)
     return float(own / sum(each.sent_payload + each.received_payload for each in traffic))
@@ -97,7 +98,7 @@ def booked(metrics: Path, traffic: Sequence[HostTraffic], steps: range) -> float
 def curve(
     contender: Contender, ground: SharedSettings, folder: Path, marks: Sequence[Sequence[Mark]], durations: Sequence[float]
 ) -> tuple[Point, ...]:
-    """Test accuracy of every checkpoint. A step that wrote one counts as the median step, and so does the last one."""
+    """Return the test accuracy of every checkpoint. The last step, and each that wrote a checkpoint, count as a median step."""
     typical = statistics.median(durations)
     clock = [0.0]
     for step in range(1, ground.steps + 1):
@@ -112,7 +113,7 @@ def curve(
 
 
 def accuracies(ground: SharedSettings, checkpoints: dict[int, Path]) -> dict[int, float]:
-    """The share of test examples that each of the weights gets right, by step."""
+    """Return the share of test examples that each checkpoint classifies correctly, by step."""
     import torch
 
     from psnode.evaluator import evaluate

@@ -1,4 +1,4 @@
-"""The contenders of `psnode bench peers`: psnode's schemes, DDP's hooks, and no communication, each as one command."""
+"""Contenders of `psnode bench peers`: psnode's schemes, DDP's hooks, and no communication, each as one command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun
 
-# the same for all that is compared
+# settings of `psnode train` that must be the same for all contenders
 _FIXED = frozenset(
     {
         "task", "task_option", "network", "dataset", "data_dir", "batch_size", "seed", "threads", "max_steps", "epochs",
@@ -28,10 +28,10 @@ _FIXED = frozenset(
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """Settings that all contenders share. `batch`: examples a worker and step; `evaluate_every`: steps between checkpoints, 0:
-    none.
+    """Settings shared by all contenders.
 
-    `options` are the data set's own.
+    `batch`: examples per worker and step. `evaluate_every`: steps between checkpoints; 0: no checkpoints. `options`: options of
+    the data set.
     """
 
     network: str = "torchvision:resnet18"
@@ -46,56 +46,56 @@ class SharedSettings:
     evaluate_every: int = 0
 
     def task_options(self, marks: Path) -> dict[str, str]:
-        """Of `psnode.bench.contest.marks.Metered`."""
+        """Return the options of `psnode.bench.contest.marks.Metered`."""
         found = {"marks": str(marks), "network": self.network, "dataset": self.dataset, "seed": str(self.seed)}
         return {**found, **({"data_dir": self.data_dir} if self.data_dir else {}), **dict(self.options)}
 
 
 class Label(NamedTuple):
-    """Name of a row, and its `kind`: psnode, alone (its exchange without training), ddp, hook (of psnode in DDP), floor."""
+    """Name of a row and its `kind`: psnode, alone (exchange without training), ddp, hook (psnode's hook in DDP), or floor."""
 
     name: str
     kind: str
 
     @property
     def star(self) -> bool:
-        """True if all that workers receive comes from a master."""
+        """True if all bytes that workers receive come from a master."""
         return self.kind in ("psnode", "alone")
 
 
 class Contender(Protocol):
-    """One row of the table."""
+    """A contender: one row of the table."""
 
     @property
     def label(self) -> Label: ...
 
     def hosts(self, workers: int) -> int:
-        """Number of hosts needed."""
+        """Return the number of hosts that the contender needs."""
 
     def command(self, ground: SharedSettings, folder: Path) -> list[str]:
-        """The command line; marks go to folder/marks, checkpoints below `folder`."""
+        """Return the command line, which writes marks to folder/marks and checkpoints below `folder`."""
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
-        """The weights it left, by step."""
+        """Return the files of the weights that the run left, by step."""
 
 
 @dataclass(frozen=True)
 class Psnode:
-    """`psnode train` on a master and the workers. `flags`: a scheme, and flags of train after it.
+    """`psnode train` on a master and workers. `flags`: a scheme, followed by flags of train.
 
-    `alone`: nothing is trained, the same gradients are exchanged in every step.
+    `alone`: exchange the same gradients in every step, without training.
     """
 
     flags: str
     alone: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that train would refuse, and those that are the same for all contenders."""
+        """Refuse settings that train refuses, and settings that are the same for all contenders."""
         resolve(load(self.settings, {}))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The flags as settings, by name. ConfigurationError for one that is unknown, or the same for all contenders."""
+        """The flags as settings by name. Raises ConfigurationError for an unknown flag, and for one shared by all contenders."""
         given = {}
         for flag, value in self._pairs():
             found = _settings(flag)
@@ -127,9 +127,9 @@ class Psnode:
         ]  # fmt: skip
 
     def arguments(self, ground: SharedSettings, folder: Path) -> list[str]:
-        """The arguments of `psnode` on every rank."""
+        """Return the arguments of `psnode` on every rank."""
         options = ground.task_options(folder / "marks")
-        # no line of progress: its figures cost a pass over the gradients now and then
+        # no progress lines: their figures sometimes cost a pass over the gradients
         task = "Exchange" if self.alone else "Metered"
         flags = {
             "--task": f"psnode.bench.contest.marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr,
@@ -151,7 +151,7 @@ class Psnode:
 
 
 def alone_name(flags: str) -> str:
-    """Name of the exchange of a scheme without training."""
+    """Return the name of a scheme's exchange without training."""
     return f"psnode {flags}, nothing but the exchange"
 
 
@@ -160,7 +160,7 @@ def _settings(flag: str) -> list[Setting]:
 
 
 def _spelled(flag: str, value: str | None) -> list[str]:
-    """A setting as `psnode train` takes it: those that are true or false have no value there."""
+    """Return a setting in the form of `psnode train`, whose boolean flags take no value."""
     [setting] = _settings(flag)
     if setting.kind is bool:
         return [flag if setting.parse(str(value), flag) else flag.replace("--", "--no-", 1)]
@@ -169,7 +169,7 @@ def _spelled(flag: str, value: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Ddp:
-    """DDP over gloo, or its processes each on its own (`none`)."""
+    """DDP over gloo, or independent processes without communication (`none`)."""
 
     communication: str
 
@@ -183,7 +183,7 @@ class Ddp:
         return Label(f"DDP {self.communication}", "hook" if self.communication.startswith("psnode:") else "ddp")
 
     def hosts(self, workers: int) -> int:
-        return max(2, workers)  # a lab has no fewer
+        return max(2, workers)  # scripts/netlab.sh makes at least two
 
     def command(self, ground: SharedSettings, folder: Path) -> list[str]:
         program = ProcessSettings(

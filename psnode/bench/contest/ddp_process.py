@@ -1,20 +1,20 @@
-"""One contender of `psnode bench peers`: DistributedDataParallel over gloo, same model, data, shards, seeds and loss.
+"""One contender of `psnode bench peers`: DistributedDataParallel over gloo; model, data, shards, seeds and loss are psnode's.
 
-One process a host, placed by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
+There is one process per host; its rank comes from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT:
 
     python -m psnode.bench.contest.ddp_process PROGRAM.json
 
-where the file holds the fields of `ProcessSettings`. Kinds of communication:
+PROGRAM.json holds the fields of `ProcessSettings`. Kinds of communication:
 
-    none                          no DDP: each process trains on its own share; the floor of any step time
-    fp32:bucket=25                gradients as they are, in buckets of so many MB
-    fp16:bucket=25, bf16:...      halved by torch's own hook
+    none                          no DDP: each process trains on its own shard; the floor of any step time
+    fp32:bucket=25                uncompressed gradients, in buckets of the given number of MB
+    fp16:bucket=25, bf16:...      halved by torch's hook
     powersgd:rank=2,start=2,bucket=1000
-                                  PowerSGD with error feedback and warm start from iteration `start` on; more than one
-                                  bucket crashes several versions over gloo, so one is the default
-    psnode:CODEC                  psnode's hook (psnode.ddp) with its defaults, in buckets of 25 MB
+                                  PowerSGD with error feedback and warm start from iteration `start` on. More than one
+                                  bucket crashes some versions of torch over gloo, so the default makes one bucket
+    psnode:CODEC                  psnode's hook (psnode.ddp) with its default settings, in buckets of 25 MB
 
-Buffers are not broadcast in each step (psnode sends none either); at a checkpoint they are averaged.
+Buffers are not broadcast in each step (psnode does not send them either); at a checkpoint they are averaged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, int]] = {
 
 
 class Communication(NamedTuple):
-    """One of KINDS with its parameters, all of them whole numbers. `codec`: the spec of psnode's hook."""
+    """A kind of KINDS with its parameters, all whole numbers. `codec`: the spec of psnode's hook."""
 
     kind: str
     parameters: dict[str, int]
@@ -57,7 +57,7 @@ class Communication(NamedTuple):
 
     @classmethod
     def parse(cls, spec: str) -> Communication:
-        """From KIND[:name=value,...]; ConfigurationError if there is no such kind or parameter."""
+        """Parse KIND[:name=value,...]. Raises ConfigurationError for an unknown kind or parameter."""
         kind, _, rest = spec.partition(":")
         if kind not in KINDS:
             raise ConfigurationError(f"DDP's communication must be one of {', '.join(KINDS)}, not {kind!r}{nearest(kind, KINDS)}")
@@ -81,11 +81,11 @@ class Communication(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Settings of every process. `options`: of `Metered`; `batch`: examples a worker; `evaluate_every`: steps, 0: never.
+    """Settings of every process.
 
-    `cosine`: `lr` falls along half a cosine to 0. `workers`: how many of the processes take part, the first ones; 0: all.
-
-    Checkpoints (named step-NNNNNNNN.safetensors, as the weights in psnode's) go to `directory`.
+    `options`: options of `Metered`. `batch`: examples per worker. `evaluate_every`: steps between checkpoints; 0: no checkpoints.
+    `cosine`: let `lr` fall along half a cosine to 0. `workers`: number of processes that take part, the first ones; 0: all.
+    `directory`: folder for checkpoints (step-NNNNNNNN.safetensors, in the format of psnode's weights).
     """
 
     communication: str
@@ -103,7 +103,7 @@ class ProcessSettings:
 
 
 def train(program: ProcessSettings) -> None:
-    """This process's part."""
+    """Train on this process's shard."""
     import torch
     from torch import distributed as dist
 
@@ -124,7 +124,7 @@ def train(program: ProcessSettings) -> None:
     data = task.train_data()
     sampler = Sampler(len(data), rank, size, program.batch, 1, program.seed)
     trained = wrap(model, Communication.parse(program.communication))
-    # fused: the fastest of torch's three, about half of a step's update
+    # fused: the fastest of torch's three implementations; its update takes about half the time
     optimizer = torch.optim.SGD(model.parameters(), program.lr, momentum=program.momentum, fused=True)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, program.steps) if program.cosine else None
     computation = Computation(task, trained, torch.device("cpu"), rank=rank + 1, seed=program.seed, torch_lock=nullcontext())
@@ -143,7 +143,7 @@ def train(program: ProcessSettings) -> None:
 
 
 def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Module:
-    """`model` with its gradients averaged as `communication` says."""
+    """Return `model` wrapped so that its gradients are averaged by `communication`."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
 
@@ -151,7 +151,7 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
     if kind == "none":
         return model
     known = inspect.signature(DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # its older name
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the older name
     options: dict[str, Any] = {"bucket_cap_mb": parameters["bucket"], "gradient_as_bucket_view": True, buffers: False}
     found: DistributedDataParallel = DistributedDataParallel(model, **options)
     if kind == "powersgd":
@@ -169,7 +169,7 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
 
 
 def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
-    """Rank 0 writes the weights, and the mean of all ranks' buffers."""
+    """Let rank 0 write the weights and the mean of all ranks' buffers."""
     import torch
 
     from psnode.records import checkpoint, tensorfile
@@ -187,7 +187,7 @@ def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
 
 def main(path: str) -> None:
     """Run the program in the file `path`."""
-    # gloo's threads outlive a failed collective: leave without waiting for them
+    # gloo's threads outlive a failed collective: exit without joining them
     code = 1
     try:
         train(ProcessSettings(**json.loads(Path(path).read_text())))

@@ -1,4 +1,4 @@
-"""Commands on emulated hosts: scripts/netlab.sh of the checkout that psnode runs from."""
+"""Commands on emulated hosts, by scripts/netlab.sh of the checkout that psnode runs from."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SCRIPT = _ROOT / "scripts" / "netlab.sh"
 def on_hosts(
     command: Sequence[str], *, hosts: int, rate: str, each: bool, counters: Path, seconds: float
 ) -> tuple[dict[str, Any], str]:
-    """Run `command` on emulated hosts with one thread a process; returns the script's `counters`, and all output.
+    """Run `command` on emulated hosts with one thread per process; return the script's counters and all output.
 
-    Arguments as the script's options. Raises ConfigurationError if it refuses to make hosts here, TransportError if the
-    command fails or takes longer than `seconds`.
+    The arguments are options of the script. Raises ConfigurationError if the script cannot emulate hosts here, TransportError if
+    the command fails or takes longer than `seconds`.
     """
     require_checkout()
     line = [str(SCRIPT), "--hosts", str(hosts), "--rate", rate, "--counters", str(counters), *(["--each"] if each else []), "--"]
@@ -43,13 +43,13 @@ def on_hosts(
 
 
 def require_checkout() -> None:
-    """Raise ConfigurationError where psnode was installed without its scripts."""
+    """Raise ConfigurationError if psnode was installed without its scripts."""
     if not SCRIPT.exists():
         raise ConfigurationError(f"there is no {SCRIPT}: measure from a checkout of psnode, which has it")
 
 
 def environment() -> dict[str, str]:
-    """Ours, without settings that would reach `psnode train`, and with this Python's own commands first."""
+    """Return this process's environment without settings of `psnode train`, and with this Python's commands first on PATH."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PSNODE_")}
     return {
         **kept,
@@ -62,7 +62,7 @@ def environment() -> dict[str, str]:
 
 
 def _reason(output: str) -> str:
-    """The line of a failed command's output that says most."""
+    """Return the line of a failed command's output that tells most: the first that mentions an error, else the first."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line or "what():" in line]
     return (telling or lines or ["no message"])[0]

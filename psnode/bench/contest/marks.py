@@ -1,10 +1,10 @@
-"""Times at which a worker's backward passes begin, with the byte counts of its host's interface, noted by the task.
+"""Marks of steps: the times at which a worker's backward passes begin, with the byte counts of its host's interface.
 
-In that moment a step's weights are all there, so that its predecessor's gradients are, too, wherever they had to go, and none
-of its own gradients is under way: between two marks lies the traffic of whole steps, whatever else overlaps.
+When a backward pass begins, all weights of its step have arrived. So all gradients of the previous step are delivered, and no
+gradient of this step has been sent: the traffic between two marks is that of whole steps, whatever overlaps.
 
-The same task runs under psnode and under its peers, so that both are timed and counted by the same lines: by the
-worker's clock, which emulated hosts share, and by the interface, which knows nothing of anybody's own accounts.
+The same task runs under psnode and under its peers. All of them are therefore timed and counted by the same lines: by the
+worker's clock, which emulated hosts share, and by the interface, which is independent of the programs' own counts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     import torch
 
 INTERFACE = "eth0"  # of an emulated host
-# Bytes of a packet beside its payload: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12. A packet counted by the
-# interface may be a large one that the network card of a real host would cut; its headers are then counted once too.
+# Header bytes of a packet: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12. A packet that the interface counts
+# may be a large one that the network card of a real host would split; its headers are then counted once, too.
 HEADER_BYTES = 66
 
 
 class Mark(NamedTuple):
-    """`seconds` on the monotonic clock; bytes, headers included, and packets since the host was made."""
+    """A time in seconds on the monotonic clock, and bytes (headers included) and packets since the host was made."""
 
     seconds: float
     rx_bytes: int
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def now(cls) -> Mark:
-        """That of this host at this moment; zeros where it has no such interface."""
+        """Return the mark of this host at this moment, with zero counts if the host has no INTERFACE."""
         for line in Path("/proc/net/dev").read_text().splitlines():
             name, _, counts = line.partition(":")
             if name.strip() == INTERFACE:
@@ -53,7 +53,7 @@ class Mark(NamedTuple):
 
 
 class HostTraffic(NamedTuple):
-    """Bytes of one host between two marks, headers included; the payloads are without the headers of packets."""
+    """Bytes of one host between two marks, headers included; the payload fields exclude packet headers."""
 
     sent: int
     received: int
@@ -68,9 +68,9 @@ class HostTraffic(NamedTuple):
 
 
 class Metered(Classification):
-    """Image classification that leaves a mark in the directory `marks` whenever a loss is to be differentiated.
+    """Image classification that writes a mark to the directory `marks` at the beginning of every backward pass.
 
-    `options`: marks, network, dataset, data_dir, seed; the others go to the data set.
+    `options`: marks, network, dataset, data_dir, seed; all others are passed to the data set.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
@@ -82,7 +82,7 @@ class Metered(Classification):
         )
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of Classification; the mark is left when the backward pass comes by."""
+        """Return loss and outputs of Classification; the backward pass of the loss writes a mark."""
         loss, outputs = super().loss(model, batch)
         loss.register_hook(self._mark)  # type: ignore[no-untyped-call]
         return loss, outputs
@@ -93,13 +93,13 @@ class Metered(Classification):
 
 
 class Exchange(Metered):
-    """The same weights and gradients of the same size, fixed ones, at no cost: the rest of a step is the exchange.
+    """A task with fixed gradients of the network's sizes at almost no cost: the rest of a step is the exchange.
 
-    The loss of weights w is <w, c>, whose gradient is c: normal values, other ones on every host.
+    The loss of weights w is <w, c>, whose gradient is c: normal values, different on every host.
     """
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, and nothing else; the mark is left as in Metered."""
+        """Return the loss alone; its backward pass writes a mark, as in Metered."""
         import torch
 
         if not hasattr(self, "_gradients"):
@@ -111,20 +111,20 @@ class Exchange(Metered):
         return loss, loss.detach()
 
     def metrics(self, outputs: torch.Tensor, batch: Batch) -> dict[str, float]:
-        """None."""
+        """Return no metrics."""
         return {}
 
 
 def _rank() -> int:
-    """This process's rank, by its launcher, or by what torch.distributed goes by; 0 if it is alone."""
+    """Return this process's rank, from its launcher or from RANK (torch.distributed's variable); 0 without either."""
     found = place()
     return found.rank if found is not None else int(os.environ.get("RANK", "0"))
 
 
 def read_marks(directory: Path, steps: int) -> list[list[Mark]]:
-    """The marks of the last `steps` steps of every worker, by its rank.
+    """Return the marks of the last `steps` steps of every worker, in the order of ranks.
 
-    Passes before the first step, such as a trial pass, are left out.
+    Marks of passes before the first step, such as a trial pass, are left out.
     """
     files = sorted(directory.glob("*.jsonl"), key=lambda path: int(path.stem.rpartition("-")[2]))
     return [[Mark(*json.loads(line)) for line in path.read_text().splitlines()][-steps:] for path in files]

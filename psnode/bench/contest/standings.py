@@ -1,4 +1,4 @@
-"""Rows from trials: medians, spreads, ratios within each round, and a table and a plot of them."""
+"""Rows of results from trials: medians, spreads and ratios within each round, with tables and a plot."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LEGEND = (
 
 
 def row(label: Label, rounds: Sequence[ContenderRun | None], target: float | None) -> dict[str, Any]:
-    """A contender at one rate; None stands for a round that failed, but not for all.
+    """Return the row of a contender at one rate. None in `rounds` is a failed round; at least one must have succeeded.
 
-    `step_ms`: the median over rounds of each round's median, and quartiles over all steps. `curves`: per round, points as
-    of `ContenderRun`; `to_target`: the first of them at `target` or above.
+    `step_ms`: the median over rounds of each round's median, and quartiles over all steps. `curves`: for each round the points of
+    its `ContenderRun`; `to_target`: the first of these points at `target` or above.
     """
     trials = [trial for trial in rounds if trial is not None]
     medians = [None if trial is None else 1e3 * statistics.median(trial.steps) for trial in rounds]
@@ -51,10 +51,10 @@ def _reached(trial: ContenderRun, target: float) -> dict[str, Any] | None:
 
 
 def with_ratios(rates: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """Add `ratios` to every row: its step over that of the floor, of the best DDP at its rate, and of dense unshaped DDP.
+    """Add `ratios` to every row: its step over that of the floor, of the best DDP at its rate, and of unshaped fp32 DDP.
 
-    Also `exposed_ms`, the time of a step above the floor, and `hidden`, the share of the exchange that the step does not
-    show: 1 - (step - floor) / exchange alone. Each is the median over the rounds; None where the other was not measured.
+    Also add `exposed_ms`, the time of a step above the floor, and `hidden`, the share of the exchange that does not lengthen the
+    step: 1 - (step - floor) / exchange alone. Each is the median over the rounds; None if the other row was not measured.
     """
     unshaped = next((row for row in rates.get("none", ()) if row["name"].startswith("DDP fp32")), None)
     for rows in rates.values():
@@ -73,14 +73,14 @@ def with_ratios(rates: Mapping[str, Sequence[dict[str, Any]]]) -> None:
 
 
 def _median(function: Callable[..., float], *rows: dict[str, Any] | None) -> float | None:
-    """The median over rounds of a function of the rows' steps; None if a row is missing or no round has all of them."""
+    """Return the median over rounds of a function of the rows' steps; None if a row is missing, or every round lacks one."""
     found = [row["step_ms"]["rounds"] for row in rows if row is not None]
     rounds = [steps for steps in zip(*found, strict=False) if None not in steps] if len(found) == len(rows) else []
     return statistics.median(function(*steps) for steps in rounds) if rounds else None
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """A table for every rate."""
+    """Print a table for every rate."""
     from rich.console import Console
     from rich.table import Table
 
@@ -127,7 +127,7 @@ def _cells(each: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:
-    """The same tables for docs/results, of any number of results."""
+    """Return the tables of `results` as Markdown for docs/results."""
     lines = []
     for result in results:
         ground = result["ground"]
@@ -150,7 +150,7 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Test accuracy over wall-clock and over bytes, a line a contender (its first round), a row of panels a rate."""
+    """Plot test accuracy over time and over bytes: a row of panels for each rate, a line for each contender's first round."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 

@@ -1,1 +1,1 @@
-"""Instruments for speeds and errors: clocks, arrays out of the cache, the rate of reading, copies, rate and distortion."""
+"""Instruments for speeds and errors: clocks, arrays out of the cache, read bandwidth, device copies, rate-distortion limits."""

@@ -1,4 +1,4 @@
-"""Bytes that cross between a CUDA device and the host while something runs, whoever copies them, as the driver tells."""
+"""Bytes copied between a CUDA device and the host during an action, as the driver reports them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _KIND, _DOWN, _UP = "gpu_memcpy", "Memcpy DtoH", "Memcpy HtoD"
 
 
 class Crossed(NamedTuple):
-    """Bytes from the device to the host (`down`), and from the host to the device (`up`)."""
+    """Bytes copied from the device to the host (`down`) and from the host to the device (`up`)."""
 
     down: int
     up: int
 
 
 def crossed(action: Callable[[], object], device: torch.device) -> Crossed | None:
-    """Run `action`, which waits for the device; the bytes that crossed meanwhile. None if the driver does not tell.
+    """Run `action`, which must wait for the device; return the bytes copied meanwhile, None if the driver does not report them.
 
-    Nothing crosses where the device is the processor. A run under the profiler is slower: it is not one to time.
+    On a CPU device no byte crosses. The profiler slows the action down: do not time it in the same run.
     """
     if device.type != "cuda":
         action()
@@ -40,7 +40,7 @@ def crossed(action: Callable[[], object], device: torch.device) -> Crossed | Non
 
 
 def counted(trace: Mapping[str, Any]) -> Crossed | None:
-    """Bytes of the copies in a trace of torch's profiler; None if there are none, since every step's loss comes to the host."""
+    """Return the bytes in a trace of torch's profiler; None if no copy to the host is in it, as every step copies its loss."""
     copies = [event for event in trace["traceEvents"] if event.get("cat") == _KIND]
     down, up = (sum(int(event["args"]["bytes"]) for event in copies if event["name"].startswith(name)) for name in (_DOWN, _UP))
     return Crossed(down, up) if down else None

@@ -1,4 +1,4 @@
-"""Bits of a payload and squared error of its decoded values, beside the limits of theory."""
+"""Bits of a payload and squared error of its decoded values, with their theoretical limits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from psnode.codecs.base import RandomSource
 
 
 def quality(codec: Codec, parts: list[Floats], key: RandomSource, theory: RateDistortion) -> dict[str, Any]:
-    """Of `parts`, each encoded by itself.
+    """Encode each of `parts` separately; return the bits a coordinate and the squared error relative to the energy.
 
-    `shrunk`: the error after the best constant factor, which makes unbiased codecs comparable. `over_bound`: bits above those
-    that are enough for every input; `over_source`: above R(D).
+    `shrunk`: the error after the best constant factor, which makes unbiased codecs comparable. `over_bound`: bits above
+    the fewest that suffice for every input; `over_source`: bits above R(D) of the source.
     """
     nbytes, missed, energy = 0, 0.0, 0.0
     for part in parts:

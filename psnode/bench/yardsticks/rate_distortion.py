@@ -1,8 +1,8 @@
 """Theoretical limits: the bounds that hold for every input, and a source's own rate-distortion function.
 
-With R bits a coordinate there are inputs whose squared error is at least 4^-R ||x||^2 (alpha), or 1 / (4^R - 1) ||x||^2 (omega)
-if the codec is unbiased. Gaussian vectors are such inputs, others may be easier. R(D) of a source of independent values is
-computed from its histogram by Blahut's algorithm.
+For any codec of R bits a coordinate there are inputs x whose squared error is at least 4^-R ||x||^2 (alpha), or, if the codec is
+unbiased, 1 / (4^R - 1) ||x||^2 (omega). Gaussian vectors are such inputs; other inputs may be easier. R(D) of a source of
+independent values is computed from its histogram by Blahut's algorithm.
 
 Source: Safaryan, Shulgin, Richtarik, "Uncertainty principle for communication compression in distributed and federated learning
 and the search for an optimal compressor", Information and Inference 2022; Blahut, "Computation of channel capacity and
@@ -19,20 +19,20 @@ import numpy as np
 from psnode.codecs.arrays import Float64s, Floats
 
 _CELLS = 401
-_KNEE = 0.1  # in root mean squares: cells are even below it, geometric above
+_KNEE = 0.1  # in root mean squares: cells have equal width below the knee, geometric widths above
 _SLOPES = 40
 _MOST_STEPS = 200
-_CLOSE = 5e-4  # bits between Blahut's two bounds at which a point is done
+_CLOSE = 5e-4  # bits between Blahut's two bounds at which the iteration stops
 _DEEPEST = 4.0**-6
 
 
 def least_bits(error: float, unbiased: bool) -> float:
-    """The fewest bits a coordinate with which alpha, or omega if `unbiased`, can be `error` on every input."""
+    """Return the fewest bits a coordinate with which alpha, or omega if `unbiased`, can be `error` on every input."""
     return 0.5 * math.log2(1 + 1 / error) if unbiased else max(0.0, -0.5 * math.log2(error))
 
 
 def shrunk(error: float, unbiased: bool) -> float:
-    """The error after the best constant factor: omega / (1 + omega), which makes unbiased codecs comparable; alpha itself."""
+    """Return the error after the best constant factor: omega / (1 + omega) if `unbiased`, else alpha unchanged."""
     return error / (1 + error) if unbiased else error
 
 
@@ -43,7 +43,7 @@ class RateDistortion(NamedTuple):
     errors: Float64s
 
     def bits_at(self, error: float) -> float:
-        """R(D) at D = `error` < 1, between and beyond the points in proportion to log D."""
+        """Return R(D) at D = `error`; between and beyond the points, bits are linear in log D."""
         if error >= 1:
             return 0.0
         logs = np.log2(self.errors)
@@ -53,7 +53,7 @@ class RateDistortion(NamedTuple):
 
 
 def histogram(x: Floats, cells: int = _CELLS) -> tuple[Float64s, Float64s]:
-    """Means and shares of the filled cells of `x`, scaled to a root mean square of 1. Exact zeros have a cell of their own."""
+    """Return means and shares of the non-empty cells of `x`, scaled to root mean square 1. Exact zeros have their own cell."""
     values = x.reshape(-1).astype(np.float64)
     values /= math.sqrt(float(np.mean(values**2))) or 1.0
     bent = np.arcsinh(values / _KNEE)
@@ -67,16 +67,16 @@ def histogram(x: Floats, cells: int = _CELLS) -> tuple[Float64s, Float64s]:
 
 
 def curve(x: Floats) -> RateDistortion:
-    """R(D) of independent values distributed as those of `x`, down to D = 4^-6 of the energy."""
+    """Return R(D) of independent values distributed like those of `x`, down to about D = 4^-6 of the energy."""
     points, shares = histogram(x)
     energy = float(shares @ points**2)
     distances = (points[:, None] - points[None, :]) ** 2
     bits, errors = [0.0], [1.0]
     output = np.full(points.size, 1 / points.size)
-    shallowest = 0.5 / max(float(np.max(points**2)), 1.0)  # below it nothing is sent: the largest value alone is not worth a bit
+    shallowest = 0.5 / max(float(np.max(points**2)), 1.0)  # at flatter slopes the rate is 0: not even the largest value is sent
     for slope in np.geomspace(shallowest, 0.5 / _DEEPEST, _SLOPES):
         kernel = np.exp(-slope * distances)
-        output = _converged(kernel, shares, 0.9 * output + 0.1 * shares)  # nothing that was given up stays so
+        output = _converged(kernel, shares, 0.9 * output + 0.1 * shares)  # every value regains a positive probability
         norms = kernel @ output
         error = float((shares / norms) @ ((kernel * distances) @ output))
         rate = -(slope * error + float(shares @ np.log(norms))) / math.log(2)
@@ -87,7 +87,7 @@ def curve(x: Floats) -> RateDistortion:
 
 
 def _converged(kernel: Float64s, shares: Float64s, output: Float64s) -> Float64s:
-    """Blahut's iteration for the distribution of the decoded values."""
+    """Return the distribution of the decoded values by Blahut's iteration."""
     for _ in range(_MOST_STEPS):
         growth: Float64s = (shares / (kernel @ output)) @ kernel
         output = output * growth

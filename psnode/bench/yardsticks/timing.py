@@ -1,4 +1,4 @@
-"""Repeated timing of calls: one with quartiles, or the best of several in turn."""
+"""Repeated timing of calls: of one action with quartiles, or the best times of several actions in turn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 
 def rate(action: Callable[[], object], nbytes: int, seconds: float, least: int = 5, most: int = 100) -> dict[str, float]:
-    """GB/s of `nbytes` an execution: `median`, and the quartiles `low` and `high`.
+    """Return GB/s, for `nbytes` per call: `median`, and the quartiles `low` and `high`.
 
-    One execution warms up; then it is repeated at least `least` times, at most `most`, for about `seconds`.
+    After one call to warm up, repeat for about `seconds`, at least `least` and at most `most` times.
     """
     action()
     taken: list[float] = []
@@ -25,9 +25,9 @@ def rate(action: Callable[[], object], nbytes: int, seconds: float, least: int =
 
 
 def best_in_turn(actions: dict[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, float]:
-    """Nanoseconds of processor time of each action: the least over `repeats` of the mean over as many calls as take `seconds`.
+    """Return each action's processor time of a call in ns: the least of `repeats` means, each over calls of about `seconds`.
 
-    Actions take turns, once a repetition: other programs only ever make one slower.
+    The actions take turns in each repetition. The least is taken because other programs can only slow an action down.
     """
     calls = {name: max(1, round(1e9 * seconds / max(timed(action, 2), 1.0))) for name, action in actions.items()}
     best = dict.fromkeys(actions, math.inf)
@@ -38,7 +38,7 @@ def best_in_turn(actions: dict[str, Callable[[], object]], repeats: int, seconds
 
 
 def timed(action: Callable[[], object], calls: int) -> float:
-    """Nanoseconds of this thread's processor time for a call."""
+    """Return the mean of this thread's processor time per call, in nanoseconds, over `calls` calls."""
     begin = time.thread_time_ns()
     for _ in range(calls):
         action()

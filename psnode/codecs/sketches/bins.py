@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Int64s, Words, Words32
-from psnode.codecs.kernels import minmaxsketch
+from psnode.codecs.kernels import cluster_ids, minmaxsketch
 from psnode.codecs.selection import indices
 from psnode.codecs.stages import padded, read_section, write_section
 from psnode.errors import PayloadError

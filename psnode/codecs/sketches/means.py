@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Floats, Int64s, Words
+from psnode.codecs.kernels import cluster_ids
 from psnode.codecs.kernels.cluster_ids import Ids
 from psnode.errors import PayloadError
 
