@@ -3,8 +3,8 @@
 The study trains small torch models on heavy-tailed data, each with 1 to 4 workers and its own seed, and passes the norms of
 all gradients, by tensor, to the master's rule (psnode.exchange.shard.norm_verdicts), as rounds of all workers. It starts no
 job and codes nothing, and the weights follow the mean of all gradients. A row is a kind of data: runs, gradients, and the
-gradients refused by the default; by its bound of 1e6 times the largest gradient accepted before, but without its limit at which squares
-leave float32's range; and by --norm-cap 10.
+gradients refused by the default; by its bound of 1e6 times the largest gradient accepted before, but without its limit at
+which squares leave float32's range; and by --norm-cap 10.
 """
 
 from __future__ import annotations
