@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.attacks.attack import STEP
 
 TOLD = "its directory is a link"
-EVALUATED = (0, [7])  # an evaluation needs the model alone
+EVALUATED = (0, [7])  # an evaluation needs only the model
 
 
 def attack(run: Path) -> None:
