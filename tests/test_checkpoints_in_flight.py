@@ -1,4 +1,4 @@
-"""Runs whose checkpoints are written while their steps go on."""
+"""Runs that write checkpoints while later steps run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def config(train_dir: Path, **changed: Any) -> Config:
 
 
 def digests(train_dir: Path) -> dict[int, Any]:
-    """Of all checkpoints, by step: the files with sizes and hashes, which are verified."""
+    """Verify all checkpoints, and return their files with sizes and hashes, by step."""
     found = {}
     for path in checkpoint.complete(train_dir):
         opened = Checkpoint.open(path)
@@ -87,7 +87,7 @@ def test_every_checkpoint_holds_its_version_whatever_room_there_is_for_copies(
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_its_version(
     tmp_path: Path, undisturbed: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of version 4, of which the writers read nothing before step 6 is being computed; there are none of 2 and 6."""
+    """Delay the writers of version 4 until step 6 is being computed; no checkpoints of versions 2 and 6 then exist."""
     task, own = Noted(), Snapshot.read
 
     def read(self: Snapshot, tensor: torch.Tensor, start: int, out: Raw) -> None:

@@ -1,4 +1,4 @@
-"""Tests that start jobs of several processes do so one after another, in two groups."""
+"""Tests that start jobs of several processes run one at a time within each of two groups."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ HASHES = {
 
 
 def run(*command: str | Path, folder: Path) -> str:
-    """The output of a Python program that runs in `folder` with the arithmetic of the old runs, and must end well."""
+    """Run a Python program in `folder` with the arithmetic of the old runs, check that it succeeds, and return its output."""
     env = {**os.environ, **ARITHMETIC, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     done = subprocess.run(
         [FORKING.python(), *map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
@@ -56,7 +56,7 @@ def run(*command: str | Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def arithmetic() -> str:
-    """The digest by which a processor's arithmetic is known."""
+    """Return the digest that identifies a processor's arithmetic."""
     return run("probe.py", folder=RUNS).strip()
 
 
@@ -77,7 +77,7 @@ def test_an_old_run_goes_on_bit_for_bit(scheme: str, arithmetic: str, tmp_path: 
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Meaning of every scheme at commit 050e485, with the settings that no record named then."""
+    """Return the meaning of every scheme at commit 050e485, and the values of settings that records did not name then."""
     found = json.loads((RUNS / "schemes.json").read_bytes())
     return {name: {**scheme, "gathers_decay": False, "downlink_lead": 0.0} for name, scheme in found.items()}
 
