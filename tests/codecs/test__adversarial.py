@@ -49,17 +49,17 @@ INPUTS = inputs()
 
 
 def stated() -> list[str]:
-    """All forms except those with a lossless stage, which decode to the same values without it."""
+    """Return all forms, without those whose lossless stage leaves the decoded values of a shorter form unchanged."""
     found = dict.fromkeys([*forms(), *MORE])
     return [spec for spec in found if ids_in(spec)[-1] not in table.LOSSLESS or spec in available()]
 
 
-# of randk the forms that send a coordinate often enough for a sum of 400 to be nearly normal
+# of randk, only forms that send a coordinate often enough for a sum of 400 decodes to be nearly normal
 UNBIASED = [spec for spec in stated() if get_codec(spec).unbiased and not get_codec(spec).lossless and spec != "randk"]
 
 
 def classes_of(x: Floats) -> list[np.ndarray]:
-    """Coordinates of the flat x by magnitude: those of one where there are few, else an eighth each by rank."""
+    """Group the coordinates of the flat x by magnitude: one class per value if there are few values, else eighths by rank."""
     magnitudes = np.abs(x.reshape(-1))
     few = np.unique(magnitudes)
     if few.size <= 9:
@@ -92,7 +92,7 @@ def test_unbiased_on_inputs_that_are_hard(spec: str, name: str) -> None:
 
 @pytest.mark.parametrize("spec", stated())
 def test_contractive_forms_shrink_inputs_that_are_hard(spec: str) -> None:
-    """||x - C(x)|| <= ||x|| on average over 20 keys, and for every key but with sketchml, so that no seed would fail it."""
+    """Check ||x - C(x)|| <= ||x|| on average over 20 keys, and except for sketchml for each key; no correct program fails."""
     codec = get_codec(spec).contractive()
     for name, x in INPUTS.items():
         exact = x.astype(np.float64)
