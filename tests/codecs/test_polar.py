@@ -90,7 +90,7 @@ def test_values_far_out_do_not_decide_the_error() -> None:
 
 
 def test_more_bits_never_leave_more_of_a_convolution_with_values_far_out() -> None:
-    """Use outliers, which only sorted groups send individually, though sorting saves no bits at rate 4; allow a tenth more error."""
+    """Use outliers, which only sorted groups send singly, though sorting saves no bits at rate 4; allow a tenth more error."""
     x = convolution(512).reshape(-1).copy()
     x[::1000] *= 100
     errors = []
