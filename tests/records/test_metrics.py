@@ -1,4 +1,4 @@
-"""Records: whole lines, totals that add up, files that are replaced in one step."""
+"""Records: whole lines, totals that add up, and files that are replaced atomically."""
 
 from __future__ import annotations
 
