@@ -57,7 +57,7 @@ def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor:
 
 
 def test_what_is_decoded_is_finite_or_refused_before_anything_is_added(codec: Codec) -> None:
-    """Replace words of valid payloads by extreme numbers, infinities and NaNs; `measure` must refuse what decode refuses."""
+    """Replace words of valid payloads by extreme numbers, infinities and NaNs; `measure` must refuse whenever decode does."""
     rng = np.random.default_rng(5)
     seeds = [np.frombuffer(codec.encode(gaussian(*shape), KEY).to_bytes(), np.uint8) for shape in ((20, 33), (600,), (3,))]
     for number in range(240):

@@ -63,7 +63,7 @@ class Ground:
         )  # fmt: skip
 
     def publish(self, version: int, left_out: dict[int, list[int]]) -> Told:
-        """Publish `version`, whose round did not use these groups, and return what each rank is told."""
+        """Publish `version`, whose round did not use these groups, and return the message to each rank."""
         self.job_state.round = Round.after(version, self.steps)
         self.boundary.catch_up()
         self.boundary.readmit()

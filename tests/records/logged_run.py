@@ -1,4 +1,4 @@
-"""A run with every logger, resumed and evaluated in one process. Prints as JSON what the loggers' own readers find.
+"""A run with every logger, resumed and evaluated in one process. Prints the findings of the loggers' own readers as JSON.
 
 logged_run.py DIRECTORY
 """

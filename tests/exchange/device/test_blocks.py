@@ -132,7 +132,7 @@ def test_a_change_with_exponents_that_float32_has_not_leaves_weights_as_they_are
     ("at", "value", "what"), [(24 + 3, 0x80, "scale"), (24 + 4, 9, "bits"), (24 + 5, 1, "zeros"), (8, None, "")]
 )
 def test_a_change_with_scales_or_widths_that_encode_never_writes_is_refused(at: int, value: int | None, what: str) -> None:
-    """The device refuses what the host refuses. Another key is accepted: the dither comes from the key in the payload."""
+    """The device refuses the same payloads as the host. Another key is accepted: the dither comes from the key in the payload."""
     size, codec = 700, get_codec("dithered")
     plan = Plan.from_dict({"tensors": [["a", [size]]], "groups": [[["dithered", 0, [size]]]]})
     weights, expected = torch.ones(size), np.ones(size, np.float32)
