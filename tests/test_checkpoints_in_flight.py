@@ -24,7 +24,7 @@ pytestmark = pytest.mark.serial
 
 
 class Noted(Classification):
-    """Tells of every backward pass of a step; `steps` counts them from 0, the pass that measures the order of gradients."""
+    """A task that counts the backward passes in `steps`; pass 0 measures the order of gradients."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -69,7 +69,9 @@ def digests(train_dir: Path) -> dict[int, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """Checkpoints of versions none of which was changed before it was written: each is the last of a run, or of a part of it."""
+    """Return checkpoints that were written without later changes: each belongs to the last version of a run
+    or of a part of it.
+    """
     train_dir = tmp_path_factory.mktemp("undisturbed")
     for last in (2, 4, 6, 8):
         assert psnode.run(Noted(), config(train_dir, max_steps=last, eval_freq=0, resume=last > 2)) == 0

@@ -31,7 +31,7 @@ PROGRAM = re.compile(r"(psnode|psnode-ec2|mpirun|python|pytest|scripts/\S+)(\s|$
 
 
 def commands(text: str) -> list[str]:
-    """The lines that begin with a program of ours, in fences or indented, continued ones joined, trailing remarks left out."""
+    """Return the command lines that begin with one of our programs, with continued lines joined and trailing remarks removed."""
     blocks = [textwrap.dedent(block) for _, kind, block in FENCE.findall(text) if kind in ("", "bash")]
     plain = FENCE.sub("", text)
     blocks += [textwrap.dedent(found) for found in re.findall(r"(?:^    .*\n)+", plain, re.M)]

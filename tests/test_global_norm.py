@@ -45,7 +45,9 @@ class Net(nn.Module):
 def by_torch(
     bound: float, settings: dict[str, Any], limit: float | None, *, previous: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights after the steps, and the norm of the gradient in each. `previous`: a step but the first goes by the norm before."""
+    """Return the weights after the steps, and each gradient's norm; with `previous`, later steps are clipped
+    by the norm before.
+    """
     torch.manual_seed(SEED)
     model = Net(limit)
     lr, momentum, decay = settings.get("lr", LR), settings["momentum"], settings.get("weight_decay", 0.0)

@@ -1,4 +1,4 @@
-"""The layering of the package, read off its source: who may import whom, and the imports of a module when it is loaded."""
+"""The layers of the package, read from its source: permitted imports, and the imports made when a module is loaded."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ LAYERS = [
 ]
 ROLES = {"worker", "master", "evaluator"}  # on the same layer, but they must not import each other
 
-# Packages that take long to import, and the modules, or packages with all below them, that may do so at their top. All others
-# import them inside a function.
+# slow packages, and the modules or packages (with all below them) that may import them at the top; others import them inside
+# functions
 HEAVY: dict[str, set[str]] = {
     "torch": {"tasks", "exchange", "worker", "master", "evaluator", "ddp", "codecs/device"},
     "torchvision": set(),
@@ -284,7 +284,7 @@ def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
 
 
 def test_formulas_are_loaded_where_they_are_asked_for() -> None:
-    """By codecs that derive from Generated, or a base that does; else inside functions, and by no job without a formula."""
+    """Codecs derived from Generated or its bases may import formulas at the top; others only inside functions."""
     rows, exchange = PACKAGE / "codecs" / "rows", PACKAGE / "exchange"
     device = {*DEVICE.rglob("*.py"), *(exchange / "device").iterdir(), exchange / "update" / "device_steps.py"}
     bases = "(Generated, ", "(HalfPrecision)", "(Binary)"
@@ -360,8 +360,8 @@ def test_the_library_logs_and_prints_nothing_on_standard_error() -> None:
     assert places == []
 
 
-# Functions that would execute the words of a peer or a file, beyond those that ruff.toml forbids. numpy.load is safe with
-# its default, so naming the flag is forbidden.
+# functions that would execute text from a peer or a file, beyond those that ruff.toml forbids; numpy.load is safe by default, so
+# only the name of its flag is forbidden
 FORBIDDEN = {
     "allow_pickle": r"allow_pickle\s*=\s*True",
     "MPI's lower case, which pickles": r"\b(comm|world|COMM_WORLD)\."

@@ -145,7 +145,9 @@ def test_only_what_is_decorated_or_no_function_may_be_compiled() -> None:
 
 
 def test_what_a_change_does_not_reach_stays_compiled(tmp_path: Path) -> None:
-    """Of three kernels one calls another: with that one changed two are compiled anew, and the caches come back afterwards."""
+    """One of three kernels calls another. If this one changes, two are compiled again, and the old caches are restored
+    afterwards.
+    """
     kernels = tmp_path / "tree/psnode/codecs/kernels"
     (kernels / "__pycache__").mkdir(parents=True)
     for name, content in {

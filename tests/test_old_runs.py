@@ -1,10 +1,10 @@
-"""Runs begun by earlier versions go on bit for bit: directories that commit 050e485 wrote (mpirun, two workers, 7 steps).
+"""Runs of earlier versions continue bit for bit, from directories that commit 050e485 wrote (mpirun, two workers, 7 steps):
 
     psnode launch -n 2 -- train --task old_task --scheme SCHEME --batch-size 8 --threads 1 --lr 0.05 --seed 3 --eval-freq 0 \
         --no-tensorboard --max-steps 7 --train-dir runs/SCHEME
 
-The hashes below are those of the same commit after 20 steps, with the variables of ARITHMETIC set: linear algebra then takes
-roads that processors of several makers share. Where a processor computes otherwise all the same, the probe says so.
+The hashes below are those of this commit after 20 steps, with the variables of ARITHMETIC set. Linear algebra then uses code
+paths that processors of several makers share. The probe detects processors that compute differently nevertheless.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_run_without_a_recorded_scheme_keeps_what_its_name_meant_then(scheme: 
 
 
 def test_a_run_without_a_recorded_scheme_keeps_what_is_refused_or_done_otherwise_now() -> None:
-    """Momentum on both sides, a warm-up that ends below its codec's ratio, a memory under a vote, Nesterov without momentum."""
+    """Cover momentum on both sides, a warm-up that ends below the codec's ratio, a memory under a vote, and Nesterov alone."""
     twice = resolve(Config(scheme="topk", feedback="dgc"), unrecorded=True)
     assert (twice.momentum, twice.gathers_decay, Coding(Plan((), ()), twice).gathering) == (0.9, False, None)
     assert resolve(Config(scheme="dgc", feedback="ef"), unrecorded=True).momentum == 0

@@ -1,4 +1,4 @@
-"""torch's optimizers by name and the task's own: updates are torch's to the bit, also after a resume and under another plan."""
+"""torch's optimizers by name and the task's own: updates equal torch's bit for bit, also after a resume or with another plan."""
 
 from __future__ import annotations
 

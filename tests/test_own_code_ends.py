@@ -1,4 +1,4 @@
-"""An exception of the program's own code on rank 0 leaves a checkpoint of the last whole step, from which the run goes on."""
+"""An exception in the program's own code on rank 0 leaves a checkpoint of the last whole step, and the run can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task whose data are a data set of torch's trains as plain PyTorch does, and resumes to the bit, with processes too."""
+"""A task whose data are a torch data set trains as plain PyTorch does, and resumes bit for bit, also with data processes."""
 
 from __future__ import annotations
 

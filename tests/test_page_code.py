@@ -1,4 +1,4 @@
-"""Code of the pages in docs is run: classes in a training, the hook under DDP, cheap commands; manifests have their structure."""
+"""Code in docs is run: classes in a training, the hook under DDP, cheap commands. Manifests are checked for their structure."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_hook_of_the_page_sends_a_part_and_keeps_the_rest() -> None:
     assert sent is not None
     whole = torch.autograd.grad(network(x).square().sum(), network.weight)[0]
     assert names["state"].sent_bytes < 4 * whole.numel() / 12
-    assert 0 < float((sent - whole).square().sum() / whole.square().sum()) < 0.1  # of a Gaussian source: 4^-2 and a little
+    assert 0 < float((sent - whole).square().sum() / whole.square().sum()) < 0.1  # for a Gaussian source: slightly more than 4^-2
 
 
 @pytest.mark.usefixtures("alone")

@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 
 def by_kind(model: Any, settings: dict[str, Any]) -> Groups:
-    """Groups as torch.optim takes them: no decay on norms and biases, a head that learns faster and has less inertia."""
+    """Return torch.optim groups: norms and biases without decay, and a head with a higher rate and less momentum."""
     own: dict[str, Any] = {"momentum": 0.5} if "optimizer" not in settings else {"betas": (0.5, 0.95), "eps": 1e-2}
     return [
         {"params": [model.inner.weight]},

@@ -1,6 +1,6 @@
-"""The sweeps of codecs that one step of training runs: up, in a worker's encoding thread, and down, in the master's lanes.
+"""The sweeps of codecs in a training step: uplink in a worker's encoding thread, downlink in the master's lanes.
 
-A kernel that does two things at once is of use only if training hands it the source and the sink. Warm-up runs in other threads.
+A kernel that does two things at once is useful only if training passes it the source and the sink. Warm-up runs in other threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.feedback.test_conservation import Linear, config
 CODED = Codec._coded
 CALLS = list[tuple[str, str, str]]  # thread, codec, call
 
-# "Class(Source, Sink)": Class._encode was called with these. SUM: a sweep before coding adds the gradient to the residual.
+# "Class(Source, Sink)": a call of Class._encode; SUM: a sweep before coding that adds the gradient to the residual
 PLAIN = "(Values, Sink)"
 FED_BACK = "(Accumulated, Subtracted)"  # without SUM, the sweep that codes also adds the gradient
 SUM = "Accumulated.array"
@@ -63,7 +63,8 @@ UPLINK: dict[str, tuple[str, ...]] = {
 }
 WITH_FEEDBACK = {
     "qsgd": ("Contractive" + FED_BACK, "Qsgd(Accumulated, InnerProducts)"),
-    "qsgd:factors=true": ("Qsgd" + FED_BACK,),  # one sweep: the factors of all others follow the codes of the whole array
+    # one sweep; the factors of all others are known only after the whole array is coded
+    "qsgd:factors=true": ("Qsgd" + FED_BACK,),
     "terngrad": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "minmax": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "natural": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
@@ -144,7 +145,7 @@ def test_a_step_of_a_codec_with_feedback_takes_this_road_up(spec: str, tmp_path:
 
 
 def in_three_sweeps(self: Codec, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-    """Codec._coded by adding with NumPy, coding and decoding, one after the other. Inner products are as the codec takes them."""
+    """Run Codec._coded in three sweeps: add with NumPy, code, decode. Inner products are computed by the codec."""
     if isinstance(source, Accumulated):
         flat = source.target.reshape(-1)
         for place, part in source.take():

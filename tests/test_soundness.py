@@ -39,7 +39,7 @@ class Examples:
 
 
 class Line(Task):
-    """Fits the line by its absolute errors, which stay finite whatever the slope. Worker 1 lies in its backward pass `lie`."""
+    """Fits the line by its absolute errors, whose gradients are finite for any slope. Worker 1 lies in backward pass `lie`."""
 
     def __init__(self, lie: int = -1, power: float = 1.0) -> None:
         super().__init__()

@@ -415,7 +415,7 @@ def test_more_examples_than_there_are_cannot_be_asked_for(tmp_path: Path) -> Non
 
 
 def test_the_ratio_falls_over_the_epochs_asked_for(tmp_path: Path) -> None:
-    """LeNet has 431 080 coordinates, an epoch of digits 89 steps of 16; the ratios .25, .0625, .016, .004 take 5 steps each."""
+    """LeNet has 431 080 coordinates, and an epoch of digits 89 steps of 16; ratios .25, .0625, .016, .004 last 5 steps each."""
     run(config(tmp_path / "run", scheme="dgc", local=1, batch_size=16, max_steps=22, sparsity_warmup_epochs=20 / 89))
     sent = [record["uplink_bytes"] for record in records(tmp_path / "run")]
     levels = [sent[step] for step in (3, 8, 13, 18, 21)]

@@ -1,4 +1,4 @@
-"""--weighted-mean: workers whose batches count different numbers of tokens train as plain PyTorch does on the joined batch."""
+"""--weighted-mean: workers whose batches have different numbers of tokens train as plain PyTorch does on the joined batch."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ def test_weights_and_losses_are_those_of_torch_on_the_joined_batch(micro: int, r
 
 
 def by_hand(steps: int, spec: str) -> list[torch.Tensor]:
-    """Error feedback of summed losses: each worker sends the largest entries of w g + e, and the sum is divided by all w.
+    """Compute error feedback of summed losses: each worker sends the largest entries of w g + e; the sum is divided by all w.
 
-    The matrices are coded as one vector, the bias travels as it is.
+    The matrices are coded as one vector, and the bias is sent uncoded.
     """
     torch.manual_seed(SEED)
     model, codec = Net(), get_codec(spec)

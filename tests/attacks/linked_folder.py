@@ -1,4 +1,4 @@
-"""The folder of the optimizer's state is a link out of the checkpoint."""
+"""The folder of the optimizer's state is a link that leads out of the checkpoint."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_ratios_are_medians_over_rounds_that_both_finished() -> None:
     assert peer["step_ms"]["median"] == pytest.approx(40)
     with_ratios({"100mbit": [floor, ours], "none": [floor, peer]})
     assert ours["ratios"] == {"floor": pytest.approx(2.0), "best_ddp": None, "unshaped_ddp": pytest.approx((0.5 + 0.25) / 2)}
-    assert ours["exposed_ms"] == pytest.approx(10)  # of 10, -10, 20
+    assert ours["exposed_ms"] == pytest.approx(10)  # the median of 10, -10, 20
     assert ours["hidden"] is None
     assert peer["ratios"] == {"floor": pytest.approx((4 + 2) / 2), "best_ddp": 1.0, "unshaped_ddp": 1.0}
     assert [point["step"] for point in peer["to_target"]] == [2, 2]
@@ -170,7 +170,7 @@ def test_hidden_is_what_the_step_does_not_show_of_the_exchange() -> None:
         row(Psnode("qsgd").label, [trial(15, 15), None, None], None),
     ]
     with_ratios({"none": rows})
-    assert rows[1]["hidden"] == pytest.approx(0.75)  # of 1 - 5/20, 1 - 2/10, 1 - 20/20
+    assert rows[1]["hidden"] == pytest.approx(0.75)  # the median of 1 - 5/20, 1 - 2/10, 1 - 20/20
     assert rows[3]["hidden"] is None  # its own exchange was not measured
 
 

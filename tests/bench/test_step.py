@@ -1,4 +1,4 @@
-"""`psnode bench step`: a worker stepped from outside sends its scheme's bytes, from the device that codes; copies are counted."""
+"""`psnode bench step`: a worker stepped from outside sends its scheme's bytes from the coding device, and copies are counted."""
 
 from __future__ import annotations
 

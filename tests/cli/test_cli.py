@@ -251,7 +251,7 @@ def test_answers_to_foreign_names_name_what_is_there(here: Run) -> None:
     own = {flag for parameter in app.commands["train"].params for flag in (*parameter.opts, *parameter.secondary_opts)}
     for name, told in FOREIGN.items():
         assert name not in own, name
-        assert set(re.findall(r"--[a-z][a-z-]+", told)) <= own | {"--hostfile"}, (name, told)  # of launch
+        assert set(re.findall(r"--[a-z][a-z-]+", told)) <= own | {"--hostfile"}, (name, told)  # --hostfile belongs to launch
 
 
 def test_a_shell_completes_the_choices_of_a_setting(psnode: Run) -> None:

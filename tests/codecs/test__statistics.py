@@ -69,9 +69,9 @@ def test_contractive_form_shrinks_what_it_is_given(contraction: Codec, name: str
 
 
 def test_feedback_loses_nothing_and_stays_bounded_over_500_steps(contraction: Codec) -> None:
-    """sum of decoded payloads + residual = sum of gradients, and the residual levels off.
+    """Check that decoded payloads + residual = gradients in sum, and that the residual levels off.
 
-    One that nothing were taken from would double in the second half of the steps, one fed with an omega above 1 explode.
+    Without any coding the residual would double in the second half of the steps; with omega above 1 it would explode.
     """
     residual = np.zeros((20, 32), np.float32)
     gradients, sent = np.zeros((20, 32)), np.zeros((20, 32))

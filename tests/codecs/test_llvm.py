@@ -137,7 +137,7 @@ def test_every_function_of_instructions_has_a_case() -> None:
     users = [path for path in PACKAGE.rglob("*.py") if b"@instructions\n" in path.read_bytes()]
     modules = [import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)) for path in users]
     found = {each for module in modules for each in vars(module).values() if hasattr(each, "equivalent")}
-    of_their_own = {"instructions._wide", "instructions._floats_at"}  # tests, at the end
+    of_their_own = {"instructions._wide", "instructions._floats_at"}  # tested at the end of this module
     assert {name_of(each) for each in found - CASES.keys()} == of_their_own
 
 

@@ -36,23 +36,23 @@ class Refusal:
 
 @dataclass
 class Front:
-    """`url` is the endpoint. `calls` holds every call as (action, parameters); `consoles` the output of an instance."""
+    """The front of moto. `url`: the endpoint; `calls`: (action, parameters) of every call; `consoles`: outputs by instance id."""
 
     moto_port: int
     calls: list[tuple[str, Form]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     groups: dict[str, dict[str, str]] = field(default_factory=dict)
     consoles: dict[str, str] = field(default_factory=dict)
-    latest: dict[str, str] = field(default_factory=dict)  # where the latest output is another
+    latest: dict[str, str] = field(default_factory=dict)  # console outputs by instance, where the latest differs
     tokens: dict[str, tuple[Form, tuple[int, str, bytes]]] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)  # instances
-    blind: int = 0  # so many DescribeInstances show nothing yet
+    ended: set[str] = field(default_factory=set)  # ids of ended instances
+    blind: int = 0  # number of DescribeInstances calls that show nothing yet
     prices: dict[str, float] = field(
         default_factory=lambda: {"m5.2xlarge": 0.384, "m5.large": 0.096, "c5.2xlarge": 0.34, "gp3": 0.08}
     )
-    market: list[tuple[str, str, float]] = field(default_factory=list)  # type, zone, spot price of a moment
-    scores: dict[str, int] = field(default_factory=dict)  # of the room for spot instances, by the id of a zone
-    before: Callable[[str, Form], bool] = lambda action, form: True  # whether the call comes through
+    market: list[tuple[str, str, float]] = field(default_factory=list)  # type, zone, and the spot price at one moment
+    scores: dict[str, int] = field(default_factory=dict)  # placement score for spot instances, by zone id
+    before: Callable[[str, Form], bool] = lambda action, form: True  # returns False if the call is lost before moto
     after: Callable[[str, Form, bytes], None] = lambda action, form, body: None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""examples/charlm.py: the text, its windows, causality, and that both models learn."""
+"""examples/charlm.py: the text, its windows, causality, and training of both models."""
 
 import math
 import sys

@@ -142,7 +142,7 @@ def test_this_machine_is_asked_without_ssh_and_the_others_reach_it(examine: Any)
     report, code = examine("localhost", WORKER)
     assert (report["problems"], code) == ([], 0)
     here, worker = report["hosts"]
-    assert (here["facts"]["address"], worker["facts"]["address"]) == ("", WORKER)  # ssh tells the address
+    assert (here["facts"]["address"], worker["facts"]["address"]) == ("", WORKER)  # ssh reports the address
     assert min(worker["up"]["mbit"], worker["down"]["mbit"]) > 0
 
 

@@ -93,7 +93,7 @@ class Tied(Body):
 
 
 class Twice(Body):
-    """A module that is called twice."""
+    """A model that calls one module twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ class Clamped(Weighted):
 
 
 class Averaged(Weighted):
-    """The forward pass keeps a moving average of a weight in a buffer and uses both."""
+    """A forward pass that keeps a moving average of a weight in a buffer and uses both."""
 
     average: torch.Tensor
 
@@ -525,7 +525,7 @@ class Foreign(Weighted):
 
 
 class Stochastic(Around):
-    """A layer that is skipped at random."""
+    """A model that skips a layer at random for each example."""
 
     def __init__(self) -> None:
         super().__init__(linear())

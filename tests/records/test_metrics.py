@@ -97,7 +97,7 @@ def test_records_of_an_earlier_version_have_totals_without_control_messages(tmp_
     assert (found.uplink_bytes, found.downlink_bytes) == (
         70_302 + 100,
         111_632 + 200,
-    )  # of its summary.json, and more
+    )  # the bytes of its summary.json, and 100 or 200 more
     assert (found.uplink_control_bytes, found.downlink_control_bytes) == (7, 9)
 
 

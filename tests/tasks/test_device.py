@@ -1,4 +1,4 @@
-"""The device of a rank, and the way of gradients off it; fakes replace torch's calls to CUDA."""
+"""The device of a rank, and the copies of gradients from the device to the host; fakes replace torch's calls to CUDA."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Contract of every transport, as checks that all ranks of a job run together.
+"""The contract of every transport, as checks that all ranks of a job run together.
 
     for check in CHECKS:                  # every rank, in this order, on one connected group
         check(Ranks(transport))
     check_closing(transport)              # last
 
-A check that fails raises ContractError. Every pair of ranks is checked, both ways; a rank's messages to itself must arrive like
-any others.
+A check that fails raises ContractError. Every pair of ranks is checked in both directions. Messages of a rank to itself must
+arrive like all others.
 """
 
 from __future__ import annotations

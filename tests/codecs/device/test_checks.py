@@ -20,7 +20,7 @@ from tests.rows.forms import KEY, with_formula
 from tests.rows.hosted import GXX
 
 pytestmark = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
-WITHOUT_FORMULA = {"graddrop", "randk", "svd", "threshold", "topk"}  # of the coded rows
+WITHOUT_FORMULA = {"graddrop", "randk", "svd", "threshold", "topk"}  # coded in rows, but without a formula
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'row_codec.py'}:Levels"
 
 

@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_elsewhere_has_the_weights_and_residuals_of_one_that_
 def test_atomo_is_coded_there_without_cupy_and_every_worker_keeps_the_weights_of_the_master(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Factors may differ from the host's in their last bits, so that only hashes are compared, of every version."""
+    """Factors may differ from the host's in their last bits, so only the hashes of each version are compared."""
     coded: list[tuple[int, ...]] = []
 
     class Counted(SpectralEncoder):

@@ -73,7 +73,7 @@ def test_by_default_nothing_below_the_limit_is_refused_whatever_came_before() ->
 
 def test_by_default_gradients_that_are_large_throughout_are_accepted() -> None:
     assert play(bounded(AUTO), rounds(50, 3, lambda number: 1e20 + 1e23 * (number % 9 == 5))) == []
-    assert play(bounded(AUTO), [{1: 1e25, 2: 2e24}] * 5) == []  # from the first
+    assert play(bounded(AUTO), [{1: 1e25, 2: 2e24}] * 5) == []  # accepted from the first round
 
 
 def test_by_default_a_single_worker_is_believed_whatever_it_sends() -> None:
@@ -190,7 +190,7 @@ def test_a_reference_is_the_largest_of_three() -> None:
     for step in range(42, 42 + WINDOW):
         norms.note({(1, step): 1.0, (2, step): 1.0})
     norms.renew()
-    assert norms.usual == 1.0  # forgotten
+    assert norms.usual == 1.0  # the large norms are forgotten
 
 
 def test_off_is_off() -> None:

@@ -149,7 +149,7 @@ def test_a_worker_that_was_stopped_amid_its_writing_ends_it_elsewhere(tmp_path: 
     check(tmp_path)
     assert [str(staging.told(tensorfile.parse(bytes(frame.body), ""), 2)) for frame in sent] == [
         "[Errno 2] rank 2: No such file or directory"
-    ]  # only the master knows whether a rank waits
+    ]  # only the master knows if a rank waits
 
 
 def test_what_a_worker_could_not_write_whole_it_sends(tmp_path: Path, halves: list[Callable[[], None]]) -> None:
