@@ -23,7 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # set before torch is imported: s
 settings.register_profile("psnode", deadline=None, print_blob=True)
 settings.load_profile("psnode")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell ignores it; children would inherit this
+# a background job of a shell ignores SIGINT, and processes of the tests would inherit this
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup ignores SIGHUP
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -53,7 +53,7 @@ HEAVY: dict[str, set[str]] = {
     "boto3": set(),
     "PIL": set(),
 }
-# other modules must not import it, not even inside a function
+# no other module may import mpi4py, not even inside a function
 ONLY_HOME = {"mpi4py": {PACKAGE / "transport" / "mpi" / "endpoint.py"}}
 
 

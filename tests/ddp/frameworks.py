@@ -30,7 +30,7 @@ Trained = tuple[Linear, ddp.HookState, dict[str, torch.Tensor]]
 def by_lightning(part: str, rank: int, folder: Path) -> Trained:
     """Train on the CPU for two epochs with a Trainer and psnode's callback, with a checkpoint after each epoch."""
     if importlib.util.find_spec("torchvision") is not None:
-        # torchmetrics imports it, and Lightning torchmetrics; with a CPU build of torch a plain import fails
+        # Lightning imports torchvision through torchmetrics; with a CPU build of torch a plain import would fail
         import_torchvision()
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint

@@ -96,8 +96,8 @@ def test_what_a_job_leaves_behind_does_not_hold_its_lock(node: Path) -> None:
 
 
 def test_a_job_whose_supervisor_was_killed_still_holds_its_lock(node: Path) -> None:
-    """The shell around the job is killed, as when memory runs out, and the job continues: it is listed, can be stopped, and is
-    alone.
+    """If the shell around a job is killed, as when memory runs out, the job continues, is listed, can be stopped, and keeps
+    other jobs out.
     """
     assert ended(run(node))[0] == 0
     wait_for(lambda: len(jobs(node)) == 1)

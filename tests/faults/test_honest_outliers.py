@@ -114,7 +114,7 @@ def test_of_several_workers_nothing_is_refused_either(tmp_path: Path, workers: i
 
 
 def test_with_a_bound_what_most_workers_have_met_once_is_usual(tmp_path: Path) -> None:
-    """A worker has a positive in about every eighth batch: these are refused until most workers have had one;
+    """A worker has a positive in about every eighth batch: such gradients are refused until most workers have had one;
     no worker is lost.
     """
     assert run(config(tmp_path, 4, norm_cap=10.0), Rare(-7.0)) == 0

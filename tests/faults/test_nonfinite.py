@@ -119,7 +119,7 @@ class Flipped(Classification):
 
 
 def test_a_flipped_bit_in_a_workers_weights_is_found_and_its_rank_named(tmp_path: Path) -> None:
-    """One of 431 080 weights differs in the last place, and downlink changes never repair it."""
+    """One of 431 080 weights differs in the last place, and changes on the downlink never repair the difference."""
     with pytest.raises(DivergedError, match=r"rank 2 computed step 7 .* version 6") as caught:
         run(config(tmp_path, hash_every=3, downlink="bf16", max_steps=12), Flipped())
     assert caught.value.exit_code == 4

@@ -38,7 +38,7 @@ class Slow(Classification):
 
 
 def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(launched: Launched) -> None:
-    """No other worker waits for it each round, and a job that was asked to stop has no time to wait."""
+    """No round waits for the stopped worker, and a job that was asked to stop has no time to wait."""
     job = launched(3, *ASP, "--max-steps", "1000000")
     job.wait_for_step(10)
     os.kill(job.pid(2), signal.SIGSTOP)

@@ -141,7 +141,8 @@ class Server:
                     os.kill(pid, signal.SIGKILL)
                 return None
             for pid, connection in list(self._clients.items()):
-                if connection in ready:  # closed, since clients send no more: it was killed
+                # clients send nothing after their request, so a ready connection is closed: the client was killed
+                if connection in ready:
                     os.kill(pid, signal.SIGKILL)
                     connection.close()
                     del self._clients[pid]

@@ -81,7 +81,7 @@ def test_transformers_loads_the_folder_and_computes_the_same(
     name: str, prefix: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if importlib.util.find_spec("torchvision") is not None:
-        import_torchvision()  # transformers imports it; with a CPU build of torch a plain import fails
+        import_torchvision()  # else its import by transformers fails with a CPU build of torch
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
     train = ("--task", f"task.py:{name}", "--scheme", "dense", "--max-steps", "2", "--threads", "1", "--train-dir", "run")

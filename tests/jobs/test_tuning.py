@@ -253,7 +253,7 @@ def test_an_evaluation_that_failed_is_tried_again_and_no_training_is(
 def test_more_values_and_another_metric_find_the_best_that_a_sweep_of_its_own_finds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
 ) -> None:
-    """The existing trials are further than the first comparison, and keep no weights from it."""
+    """The existing trials are further than the first comparison, and have no weights left from that step."""
     job = [*JOB, "--keep-last", "1"]
 
     def sweep(place: str, metric: str, lrs: str) -> dict[str, Any]:

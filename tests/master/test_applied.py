@@ -15,7 +15,7 @@ from psnode.tasks.data.sampler import Sampler
 
 
 def test_a_gradient_counts_once_also_across_a_stop(tmp_path: Path) -> None:
-    """Of three groups, apply one before a stop and two after it."""
+    """Of three groups, apply one before a stop and two after the stop."""
     rule = Bounded(None)
     before = applied_before(rule, None)
     assert before is not None

@@ -58,7 +58,7 @@ def test_a_job_that_is_warned_goes_back_to_the_queue_and_ends_with_the_weights_o
 ) -> None:
     options = ("--partition", "short", "--gres", "gpu:2", "--time", "30", "--cpus-per-rank", "2", "--workers-per-node", "2")
     job = slurm.submit(exported(psnode, flags, *options, "--job-name", "many"), tmp_path)
-    with (tmp_path / "gate").open("w"):  # opens when the worker opens it
+    with (tmp_path / "gate").open("w"):  # blocks until the worker opens the pipe too
         running = slurm.facts(job)
         assert (running["JobState"], running["NumNodes"], running["CPUs/Task"]) == ("RUNNING", "1", "2")
         assert running["TresPerNode"] == "gres:gpu:2"

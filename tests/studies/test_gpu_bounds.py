@@ -42,7 +42,7 @@ def test_a_kernel_takes_as_long_as_memory_or_instructions() -> None:
     assert share_of_copy(device, 4.0, [(4.0, 100)], 1) == 1.0
     assert share_of_copy(device, 4.0, [(4.0, 8 * 512)], 1) == pytest.approx(0.5)
     assert share_of_copy(device, 4.0, [(4.0, 8 * 512)], 4) == 1.0
-    assert share_of_copy(device, 4.5, [(4.0, 1), (4.5, 1)], 1) == pytest.approx(4.5 / 8.5)  # with a sweep before it
+    assert share_of_copy(device, 4.5, [(4.0, 1), (4.5, 1)], 1) == pytest.approx(4.5 / 8.5)  # preceded by a sweep
 
 
 @with_nvrtc

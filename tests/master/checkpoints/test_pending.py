@@ -145,7 +145,7 @@ def test_one_that_holds_what_is_not_finite_takes_no_other_ones_place_and_none_th
     for version, mean in ((5, 1.0), (10, float("nan")), (15, float("inf"))):
         found.pending.begin(version, [1], 0.0, UNKNOWN)
         found.part(version, 1, mean)
-        found.pending.judge(version, "")  # the losses do not show it
+        found.pending.judge(version, "")  # the losses do not show that a buffer is unsound
     assert {step: is_sound(path) for step, path in zip(found.published, checkpoint.complete(tmp_path), strict=True)} == {
         5: True, 15: False,
     }  # fmt: skip
