@@ -60,7 +60,7 @@ def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
         event = transport.inbox(1).wait(end - time.monotonic())
         if isinstance(event, PeerLost):
             lost, answers = event.rank, 0
-            assert transport.inbox(2).wait(30) == event  # every role of a rank is told
+            assert transport.inbox(2).wait(30) == event  # every role of a rank receives the event
             say("lost", event.rank, "at", time.time(), "alive", *sorted(transport.alive()))
             assert transport.send(event.rank, 1, [b"to the dead"] * 2).wait(60) is None
         elif isinstance(event, Arrival):
@@ -74,7 +74,7 @@ def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
 
 
 def orphans() -> None:
-    """Wait until rank 0 is killed from outside, and check that the workers are told and leave in time."""
+    """Wait until rank 0 is killed from outside, and check that the workers receive the event and leave in time."""
     transport = mpi.start()
     say("up", transport.rank)
     event = transport.inbox(0).wait(30)

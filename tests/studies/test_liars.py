@@ -1,4 +1,4 @@
-"""The table of liars: each lie is as named, one worker tells it, and finished runs are read."""
+"""The table of liars: each lie does as its name says, one worker lies, and finished runs are read."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_rank_that_dies_is_announced_to_all_others_after_its_last_message() ->
     assert ends[0].wait(9, 60).data.tobytes() == b"last words"
     lost = PeerLost(2, "its thread failed")
     assert ends[0].inbox(9).wait(60) == lost
-    assert waiting.wait(60) == lost  # every role of a rank is told
+    assert waiting.wait(60) == lost  # every role of a rank receives the event
     assert ends[0].inbox(4).wait(60) == lost  # also a role that begins later
     assert ends[1].inbox(9).wait(60) == lost
     assert ends[0].alive() == {0, 1}

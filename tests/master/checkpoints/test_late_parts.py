@@ -119,7 +119,7 @@ def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it
     publish_without_the_second(tmp_path)()
     assert late, "nobody was late"
     check(tmp_path)
-    contribute(tmp_path, 2, [])  # once more, after everything has ended
+    contribute(tmp_path, 2, [])  # contributes again after everything has ended
     check(tmp_path)
 
 
