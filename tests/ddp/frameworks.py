@@ -115,7 +115,7 @@ def main(framework: str, part: str, rank: int, folder: Path) -> None:
     """Train, and write the results."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "GROUP_RANK": 0}
     os.environ |= {name: str(value) for name, value in places.items()}
-    os.environ |= {"TORCHELASTIC_RUN_ID": "psnode", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # unused: ranks meet in a file
+    os.environ |= {"TORCHELASTIC_RUN_ID": "psnode", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # unused: a file is used
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{part}", rank=rank, world_size=RANKS)
     network, state, more = {"lightning": by_lightning, "accelerate": by_accelerate}[framework](part, rank, folder)
     out = {f"weights/{name}": value.detach().contiguous() for name, value in network.weights.items()}
