@@ -1,4 +1,6 @@
-"""Start of every test: no settings in the environment, and hypothesis without a clock."""
+"""Configuration of all tests: settings without environment variables, hypothesis without deadlines, groups
+and samples of tests.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,14 @@ from hypothesis import settings
 from tests.costs import Costs
 from tests.forking import FORKING
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several test processes share few cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # set before torch is imported: several test processes share few cores
 settings.register_profile("psnode", deadline=None, print_blob=True)
 settings.load_profile("psnode")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes of the tests would inherit it
+# a background job of a shell ignores SIGINT, and processes of the tests would inherit this
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup ignores SIGHUP
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,18 +37,20 @@ GROUPS = {
     "net": SERIAL,
     "mpi": JOBS,
     "slurm": JOBS,
-}  # folders whose tests start jobs of several processes: never two of a group at once
+}  # pytest-xdist never runs two tests of one group at once: tests in these folders start jobs of several processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--codec FILE:NAME: hold this codec, and no other, to the promises in tests/codecs/test__*.py. --long: run sweeps whole."""
+    """Add the options --codec FILE:NAME (test only this codec in tests/codecs/test__*.py), --long (run whole sweeps) and
+    --sample.
+    """
     parser.addoption("--codec", action="append", default=[], metavar="SPEC", help="subject of tests/codecs/test__*.py; repeat")
     parser.addoption("--long", action="store_true", help="run every case of the sweeps, not one in SAMPLED of them")
     parser.addoption("--sample", type=int, default=0, metavar="SEED", help="which cases of the sweeps run without --long")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the codecs of --codec before the tests are collected, and count the costs of tests."""
+    """Load the codecs given by --codec before the tests are collected, and register the plugin that counts the costs of tests."""
     config.pluginmanager.register(Costs(), "costs")
     if specs := config.getoption("--codec"):
         from psnode.config.extensions import load_codec
@@ -56,12 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End the forks' server."""
+    """Stop the server of forks."""
     FORKING.close()
 
 
 def is_sampled(name: str, seed: int) -> bool:
-    """True for one in SAMPLED cases of a sweep, chosen by a hash of the test's name and `seed`."""
+    """Return True for one in SAMPLED cases of a sweep, chosen by a hash of the test's name and `seed`."""
     return _hash(name, seed) % SAMPLED == 0
 
 
@@ -70,9 +75,9 @@ def _hash(name: str, seed: int) -> int:
 
 
 def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect cases of sweeps except a sample of each.
+    """Deselect all cases of the sweeps except a sample of each.
 
-    Sweeps are the tests over codecs, tests/codecs/test__*.py, with at least SWEEP cases, and those with the mark `sweep`.
+    A sweep is a test over codecs (tests/codecs/test__*.py) with at least SWEEP cases, or a test with the mark `sweep`.
     """
     if config.getoption("--long") or config.getoption("--codec"):
         return
@@ -84,7 +89,7 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     seed = config.getoption("--sample")
     sweeps = [found for found in cases.values() if len(found) >= SWEEP or found[0].get_closest_marker("sweep")]
     left = {item for found in sweeps for item in found if not is_sampled(item.nodeid, seed)}
-    left -= {min(found, key=lambda item: _hash(item.nodeid, seed)) for found in sweeps if left.issuperset(found)}  # one at least
+    left -= {min(found, key=lambda item: _hash(item.nodeid, seed)) for found in sweeps if left.issuperset(found)}  # at least one
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
@@ -92,10 +97,10 @@ def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests that start jobs into groups, each of which one worker of pytest-xdist runs (--dist loadgroup).
+    """Assign tests that start jobs to groups, and sample the sweeps.
 
-    Two groups, so that no core is idle while the ranks of one job wait. The jobs of JOBS are judged by results alone.
-    Sweeps are sampled.
+    With --dist loadgroup, each group runs on one worker of pytest-xdist. There are two groups, so that the cores are busy while
+    the ranks of one job wait. Tests in group JOBS check results alone, not timing.
     """
     sample(config, items)
     for item in items:
@@ -106,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def sampled(request: pytest.FixtureRequest) -> Callable[[Sequence[T]], list[T]]:
-    """`sampled(cases)`: all of them with --long, otherwise one in SAMPLED with the first and the last among them."""
+    """Return `sampled(cases)`: all cases with --long, otherwise one in SAMPLED, always with the first and the last."""
     config = request.config
 
     def choose(cases: Sequence[T]) -> list[T]:
@@ -119,7 +124,9 @@ def sampled(request: pytest.FixtureRequest) -> Callable[[Sequence[T]], list[T]]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _free_memory() -> Iterator[None]:
-    """Return memory that a module's tests have freed: a run in this process tells glibc to keep it (psnode.worker.malloc)."""
+    """Return freed memory to the system after each module: a run in this process tells glibc to keep it
+    (psnode.worker.malloc).
+    """
     yield
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
@@ -134,7 +141,7 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forgotten_codecs() -> Iterator[None]:
-    """Codecs that a test adds are gone after it."""
+    """Remove the codecs that the test registered."""
     from psnode.codecs import table
     from psnode.config import extensions
 
@@ -156,7 +163,7 @@ class Finished(NamedTuple):
 
 @pytest.fixture
 def psnode(tmp_path: Path) -> Callable[..., Finished]:
-    """Run `python -m psnode ARGS` in a process of its own (tests.forking), in an empty directory."""
+    """Return a function that runs `python -m psnode ARGS` in a new process (tests.forking), in an empty directory."""
 
     def run(*args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300.0) -> Finished:
         done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Costs of the tests, told at the end of a run: processor time, time on the clock and started processes, by file.
+"""Costs of the tests by file, printed at the end of a run: processor time, wall-clock time and started processes.
 
-Processor time is that of the process of the tests and of its descendants that were waited for, without the collection of tests.
-Started processes are the ranks of `mpirun -n` and `psnode launch -n` and one for every other Python, by the command lines
-that tests start.
+Processor time covers the test process and its descendants that were waited for, without the collection of tests. Started
+processes are counted from the command lines that tests start: the ranks of `mpirun -n` and `psnode launch -n`, and one for every
+other Python command.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ _KEY = "cost"
 
 
 def processor_time() -> float:
-    """Seconds of processor time so far: this process and the descendants that were waited for, forks among them."""
+    """Return the seconds of processor time used so far by this process, its awaited descendants and the forks
+    of tests.forking.
+    """
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system + FORKING.processor_time()
 
 
 def processes(command: Sequence[Any]) -> int:
-    """Return how many interpreters a command line starts: 0 for a program that is not Python's."""
+    """Return the number of Python interpreters that a command line starts: 0 if the program is not Python."""
     words = [os.fsdecode(word) if isinstance(word, bytes | os.PathLike) else str(word) for word in command]
     names = {PurePath(word).name for word in words}
     python = any(name.startswith(("python", "psnode")) for name in names)
@@ -46,7 +48,7 @@ def processes(command: Sequence[Any]) -> int:
 
 
 class Costs:
-    """The plugin. On a worker of pytest-xdist it measures; where reports arrive it sums and tells."""
+    """The plugin. On a worker of pytest-xdist it measures; in the process that receives the reports it sums and prints."""
 
     def __init__(self) -> None:
         self._before, self._started = processor_time(), 0
@@ -58,12 +60,12 @@ class Costs:
             self._started += processes(arguments[1])
 
     def pytest_collection_finish(self) -> None:
-        """Begin to count: the collection is no test's."""
+        """Reset the counts: the collection belongs to no test."""
         self._before, self._started = processor_time(), 0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[Any]:
-        """Attach the costs since the phase before to the report of a phase."""
+        """Attach to the report of each phase the costs since the phase before."""
         now = processor_time()
         cost = now - self._before, self._started
         self._before, self._started = now, 0
@@ -72,10 +74,10 @@ class Costs:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add a report, which holds the costs of the phases before it too."""
+        """Add the costs of a report; the last entry belongs to its own phase, the others to earlier phases."""
         file, _, name = report.nodeid.partition("::")
         self.clock[file] += report.duration
-        self.groups[name.rpartition("]")[2].partition("@")[2] or "no"] += report.duration  # pytest-xdist names the group last
+        self.groups[name.rpartition("]")[2].partition("@")[2] or "no"] += report.duration  # pytest-xdist appends the group
         costs = [value for name, value in report.user_properties if name == _KEY]
         if costs:
             seconds, starts = costs[-1]
@@ -83,7 +85,7 @@ class Costs:
             self.starts[file] += starts
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print the sums and the files that cost most."""
+        """Print the sums, and the files with the highest costs."""
         terminalreporter.section("costs")
         for file, seconds in self.seconds.most_common(SHOWN):
             terminalreporter.line(f"{seconds:8.1f} s {self.clock[file]:8.1f} s {self.starts[file]:5} started  {file}")

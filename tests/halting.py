@@ -1,8 +1,8 @@
-"""LeNet on digits, of which no worker draws batch number `halt` and later ones before the file `gate` exists.
+"""LeNet on digits, with training data that halt: batch `halt` and later ones wait until the file `gate` exists.
 
-A job that a test kills or stops comes so far and no further, however fast it is:
-`--task tests/halting.py --task-option halt=18 --task-option gate=FILE`. Each start of a job counts anew. A batch that is drawn
-twice, as the first ones are, which the start looks at, counts once.
+A job that a test kills or stops gets exactly as far as this batch, however fast it runs: `--task tests/halting.py --task-option
+halt=18 --task-option gate=FILE`. Each process counts the different batches that it has drawn, so a batch drawn twice (as the
+first ones are, for the inspection at the start) counts once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Halting:
 
 
 class Digits(Classification):
-    """The task. Options: `halt`, the number of the first batch that waits, from 1; `gate`, the path of the file."""
+    """The task. Options: `halt`, the number of the first batch that waits, counted from 1; `gate`, the path of the file."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         super().__init__(network="LeNet", dataset="digits", seed=1)
@@ -47,10 +47,10 @@ class Digits(Classification):
 
 
 def flags(halt: int, gate: Path) -> list[str]:
-    """Words of the command line."""
+    """Return the flags of the command line for this task."""
     return ["--task", f"{FILE}:Digits", "--task-option", f"halt={halt}", "--task-option", f"gate={gate}"]
 
 
 def settings(halt: int, gate: Path) -> dict[str, Any]:
-    """The same as settings of a Config."""
+    """Return the settings of a Config for this task."""
     return {"task": f"{FILE}:Digits", "task_option": (f"halt={halt}", f"gate={gate}")}

@@ -1,4 +1,4 @@
-"""Runs whose checkpoints are written while their steps go on."""
+"""Runs that write checkpoints while later steps run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.serial
 
 
 class Noted(Classification):
-    """Tells of every backward pass of a step; `steps` counts them from 0, the pass that measures the order of gradients."""
+    """A task that counts the backward passes in `steps`; pass 0 measures the order of gradients."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -58,7 +58,7 @@ def config(train_dir: Path, **changed: Any) -> Config:
 
 
 def digests(train_dir: Path) -> dict[int, Any]:
-    """Of all checkpoints, by step: the files with sizes and hashes, which are verified."""
+    """Verify all checkpoints, and return their files with sizes and hashes, by step."""
     found = {}
     for path in checkpoint.complete(train_dir):
         opened = Checkpoint.open(path)
@@ -69,7 +69,9 @@ def digests(train_dir: Path) -> dict[int, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """Checkpoints of versions none of which was changed before it was written: each is the last of a run, or of a part of it."""
+    """Return checkpoints that were written without later changes: each belongs to the last version of a run
+    or of a part of it.
+    """
     train_dir = tmp_path_factory.mktemp("undisturbed")
     for last in (2, 4, 6, 8):
         assert psnode.run(Noted(), config(train_dir, max_steps=last, eval_freq=0, resume=last > 2)) == 0
@@ -87,7 +89,7 @@ def test_every_checkpoint_holds_its_version_whatever_room_there_is_for_copies(
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_its_version(
     tmp_path: Path, undisturbed: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of version 4, of which the writers read nothing before step 6 is being computed; there are none of 2 and 6."""
+    """Delay the writers of version 4 until step 6 is being computed; no checkpoints of versions 2 and 6 then exist."""
     task, own = Noted(), Snapshot.read
 
     def read(self: Snapshot, tensor: torch.Tensor, start: int, out: Raw) -> None:

@@ -1,4 +1,4 @@
-"""Commands and code in README and docs: every one parses, and every page of results has the commands that made it."""
+"""Commands and code in README and docs: all parse, and every page of results names the commands that made it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROGRAM = re.compile(r"(psnode|psnode-ec2|mpirun|python|pytest|scripts/\S+)(\s|$
 
 
 def commands(text: str) -> list[str]:
-    """The lines that begin with a program of ours, in fences or indented, continued ones joined, trailing remarks left out."""
+    """Return the command lines that begin with one of our programs, with continued lines joined and trailing remarks removed."""
     blocks = [textwrap.dedent(block) for _, kind, block in FENCE.findall(text) if kind in ("", "bash")]
     plain = FENCE.sub("", text)
     blocks += [textwrap.dedent(found) for found in re.findall(r"(?:^    .*\n)+", plain, re.M)]
@@ -43,7 +43,7 @@ def commands(text: str) -> list[str]:
 EVERY = [pytest.param(command, id=f"{page.name}: {command[:60]}") for page in PAGES for command in commands(page.read_text())]
 
 
-# which tests run the Python of a page; README's: test_readme.py
+# the tests that run the Python code of each page; the README's: test_readme.py
 PYTHON = {
     "README.md": ["test_readme.py"],
     "data.md": ["test_own_data.py", "test_own_data.py"],
@@ -57,12 +57,12 @@ PYTHON = {
 
 
 def python_blocks(page: Path) -> list[str]:
-    """The blocks of Python in a page."""
+    """Return the blocks of Python code in a page."""
     return [textwrap.dedent(block) for _, kind, block in FENCE.findall(page.read_text()) if kind == "python"]
 
 
 def leaf(group: click.Group, words: list[str]) -> tuple[str, dict[str, Any]]:
-    """The command that `words` name below `group`, and its parameters. UsageError if they cannot be parsed."""
+    """Return the command that `words` name below `group`, and its parameters; raise UsageError if they cannot be parsed."""
     name, command, rest = group.resolve_command(click.Context(group), words)
     assert name is not None and command is not None
     if isinstance(command, click.Group):
@@ -72,7 +72,7 @@ def leaf(group: click.Group, words: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 def check_train(words: list[str]) -> None:
-    """Everything about the configuration that `psnode train` would refuse before it starts."""
+    """Check the parts of the configuration that `psnode train` checks before it starts."""
     _, parameters = leaf(app, ["train", *words])
     file = parameters.pop("file")
     config = load({name: value for name, value in parameters.items() if value not in (None, ())}, {}, file)
@@ -97,13 +97,13 @@ def check_psnode(words: list[str]) -> None:
 
 
 def check_study(words: list[str]) -> None:
-    """The study is there and knows the flags."""
+    """Check that the study exists and accepts the flags."""
     study = importlib.import_module(words[0]).STUDY
     harness.command_of(study, words[0]).make_context(words[0], list(words[1:]))
 
 
 def check_script(words: list[str]) -> None:
-    """The script is there and knows the flags; the words after -- are another command, or flags of train."""
+    """Check that the script exists and accepts the flags, and check the command or flags of train after `--`."""
     script = ROOT / words[0]
     split = words.index("--") if "--" in words else len(words)
     text, rest = script.read_text(), words[split + 1 :]
@@ -187,7 +187,7 @@ def test_every_block_of_python_in_docs_has_a_test_that_runs_it() -> None:
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
-    """Also without the programs that build the site, which refuse it otherwise."""
+    """Check this without the programs that build the site, which also refuse a missing page."""
     _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
     found = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
     listed = set(re.findall(r"^ +- (?:.*: )?(\S+\.md)$", navigation, re.M))
@@ -196,7 +196,7 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
 
 
 def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:
-    """The name may belong to another project one day: remedies and pages name the clone."""
+    """Check that pages and messages name the clone: on PyPI the name may come to belong to another project."""
     sources = [*PAGES, *(path for folder in ("psnode", "tools", "examples", "scripts") for path in (ROOT / folder).rglob("*.*"))]
     told = re.compile(r"pip install\s+(?:-\S+\s+)*[\"']?psnode")
     texts = {path: path.read_text() for path in sources if path.suffix in (".md", ".py", ".sh", ".toml") and path.is_file()}

@@ -1,4 +1,4 @@
-"""Examples in docstrings: they print the output that they show."""
+"""Doctests of all modules: examples in docstrings print the output that they show."""
 
 from __future__ import annotations
 

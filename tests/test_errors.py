@@ -1,4 +1,4 @@
-"""Lines about the exceptions of others."""
+"""Error lines about exceptions raised by other code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evaluator: every complete checkpoint once, broken ones reported and passed over."""
+"""The evaluator: it evaluates every complete checkpoint once, and reports and skips broken checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from psnode.tasks.classification import Classification
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with checkpoints after steps 4, 8, 12 and 14."""
+    """Return a run with checkpoints after steps 4, 8, 12 and 14."""
     train_dir = tmp_path_factory.mktemp("finished") / "run"
     settings: dict[str, Any] = {"scheme": "dense", "local": 2, "threads": 1, "tensorboard": False, "keep_last": 0}
     run(Config(train_dir=train_dir, max_steps=14, eval_freq=4, lr=0.05, **settings))
@@ -134,14 +134,14 @@ def test_a_run_that_stopped_to_be_continued_is_waited_for(train_dir: Path) -> No
 
 
 def resumed_from(train_dir: Path, step: int, **settings: Any) -> None:
-    """Go back to the checkpoint of `step` and continue from it in another way: with one worker."""
+    """Return to the checkpoint of `step`, and continue with one worker instead of two."""
     (train_dir / "checkpoints" / "latest").write_text(f"step-{step:08d}\n")
     same: dict[str, Any] = {"scheme": "dense", "threads": 1, "tensorboard": False, "lr": 0.05, "resume": True, "keep_last": 0}
     run(Config(train_dir=train_dir, local=1, **same, **settings))
 
 
 def test_a_branch_that_was_left_is_forgotten_and_the_new_one_measured(train_dir: Path) -> None:
-    """Steps 8 and 12 are written again, with other weights; 14 remains, and nothing in the directory's names says so."""
+    """Write steps 8 and 12 again with other weights. Step 14 remains, and no file name shows that it is outdated."""
     assert follow(train_dir, interval=0.01) == 0
     before = {record["step"]: record["loss"] for record in evaluations(train_dir)}
     resumed_from(train_dir, 4, max_steps=18, eval_freq=4)
@@ -165,7 +165,7 @@ def test_runs_report_and_best_know_no_other_future(train_dir: Path) -> None:
     assert read(train_dir).best == 0.08
     assert weights_of(train_dir, "best")[0] == 8
     resumed_from(train_dir, 8, max_steps=20, eval_freq=0)
-    for gone in (12, 14):  # by now nothing else tells of them
+    for gone in (12, 14):  # nothing else now shows that these checkpoints existed
         shutil.rmtree(train_dir / "checkpoints" / f"step-{gone:08d}")
     assert read(train_dir).best == 0.08
     assert weights_of(train_dir, "best")[0] == 8
@@ -183,7 +183,7 @@ def test_an_evaluator_at_work_notices_that_a_run_went_back(train_dir: Path) -> N
 
 
 def test_records_that_do_not_name_the_weights_count_for_their_step(train_dir: Path) -> None:
-    """As earlier versions wrote them."""
+    """Earlier versions of psnode wrote such records."""
     assert follow(train_dir, interval=0.01) == 0
     path = train_dir / "evaluations.jsonl"
     path.write_text("".join(json.dumps({**record, "model": None}) + "\n" for record in evaluations(train_dir)))
@@ -206,7 +206,7 @@ class Own:
 def test_neither_a_codec_nor_loggers_that_a_record_names_are_needed_to_evaluate(
     train_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The remedy that is named for the loggers works; the codec need not be there at all."""
+    """Check that the documented remedy for loggers works; evaluation does not need the run's codec."""
     logger = tmp_path / "own.py"
     logger.write_text(OWN_LOGGER)
     record = json.loads((train_dir / "config.json").read_bytes())

@@ -1,4 +1,4 @@
-"""--clip-grad-norm: weights and norms are those of a loop of torch with clip_grad_norm_."""
+"""--clip-grad-norm: weights and norms equal those of a torch loop with clip_grad_norm_."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 class Net(nn.Module):
-    """Three layers of unlike sizes, which may bound their first weights."""
+    """Three layers of different sizes; `limit` may bound the weights of the first."""
 
     def __init__(self, limit: float | None) -> None:
         super().__init__()
@@ -45,7 +45,9 @@ class Net(nn.Module):
 def by_torch(
     bound: float, settings: dict[str, Any], limit: float | None, *, previous: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights after the steps, and the norm of the gradient in each. `previous`: a step but the first goes by the norm before."""
+    """Return the weights after the steps, and each gradient's norm; with `previous`, later steps are clipped
+    by the norm before.
+    """
     torch.manual_seed(SEED)
     model = Net(limit)
     lr, momentum, decay = settings.get("lr", LR), settings["momentum"], settings.get("weight_decay", 0.0)
@@ -67,7 +69,7 @@ def by_torch(
 
 
 def trained(folder: Path, *, limit: float | None = None, **settings: Any) -> dict[str, torch.Tensor]:
-    """Weights after the steps of two workers with half of the examples each."""
+    """Return the weights after training with two workers, each of which has half of the examples."""
     known = {"scheme": "dense", "lr": LR, "seed": SEED, "batch_size": EXAMPLES // 2, "max_steps": STEPS, "local": 2}
     known |= {"group_by": "layer", "tensorboard": False, "threads": 1, "hash_every": 1, **settings}
     return weights_after(Constrained(lambda: Net(limit), EXAMPLES), Config(train_dir=folder, **known))
@@ -107,7 +109,7 @@ def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(estimate: str, t
 
 
 def test_the_two_norms_are_not_the_same_rule(tmp_path: Path) -> None:
-    """A first step is clipped by its own norm, a later one by that before: with a bound below all norms they differ."""
+    """Show that the rules differ: the first step is clipped by its own norm, later ones by the previous norm."""
     bound = 0.5 * min(by_torch(1e6, OPTIMIZERS["sgd"], None)[1])
     settings: dict[str, Any] = {**OPTIMIZERS["sgd"], "clip_grad_norm": bound}
     exact = trained(tmp_path / "exact", max_steps=1, **settings)

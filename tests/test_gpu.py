@@ -1,4 +1,4 @@
-"""Training with the model on a CUDA device; skipped where there is none."""
+"""Training with the model on a CUDA device; skipped on machines without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that start jobs of several processes do so one after another, in two groups."""
+"""Tests that start jobs of several processes run one at a time within each of two groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.serial
 def test_a_serial_test_is_in_the_group_of_serial_tests(request: pytest.FixtureRequest) -> None:
-    """pytest 9.2 lost pytest-xdist's groups without a word: jobs then ran two at a time, parts of a story side by side."""
+    """Check this because pytest 9.2 silently lost pytest-xdist's groups, so that jobs ran two at a time."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.skip("one process runs all tests")
     assert request.node.nodeid.endswith("@serial")

@@ -1,4 +1,4 @@
-"""A ratchet on the layout: packages too full and names that stand twice today are limits in house.toml; new ones fail.
+"""A ratchet on the layout: today's overfull packages and duplicate names are limits in house.toml; new ones fail.
 
 Lower a limit when the code allows it. scripts/structure.py prints the measures.
 """
@@ -18,7 +18,7 @@ SOURCES = structure.sources_of(ROOT)
 
 
 def packages() -> dict[str, int]:
-    """Entries of every package, by its path."""
+    """Return the number of entries of every package, by its path."""
     folders = {path.parent for path in SOURCES}
     return {str(folder): len(structure.entries(ROOT / folder)) for folder in folders}
 
@@ -56,7 +56,7 @@ def test_a_name_stands_for_one_thing(kind: str) -> None:
 
 
 def test_the_table_of_lines_is_up_to_date() -> None:
-    """Within a tenth and 200 lines: a change of some lines needs no new table."""
+    """Allow a tenth and 200 lines of difference, so that small changes need no new table."""
     product, tests = structure.product_and_tests(ROOT)
     rows = [line.strip("| ").split(" | ") for line in structure.PAGE.read_text().splitlines() if line.startswith("| ")]
     told = {row[0]: (100 * int(row[1]), 100 * int(row[2])) for row in rows if row[1].isdigit()}

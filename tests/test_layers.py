@@ -1,4 +1,4 @@
-"""The layering of the package, read off its source: who may import whom, and the imports of a module when it is loaded."""
+"""The layers of the package, read from its source: permitted imports, and the imports made when a module is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "psnode"
 HOMES = {"psnode": PACKAGE, "psnode_ec2": ROOT / "tools" / "ec2"}
 
-# From the bottom to the top. A module imports from its own line and from those above it in this list.
+# from bottom to top: a module may import from its own line and from lines above it in this list
 LAYERS = [
     {"errors"},
     {"codecs"},
@@ -33,10 +33,10 @@ LAYERS = [
     {"bench"},
     {"cli", "__main__"},
 ]
-ROLES = {"worker", "master", "evaluator"}  # on one line, but strangers to each other
+ROLES = {"worker", "master", "evaluator"}  # on the same layer, but they must not import each other
 
-# Packages that take long to import, and the modules, or packages with all below them, that may do so at their top. All others
-# import them inside a function.
+# slow packages, and the modules or packages (with all below them) that may import them at the top; others import them inside
+# functions
 HEAVY: dict[str, set[str]] = {
     "torch": {"tasks", "exchange", "worker", "master", "evaluator", "ddp", "codecs/device"},
     "torchvision": set(),
@@ -53,11 +53,12 @@ HEAVY: dict[str, set[str]] = {
     "boto3": set(),
     "PIL": set(),
 }
-ONLY_HOME = {"mpi4py": {PACKAGE / "transport" / "mpi" / "endpoint.py"}}  # not even inside a function elsewhere
+# no other module may import mpi4py, not even inside a function
+ONLY_HOME = {"mpi4py": {PACKAGE / "transport" / "mpi" / "endpoint.py"}}
 
 
 class Import(NamedTuple):
-    """`module` is imported by `path`; `lazy`: inside a function, or `typing`: for the type checker alone."""
+    """An import of `module` in the file `path`. `lazy`: inside a function; `typing`: for the type checker only."""
 
     path: Path
     module: str
@@ -85,7 +86,7 @@ def _walk(node: ast.AST, path: Path, lazy: bool, typing: bool) -> Iterator[Impor
 
 
 def file_of(module: str) -> Path | None:
-    """The file of a module of psnode or of the cluster tool, None if there is none."""
+    """Return the file of a module of psnode or of the cluster tool, or None if it does not exist."""
     package, *rest = module.split(".")
     if package not in HOMES:
         return None
@@ -94,12 +95,12 @@ def file_of(module: str) -> Path | None:
 
 
 def part_of(path: Path) -> str:
-    """errors for psnode/errors.py, codecs for anything below psnode/codecs/."""
+    """Return the part of a file: errors for psnode/errors.py, codecs for files below psnode/codecs/."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def is_below(path: Path, place: str) -> bool:
-    """True for the module or package `place` of psnode, and for its contents."""
+    """Return True for the module or package `place` of psnode, and for its contents."""
     return PACKAGE / place in (path.with_suffix(""), *path.parents)
 
 
@@ -122,7 +123,7 @@ def test_every_module_has_its_place() -> None:
 
 
 def test_the_package_does_not_know_the_studies() -> None:
-    """They are not part of the wheel."""
+    """Check this because studies are not part of the wheel."""
     assert [shown(found) for found in IMPORTS if found.module.split(".")[0] == "studies"] == []
 
 
@@ -132,7 +133,7 @@ def test_imports_point_downward() -> None:
         target = file_of(found.module)
         assert target is not None, shown(found)
         source_part, target_part = part_of(found.path), part_of(target)
-        if "__init__" in (source_part, target_part):  # the package root: its version, and names imported on demand
+        if "__init__" in (source_part, target_part):  # the package root, which holds the version and names imported on demand
             continue
         if layer_of(target_part) > layer_of(source_part):
             breaches.append(shown(found))
@@ -149,7 +150,7 @@ def test_the_roles_do_not_know_each_other() -> None:
 
 
 def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
-    """Everybody else asks the rule: the settings check themselves, and `rule_of` makes the rule of them."""
+    """Check that all other code asks the rule. Settings check themselves, and `rule_of` makes the rule from them."""
     readers = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
@@ -160,20 +161,20 @@ def test_the_kind_of_consistency_is_asked_for_in_one_place() -> None:
 
 
 def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
-    """Routes, the rule, the shard's handle, its events with the types in them, flow control, and facts known before there is a
-    shard: the machine with its memory, predictions, kernels. No part that a shard is made of.
+    """Check that the master imports routes, the rule, the shard's handle and events with their types, flow control, and facts
+    known before the shard exists (the machine and its memory, predictions, kernels), but no part that a shard is made of.
     """
     shard = {"routes", "handle", "consistency", "shard_events", "flow_control", "machine", "expected", "footprint"}
     names = {"exchange.malloc", "median_clipping.Clipped", "compilation.prepare", "flat_model.describe"}
     reached = imported_by_the_master()
     makers = {name for name in reached if name in ("shard.Shard", "served_model.ServedModel")}
     assert {name for name in reached if name.partition(".")[0] not in shard} - makers == names
-    for name in makers:  # all others know only the protocol
+    for name in makers:  # all other modules know only the protocol
         assert reached[name] == {"__init__.py", "trial_run.py"}, name
 
 
 def imported_by_the_master() -> dict[str, set[str]]:
-    """Names of the data plane by MODULE.NAME, with the files that import them."""
+    """Return the names of the data plane as MODULE.NAME, with the files of the master that import them."""
     found: dict[str, set[str]] = {}
     for path in (PACKAGE / "master").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -184,7 +185,7 @@ def imported_by_the_master() -> dict[str, set[str]]:
 
 
 def test_llvm_text_stands_in_one_package() -> None:
-    """All other modules call the functions of that package, each of which has an equivalent in NumPy."""
+    """Check that other modules call this package's functions, each of which has an equivalent in NumPy."""
     words = re.compile(r"\b(llvmlite|intrinsic|lower_builtin|type_callable)\b")
     users = {str(path.parent.relative_to(PACKAGE)) for path in SOURCES if any(words.search(line) for line in code_of(path))}
     assert users == {"codecs/kernels/llvm"}
@@ -194,7 +195,7 @@ TOPOLOGIES = {"star"}
 
 
 def test_one_module_knows_topologies_by_name() -> None:
-    """In names and texts of the code alike, but for the measurements, which compare jobs."""
+    """Check names and texts of the code; the measurements are exempt, since they compare jobs."""
     readers = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
@@ -206,7 +207,7 @@ def test_one_module_knows_topologies_by_name() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """No circle at import time, inside functions, or for the type checker alone: neither in psnode nor in tools/ec2.
+    """Check psnode and tools/ec2 for cycles of imports at import time, inside functions or for the type checker only.
 
     The roots psnode and psnode_ec2 do not count.
     """
@@ -221,14 +222,14 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def circles(edges: dict[Path, set[Path]]) -> list[list[Path]]:
-    """Strongly connected components of more than one node, or of one that names itself; each sorted."""
+    """Return the strongly connected components with several nodes, or with one node that has an edge to itself; each sorted."""
     reach = {start: _reached(start, edges) for start in edges}
     found = {tuple(sorted(other for other in reach[start] if start in reach[other])) for start in edges if start in reach[start]}
     return [list(circle) for circle in sorted(found)]
 
 
 def _reached(start: Path, edges: dict[Path, set[Path]]) -> set[Path]:
-    """The nodes that some way of at least one edge leads to from `start`."""
+    """Return the nodes that are reached from `start` over at least one edge."""
     reached: set[Path] = set()
     ahead = [start]
     while ahead:
@@ -244,14 +245,14 @@ def test_the_search_would_find_a_circle() -> None:
 
 
 def test_imports_inside_functions_count(tmp_path: Path) -> None:
-    """Those under TYPE_CHECKING are told apart: no interpreter runs them."""
+    """Check that imports under TYPE_CHECKING are distinguished: no interpreter runs them."""
     path = tmp_path / "module.py"
     path.write_text("if TYPE_CHECKING:\n    import psnode.task\ndef f():\n    from psnode.codecs import base\n")
     assert [found[1:] for found in imports_of(path)] == [("psnode.task", False, True), ("psnode.codecs.base", True, False)]
 
 
 def test_kernels_are_the_bottom_of_the_codecs() -> None:
-    """They take arrays and random words; a codec, its stages and its sources are above them."""
+    """Check that kernels know only arrays and random words; codecs, stages and sources lie above them."""
     below = {"psnode.codecs.arrays", "psnode.codecs.rng", "psnode.errors"}
     kernels = [found for found in OWN if found.path.parent == PACKAGE / "codecs" / "kernels"]
     assert [shown(found) for found in kernels if found.module not in below and ".kernels." not in found.module] == []
@@ -261,19 +262,19 @@ DEVICE = PACKAGE / "codecs" / "device"
 
 
 def test_no_codec_knows_devices() -> None:
-    """psnode.codecs.device imports torch and CuPy, which encoding on a processor must not wait for."""
+    """Check this because psnode.codecs.device imports torch and CuPy, which would delay encoding on a processor."""
     codecs = [found for found in OWN if part_of(found.path) == "codecs" and DEVICE not in found.path.parents]
     assert [shown(found) for found in codecs if found.module.startswith("psnode.codecs.device")] == []
 
 
 def test_devices_are_above_codecs_alone() -> None:
-    """Their forms know no segment, no feedback rule and no master."""
+    """Check that the device forms know no segment, no feedback rule and no master."""
     device = [found for found in OWN if DEVICE in found.path.parents]
     assert [shown(found) for found in device if not found.module.startswith(("psnode.codecs", "psnode.errors"))] == []
 
 
 def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
-    """psnode.codecs.rows knows the parts that codecs share, but no codec (docs/decisions/rows.md)."""
+    """Check that psnode.codecs.rows knows the parts that codecs share, but no codec (docs/decisions/rows.md)."""
     rows, shared = (
         PACKAGE / "codecs" / "rows",
         {"arrays", "base", "kernels", "rng", "rows", "sinks", "sources", "stages", "table"},
@@ -283,7 +284,7 @@ def test_formulas_are_below_the_codecs_that_run_by_them() -> None:
 
 
 def test_formulas_are_loaded_where_they_are_asked_for() -> None:
-    """By codecs that derive from Generated, or a base that does; else inside functions, and by no job without a formula."""
+    """Codecs derived from Generated or its bases may import formulas at the top; others only inside functions."""
     rows, exchange = PACKAGE / "codecs" / "rows", PACKAGE / "exchange"
     device = {*DEVICE.rglob("*.py"), *(exchange / "device").iterdir(), exchange / "update" / "device_steps.py"}
     bases = "(Generated, ", "(HalfPrecision)", "(Binary)"
@@ -314,7 +315,7 @@ def test_packages_with_one_home(package: str) -> None:
 
 
 def test_the_cluster_tool_imports_three_leaves_of_psnode() -> None:
-    """The declaration of settings (docs/decisions/settings.md), the standard streams, and the writer of JSON."""
+    """Check that they are the declaration of settings (docs/decisions/settings.md), the standard streams, and the JSON writer."""
     found = {found.module for path in (ROOT / "tools").rglob("*.py") for found in imports_of(path)}
     assert {module for module in found if module.split(".")[0] == "psnode"} == {
         "psnode.config.declaration",
@@ -343,7 +344,7 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
 
 
 def test_the_library_logs_and_prints_nothing_on_standard_error() -> None:
-    """But for the command line, measurements, the handler that shows the log, and the keeper of the streams."""
+    """Exempt the command line, the measurements, the handler that shows the log, and the keeper of the streams."""
     may = {
         PACKAGE / "config" / "logs.py",
         PACKAGE / "config" / "streams.py",
@@ -359,8 +360,8 @@ def test_the_library_logs_and_prints_nothing_on_standard_error() -> None:
     assert places == []
 
 
-# Functions that would execute the words of a peer or a file, beyond those that ruff.toml forbids. numpy.load is safe with
-# its default, so naming the flag is forbidden.
+# functions that would execute text from a peer or a file, beyond those that ruff.toml forbids; numpy.load is safe by default, so
+# only the name of its flag is forbidden
 FORBIDDEN = {
     "allow_pickle": r"allow_pickle\s*=\s*True",
     "MPI's lower case, which pickles": r"\b(comm|world|COMM_WORLD)\."
@@ -379,7 +380,7 @@ def test_nothing_executes_what_a_peer_sends(what: str) -> None:
 
 
 def code_of(path: Path) -> list[str]:
-    """The lines of a file without its docstrings and comments."""
+    """Return the lines of a file without its docstrings and comments."""
     tree = ast.parse(path.read_text())
     lines = path.read_text().splitlines()
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Pages that are made from the record of losses agree with it."""
+"""Pages generated from the record of losses agree with the record."""
 
 from __future__ import annotations
 

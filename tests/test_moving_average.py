@@ -1,4 +1,4 @@
-"""--ema-decay: averages are those of torch's AveragedModel."""
+"""--ema-decay: averages equal those of torch's AveragedModel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES, STEPS, SEED, LR, DECAY = 16, 8, 3, 0.2, 0.7
 
 
 class Net(nn.Module):
-    """A tied weight and a buffer; the first weights are bounded."""
+    """A model with a tied weight and a buffer; the weights of the first layer are bounded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def task() -> psnode.Task:
 
 
 def trained(folder: Path, **settings: Any) -> dict[str, torch.Tensor]:
-    """The averages that the last checkpoint holds."""
+    """Return the averages stored in the last checkpoint."""
     known = {"scheme": "dense", "lr": LR, "momentum": 0.9, "seed": SEED, "batch_size": EXAMPLES // 2, "max_steps": STEPS}
     known |= {"local": 2, "tensorboard": False, "threads": 1, "group_by": "layer", "ema_decay": DECAY, "eval_freq": 3, **settings}
     assert psnode.run(task(), Config(train_dir=folder, **known)) == 0

@@ -1,4 +1,4 @@
-"""The tool that changes the code by a little: its operators, its draw, and two mutants of a small tree."""
+"""The tool that makes small changes to the code: its operators, its random draw, and two mutants of a small tree."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_module_has_tests_which_are_there() -> None:
 
 
 def test_all_modules_of_an_area_are_drawn_from() -> None:
-    """Areas are packages: code that moves from one file of a checkpoint to another stays among them."""
+    """Check that areas are packages, so that code moved between files of a package stays in its area."""
     assert [area for area in mutants.AREAS if not (ROOT / area / "__init__.py").is_file()] == []
     drawn = {mutant.path.rsplit("/", 1)[1] for mutant in mutants.candidates(ROOT, mutants.AREAS[-1])}
     assert drawn >= {"checkpoint.py", "state_names.py", "retention.py", "staging.py", "tensorfile.py"}
@@ -82,7 +82,7 @@ def test_a_draw_is_the_seeds_and_begins_like_a_smaller_one() -> None:
 def test_what_tests_notice_is_killed_and_what_is_known_is_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tests know the mean, and no test covers the rest."""
+    """Use a tree whose tests cover the mean only."""
     tree, results = tmp_path / "tree", tmp_path / "results.jsonl"
     for name, content in {
         "psnode/__init__.py": "",
@@ -145,7 +145,9 @@ def test_only_what_is_decorated_or_no_function_may_be_compiled() -> None:
 
 
 def test_what_a_change_does_not_reach_stays_compiled(tmp_path: Path) -> None:
-    """Of three kernels one calls another: with that one changed two are compiled anew, and the caches come back afterwards."""
+    """One of three kernels calls another. If this one changes, two are compiled again, and the old caches are restored
+    afterwards.
+    """
     kernels = tmp_path / "tree/psnode/codecs/kernels"
     (kernels / "__pycache__").mkdir(parents=True)
     for name, content in {

@@ -1,10 +1,10 @@
-"""Runs begun by earlier versions go on bit for bit: directories that commit 050e485 wrote (mpirun, two workers, 7 steps).
+"""Runs of earlier versions continue bit for bit, from directories that commit 050e485 wrote (mpirun, two workers, 7 steps):
 
     psnode launch -n 2 -- train --task old_task --scheme SCHEME --batch-size 8 --threads 1 --lr 0.05 --seed 3 --eval-freq 0 \
         --no-tensorboard --max-steps 7 --train-dir runs/SCHEME
 
-The hashes below are those of the same commit after 20 steps, with the variables of ARITHMETIC set: linear algebra then takes
-roads that processors of several makers share. Where a processor computes otherwise all the same, the probe says so.
+The hashes below are those of this commit after 20 steps, with the variables of ARITHMETIC set. Linear algebra then uses code
+paths that processors of several makers share. The probe detects processors that compute differently nevertheless.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HASHES = {
 
 
 def run(*command: str | Path, folder: Path) -> str:
-    """The output of a Python program that runs in `folder` with the arithmetic of the old runs, and must end well."""
+    """Run a Python program in `folder` with the arithmetic of the old runs, check that it succeeds, and return its output."""
     env = {**os.environ, **ARITHMETIC, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     done = subprocess.run(
         [FORKING.python(), *map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
@@ -56,7 +56,7 @@ def run(*command: str | Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def arithmetic() -> str:
-    """The digest by which a processor's arithmetic is known."""
+    """Return the digest that identifies a processor's arithmetic."""
     return run("probe.py", folder=RUNS).strip()
 
 
@@ -77,7 +77,7 @@ def test_an_old_run_goes_on_bit_for_bit(scheme: str, arithmetic: str, tmp_path: 
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Meaning of every scheme at commit 050e485, with the settings that no record named then."""
+    """Return the meaning of every scheme at commit 050e485, and the values of settings that records did not name then."""
     found = json.loads((RUNS / "schemes.json").read_bytes())
     return {name: {**scheme, "gathers_decay": False, "downlink_lead": 0.0} for name, scheme in found.items()}
 
@@ -88,7 +88,7 @@ def test_a_run_without_a_recorded_scheme_keeps_what_its_name_meant_then(scheme: 
 
 
 def test_a_run_without_a_recorded_scheme_keeps_what_is_refused_or_done_otherwise_now() -> None:
-    """Momentum on both sides, a warm-up that ends below its codec's ratio, a memory under a vote, Nesterov without momentum."""
+    """Cover momentum on both sides, a warm-up that ends below the codec's ratio, a memory under a vote, and Nesterov alone."""
     twice = resolve(Config(scheme="topk", feedback="dgc"), unrecorded=True)
     assert (twice.momentum, twice.gathers_decay, Coding(Plan((), ()), twice).gathering) == (0.9, False, None)
     assert resolve(Config(scheme="dgc", feedback="ef"), unrecorded=True).momentum == 0

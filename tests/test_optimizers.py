@@ -1,4 +1,4 @@
-"""torch's optimizers by name and the task's own: updates are torch's to the bit, also after a resume and under another plan."""
+"""torch's optimizers by name and the task's own: updates equal torch's bit for bit, also after a resume or with another plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def net(width: int = 24) -> nn.Module:
 
 
 class Counting(torch.optim.Optimizer):
-    """Keeps a tensor of another shape, numbers of every type, and one beside its parameters' state."""
+    """An optimizer whose state has a tensor of another shape, numbers of every type, and a tensor that
+    belongs to no parameter.
+    """
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr, "seen": 0})
@@ -60,13 +62,13 @@ class Counting(torch.optim.Optimizer):
 
 
 def muon_and_adamw(name: str, parameter: nn.Parameter) -> torch.optim.Optimizer:
-    """Muon as it is used: matrices by it, the rest by AdamW with a rate of its own."""
+    """Return the usual combination: Muon for matrices, AdamW with its own learning rate for the rest."""
     if parameter.dim() == 2:
         return torch.optim.Muon([parameter], lr=3 * LR)
     return torch.optim.AdamW([parameter], lr=LR / 2, foreach=False)
 
 
-# settings of psnode and the same in torch's words, by name
+# settings of psnode, torch's class and the same settings for torch, by name
 BY_NAME: Mapping[str, tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adam": ({"optimizer_option": ("amsgrad=true",)}, torch.optim.Adam, {"betas": (0.9, 0.999), "amsgrad": True}),
     "nadam": ({"weight_decay": 0.1, "beta2": 0.9}, torch.optim.NAdam, {"betas": (0.9, 0.9), "weight_decay": 0.1}),
@@ -128,7 +130,7 @@ def by_name(found: Parameters) -> dict[str, torch.Tensor]:
 
 
 def step(found: Parameters, number: int, rate: float = LR, without: str = "") -> dict[str, torch.Tensor]:
-    """Update all groups; returns the gradients by tensor. One is idle: no worker had a gradient of it."""
+    """Update all groups, and return the gradients by tensor. The group of tensor `without` gets no gradient."""
     total, given = np.zeros(found.plan.size, np.float32), {}
     for index, (name, where) in enumerate(sorted(found.plan.slices().items())):
         drawn = np.random.default_rng([number, index]).standard_normal(where.stop - where.start).astype(np.float32)
@@ -142,7 +144,7 @@ def step(found: Parameters, number: int, rate: float = LR, without: str = "") ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_updates_are_torchs_to_the_bit_under_every_plan_and_behind_a_checkpoint(kind: str) -> None:
-    """The rate falls by half: torch's schedulers halve that of every parameter group."""
+    """Halve the learning rate; torch's schedulers halve the rate of every parameter group."""
     torch.manual_seed(SEED)
     theirs = net(1100)
     optimizers, named = torchs(kind, theirs), dict(theirs.named_parameters())
@@ -211,7 +213,7 @@ def test_every_optimizer_of_torch_has_a_name_or_a_reason() -> None:
 
 
 class Optimised(Trains):
-    """A network with optimizers of the task's own."""
+    """Trains a network with the task's own optimizers."""
 
     def __init__(self, make: Make) -> None:
         super().__init__(net, EXAMPLES)

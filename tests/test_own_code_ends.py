@@ -1,4 +1,4 @@
-"""An exception of the program's own code on rank 0 leaves a checkpoint of the last whole step, from which the run goes on."""
+"""An exception in the program's own code on rank 0 leaves a checkpoint of the last whole step, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from psnode.task import Task
 from tests.kinds.models import CLASSES, WIDTH
 from tests.kinds.task import Trains
 
-EXAMPLES, STEPS, FAILS = 16, 6, 4  # the first step that is not whole
+EXAMPLES, STEPS, FAILS = 16, 6, 4  # FAILS is the first step that is not completed
 PLANS = {"group_by": "layer"}
 FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.REPLICA, checkpoint.EMA)
-DECODED = {"pushes": 0, "last": 1 << 30}  # by the master
+DECODED = {"pushes": 0, "last": 1 << 30}  # counts of the gradients that the master decodes
 CODEC = """
 import threading
 from examples.codec import Logarithmic
@@ -40,11 +40,11 @@ class Failing(Logarithmic):
 
 
 class FaultError(Exception):
-    """Of the program."""
+    """An exception raised by the program under test."""
 
 
 class Momentum(torch.optim.SGD):
-    """An optimizer of the program's; that of the last layer's bias fails at a step."""
+    """The program's own optimizer; the one of the last layer's bias fails at a step."""
 
     def __init__(self, parameter: nn.Parameter, fails: bool) -> None:
         super().__init__([parameter], lr=0.1, momentum=0.9)
@@ -52,14 +52,14 @@ class Momentum(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         if not self._left:
-            self.param_groups[0]["params"][0].data.fill_(7)  # half done
+            self.param_groups[0]["params"][0].data.fill_(7)  # leaves the step half done
             raise FaultError("the optimizer's")
         self._left -= 1
         super().step()
 
 
 class Own(Trains):
-    """A network of two layers with code of its own, which fails `where` if that is said."""
+    """A network of two layers with user code that fails at the place `where`, if one is given."""
 
     def __init__(self, where: str = "") -> None:
         super().__init__(lambda: nn.Sequential(nn.Linear(WIDTH, 24), nn.Tanh(), nn.Linear(24, CLASSES)), EXAMPLES)
@@ -72,7 +72,7 @@ class Constrained(Own):
             for parameter in model.parameters():
                 parameter.clamp_(-0.2, 0.2)
             if self._where and not self._left:
-                next(iter(model.parameters())).fill_(9)  # half done
+                next(iter(model.parameters())).fill_(9)  # leaves the step half done
                 if self._where == "exit":
                     raise SystemExit(0)
                 raise FaultError("the constraint's")
@@ -146,7 +146,7 @@ def test_a_codec_of_ones_own_that_fails_on_the_master_leaves_the_last_whole_step
     settings = {"codec": f"{file}:Failing", "feedback": "ef", "min_compress_bytes": 0}
     assert train(Own(), tmp_path / "counted", **settings) == 0
     a_step, rest = divmod(DECODED["pushes"], STEPS)
-    assert a_step >= 4  # of two groups at least, so that one of them may be updated when the next one fails
+    assert a_step >= 4  # from at least two groups, so that one may be updated when the next one fails
     assert not rest
     DECODED.update(pushes=0, last=a_step * FAILS - 1)
     with pytest.raises(IndexError, match="codec's own mistake"):

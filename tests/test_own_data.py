@@ -1,4 +1,4 @@
-"""A task whose data are a data set of torch's trains as plain PyTorch does, and resumes to the bit, with processes too."""
+"""A task whose data are a torch data set trains as plain PyTorch does, and resumes bit for bit, also with data processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES, WIDTH, CLASSES, BATCH, SEED, STEPS = 24, 6, 3, 4, 5, 8
 
 
 class Points(Dataset[Any]):
-    """Points; with noise that is drawn anew whenever one is asked for."""
+    """Random points; each access adds newly drawn noise."""
 
     def __init__(self, noise: float = 0.0) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -39,7 +39,7 @@ class Points(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """The points one after another."""
+    """All points, in order."""
 
     def __iter__(self) -> Any:
         points = Points()
@@ -47,7 +47,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Trains(Task):
-    """A layer with dropout on `data`."""
+    """Trains one layer; with dropout if `data` is a Points and `steps` is None."""
 
     def __init__(self, data: Any, steps: int | None = None) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def trained(folder: Path, task: Task, **settings: Any) -> dict[str, torch.Tensor
 
 
 def test_weights_are_those_of_plain_torch_on_the_dealt_examples(tmp_path: Path) -> None:
-    task = Trains(DataLoader(Points()))  # no dropout
+    task = Trains(DataLoader(Points()))  # these data have no dropout
     torch.manual_seed(SEED)
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -98,7 +98,7 @@ def test_weights_are_those_of_plain_torch_on_the_dealt_examples(tmp_path: Path) 
 
 @pytest.mark.serial
 def test_a_resumed_run_and_one_with_processes_are_the_same_to_the_bit(tmp_path: Path) -> None:
-    """Noise of the data and dropout of the model included."""
+    """Include noise of the data and dropout of the model."""
     whole = trained(tmp_path / "whole", Trains(Points(0.3)))
     trained(tmp_path / "parts", Trains(Points(0.3)), max_steps=3)
     parts = trained(tmp_path / "parts", Trains(Points(0.3)), resume=True)

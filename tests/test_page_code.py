@@ -1,4 +1,4 @@
-"""Code of the pages in docs is run: classes in a training, the hook under DDP, cheap commands; manifests have their structure."""
+"""Code in docs is run: classes in a training, the hook under DDP, cheap commands. Manifests are checked for their structure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Sequences:
-    """64 rows of 4 of 12 words, and a label of 3 that follows from the first word."""
+    """64 rows of 4 words out of 12, with one of 3 labels that depends on the first word."""
 
     def __init__(self) -> None:
         self.words = torch.from_numpy(np.random.default_rng(0).integers(0, 12, (64, 4)))
@@ -42,7 +42,7 @@ class Sequences:
 
 
 class Network(nn.Module):
-    """With every part that the pages name."""
+    """A network with every part that the pages name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Small(Task):
 
 
 def trained(block: str, folder: Path, **settings: Any) -> tuple[Task, dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Train `class Mine(Task)` of a page for three steps; the task, the last weights and the records."""
+    """Train `class Mine(Task)` of a page for three steps, and return the task, the last weights and the records."""
     names: dict[str, Any] = {"Task": Small, "torch": torch}
     exec(compile(block, "page", "exec"), names)  # noqa: S102
     task: Task = names["Mine"]()
@@ -101,7 +101,7 @@ def test_the_optimizers_of_the_page_train(tmp_path: Path) -> None:
     task, weights, _ = trained(block("optimising.md", "def optimizer"), tmp_path, optimizer="task")
     first = task.model().state_dict()
     assert all(not torch.equal(weights[name], tensor) for name, tensor in first.items())
-    # AdamW's first steps move a bias by at most its rate each
+    # each of AdamW's first steps moves a bias by at most its learning rate
     assert (weights["head.bias"] - first["head.bias"]).abs().max() <= 3 * 3e-4 * 1.001
 
 
@@ -122,7 +122,7 @@ def test_the_schedule_of_the_page_is_the_rate_of_every_step(tmp_path: Path) -> N
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """A process group of this process."""
+    """Yield with a process group that contains only this process."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -141,7 +141,7 @@ def test_the_hook_of_the_page_sends_a_part_and_keeps_the_rest() -> None:
     assert sent is not None
     whole = torch.autograd.grad(network(x).square().sum(), network.weight)[0]
     assert names["state"].sent_bytes < 4 * whole.numel() / 12
-    assert 0 < float((sent - whole).square().sum() / whole.square().sum()) < 0.1  # of a Gaussian source: 4^-2 and a little
+    assert 0 < float((sent - whole).square().sum() / whole.square().sum()) < 0.1  # for a Gaussian source: slightly more than 4^-2
 
 
 @pytest.mark.usefixtures("alone")
@@ -167,14 +167,14 @@ def test_the_checkpoint_of_the_page_has_what_the_hook_of_the_page_kept(tmp_path:
 
 
 def test_the_loop_of_the_page_is_that_of_the_example() -> None:
-    """tests/mpi/test_session.py runs it."""
+    """Check that the page shows the example's code, which tests/mpi/test_session.py runs."""
     example = (ROOT / "examples" / "own_loop.py").read_text()
     for line in block("own-loop.md", "psnode.session").replace('"runs/own-loop"', "sys.argv[1]").splitlines():
         assert line in example.splitlines()
 
 
 def test_every_block_of_python_is_run_by_a_test() -> None:
-    """PYTHON says which; those of tests elsewhere hold to names that these use."""
+    """Check that PYTHON names a test for every block; tests elsewhere must use the names of their blocks."""
     for page, tests in PYTHON.items():
         for name in tests:
             assert (ROOT / "tests" / name).is_file(), f"{page}: {name}"
@@ -196,7 +196,7 @@ def test_there_are_cheap_commands() -> None:
     assert len(QUICK) >= 2
 
 
-# the fields in use of the operator's resource definition of MPIJob, and no others
+# only the fields in use of the operator's MPIJob resource definition
 TEMPLATE = {
     "type": "object",
     "required": ["spec"],
@@ -266,11 +266,11 @@ def test_the_job_for_kubernetes_has_the_operators_structure_and_starts_as_many_r
 
 
 def test_the_image_for_ssh_configures_what_the_job_names() -> None:
-    """The same folder of keys, file of the sshd and user in both pages."""
+    """Check that folder of keys, sshd's file and user agree on both pages."""
     (image,) = re.findall(r"```dockerfile\n(.*?)```", (ROOT / "docs" / "containers.md").read_text(), re.S)
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.S)
     spec = yaml.safe_load(text)["spec"]
     assert f"AuthorizedKeysFile {spec['sshAuthMountPath']}/authorized_keys" in image
     assert spec["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["args"][-1] in image
     assert textwrap.dedent(image).startswith("FROM psnode\n")
-    assert image.count("Port 2222") == 2  # of the server and of its clients
+    assert image.count("Port 2222") == 2  # once for the server and once for its clients

@@ -1,4 +1,4 @@
-"""Parameter groups: weights are those of torch.optim with the same groups, however the tensors travel."""
+"""Parameter groups: weights equal those of torch.optim with the same groups, whichever tensors travel together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 class Net(nn.Module):
-    """Layers whose kinds no-decay tells apart."""
+    """A network with layers of the kinds that no-decay distinguishes."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 
 def by_kind(model: Any, settings: dict[str, Any]) -> Groups:
-    """Groups as torch.optim takes them: no decay on norms and biases, a head that learns faster and has less inertia."""
+    """Return torch.optim groups: norms and biases without decay, and a head with a higher rate and less momentum."""
     own: dict[str, Any] = {"momentum": 0.5} if "optimizer" not in settings else {"betas": (0.5, 0.95), "eps": 1e-2}
     return [
         {"params": [model.inner.weight]},
@@ -62,7 +62,7 @@ def by_kind(model: Any, settings: dict[str, Any]) -> Groups:
 
 
 class Grouped(Trains):
-    """Net, with the parameter groups of a function."""
+    """Trains Net with the parameter groups that a function returns."""
 
     def __init__(self, groups: Callable[[Any], Groups], examples: int = EXAMPLES) -> None:
         super().__init__(Net, examples)
@@ -81,7 +81,7 @@ def torchs(groups: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
 
 
 def by_torch(settings: dict[str, Any], groups: Callable[[Any], Groups], decay_of_rate: float = 1.0) -> dict[str, torch.Tensor]:
-    """Weights after the steps of plain PyTorch on the joined batch."""
+    """Train in plain PyTorch on the joined batch, and return the weights."""
     torch.manual_seed(SEED)
     model = Net()
     optimizer = torchs(groups(model), settings)
@@ -90,7 +90,7 @@ def by_torch(settings: dict[str, Any], groups: Callable[[Any], Groups], decay_of
 
 
 def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch.Tensor]:
-    """Weights after the steps of two workers with half of the examples each."""
+    """Return the weights after training with two workers, each of which has half of the examples."""
     known = {"scheme": "dense", "lr": LR, "seed": SEED, "batch_size": EXAMPLES // 2, "max_steps": STEPS, "local": 2}
     known |= {"group_by": "layer", "tensorboard": False, "threads": 1, **settings}
     return weights_after(task, Config(train_dir=folder, **known))
@@ -99,9 +99,9 @@ def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch
 @pytest.mark.parametrize("kind", SETTINGS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_updates_are_torchs_whatever_travels_together(kind: str, plan: str) -> None:
-    """Gradients are given, so that nothing but the optimizer is compared; memories too.
+    """Compare optimizers alone, by giving the gradients; compare optimizer state too.
 
-    SGD's bits are torch's; Adam's square root is rounded otherwise (psnode.exchange.update.adam).
+    SGD agrees with torch bit for bit; Adam's square root is rounded differently (psnode.exchange.update.adam).
     """
     settings = SETTINGS[kind]
     torch.manual_seed(SEED)
@@ -136,7 +136,7 @@ def test_updates_are_torchs_whatever_travels_together(kind: str, plan: str) -> N
 
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_run_with_groups_ends_with_torchs_weights(kind: str, tmp_path: Path) -> None:
-    """The schedule multiplies the rates of all groups, as torch's do."""
+    """Check this with a schedule that multiplies the learning rates of all groups, as torch's schedulers do."""
     settings = SETTINGS[kind]
     task = Grouped(lambda model: by_kind(model, settings))
     found = trained(tmp_path, task, lr_schedule="shrink", lr_shrinkage=0.9, **settings)
@@ -161,7 +161,7 @@ def test_no_decay_spares_norms_and_biases(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nesterov", "adamw"])
 def test_a_coded_run_with_groups_is_the_same_to_the_bit_where_it_is_resumed(kind: str, tmp_path: Path) -> None:
-    """Memories of error feedback in units of weights among them."""
+    """Check this with error feedback, whose memories are in units of weights."""
     settings: dict[str, Any] = SETTINGS[kind] | {"scheme": "topk:ratio=0.1", "min_compress_bytes": 0, "lr": 0.02}
     task = Grouped(lambda model: by_kind(model, settings))
     whole = trained(tmp_path / "whole", task, **settings)

@@ -1,4 +1,4 @@
-"""--precision bf16: weights are those of a loop of torch with autocast around its forward pass."""
+"""--precision bf16: weights equal those of a torch loop with autocast around its forward pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def net() -> nn.Module:
 
 
 class Noted(Trains):
-    """Notes the types of the outputs that the loss is computed of."""
+    """Records the types of the outputs from which the loss is computed."""
 
     types: set[torch.dtype]
 
@@ -58,7 +58,7 @@ def trained(folder: Path, task: psnode.Task, **settings: Any) -> dict[str, torch
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_weights_are_those_of_torch_with_autocast_and_stay_float32(precision: str, tmp_path: Path) -> None:
-    """The other precision ends elsewhere."""
+    """Check too that the other precision gives other weights."""
     types = {"bf16": torch.bfloat16, "fp32": torch.float32}
     task = Noted(net, EXAMPLES)
     found = trained(tmp_path, task, precision=precision)

@@ -1,6 +1,6 @@
-"""The prose of docstrings and comments by package: a ratchet, whose limits may only fall.
+"""The prose of docstrings and comments by package: a ratchet whose limits may only fall.
 
-Docstrings and comments once slipped back into the word order of another language, since nothing held them.
+Docstrings and comments once returned to the word order of another language, because no test prevented this.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import prose  # noqa: E402
 
-# Packages that have yet to be rewritten, in the order of prose.NAMES; all others meet prose.GOAL. `scripts/prose.py --limits`
-# prints the rows: copy them when a package improves.
+# packages not yet rewritten, in the order of prose.NAMES; all others meet prose.GOAL. `scripts/prose.py --limits` prints the
+# rows: copy them when a package improves.
 PRESENT = {
     "psnode/bench": (1.9, 1.0, 0.6, 0.8, 1.2, 0.6, 0.4, 0.6, 0.4, 1.0),
     "scripts": (3.3, 0.6, 0.8, 0.4, 1.0, 0.4, 0.4, 0.4, 0.4, 1.0),

@@ -1,4 +1,4 @@
-"""The README's commands and code, run as they stand."""
+"""The README's commands and code, run unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
 
 
 def environment() -> dict[str, str]:
-    # options for a machine with few cores, used by root
+    # options for a machine with few cores, and for the user root
     roots = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     roots |= {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE", "PRTE_MCA_hwloc_default_binding_policy": "none"}
     return {**os.environ, **roots, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""docs/records.md names every field of the records and every event, and nothing else."""
+"""docs/records.md names exactly the fields of the records and the events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "records.md").read_text()
 
 
 def described(heading: str) -> set[str]:
-    """The names in the first column of the tables under a heading."""
+    """Return the names in the first column of the tables under a heading."""
     section = PAGE.split(f"\n## {heading}")[1].split("\n## ")[0]
     return {name for line in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`([^`]+)`", line)}
 

@@ -1,6 +1,6 @@
-"""The sweeps of codecs that one step of training runs: up, in a worker's encoding thread, and down, in the master's lanes.
+"""The sweeps of codecs in a training step: uplink in a worker's encoding thread, downlink in the master's lanes.
 
-A kernel that does two things at once is of use only if training hands it the source and the sink. Warm-up runs in other threads.
+A kernel that does two things at once is useful only if training passes it the source and the sink. Warm-up runs in other threads.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.codecs.family import forms
 from tests.feedback.test_conservation import Linear, config
 
 CODED = Codec._coded
-CALLS = list[tuple[str, str, str]]  # thread, codec, name of the call
+CALLS = list[tuple[str, str, str]]  # thread, codec, call
 
-# "Class(Source, Sink)": Class._encode was called with these. SUM: a sweep before coding adds the gradient to the residual.
+# "Class(Source, Sink)": a call of Class._encode; SUM: a sweep before coding that adds the gradient to the residual
 PLAIN = "(Values, Sink)"
-FED_BACK = "(Accumulated, Subtracted)"  # without SUM: the sweep that codes also adds the gradient
+FED_BACK = "(Accumulated, Subtracted)"  # without SUM, the sweep that codes also adds the gradient
 SUM = "Accumulated.array"
 UPLINK: dict[str, tuple[str, ...]] = {
     "dense": ("Identity" + PLAIN,),
@@ -46,9 +46,9 @@ UPLINK: dict[str, tuple[str, ...]] = {
     "onebit": ("Generated" + FED_BACK,),
     "signsgd": ("Generated" + PLAIN,),
     "signum": ("Generated" + PLAIN,),
-    "tbq": ("Tbq" + FED_BACK,),  # its threshold follows the sum, and is found in the sweep that adds
+    "tbq": ("Tbq" + FED_BACK,),  # the threshold depends on the sum, and is found in the sweep that adds
     "efsignsgd": ("ScaledSign" + FED_BACK, "Generated" + FED_BACK),
-    "randk": ("Selector" + FED_BACK, SUM),  # it searches nothing
+    "randk": ("Selector" + FED_BACK, SUM),  # needs no search
     "graddrop": ("Selector" + FED_BACK,),
     "adacomp": ("AdaComp" + FED_BACK,),
     "topk": ("Selector" + FED_BACK,),
@@ -63,7 +63,8 @@ UPLINK: dict[str, tuple[str, ...]] = {
 }
 WITH_FEEDBACK = {
     "qsgd": ("Contractive" + FED_BACK, "Qsgd(Accumulated, InnerProducts)"),
-    "qsgd:factors=true": ("Qsgd" + FED_BACK,),  # one sweep: the factors of all others follow the codes of the whole array
+    # one sweep; the factors of all others are known only after the whole array is coded
+    "qsgd:factors=true": ("Qsgd" + FED_BACK,),
     "terngrad": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "minmax": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
     "natural": ("Contractive" + FED_BACK, "Generated(Accumulated, InnerProducts)"),
@@ -86,7 +87,7 @@ DOWNLINK = {
 
 
 def classes() -> set[type]:
-    """All classes of codecs, wrappers and chains among them."""
+    """Return all classes of codecs, including wrappers and chains."""
     for spec in forms():
         get_codec(spec).contractive()
     found, below = set[type](), {Codec}
@@ -98,7 +99,7 @@ def classes() -> set[type]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
-    """Every call of _encode from now on, and every sweep that only adds, in order."""
+    """Record every later call of _encode, and every sweep that only adds, in order."""
     found: CALLS = []
 
     def recorded(owner: type, hook: Callable[..., int]) -> Callable[..., int]:
@@ -125,7 +126,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
 
 
 def road(calls: CALLS, thread: str) -> tuple[str, ...]:
-    """The calls in threads of a name, each once, but for those of tensors that travel as they are."""
+    """Return the distinct calls in threads whose names begin with `thread`, without tensors sent uncoded unless all are."""
     here = [(codec, hook) for name, codec, hook in calls if name.startswith(thread)]
     coded = [hook for codec, hook in here if codec != "identity"]
     return tuple(dict.fromkeys(coded or [hook for _, hook in here]))
@@ -144,7 +145,7 @@ def test_a_step_of_a_codec_with_feedback_takes_this_road_up(spec: str, tmp_path:
 
 
 def in_three_sweeps(self: Codec, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-    """Codec._coded by adding with NumPy, coding and decoding, one after the other. Inner products are as the codec takes them."""
+    """Run Codec._coded in three sweeps: add with NumPy, code, decode. Inner products are computed by the codec."""
     if isinstance(source, Accumulated):
         flat = source.target.reshape(-1)
         for place, part in source.take():
@@ -157,7 +158,7 @@ def in_three_sweeps(self: Codec, source: Source, key: Words, body: Bytes, sink: 
 
 
 def remembered(folder: Path, workers: int) -> dict[str, bytes]:
-    """The weights and the workers' memories in the last checkpoint."""
+    """Return the weights and the workers' memories in the last checkpoint, as bytes."""
     last = checkpoint.Checkpoint.open(sorted((folder / checkpoint.CHECKPOINTS).glob("step-*"))[-1])
     files = [checkpoint.MODEL, *(checkpoint.worker_file(rank) for rank in range(1, workers + 1))]
     return {f"{file}/{name}": tensor.numpy().tobytes() for file in files for name, tensor in last.tensors(file).items()}
@@ -184,7 +185,7 @@ def remembered(folder: Path, workers: int) -> dict[str, bytes]:
     ],
 )
 def test_one_sweep_trains_to_the_same_bits_as_three(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tensors in one segment where the codec allows it, so that gradients come in parts."""
+    """Put all tensors into one segment where the codec allows this, so that gradients arrive in parts."""
     settings: dict[str, Any] = {"codec": spec, "max_steps": 3, "downlink": "scaledsign"}
     run(config(tmp_path / "one", "qsgd", "ef", 2, **settings), Linear(2))
     monkeypatch.setattr(Codec, "_coded", in_three_sweeps)

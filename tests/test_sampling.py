@@ -1,4 +1,4 @@
-"""The sample of the sweeps that runs without --long: its size, and that another seed chooses others."""
+"""The sample of the sweeps that runs without --long: its size, and its dependence on the seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def collected(*arguments: str) -> set[str]:
 def test_one_case_in_so_many_is_chosen_and_another_seed_chooses_others() -> None:
     names = [f"tests/codecs/test__contract.py::test_a[{number}]" for number in range(9000)]
     chosen = [{name for name in names if is_sampled(name, seed)} for seed in range(2)]
-    for found in chosen:  # binomial, 9000 times 1/3: five standard deviations
+    for found in chosen:  # a binomial count of 9000 trials with probability 1/3, within five standard deviations
         assert abs(len(found) - len(names) / SAMPLED) < 5 * (len(names) * (SAMPLED - 1)) ** 0.5 / SAMPLED
     assert abs(len(chosen[0] & chosen[1]) - len(names) / SAMPLED**2) < 5 * (len(names) / SAMPLED**2) ** 0.5
 

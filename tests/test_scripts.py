@@ -1,4 +1,4 @@
-"""The shell scripts: clean, and true to the README."""
+"""The shell scripts: free of warnings, and consistent with the README."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VENV = Path(sys.prefix)
 
 
 def bash(program: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a program at the root of the project; whatever it started is ended with it."""
+    """Run a program at the root of the project, and end all processes that it started."""
     started = subprocess.Popen(
         ["bash", "-c", program],
         cwd=ROOT,
@@ -87,7 +87,7 @@ def test_an_installation_is_repeated_only_when_something_changed(tmp_path: Path,
 @pytest.mark.serial
 @pytest.mark.timeout(150)  # 15 s on two idle cores
 def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> None:
-    """The script itself, on the environment of the tests and with fewer epochs."""
+    """Run the script itself, in the environment of the tests and with fewer epochs."""
     ready = bash(f'. scripts/venv.sh && is_installed "{VENV}" train,mpi')
     if ready.returncode != 0:
         pytest.skip("this environment was not made by scripts/test.sh: the script would install into it")
@@ -104,14 +104,14 @@ def test_quickstart_trains_evaluates_and_says_what_it_did(tmp_path: Path) -> Non
     assert [entry["step"] for entry in evaluations] == [30, 44]
     assert float(accuracy) == pytest.approx(100 * evaluations[-1]["top1"], abs=0.006)
     assert float(accuracy) > 60
-    # 431 080 parameters of LeNet, 2 workers, 4 bytes, 2 ways
+    # 431 080 parameters of LeNet, 2 workers, 4 bytes, 2 directions
     assert float(dense) == pytest.approx(8 * 2 * 431_080 * 44 / 1e6, rel=1e-3)
     assert float(megabytes) == pytest.approx((summary["uplink_bytes"] + summary["downlink_bytes"]) / 1e6, abs=0.06)
     assert str(run) in done.stdout
 
 
 def test_the_structure_of_a_checkout_is_measured(tmp_path: Path) -> None:
-    """A package with a folder inside, its tests, a module at the top, the cluster tool."""
+    """Measure a package with a folder inside, its tests, a top-level module, and the cluster tool."""
     for name, content in {
         "psnode/__init__.py": "",
         "psnode/one.py": "def f(a, /, b, *c, d, **e):\n    pass\n",
@@ -148,7 +148,7 @@ def test_the_structure_of_a_checkout_is_measured(tmp_path: Path) -> None:
     ],
 )
 def test_a_wheel_is_passed_over_for_lack_of_network_or_disk_alone(said: str, code: int, told: str, tmp_path: Path) -> None:
-    """A Python whose environments hold a pip that says so and fails."""
+    """Use a Python whose environments hold a pip that prints this message and fails."""
     inner = f"#!/bin/sh\necho '{said}' >&2\nexit 1\n"
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nmkdir -p "$3/bin"\ncat >"$3/bin/python" <<"EOF"\n{inner}EOF\nchmod +x "$3/bin/python"\n')

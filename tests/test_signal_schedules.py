@@ -1,4 +1,4 @@
-"""scripts/signals.py: schedules are the seed's, and only outcomes that the pages describe pass."""
+"""scripts/signals.py: the seed determines the schedule, and only outcomes that the pages describe pass."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_an_unfinished_part_may_end_with_the_codes_of_the_pages_alone(
     assert {
         code for code in (-15, -9, 0, 1, 2, 3, 4, 5, 75, 130, 137, 143) if not faults(Part(acts, code, 20), min_workers)
     } == fine
-    assert not faults(Part(acts, 0, STEPS), min_workers)  # the signal came when all was done
-    assert faults(Part(acts, 0, None), min_workers)  # 0 without a summary
+    assert not faults(Part(acts, 0, STEPS), min_workers)  # the signal came after all steps were done
+    assert faults(Part(acts, 0, None), min_workers)  # exit code 0 without a summary
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The site of README and docs: it builds strictly, has no dead link, and needs no other host."""
+"""The site made of README and docs: the strict build passes, no link is dead, and no other host is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOADING = {("script", "src"), ("img", "src"), ("iframe", "src"), ("link", "href"
 
 
 class Page(HTMLParser):
-    """Anchors of a page, its links, and the files that a browser loads for it."""
+    """The anchors and links of a page, and the files that a browser loads for it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Page(HTMLParser):
 
 
 def dead_links(pages: dict[Path, Page]) -> list[str]:
-    """Links of `pages`, by file, to files that are not there and to places that a page does not have."""
+    """Return links in `pages`, by file, to missing files and to missing anchors."""
     found = []
     for file, page in pages.items():
         for link in page.links + page.loaded:
@@ -87,7 +87,7 @@ def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path: Path) -> None:
 
 
 def test_no_page_loads_anything_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
-    """Scripts, styles, pictures and fonts; Material fetches its diagrams' program from elsewhere, so there are none."""
+    """Check scripts, styles, pictures and fonts. The pages have no diagrams, whose program Material loads from another host."""
     loaded = {link for page in pages.values() for link in page.loaded}
     assert any(link.endswith(".js") for link in loaded)
     assert any(link.endswith(".css") for link in loaded)
@@ -121,4 +121,4 @@ def test_what_is_searched_is_in_the_index(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     assert "--staleness" in index and "psnode.ddp.comm_hook" in index
     assert (site / "source" / "examples" / "own_loop.py.html").is_file()
-    assert "source/examples/own_loop.py" not in index  # whole files would come first for every word
+    assert "source/examples/own_loop.py" not in index  # else the search would list whole files first for every word

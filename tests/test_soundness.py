@@ -1,4 +1,4 @@
-"""An unsound checkpoint takes no sound one's place, and a resumed run goes on from a sound one."""
+"""An unsound checkpoint does not replace a sound one, and a resumed run continues from a sound checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HUGE = 3e38
 
 
 class Examples:
-    """Points of a line through zero with slope 2."""
+    """Points on a line through zero with slope 2."""
 
     def __len__(self) -> int:
         return 64
@@ -39,7 +39,7 @@ class Examples:
 
 
 class Line(Task):
-    """Fits the line by its absolute errors, which stay finite whatever the slope. Worker 1 lies in its backward pass `lie`."""
+    """Fits the line by its absolute errors, whose gradients are finite for any slope. Worker 1 lies in backward pass `lie`."""
 
     def __init__(self, lie: int = -1, power: float = 1.0) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def events(folder: Path, name: str) -> list[tuple[int, str]]:
 
 
 def test_one_finite_gradient_of_3e38_deletes_no_sane_checkpoint(tmp_path: Path) -> None:
-    """Worker 1 sends it in step 9: version 9 and all later ones are of some 1e36. The last sane version is 8."""
+    """Have worker 1 send such a gradient in step 9: weights are then about 1e36, and version 8 is the last sane one."""
     rehearsals = passes_before_the_first_step(tmp_path / "plain")
     assert run(config(tmp_path / "run"), Line(lie=rehearsals + 9)) == 0
     assert abs(slope(tmp_path / "run")) < 2
@@ -117,7 +117,7 @@ def test_one_finite_gradient_of_3e38_deletes_no_sane_checkpoint(tmp_path: Path) 
 
 
 def passes_before_the_first_step(folder: Path) -> int:
-    """Number of losses that worker 1 computes before it trains: its rehearsals."""
+    """Return the number of losses that worker 1 computes before its training, in rehearsals."""
     task = Line()
     run(config(folder, max_steps=1), task)
     return task.passes - 1
@@ -136,7 +136,8 @@ def test_a_loss_that_is_not_finite_condemns_the_checkpoint_that_it_was_computed_
     before = passes_before_the_first_step(tmp_path / "plain")
     with pytest.raises(DivergedError):
         run(config(tmp_path / "run"), Line(lie=before + 9, power=2.0))
-    assert kept(tmp_path / "run") in ({8: True, 9: False}, {8: True})  # the last was not published if a part still lacked
+    # the last version was not published if a part was still missing
+    assert kept(tmp_path / "run") in ({8: True, 9: False}, {8: True})
     assert abs(slope(tmp_path / "run")) < 2
 
 
@@ -170,7 +171,7 @@ def test_losses_on_earlier_versions_say_nothing_of_a_later_one() -> None:
     judge.hear(2, 20, 1.0)
     assert list(judge.verdicts({1, 2})) == []
     judge.hear(1, 23, 2.0)
-    judge.hear(1, 24, 1e9)  # of the same rank, later
+    judge.hear(1, 24, 1e9)  # a later report of the same rank
     assert list(judge.verdicts({1, 2})) == [(20, "")]
     assert list(judge.verdicts({1, 2})) == []
 
@@ -200,7 +201,7 @@ def test_a_foreign_reason_reaches_no_terminal_as_it_is(tmp_path: Path) -> None:
 
 
 def test_of_unsound_checkpoints_only_those_newer_than_the_one_to_go_on_from_are_told(tmp_path: Path) -> None:
-    """The user has named step 5 in `latest`: 3 is of no concern, 7 is, 9 is as sound as 5."""
+    """Name step 5 in `latest`: 3 does not matter, 7 is reported, and 9 is as sound as 5."""
     for step, reason in ((3, "a loss of 30"), (5, ""), (7, "a loss of 70"), (9, "")):
         published(tmp_path, step, **verdict(reason))
     found = checkpoint.Checkpoint.open(tmp_path / checkpoint.CHECKPOINTS / checkpoint.step_directory(5))
@@ -223,7 +224,7 @@ def test_records_without_a_loss_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_hard_example_late_in_training_is_no_wreck() -> None:
-    """A batch's loss of .3 is a hundred times the median there, and far below that of the untrained model."""
+    """Judge a batch whose loss of 0.3 is 100 times the late median, but far below that of the untrained model."""
     judge = Soundness([2.3, *[0.003] * 99])
     judge.take(101, 0.3)
     assert judge.doubt == ""

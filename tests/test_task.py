@@ -1,4 +1,4 @@
-"""Loading a task of one's own from a file or a module."""
+"""Loading the user's own task from a file or a module."""
 
 import sys
 import textwrap
@@ -26,7 +26,7 @@ FAULTY = IMPORT + "class Mine(Task):\n    def __init__(self, options): raise Key
 
 @pytest.fixture(autouse=True)
 def same_import_path(monkeypatch):
-    """Undo the additions of loading."""
+    """Undo the additions that loading makes to sys.path and sys.modules."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield

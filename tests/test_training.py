@@ -1,4 +1,4 @@
-"""Whole runs in one process, over the loopback: their weights, their files, their resumption."""
+"""Whole runs in one process, over the loopback transport: weights, files and resumption."""
 
 from __future__ import annotations
 
@@ -51,12 +51,14 @@ def final_weights(train_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def contents(train_dir: Path) -> dict[Path, bytes]:
-    """Everything in the directory but the mark by which the workers of a start of the job know it."""
+    """Return all files of the directory, except the mark by which the workers of one start of the job recognise it."""
     return {path: path.read_bytes() for path in train_dir.rglob("*") if path.is_file() and path.name != ".mark"}
 
 
 def sgd(steps: int, batch: int, lr: float) -> dict[str, torch.Tensor]:
-    """LeNet on digits by a plain torch loop in one process, on the batches that the shards of one epoch make up."""
+    """Train LeNet on digits in a plain torch loop in one process, on the batches of the shards in one epoch;
+    return the weights.
+    """
     task = Classification("LeNet", "digits", seed=1)
     torch.manual_seed(1)
     model = task.model()
@@ -130,7 +132,7 @@ def test_a_resumed_run_ends_as_the_unbroken_one(tmp_path: Path, scheme: str, fee
 
 @pytest.mark.parametrize("scheme", ["lss:refit=4", "topk:ratio=0.2+lss:refit=4,rate=1+ans"])
 def test_a_resumed_run_goes_on_with_the_codebooks_it_had(tmp_path: Path, scheme: str) -> None:
-    """Stopped one step after they were fitted, and three."""
+    """Stop the run one step and three steps after the codebooks were fitted."""
     changed: dict[str, Any] = {"scheme": "topk", "codec": scheme, "feedback": "ef"}
     run(config(tmp_path / "whole", **changed))
     run(config(tmp_path / "parts", **changed, max_steps=6))
@@ -198,7 +200,7 @@ def test_a_run_leaves_what_the_documentation_says(tmp_path: Path) -> None:
 
 
 def test_the_metrics_of_a_step_are_those_of_its_batches_on_the_weights_before_it(tmp_path: Path) -> None:
-    """Two backward passes of 8 digits each; means over the 16."""
+    """Compute the means over 16 digits, in two backward passes of 8 digits each."""
     run(config(tmp_path / "run", local=1, batch_size=8, batches_per_step=2, max_steps=1))
     task = Classification("LeNet", "digits", seed=1)
     torch.manual_seed(1)
@@ -232,7 +234,7 @@ def test_bf16_halves_the_downlink(tmp_path: Path) -> None:
     [("qsgd", "topk:ratio=0.05"), ("qsgd", "qsgd:levels=7"), ("atomo", "svd:rank=3"), ("topk", "topk:ratio=0.01+qsgd:levels=7")],
 )
 def test_a_coded_downlink_keeps_replicas_alike_and_resumes_exactly(tmp_path: Path, scheme: str, downlink: str) -> None:
-    """Hashes of the workers' weights are compared with the master's after every step."""
+    """Compare hashes of the workers' weights with the master's after every step."""
     changed: dict[str, Any] = {"downlink": downlink, "hash_every": 1, "local": 3}
     changed |= {"codec": "topk:ratio=0.05", "feedback": "ef", "scheme": "dense"} if scheme == "topk" else {"scheme": scheme}
     run(config(tmp_path / "whole", **changed))
@@ -301,7 +303,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(tmp_path: Path, name: str, damage: str) -> None:
     changed: dict[str, Any] = {"feedback": "ef", "scheme": "fp16", "eval_freq": 2}
     run(config(tmp_path / "run", max_steps=3, **changed))
-    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-00000002")  # the records go further than this
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-00000002")  # the records continue beyond this step
     file = tmp_path / "run" / "checkpoints" / "step-00000002" / name
     sound = file.read_bytes()
     content = bytearray(sound)
@@ -362,7 +364,7 @@ def test_a_directory_is_free_for_the_next_job_once_one_has_left_it(tmp_path: Pat
 
 
 class Breaks(Classification):
-    """Its loss cannot be computed from the fifth batch on."""
+    """A task whose loss cannot be computed from the fifth batch on."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -413,7 +415,7 @@ def test_more_examples_than_there_are_cannot_be_asked_for(tmp_path: Path) -> Non
 
 
 def test_the_ratio_falls_over_the_epochs_asked_for(tmp_path: Path) -> None:
-    """LeNet has 431 080 coordinates, an epoch of digits 89 steps of 16; the ratios .25, .0625, .016, .004 take 5 steps each."""
+    """LeNet has 431 080 coordinates, and an epoch of digits 89 steps of 16; ratios .25, .0625, .016, .004 last 5 steps each."""
     run(config(tmp_path / "run", scheme="dgc", local=1, batch_size=16, max_steps=22, sparsity_warmup_epochs=20 / 89))
     sent = [record["uplink_bytes"] for record in records(tmp_path / "run")]
     levels = [sent[step] for step in (3, 8, 13, 18, 21)]
@@ -422,7 +424,7 @@ def test_the_ratio_falls_over_the_epochs_asked_for(tmp_path: Path) -> None:
 
 
 def test_dgc_sends_less_than_a_270th_of_float32_at_full_sparsity(tmp_path: Path) -> None:
-    """A thousandth of the matrices and all of the vectors, with indices, headers and the rest of a job's frames."""
+    """Send a thousandth of the matrices and all vectors; count indices, headers and all other frames of the job."""
     run(config(tmp_path / "run", scheme="dgc", network="torchvision:resnet18", dataset="synthetic", synthetic_shape=(3, 32, 32),
                local=1, batch_size=2, max_steps=3, sparsity_warmup_epochs=0))  # fmt: skip
     coordinates = summary(tmp_path / "run")["coordinates"]

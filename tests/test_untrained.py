@@ -1,4 +1,4 @@
-"""Frozen parameters and buffers of any type beside the trained weights, whole runs in one process."""
+"""Frozen parameters and buffers of all types beside the trained weights, in whole runs in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from psnode.task import Task
 
 
 class Numbers:
-    """Sixty examples of four numbers, and their answers."""
+    """Sixty examples of four numbers, with their targets."""
 
     def __len__(self) -> int:
         return 60
@@ -31,7 +31,7 @@ class Numbers:
 
 
 class Regression(Task):
-    """Trains the model of `build` to answer with the sum of its input; remembers every model that was built."""
+    """Trains the model of `build` to output the sum of its input, and keeps every model that was built."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Adapted(nn.Module):
         self.register_buffer("exact", torch.polar(torch.ones(4, dtype=torch.float64), torch.arange(4.0, dtype=torch.float64)))
         self.register_buffer("table", torch.tensor([3, -7, 2**40]))
         self.register_buffer("mask", torch.tensor([True, False]))
-        self.register_buffer("scale", torch.full((3,), 0.1))  # the float32 mean of three of them is another
+        self.register_buffer("scale", torch.full((3,), 0.1))  # the float32 mean of three copies differs from 0.1
         self.register_buffer("coarse", torch.full((2,), 0.3, dtype=torch.bfloat16))
         self.register_buffer("passes", torch.tensor(0))
 
@@ -76,7 +76,7 @@ class Adapted(nn.Module):
 
 
 def trained(task: Task, train_dir: Path, **changed: Any) -> dict[str, torch.Tensor]:
-    """The model in the last checkpoint of a run that ended well."""
+    """Return the model in the last checkpoint of a run that succeeded."""
     settings: dict[str, Any] = {"scheme": "dense", "batch_size": 4, "max_steps": 4, "eval_freq": 2, "local": 3, "lr": 0.02}
     settings |= {"threads": 1, "tensorboard": False, "hash_every": 1, "pause_deadline": 600.0, **changed}
     assert run(Config(train_dir=train_dir, **settings), task=task) == 0
@@ -114,7 +114,7 @@ def test_the_history_of_a_run_with_a_base_in_half_precision_can_be_checked(tmp_p
 
 
 class Drawn(nn.Module):
-    """A model that no seed decides, with batch norm, frozen weights, and a buffer that checkpoints do not hold."""
+    """A model that does not depend on the seed, with batch norm, frozen weights, and a buffer that checkpoints do not hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def test_everybody_begins_with_what_rank_0_has(tmp_path: Path) -> None:
     shifts = [model.shift for model in task.models]
     assert all(same(shift, shifts[0]) for shift in shifts)  # type: ignore[arg-type]
     mean = torch.stack([model["norm.running_mean"] for model in workers]).mean(0)
-    torch.testing.assert_close(found["norm.running_mean"], mean)  # models are built in any order, sums are taken by rank
+    torch.testing.assert_close(found["norm.running_mean"], mean)  # models are built in any order, but summed by rank
 
 
 def test_weights_are_not_sent_to_those_who_have_them(tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ def test_weights_are_not_sent_to_those_who_have_them(tmp_path: Path) -> None:
     trained(Regression(build), tmp_path, max_steps=3)
     weights = 4 * sum(parameter.numel() for parameter in build().parameters())
     sent = json.loads((tmp_path / "summary.json").read_bytes())["downlink_bytes"]
-    assert 3 * 3 * weights < sent < 3 * 3.1 * weights  # three workers, three versions, and none to begin with
+    assert 3 * 3 * weights < sent < 3 * 3.1 * weights  # three workers, three versions; nothing is sent at the start
 
 
 class Running(nn.Module):
-    """A running mean that is no batch norm's."""
+    """A model with a running mean that does not belong to a batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Stateful(nn.Linear):
 
 
 class Unfinished(nn.Linear):
-    """A parameter that nothing uses holds `value`; so does a buffer."""
+    """A layer with an unused parameter that holds `value`, and a buffer that does."""
 
     def __init__(self, value: float, *, trained: bool = True) -> None:
         super().__init__(4, 4)
@@ -232,7 +232,7 @@ def test_what_can_be_neither_exchanged_nor_saved_is_refused_before_the_start(
 
 
 class Now(nn.Module):
-    """One weight that is used in every pass, one in every second, one in none."""
+    """A model with a weight used in every pass, a weight used in every second pass, and an unused weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class Now(nn.Module):
 
 
 class Alone(Regression):
-    """The loss is a function of the weights alone."""
+    """A task whose loss depends on the weights alone."""
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = model(batch)
@@ -269,7 +269,7 @@ TORCHS = [
 def test_weight_decay_and_momentum_leave_alone_what_has_no_gradient(
     chosen: dict[str, Any], torchs: Callable[[Any], torch.optim.Optimizer], group_by: str, tmp_path: Path
 ) -> None:
-    """As torch does. Of Adam, whose count of steps is one for a group here, only parameters used always or never are alike."""
+    """Compare with torch. Adam counts steps per group here, so only parameters used in every pass or in no pass agree."""
     settings = {"local": 2, "lr": 0.1, "weight_decay": 0.1, "max_steps": 5, "group_by": group_by, **chosen}
     found = trained(Alone(Now), tmp_path, **settings)
     model = Now()
@@ -292,7 +292,7 @@ def test_nothing_that_coding_makes_of_zeros_moves_a_weight_that_is_never_used(sc
 
 
 class Thawing(nn.Module):
-    """Freezes or unfreezes a layer in its third training pass."""
+    """A model that freezes or unfreezes a layer in its third training pass."""
 
     def __init__(self, frozen: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""--weighted-mean: workers whose batches count different numbers of tokens train as plain PyTorch does on the joined batch."""
+"""--weighted-mean: workers whose batches have different numbers of tokens train as plain PyTorch does on the joined batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAD = -100
 
 
 class Sentences:
-    """Sentences of 1 to 9 words, and every fourth without a word that counts; each word predicts the next class."""
+    """Sentences of 1 to 9 words, each word of which predicts the next class; every fourth sentence has no word that counts."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(6)
@@ -46,7 +46,7 @@ class Sentences:
 
 
 class Net(nn.Module):
-    """A class for every word."""
+    """A network that outputs a class for every word."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def tokens(batch: Batch) -> int:
 
 
 class Tagging(Task):
-    """Loss and size are of the words that count."""
+    """Trains on the words that count; the size of a batch is their number."""
 
     def model(self) -> nn.Module:
         return Net()
@@ -86,14 +86,14 @@ class Tagging(Task):
 
 
 def batches_of(step: int, micro: int) -> list[list[Batch]]:
-    """The batches that each worker takes in a step."""
+    """Return the batches that each worker takes in a step."""
     data = Sentences()
     samplers = [Sampler(EXAMPLES, worker, WORKERS, BATCH, micro, SEED) for worker in range(WORKERS)]
     return [[data.batch(indices, None) for indices in sampler.indices(step)] for sampler in samplers]
 
 
 def by_torch(micro: int, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights and losses of plain PyTorch on all batches of a step joined into one."""
+    """Train in plain PyTorch on all batches of a step joined into one; return weights and losses."""
     torch.manual_seed(SEED)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
@@ -135,9 +135,9 @@ def test_weights_and_losses_are_those_of_torch_on_the_joined_batch(micro: int, r
 
 
 def by_hand(steps: int, spec: str) -> list[torch.Tensor]:
-    """Error feedback of summed losses: each worker sends the largest entries of w g + e, and the sum is divided by all w.
+    """Compute error feedback of summed losses: each worker sends the largest entries of w g + e; the sum is divided by all w.
 
-    The matrices are coded as one vector, the bias travels as it is.
+    The matrices are coded as one vector, and the bias is sent uncoded.
     """
     torch.manual_seed(SEED)
     model, codec = Net(), get_codec(spec)
@@ -175,7 +175,7 @@ def test_a_coded_run_is_the_same_to_the_bit_where_it_is_resumed(tmp_path: Path) 
 
 
 class Counted(Tagging):
-    """Examples count, as without weights."""
+    """A task whose batch size is the number of examples, as without weights."""
 
     def size(self, batch: Batch) -> int:
         return len(batch[0])
@@ -193,7 +193,7 @@ def test_full_batches_weigh_alike_to_the_bit(tmp_path: Path) -> None:
 
 
 class Silent(Tagging):
-    """Nothing counts."""
+    """A task in which no word counts."""
 
     def size(self, batch: Batch) -> int:
         return 0

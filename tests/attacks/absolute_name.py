@@ -1,4 +1,4 @@
-"""The manifest lists a device by its absolute path: reading it would never end."""
+"""The manifest lists a device by its absolute path; reading the device would never end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tools of the attacks: each of the other modules makes one, in a copy of a run of two workers, and says how it must end."""
+"""Tools of the attacks. Each other module makes one attack, in a copy of a run of two workers, and states the
+expected outcome.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ MODEL = "model.safetensors"
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Rewrite a JSON file after `change`."""
+    """Apply `change` to the contents of a JSON file."""
     content = json.loads(file.read_bytes())
     change(content)
     file.write_text(json.dumps(content))
 
 
 def rename_entry(run: Path, name: str, **fields: Any) -> None:
-    """Have the manifest list `name`, with `fields`, in the place of the model."""
+    """Have the manifest list `name`, with `fields`, in place of the model."""
 
     def change(manifest: dict[str, Any]) -> None:
         manifest["files"][name] = {**manifest["files"].pop(MODEL), **fields}
@@ -28,5 +30,5 @@ def rename_entry(run: Path, name: str, **fields: Any) -> None:
 
 
 def nested(depth: int) -> str:
-    """JSON that is valid and `depth` lists deep."""
+    """Return valid JSON, `depth` nested lists deep."""
     return "[" * depth + "]" * depth

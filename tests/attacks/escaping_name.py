@@ -1,4 +1,4 @@
-"""The manifest lists a file whose name a terminal would obey."""
+"""The manifest lists a file whose name contains control characters of a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model is a sparse file of a terabyte: hashing it would take an hour."""
+"""The model is a sparse file of a terabyte, which would take an hour to hash."""
 
 from __future__ import annotations
 

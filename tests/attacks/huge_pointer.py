@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 TOLD = "it is larger than"
-EVALUATED = (0, [7])  # an evaluation takes the existing checkpoint
+EVALUATED = (0, [7])  # an evaluation uses the existing checkpoint
 
 
 def attack(run: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.attacks.attack import STEP
 
 TOLD = "the directory is a link"
-EVALUATED = (0, [])  # nothing that the run has published
+EVALUATED = (0, [])  # the run has not published the link
 
 
 def attack(run: Path) -> None:

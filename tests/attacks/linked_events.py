@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 TOLD = "not a regular file"
-EVALUATED = (0, [7])  # an evaluation tells no events
+EVALUATED = (0, [7])  # an evaluation records no events
 
 
 def attack(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""The folder of the optimizer's state is a link out of the checkpoint."""
+"""The folder of the optimizer's state is a link that leads out of the checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.attacks.attack import STEP
 
 TOLD = "its directory is a link"
-EVALUATED = (0, [7])  # an evaluation needs the model alone
+EVALUATED = (0, [7])  # an evaluation needs only the model
 
 
 def attack(run: Path) -> None:

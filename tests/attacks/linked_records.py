@@ -1,4 +1,4 @@
-"""metrics.jsonl is a link to a device that never ends: reading its first line would take all memory."""
+"""metrics.jsonl is a link to an endless device; reading its first line would take all memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names under which psnode writes a file before it takes its place are links to another file of the user."""
+"""The temporary names of files that psnode writes and then renames are links to another file of the user."""
 
 from __future__ import annotations
 

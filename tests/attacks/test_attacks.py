@@ -1,4 +1,4 @@
-"""An altered run directory gives those who resume or evaluate it one line, soon, and nothing else."""
+"""A run directory altered by an attacker gives a user who resumes or evaluates it one prompt error line and no other effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(60)  # no process may wait for ever
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of a run of OldTask, whose module can be imported."""
+    """Yield a copy of a run of OldTask whose module can be imported."""
     monkeypatch.syspath_prepend(str(OLD_RUNS))
     path = shutil.copytree(OLD_RUNS / "dense", tmp_path / "run")
     yield path
@@ -43,7 +43,7 @@ def load_attack(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def resume(run: Path) -> None:
-    """Enter the directory as a job with --resume does."""
+    """Claim the directory, as a job with --resume does."""
     claim(load({"resume": True, "train_dir": run, "trust_run": True}, {})).lock.release()
 
 
@@ -69,7 +69,7 @@ def test_an_evaluator_measures_what_is_sound_and_ends(
     told = ""
     try:
         code = follow(run, once=True, interval=0.001, trust_run=True)
-    except CheckpointError as error:  # of config.json, without which nothing can be evaluated
+    except CheckpointError as error:  # raised for config.json, without which evaluation is impossible
         code, told = error.exit_code, str(error)
     file = run / "evaluations.jsonl"
     measured = [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.is_file() else []
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_its_own_name_may_lie_anywhere(run: Path) -> None:
 
 
 def test_what_is_not_psnodes_own_stays_when_a_run_is_resumed(run: Path, tmp_path: Path) -> None:
-    """`checkpoints` is a link to a home directory, with links and files of killed writers in it."""
+    """Make `checkpoints` a link to a home directory that contains links and files of killed writers."""
     home = (run / "checkpoints").rename(tmp_path / "home")
     (run / "checkpoints").symlink_to(home)
     kept = [home / ".ssh" / "id", home / ".bashrc", home / ".step-1" / "x", home / ".latest.txt", tmp_path / "aim" / "file"]
@@ -124,7 +124,7 @@ def recorded_task(run: Path, value: Any) -> None:
 
 
 def test_code_that_only_a_record_names_is_not_executed(run: Path, tmp_path: Path) -> None:
-    """The author of the directory would choose the code."""
+    """Check that the author of a run directory cannot choose the code that is executed."""
     theirs = tmp_path / "theirs.py"
     theirs.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'executed')!r}).touch()\n")
     recorded_task(run, str(theirs))

@@ -1,4 +1,4 @@
-"""The yardstick really reads its bytes."""
+"""The memory bandwidth measurement really reads its bytes."""
 
 from __future__ import annotations
 

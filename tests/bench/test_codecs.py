@@ -1,4 +1,4 @@
-"""`psnode bench codecs` and `bench record`: figures that can be computed in another way are, on tiny inputs."""
+"""`psnode bench codecs` and `bench record`: figures that can be computed otherwise agree with this, on tiny inputs."""
 
 from __future__ import annotations
 

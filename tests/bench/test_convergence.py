@@ -1,4 +1,4 @@
-"""The convergence table: real jobs, and figures that are those of their files."""
+"""The convergence table: real jobs, and figures that agree with their files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are made here, one at a time: PyTorch is not imported anew for each."""
-    turn = threading.Lock()  # PyTorch's generator is one for all threads
+    """Run jobs in this process, one at a time, so that PyTorch is not imported for each."""
+    turn = threading.Lock()  # PyTorch's random generator is shared by all threads
 
     def psnode(arguments: Sequence[str]) -> int:
         with turn:
@@ -49,7 +49,7 @@ def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
 
 @pytest.mark.serial
 def test_runs_of_a_task_are_evaluated(tmp_path: Path) -> None:
-    """Code that its record names is executed, since it was named to the benchmark."""
+    """The benchmark executes the code named in the record, since the user gave the same name to the benchmark."""
     common = "--task examples/regression.py --max-steps 2 --threads 1 --no-tensorboard"
     result = run(["dense"], common, workers=1, seeds=[1], output=tmp_path, local=True)
     assert result["rows"][0]["loss"] > 0 and result["rows"][0]["top1"] is None
@@ -94,14 +94,14 @@ def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(t
     arguments: dict[str, Any] = {"workers": 2, "seeds": [1], "output": tmp_path, "local": True}
     whole = run(["qsgd"], COMMON, **arguments)
     [train_dir] = tmp_path.iterdir()
-    (train_dir / "summary.json").unlink()  # killed before its end, with nothing saved
+    (train_dir / "summary.json").unlink()  # as if killed before its end, with nothing saved
     shutil.rmtree(train_dir / "checkpoints")
     (train_dir / "evaluations.jsonl").unlink()
     assert run(["qsgd"], COMMON, **arguments)["rows"][0]["all_top1"] == whole["rows"][0]["all_top1"]
     with pytest.raises(PsnodeError, match="holds a run with other settings"):
         run(["qsgd"], COMMON.replace("8", "4"), **arguments)
     record = json.loads((train_dir / "config.json").read_bytes())
-    record["scheme"]["downlink"] = "bf16"  # as if the table had said so then
+    record["scheme"]["downlink"] = "bf16"  # as if the table had stated this scheme then
     (train_dir / "config.json").write_text(json.dumps(record))
     with pytest.raises(PsnodeError, match="when its scheme meant something else"):
         run(["qsgd"], COMMON, **arguments)
@@ -109,7 +109,7 @@ def test_a_run_that_was_stopped_goes_on_and_one_with_other_settings_is_refused(t
 
 @pytest.mark.usefixtures("in_this_process")
 def test_schemes_keep_up_with_dense(tmp_path: Path) -> None:
-    """On 360 test images the accuracy of one run has a standard deviation of about 1 point."""
+    """On 360 test images, the accuracy of a run has a standard deviation of about 1 point."""
     common = "--max-steps 160 --batch-size 16 --lr 0.02 --lr-schedule cosine --threads 1 --no-tensorboard"
     result = run(["dense", "qsgd", "efsignsgd --lr 0.2"], common, workers=2, seeds=[1], output=tmp_path, local=True)
     dense, *coded = result["rows"]

@@ -1,4 +1,4 @@
-"""`psnode bench gpu` on a stand-in for a device, whose clock goes forward by a millisecond an event."""
+"""`psnode bench gpu` on a stand-in for a device, whose clock advances by one millisecond per event."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_report_has_every_codec_with_a_formula_and_shares_of_a_copy(tmp_path
         selects = row["spec"].partition(":")[0] in SELECTIONS
         assert [action for action in ACTIONS if action in row] == [a for a in ACTIONS if not (selects and a == "decode")]
         assert row["decode_add"]["speed"] > 0
-        if not selects:  # which use events of the device on their way
+        if not selects:  # selections also record events while they run
             for action in ACTIONS:
                 assert row[action]["speed"] == pytest.approx(4 * SIZE / call)
             assert row["encode"]["share"] == pytest.approx((4 * SIZE + row["payload"]) / (8 * SIZE))
@@ -129,7 +129,7 @@ def test_the_doctor_says_which_codecs_give_the_processors_bytes() -> None:
 
 @pytest.mark.usefixtures("cupy")
 def test_other_programs_codecs_do_what_their_papers_say() -> None:
-    """Deterministic ones are compared with NumPy, the others by grid and mean: Hoeffding's bound at 1e-6."""
+    """Compare deterministic codecs with NumPy, and the others by grid and mean (Hoeffding's bound at 1e-6)."""
     x = np.random.default_rng(1).standard_normal(4000).astype(np.float32)
     there, found = torch.tensor(x), {peer.name.partition(",")[0]: peer for peer in peers()}
     decoded = {name: peer.decode(peer.encode(there), x.size).numpy() for name, peer in found.items()}

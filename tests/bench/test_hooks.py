@@ -1,4 +1,4 @@
-"""Accuracy under DDP's hooks: plain DDP trains as one process on all batches does, with the learning rate along a cosine."""
+"""Accuracy under DDP's hooks: plain DDP trains like one process on all batches, with a cosine learning rate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ GROUND = SharedSettings(network="LeNet", dataset="digits", workers=2, batch=16, 
 
 
 def expected(ground: SharedSettings) -> float:
-    """Accuracy of one process that takes the batches of all, from PyTorch alone, with lr (1 + cos(pi t / T)) / 2."""
+    """Return the accuracy of one process that takes all batches in plain PyTorch, with learning rate lr (1 +
+    cos(pi t / T)) / 2.
+    """
     task = Classification(ground.network, ground.dataset, seed=ground.seed)
     torch.manual_seed(ground.seed)
     model, data = task.model(), task.train_data()

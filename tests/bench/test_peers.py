@@ -1,4 +1,4 @@
-"""psnode against DDP: the same training on both sides, counted alike, and arithmetic that can be checked by hand."""
+"""psnode compared with DDP: the same training on both sides, the same counting, and arithmetic checked by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = SharedSettings(network="LeNet", dataset="digits", workers=2, batch=8, lr=
 
 
 def measured(ground: SharedSettings, **options: Any) -> dict[str, Any]:
-    """`comparison.run` without rate; skipped, with the reason, where hosts cannot be emulated."""
+    """Return the result of `comparison.run` on unshaped links; skip the test where hosts cannot be emulated."""
     pytest.importorskip("mpi4py")
     try:
         return comparison.run(ground, rates=["none"], warmup=2, run_seconds=50, **options)
@@ -38,7 +38,7 @@ def measured(ground: SharedSettings, **options: Any) -> dict[str, Any]:
 
 
 def sgd(ground: SharedSettings) -> dict[str, torch.Tensor]:
-    """The weights after `ground.steps` steps of one process on the batches of all workers together, from PyTorch alone."""
+    """Return the weights after `ground.steps` steps of one process on the joined batches of all workers, in plain PyTorch."""
     task = Classification(ground.network, ground.dataset, seed=ground.seed)
     torch.manual_seed(ground.seed)
     model, data = task.model(), task.train_data()
@@ -56,7 +56,7 @@ def sgd(ground: SharedSettings) -> dict[str, torch.Tensor]:
 def test_psnode_and_ddp_train_as_one_process_does_and_send_what_theory_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Float32 both ways: a ring of 2 sends 2 (2-1)/2 x 4 bytes a parameter, a worker of a star 4."""
+    """With float32 in both directions, a ring of 2 sends 2 (2-1)/2 x 4 bytes per parameter, and a worker of a star 4."""
     result = measured(TINY, schemes=["dense"], ddp=["fp32"], keep=tmp_path / "runs")
     assert result["rates"]["none"]["failed"] == {}
     ddp, star = result["rates"]["none"]["rows"]
@@ -103,7 +103,7 @@ def test_the_command_measures_the_floor_and_powersgd_and_writes_a_file(
     assert [point["step"] for point in peer["curves"][0]] == [3, 6]
     assert peer["to_target"][0]["step"] == 3
     assert floor["bytes"]["sent"] < 1000
-    # Rank 1 of LeNet's four matrices, and its four vectors; small messages, so that headers may be as much again.
+    # rank-1 factors of LeNet's four matrices, and its four vectors; in small messages, headers may double the bytes
     factors = sum(m + n for m, n in ((20, 25), (50, 500), (500, 800), (10, 500)))
     assert 1 < peer["bytes"]["sent"] / (4 * (factors + 20 + 50 + 500 + 10)) < 2
     assert floor["ratios"] == {"floor": 1.0, "best_ddp": pytest.approx(1 / peer["ratios"]["floor"]), "unshaped_ddp": None}
@@ -155,7 +155,7 @@ def test_ratios_are_medians_over_rounds_that_both_finished() -> None:
     assert peer["step_ms"]["median"] == pytest.approx(40)
     with_ratios({"100mbit": [floor, ours], "none": [floor, peer]})
     assert ours["ratios"] == {"floor": pytest.approx(2.0), "best_ddp": None, "unshaped_ddp": pytest.approx((0.5 + 0.25) / 2)}
-    assert ours["exposed_ms"] == pytest.approx(10)  # of 10, -10, 20
+    assert ours["exposed_ms"] == pytest.approx(10)  # the median of 10, -10, 20
     assert ours["hidden"] is None
     assert peer["ratios"] == {"floor": pytest.approx((4 + 2) / 2), "best_ddp": 1.0, "unshaped_ddp": 1.0}
     assert [point["step"] for point in peer["to_target"]] == [2, 2]
@@ -170,7 +170,7 @@ def test_hidden_is_what_the_step_does_not_show_of_the_exchange() -> None:
         row(Psnode("qsgd").label, [trial(15, 15), None, None], None),
     ]
     with_ratios({"none": rows})
-    assert rows[1]["hidden"] == pytest.approx(0.75)  # of 1 - 5/20, 1 - 2/10, 1 - 20/20
+    assert rows[1]["hidden"] == pytest.approx(0.75)  # the median of 1 - 5/20, 1 - 2/10, 1 - 20/20
     assert rows[3]["hidden"] is None  # its own exchange was not measured
 
 
@@ -192,7 +192,7 @@ def test_an_exchange_has_fixed_gradients_of_the_models_size_and_marks_every_pass
 
 
 def result(steps: int, seed: int, network: str = "LeNet", **trials: list[ContenderRun | None]) -> dict[str, Any]:
-    """A result as `run` makes it, of these trials at 100mbit."""
+    """Return a result in the form of `run`, from these trials at 100mbit."""
     labels = {"floor": Ddp("none").label, "fp32": Ddp("fp32").label, "dense": Psnode("dense").label}
     found = tables({"100mbit": {labels[name]: rounds for name, rounds in trials.items()}}, {"100mbit": {}}, None)
     ground = {**asdict(TINY), "network": network, "steps": steps, "seed": seed}

@@ -1,4 +1,4 @@
-"""Plots that can be read: one legend, names of the Pareto front alone, none over another, every point inside."""
+"""Readable plots: one legend, names only on the Pareto front, no overlapping names, and every point inside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 
 
 def rows(count: int) -> list[dict[str, Any]]:
-    """Settings of seven families; the even ones lie on a line, the others above it."""
+    """Return settings of seven families; those with even numbers lie on a line, the others above."""
     draws = np.random.default_rng(3)
     made = []
     for k in range(count):

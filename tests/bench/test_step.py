@@ -1,4 +1,4 @@
-"""`psnode bench step`: a worker stepped from outside sends its scheme's bytes, from the device that codes; copies are counted."""
+"""`psnode bench step`: a worker stepped from outside sends its scheme's bytes from the coding device, and copies are counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.rows.hosted import GXX
 
 SMALL = Workload("FC", 4, (1, 8, 8), 10)
 MATRICES, OFFSETS = 64 * 800 + 800 * 500 + 500 * 10, 800 + 500 + 10  # values
-FRAME = 256  # bytes that a frame may have beside its payloads
+FRAME = 256  # bytes of a frame besides its payloads, at most
 ONCE = {"rounds": 1, "steps": 1, "warmup": 1}
 
 
@@ -54,12 +54,12 @@ def test_the_command_measures_schemes_beside_the_passes_alone(tmp_path: Path) ->
     assert [(row["gradients"], row["changes"]) for row in (dense, fp16, topk)] == [("uncoded",) * 2, ("host",) * 2, ("host",) * 2]
 
 
-HOSTS = "nuqsgd:bucket=1024 --downlink qsgd:bucket=1024"  # codecs that only a processor has
+HOSTS = "nuqsgd:bucket=1024 --downlink qsgd:bucket=1024"  # codecs that exist only for processors
 
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process have compiled and scripted functions, which a program of its own has not."""
+    """Ignore functions that other tests of this process have compiled or scripted; the program alone would have none."""
     monkeypatch.setattr("psnode.worker.inspection.unwatchable", lambda model: "")
 
 
@@ -88,7 +88,7 @@ def test_frames_are_as_long_wherever_they_are_coded(cupy: FakeCupy) -> None:
 
 
 def test_copies_are_counted_by_direction() -> None:
-    """As torch's profiler writes them: copies are of the kind gpu_memcpy."""
+    """Use events as torch's profiler writes them, in which copies are of the kind gpu_memcpy."""
     copies = [
         ("Memcpy DtoH (Device -> Pinned)", 1000), ("Memcpy HtoD (Pinned -> Device)", 20), ("Memcpy DtoH (Device -> Pageable)", 4),
         ("Memcpy DtoD (Device -> Device)", 5000),
@@ -152,7 +152,7 @@ def test_a_gradient_that_is_not_finite_ends_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_payload_and_little_else_comes_from_the_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes of tensors that are copied to the host by torch, in one step of a network with matrices alone."""
+    """Count the bytes of tensors that torch copies to the host in one step of a network."""
     from psnode.codecs.device.staging_buffer import StagingBuffer
 
     down = 0
@@ -177,7 +177,7 @@ def test_a_payload_and_little_else_comes_from_the_device(cupy: FakeCupy, monkeyp
     monkeypatch.setattr(torch.Tensor, "__int__", counts(whole))
     monkeypatch.setattr("psnode.bench.step.crossed", cross)
     for name, row in rows_of(["fp16", "qsgd", "fp16 --feedback ef"], coded_there=True).items():
-        payload = row["sent"] - 4 * OFFSETS  # which travel as they are, and are not counted here
+        payload = row["sent"] - 4 * OFFSETS  # biases are sent uncoded, and are not counted here
         assert (row["down"] > 0.9 * payload and row["down"] <= 1.02 * payload) or name == "none", row
 
 

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, their exit codes and output."""
+"""The command line as a user sees it: real processes, their exit codes and output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from psnode.config import settings
 Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err
 
 COMMANDS = {"train", "launch", "evaluate", "export", "bench", "codecs", "doctor", "report", "runs", "tune"}
-# the flags that users of ATOMO and ps_pytorch know
+# flags known to users of ATOMO and ps_pytorch
 KNOWN = [
     "--network", "--dataset", "--batch-size", "--test-batch-size", "--eval-batch-size", "--lr", "--momentum", "--lr-shrinkage",
     "--max-steps", "--epochs", "--eval-freq", "--num-aggregate", "--svd-rank", "--quantization-level", "--bucket-size",
@@ -32,7 +32,7 @@ KNOWN = [
 
 
 def refused(done: Any, *parts: str) -> None:
-    """One line on standard error, exit code 2, nothing else."""
+    """Check for exit code 2, one line on standard error that contains `parts`, and no other output."""
     assert done.code == 2, done
     assert re.fullmatch(r"psnode: error: [^\n]+\n", done.err), done
     assert done.out == ""
@@ -42,7 +42,7 @@ def refused(done: Any, *parts: str) -> None:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """As the fixture `psnode`, in this process: nothing is imported anew. The process itself is another fixture's."""
+    """Run commands like the fixture `psnode`, but in this process, so that no imports are repeated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -251,7 +251,7 @@ def test_answers_to_foreign_names_name_what_is_there(here: Run) -> None:
     own = {flag for parameter in app.commands["train"].params for flag in (*parameter.opts, *parameter.secondary_opts)}
     for name, told in FOREIGN.items():
         assert name not in own, name
-        assert set(re.findall(r"--[a-z][a-z-]+", told)) <= own | {"--hostfile"}, (name, told)  # of launch
+        assert set(re.findall(r"--[a-z][a-z-]+", told)) <= own | {"--hostfile"}, (name, told)  # --hostfile belongs to launch
 
 
 def test_a_shell_completes_the_choices_of_a_setting(psnode: Run) -> None:
@@ -261,7 +261,7 @@ def test_a_shell_completes_the_choices_of_a_setting(psnode: Run) -> None:
     assert all(line.startswith("plain,a") for line in found)
 
 
-# not scipy: numba imports it where it is installed
+# scipy is left out, since numba imports it where it is installed
 HEAVY = ("torch", "mpi4py", "torchvision", "matplotlib", "safetensors", "cupy")
 
 
@@ -269,7 +269,7 @@ LIGHT = [["--help"], ["train", "--help"], ["codecs", "--json"], ["train", "--lrr
 
 
 def python(program: str, *args: str) -> str:
-    """Output of `program`."""
+    """Run `program`, and return its output."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, env=env, check=True).stdout
 

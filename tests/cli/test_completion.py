@@ -1,4 +1,4 @@
-"""Completion of values, through the real bash: the command line after a tab."""
+"""Completion of values by the real bash: the command line after a tab."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from psnode.cli import app
 from psnode.codecs import get_codec
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = {  # typed -> the line after a tab; with a trailing space if nothing can follow
+LINES = {  # typed -> the line after a tab, with a trailing space if the value is complete
     "--dataset syn": "--dataset synthetic ",
     "--scheme efs": "--scheme efsignsgd ",
-    "--scheme topk:": "--scheme topk:",  # both parameters: a list
+    "--scheme topk:": "--scheme topk:",  # both parameters are possible, so the shell lists them
     "--scheme topk:ra": "--scheme topk:ratio=",
     "--scheme=topk:ra": "--scheme=topk:ratio=",
     "--scheme topk:ratio=0.1,s": "--scheme topk:ratio=0.1,sampled=",
@@ -31,7 +31,7 @@ LINES = {  # typed -> the line after a tab; with a trailing space if nothing can
 
 
 def completed(typed: str, name: str = "scheme") -> list[str]:
-    """Values for an option, without a shell."""
+    """Return the completed values of an option, without a shell."""
     train = app.commands["train"]
     [option] = [each for each in train.params if each.name == name]
     return [item.value for item in option.shell_complete(click.Context(train), typed)]
@@ -39,7 +39,7 @@ def completed(typed: str, name: str = "scheme") -> list[str]:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_a_tab_in_bash_completes_schemes_their_parameters_and_stages(tmp_path: Path) -> None:
-    """Each line gets a tab; then Ctrl-A puts a command before it that prints readline's result."""
+    """Type a tab after each line; then Ctrl-A inserts a command at the start that prints readline's result."""
     program = tmp_path / "psnode"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m psnode "$@"\n')
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Findings of `psnode doctor`: codecs that do not code, cores, shared memory, and the last words of programs that fail."""
+"""Findings of `psnode doctor`: codecs that fail, cores, shared memory, and the last output of failing programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, repr=False)
 class _Plain(Codec):
-    """Float32 as it is; `spoil` changes the decoded values."""
+    """A codec that sends float32 unchanged; `spoil` changes the decoded values."""
 
     id = "plain"
     number = 200
@@ -124,13 +124,13 @@ def test_the_last_words_of_a_program_say_something(program: str, words: str) -> 
 
 
 def test_a_probe_finds_the_psnode_of_this_process() -> None:
-    """Of a checkout that is not installed, too: -S leaves installed packages out."""
+    """A checkout that is not installed is found too: -S excludes installed packages."""
     program = "import json, importlib.util as u; print(json.dumps({'at': u.find_spec('psnode').origin}))"
     assert probe([sys.executable, "-S", "-c", program]) == {"at": str(ROOT / "psnode" / "__init__.py")}
 
 
 def test_a_quota_of_cores_is_told_here_and_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quotas themselves are those of tests/config/test_cores.py: a control group cannot be made everywhere."""
+    """tests/config/test_cores.py tests quotas themselves, since control groups cannot be created everywhere."""
     assert agent._cores() == usable_cores()
     for module in (cores, doctor):
         monkeypatch.setattr(module, "quota", lambda *words: 1.5)

@@ -1,4 +1,4 @@
-"""An option that an error of a command names is one of that command, or of a command that it names beside it."""
+"""An option named in a command's error belongs to this command, or to another command that the error names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from psnode.cli import app
 
 ROOT = Path(__file__).resolve().parents[2] / "psnode"
-# by command, the modules whose errors it alone shows; options of train in them, which tell of how a run was or is to be begun
+# by command: the modules whose errors only this command shows, with options of train that say how a run was or should be begun
 MODULES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluator.py",),
     "export": ("cli/export.py", "jobs/huggingface.py"),
@@ -24,7 +24,7 @@ OF_TRAIN = {"evaluate": {"--ema", "--ema-decay"}}
 
 
 def named(module: str) -> set[str]:
-    """Options in the texts of errors that are raised, and of lines that are logged, in a module."""
+    """Return the options in the texts of errors raised and of lines logged by a module."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / module).read_text())):
         logged = isinstance(node, ast.Call) and ast.unparse(node.func) in ("_LOG.warning", "_LOG.info")
@@ -39,7 +39,8 @@ def test_every_option_that_an_error_names_is_there(command: str) -> None:
     own = {option for each in app.commands[command].params for option in (*each.opts, *each.secondary_opts)}
     train = {option for each in app.commands["train"].params for option in each.opts}
     assert OF_TRAIN.get(command, set()) <= own | train
-    known = own | OF_TRAIN.get(command, set()) | ({"--local"} if command == "tune" else set())  # tune hands that on to train
+    # tune passes this option on to train
+    known = own | OF_TRAIN.get(command, set()) | ({"--local"} if command == "tune" else set())
     for module in MODULES[command]:
         assert named(module) <= known, module
 

@@ -1,4 +1,4 @@
-"""`psnode runs`: a line a run, sorted, as a table of 80 columns or as JSON."""
+"""`psnode runs`: one line per run, sorted, as a table of 80 columns or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.report.conftest import CONFIG, lines, record, write_run
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three runs below runs/: the second has the best accuracy, the third none and the most bytes."""
+    """Make three runs below runs/: the second has the best accuracy; the third has no accuracy and the most bytes."""
     scheme = CONFIG["scheme"] | {"name": "a-scheme-with-a-very-long-name"}
     write_run(tmp_path / "runs/first", [record(k) for k in (1, 2, 3)])
     write_run(tmp_path / "runs/second", [record(k, uplink_bytes=1) for k in (1, 2)], workers=3, scheme=scheme)

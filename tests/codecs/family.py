@@ -1,4 +1,4 @@
-"""Subjects of the contract tests: every registered codec, some further forms and chains, and the inputs they meet."""
+"""Subjects of the contract tests: every registered codec, variants and chains of codecs, and the input arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.codecs.sources import Accumulated
 
 Floats = npt.NDArray[np.float32]
 
-# Further forms of codecs, and chains. Those whose stages do not exist are left out.
+# variants and chains; those with an unknown stage are left out
 VARIANTS = [
     "qsgd:levels=1",
     "qsgd:levels=2,bucket=7,norm=max",
@@ -42,16 +42,16 @@ VARIANTS = [
 
 
 def ids_in(spec: str) -> list[str]:
-    """The ids of the stages of a spec."""
+    """Return the ids of the stages of a spec."""
     return [stage.partition(":")[0] for stage in spec.split("+")]
 
 
 FILES: list[str] = []  # values of pytest --codec
-CHOSEN: list[str] = []  # their specs: the only subjects then
+CHOSEN: list[str] = []  # the specs of these codecs, which are then the only subjects
 
 
 def forms() -> list[str]:
-    """Every codec id, and the variants that can be built; or the specs of `pytest --codec`."""
+    """Return every codec id and the variants that can be built, or only the specs of `pytest --codec` if given."""
     if CHOSEN:
         return CHOSEN
     known = {*available(), *(name for name, entry in table.LOSSLESS.items() if entry.target)}
@@ -59,36 +59,36 @@ def forms() -> list[str]:
 
 
 def contractive_forms() -> list[str]:
-    """The contractive forms of `forms`, without those of codecs that are their own."""
+    """Return the contractive forms of `forms`, except for codecs that are already contractive."""
     return [f"contractive({spec})" for spec in forms() if get_codec(spec).contractive() != get_codec(spec)]
 
 
 def fed_back(codec: Codec, x: Floats, rng: RandomSource, residual: Floats) -> Payload:
-    """A step of error feedback: residual += x, code it, residual -= decoded."""
+    """Take a step of error feedback: add x to `residual`, encode the sum, and subtract the decoded values from `residual`."""
     source = Accumulated([(0, x.reshape(-1))], residual)
     return codec.encode(source, rng, sink=Subtracted(residual))
 
 
 def gaussian(*shape: int, seed: int = 0) -> Floats:
-    """N(0, 1)."""
+    """Return samples of N(0, 1)."""
     return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
 
 
 def student(*shape: int, seed: int = 0) -> Floats:
-    """Student-t with 3 degrees of freedom."""
+    """Return samples of Student's t distribution with 3 degrees of freedom."""
     return np.asarray(np.random.default_rng(seed).standard_t(3, shape), np.float32)
 
 
 def recorded() -> Floats:
-    """A real gradient, shape (24, 24, 3, 3), 89 % exact zeros.
+    """Return a real gradient, float32 of shape (24, 24, 3, 3), of which 89 % are exact zeros.
 
-    The corner of layer4.0.conv2 of torchvision's resnet18 in its third step on 16 handwritten digits at 3x32x32.
+    It is the corner of layer4.0.conv2 of torchvision's resnet18, at its third step on 16 handwritten digits of shape 3x32x32.
     """
     return np.asarray(np.load(Path(__file__).with_name("recorded.npy")), np.float32)
 
 
 def spikes(n: int) -> Floats:
-    """Zeros but for one full-scale value in the middle."""
+    """Return n zeros, except for the largest finite float32 in the middle."""
     x = np.zeros(n, np.float32)
     x[n // 2] = np.finfo(np.float32).max
     return x

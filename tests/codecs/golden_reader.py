@@ -1,6 +1,6 @@
-"""A decoder of payloads written from the byte tables alone, in NumPy; it shares no code with psnode.
+"""A decoder of payloads in NumPy, written from the byte tables alone; it shares no code with psnode.
 
-`read` covers the stages in READERS and EXPANDERS; a codec that is added brings its reader, in its own test module if it is long.
+`read` covers the stages in READERS and EXPANDERS. A new codec adds a reader, in its own test module if the reader is long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ADACOMP = 28
 
 
 def header(data: bytes) -> tuple[list[int], tuple[int, ...], bytes]:
-    """Stage numbers, shape, body."""
+    """Return the stage numbers, the shape and the body of a payload."""
     version, count, ndim = data[:3]
     assert version == 1
     assert not any(data[3 + count : 8])
@@ -28,7 +28,7 @@ def header(data: bytes) -> tuple[list[int], tuple[int, ...], bytes]:
 
 
 def read(data: bytes) -> Array:
-    """The decoded array, float32."""
+    """Return the decoded array, float32."""
     stages, shape, body = header(data)
     size = int(np.prod(shape, dtype=np.int64))
     scale = None
@@ -40,7 +40,7 @@ def read(data: bytes) -> Array:
 
 
 def section(body: bytes) -> tuple[bytes, bytes]:
-    """A length-prefixed section and the rest."""
+    """Return a length-prefixed section and the rest of the body."""
     (length,) = struct.unpack_from("<I", body)
     end = 4 + -(-length // 4) * 4
     assert not any(body[4 + length : end])
@@ -66,7 +66,9 @@ def quantised(stages: list[int], size: int, body: bytes) -> Array:
 
 
 def symbols(stage: int, side: bytes, data: bytes, size: int) -> bytes:
-    """Symbols of a lossless stage, low bytes before high ones; ans and rice after qsgd alone, whose levels tell the alphabet."""
+    """Return the symbols of a lossless stage, low bytes first. ans and rice are read only after qsgd, whose levels give the
+    alphabet.
+    """
     if stage == ZSTD:
         import zstandard
 
@@ -107,7 +109,7 @@ def plane_widths(bits: int) -> list[int]:
 
 
 def unpack_planes(data: bytes, size: int, bits: int) -> Array:
-    """`size` codes of `bits` bits: blocks of 512, each a row of planes."""
+    """Return `size` codes of `bits` bits, stored in blocks of 512 codes, each block as bit planes."""
     codes, at = [], 0
     for start in range(0, size, 512):
         count = min(512, size - start)

@@ -1,4 +1,4 @@
-"""Stored payloads of codecs that bring a reader of their own; the switch is the one of test__golden."""
+"""Stored payloads of codecs that have their own reader. The switch to rewrite them is that of test__golden."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.codecs.test__golden import FOLDER, REWRITE, fixed_input
 
 
 def check_golden(name: str, spec: str, read: Callable[[bytes], np.ndarray], same_bytes: bool = True) -> None:
-    """Today's bytes are the stored ones (unless a library decides them), and `read` decodes them as psnode does."""
+    """Check that codec and stored payload agree byte by byte (unless a library determines the bytes) and that `read` decodes
+    alike.
+    """
     path, codec, x = FOLDER / f"{name}.bin", get_codec(spec), fixed_input()
     payload = codec.encode(x, Key.derive(1, "golden"))
     if REWRITE:

@@ -1,4 +1,6 @@
-"""Reads payloads of the sparsifiers from the byte tables in their docstrings, in plain Python: shares no code with psnode."""
+"""Readers of sparsifiers' payloads in plain Python, written from the byte tables in docstrings; they share no
+code with psnode.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from tests.codecs.threefry_oracle import stage_words
 
 
 def sections(body: bytes, count: int) -> tuple[list[bytes], bytes]:
-    """The first `count` length-prefixed sections of `body`, and the rest."""
+    """Return the first `count` length-prefixed sections of `body`, and the rest."""
     found = []
     for _ in range(count):
         (length,) = struct.unpack_from("<I", body)
@@ -25,12 +27,12 @@ def sections(body: bytes, count: int) -> tuple[list[bytes], bytes]:
 
 
 def body_of(payload: bytes) -> bytes:
-    """Bytes of a payload after its header."""
+    """Return the bytes of a payload after its header."""
     return payload[8 + 4 * payload[2] :]
 
 
 def read_set(data: bytes, size: int) -> np.ndarray:
-    """The ascending indices below `size` that `data` stands for."""
+    """Return the ascending indices below `size` that `data` encodes."""
     coded, form = struct.unpack_from("<IB", data)
     bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=5), bitorder="little")
     if coded == 0:
@@ -61,7 +63,7 @@ def read_set(data: bytes, size: int) -> np.ndarray:
 
 
 def _bitmap(data: bytes, count: int, size: int) -> np.ndarray:
-    """rANS, one byte of the bitmap at a time."""
+    """Decode a bitmap by rANS, one byte at a time."""
     p = count / size
     weights = [1.0]
     for _ in range(8):
@@ -87,14 +89,14 @@ def _bitmap(data: bytes, count: int, size: int) -> np.ndarray:
 
 
 def log2_binomial(size: int, count: int) -> float:
-    """log2 of the number of sets of `count` of `size`."""
+    """Return log2 of the number of subsets with `count` of `size` elements."""
     from scipy.special import gammaln
 
     return float(gammaln(size + 1) - gammaln(count + 1) - gammaln(size - count + 1)) / math.log(2)
 
 
 def draw(count: int, size: int, words: tuple[int, int], stream: int) -> np.ndarray:
-    """Distinct places below `size`, by multiply and reject, until there are `count`; of more than half the others. Ascending."""
+    """Return `count` distinct ascending indices below `size`: drawn with rejection, or the complement of a draw if over half."""
     wanted = size - count if 2 * count > size else count
     drawn: set[int] = set()
     calls = 64 * (2 + wanted // 100)
@@ -121,24 +123,24 @@ def _placed(places: np.ndarray, size: int) -> Placed:
 
 
 def expand_selection(side: bytes, shape: tuple[int, ...]) -> Placed:
-    """Of topk, threshold and graddrop: the number of values, and the function that puts them into an array."""
+    """Return the number of values of topk, threshold or graddrop, and a function that puts the values into an array."""
     return _placed(read_set(side, math.prod(shape)), math.prod(shape))
 
 
 def expand_randk(side: bytes, shape: tuple[int, ...]) -> Placed:
-    """Of randk, the same."""
+    """Return the number of values of randk, and a function that puts the values into an array."""
     first, second, count = struct.unpack("<QQI", side)
     return _placed(draw(count, math.prod(shape), (first, second), 17), math.prod(shape))
 
 
 def read_entrywise(body: bytes, size: int) -> np.ndarray:
-    """The array, flat."""
+    """Return the decoded array, flat."""
     _, indices, values = entrywise_parts(body, size)
     return _placed(indices, size)[1](values)
 
 
 def entrywise_parts(body: bytes, size: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """V, the indices sent and their decoded values."""
+    """Return V, the sent indices and their decoded values."""
     (level,) = struct.unpack_from("<f", body)
     (sent, certain, signs), raw = sections(body[4:], 3)
     indices = read_set(sent, size)
@@ -152,7 +154,7 @@ def entrywise_parts(body: bytes, size: int) -> tuple[float, np.ndarray, np.ndarr
 
 
 def read_adacomp(body: bytes, size: int) -> np.ndarray:
-    """The array, flat."""
+    """Return the decoded array, flat."""
     (scale,) = struct.unpack_from("<f", body)
     (sent,), bits = sections(body[4:], 1)
     indices = read_set(sent, size)
@@ -163,6 +165,6 @@ def read_adacomp(body: bytes, size: int) -> np.ndarray:
 
 
 def read_selection(payload: bytes, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and float32 values of a payload of topk, threshold or graddrop."""
+    """Return the indices and float32 values of a payload of topk, threshold or graddrop."""
     (side,), values = sections(body_of(payload), 1)
     return read_set(side, size), np.frombuffer(values, "<f4")

@@ -1,4 +1,4 @@
-"""Lossless stages between guards, and the symbols that they are tried on."""
+"""A check of lossless stages against writes beyond their buffers, and the symbols used to test them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _GUARD = 64
 
 @dataclass(frozen=True)
 class Guarded:
-    """A stage that may not write a byte beyond the room it asked for."""
+    """A lossless stage whose output buffer ends in guard bytes: it may not write beyond its declared maximum."""
 
     stage: Ans | Rice
 
     def coded(self, codes: np.ndarray, alphabet: int) -> np.ndarray:
-        """The bytes of `codes`, after the round trip was checked."""
+        """Check the round trip of `codes`, and return the coded bytes."""
         given = codes.astype(np.uint8 if alphabet <= 256 else np.uint16)
         out = np.full(self.stage.max_nbytes(given.size, alphabet) + _GUARD, 0xAA, np.uint8)
         used = self.stage.compress(readonly(given), alphabet, out)

@@ -1,4 +1,4 @@
-"""Readers of one- and two-bit payloads, and their random choices, in NumPy from the byte tables alone; no code of psnode's."""
+"""Readers of one- and two-bit payloads and of their random choices, in NumPy from the byte tables alone; no code of psnode."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TERNGRAD, MINMAX, ONEBIT, SIGN, SCALEDSIGN, TBQ = 9, 10, 11, 12, 13, 14
 
 
 def coins(words: tuple[int, int], stream: int, count: int) -> Array:
-    """One random bit for each of `count` coordinates: bit i mod 32 of word i // 32, 64 calls at a time, word by word."""
+    """Return a random bit per coordinate: coordinate i takes bit i mod 32 of word i // 32; words come from blocks of 64 calls."""
     blocks = -(-count // 8192)
     drawn = stage_words(words, stream, 64 * blocks).reshape(blocks, 64, 4).transpose(0, 2, 1).reshape(-1)
     return np.unpackbits(drawn.astype("<u4").view(np.uint8), bitorder="little")[:count].astype(bool)
 
 
 def rounded(a: Array, words: tuple[int, int], stream: int) -> tuple[Array, int]:
-    """floor(a / 2^16 + U) of float32 values `a` for the U of a stage, in exact arithmetic; and how many ties there were."""
+    """Return floor(a / 2^16 + U) in exact arithmetic, for float32 `a` and the random U of a stage, and the number of ties."""
     whole = np.floor(a.astype(np.float64))
     total = whole.astype(np.int64) + halves(words, stream, a.size).astype(np.int64)
     codes = total >> 16
@@ -36,7 +36,7 @@ def rounded(a: Array, words: tuple[int, int], stream: int) -> tuple[Array, int]:
 
 
 def largest_factor(span: np.float32, steps: int) -> np.float32:
-    """The largest float32 f with span f <= 2^16 steps in float32 arithmetic."""
+    """Return the largest float32 f with span f <= 2^16 steps in float32 arithmetic."""
     factor = np.float32(2**16 * steps / float(span))
     while np.float32(span * factor) > 2**16 * steps:
         factor = np.nextafter(factor, np.float32(0))
@@ -51,7 +51,7 @@ def sign_bits(data: bytes, size: int) -> Array:
 
 
 def digits_of(data: bytes, size: int, block: int) -> Array:
-    """Ternary digits, five to a byte, in blocks of `block` digits."""
+    """Return ternary digits that are stored five to a byte, in blocks of `block` digits."""
     found, at = [np.zeros(0, np.int64)], 0
     for start in range(0, size, block):
         count = min(block, size - start)
@@ -88,13 +88,15 @@ def read_terngrad(body: bytes, size: int) -> Array:
 
 
 def minmax_fields(body: bytes, size: int) -> tuple[int, float, float, Array]:
-    """bits, least, greatest, codes."""
+    """Return bits, minimum, maximum and codes."""
     bits, low, high = struct.unpack_from("<Iff", body)
     return bits, low, high, unpack_planes(body[12:], size, bits)
 
 
 def read_minmax(body: bytes, size: int) -> Array:
-    """(base + code step) / up: up a power of two that keeps all of it in range, step rounded down where max would be exceeded."""
+    """Return (base + code step) / up. The power of two `up` keeps all terms in range; `step` is rounded down
+    to not exceed max.
+    """
     bits, low, high, codes = minmax_fields(body, size)
     span, steps = high - low, 2**bits - 1
     up = 2.0**64 if 0 < span < 2.0**-64 else 0.25 if span > 2.0**120 else 1.0
@@ -136,12 +138,12 @@ READERS = {
 
 
 def body_of(data: bytes) -> bytes:
-    """Bytes of a payload after its header."""
+    """Return the bytes of a payload after its header."""
     return data[8 + 4 * data[2] :]
 
 
 def read(data: bytes) -> Array:
-    """The decoded array of a payload with one stage."""
+    """Return the decoded array of a payload with one stage."""
     shape = struct.unpack_from(f"<{data[2]}I", data, 8)
     values = READERS[data[3]](body_of(data), int(np.prod(shape, dtype=np.int64)))
     assert values.dtype == np.float32

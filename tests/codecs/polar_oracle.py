@@ -1,4 +1,4 @@
-"""Polar payloads decoded in NumPy from docs/payload-format.md and the stored designs; no code of psnode's, no pruned loops."""
+"""A decoder of polar payloads in NumPy, written from docs/payload-format.md and the stored designs; it uses no code of psnode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DESIGNS = Path(psnode.__file__).parent / "codecs" / "polarcodes" / "designs"
 
 
 def prior(halves: int) -> list[Array]:
-    """ln P(0) / P(1) of every level, given the bits below, in integers."""
+    """Return for every level ln P(0) / P(1) given the bits of the levels below, as integers."""
     levels, step, noise = CHANNELS[halves]
     k = np.arange(2**levels)
     weight = -(((k - (k.size - 1) / 2) * step) ** 2) / (2 * (1 - noise))
@@ -41,7 +41,7 @@ def prior(halves: int) -> list[Array]:
 
 
 def f(a: Array, b: Array) -> Array:
-    """The LLR of a sum of two bits, with ln(1 + e^-t) in powers of 645 - t."""
+    """Return the LLR of the sum of two bits; ln(1 + e^-t) is approximated by powers of max(645 - t, 0)."""
     low, high = np.minimum(np.abs(a), np.abs(b)), np.maximum(np.abs(a), np.abs(b))
     near, far = ((np.maximum(645 - t, 0) * 64) ** 2 >> 16 for t in (high - low, high + low))
     size = low - ((near - far) * (near + far) >> 16 >> 7)
@@ -49,12 +49,12 @@ def f(a: Array, b: Array) -> Array:
 
 
 def g(a: Array, b: Array, u: Array) -> Array:
-    """The LLR of the second bit once the sum is u."""
+    """Return the LLR of the second bit, given the sum `u`."""
     return np.clip(b + np.where(u == 1, -a, a), -32767, 32767)
 
 
 class Coder:
-    """The range decoders of all lanes."""
+    """Range decoders, one per lane."""
 
     def __init__(self, words: Array, lanes: int) -> None:
         self.words, self.at = words, 2 * lanes
@@ -62,7 +62,7 @@ class Coder:
         self.range = [2**32 - 1] * lanes
 
     def row(self, llrs: Array) -> Array:
-        """A bit of each lane."""
+        """Decode one bit of each lane."""
         bits = []
         for lane, llr in enumerate(llrs.tolist()):
             q = max(round(2**14 * float(expit(-(16 * min(abs(llr) // 16, 63) + 7.5) / 116.3))), 1)
@@ -81,7 +81,7 @@ class Coder:
 
 
 class Level:
-    """One level of one superblock."""
+    """Decoder of one level of one superblock."""
 
     def __init__(self, frozen: Array, flat: Array, noise: Array, raw: Array, coder: Coder | None, lanes: int) -> None:
         self.frozen, self.flat, self.noise, self.raw, self.coder, self.lanes = frozen, flat, noise, raw, coder, lanes
@@ -90,7 +90,7 @@ class Level:
         self.limits = np.rint(116.3 * np.log(u / (1 - u))).astype(np.int64)
 
     def draw(self, llrs: Array, flat: bool) -> Array:
-        """Frozen bits."""
+        """Return the frozen bits."""
         words = self.noise[self.drawn : self.drawn + len(llrs)].astype(np.int64)
         self.drawn += len(llrs)
         lane = np.arange(self.lanes)
@@ -99,7 +99,7 @@ class Level:
         return (llrs < self.limits[((words & 4095)[:, None] + lane) % 4096]).astype(np.int64)
 
     def take(self, llrs: Array, flat: bool) -> Array:
-        """Free bits."""
+        """Return the free bits."""
         if not flat:
             assert self.coder is not None
             return np.array([self.coder.row(row) for row in llrs])
@@ -107,7 +107,7 @@ class Level:
         return self.raw[self.filled - len(llrs) : self.filled]
 
     def node(self, s: int, llrs: Array) -> Array:
-        """The sums of bits s.. that have these LLRs."""
+        """Return the bits of the code word from position `s` on, given its LLRs."""
         n = len(llrs)
         frozen, flat = self.frozen[s : s + n], bool(self.flat[s : s + n].all())
         if frozen.all():
@@ -127,7 +127,7 @@ class Level:
 
 
 def cut(at: int, size: int, longest: int, halves: int) -> list[tuple[int, int, int, int, int]]:
-    """(start, stop, log N, lanes, 2 R) of every superblock of the `size` values from `at` on."""
+    """Return (start, stop, log2 N, lanes, 2 R) of every superblock of `size` values that begin at `at`."""
     found, size = [], at + size
     for log_length in range(longest, 5, -1):
         while log_length > 10 and size - at >= 32 << log_length:
@@ -141,20 +141,20 @@ def cut(at: int, size: int, longest: int, halves: int) -> list[tuple[int, int, i
 
 
 def masks(halves: int, log_length: int) -> Array:
-    """(2, levels, N): frozen, flat."""
+    """Return the masks "frozen" and "flat", shape (2, levels, N)."""
     with np.load(DESIGNS / f"rate-{halves / 2:g}.npz") as stored:
         return np.unpackbits(stored[f"n{log_length}"], axis=-1, count=1 << log_length).astype(bool)
 
 
 def read_polar(data: bytes) -> Array:
-    """Values that a payload of polar decodes to."""
+    """Return the values of a payload of polar."""
     (number,), shape, body = header(data)
     assert number == 21
     return read_body(body, int(np.prod(shape)))
 
 
 def read_body(body: bytes, size: int) -> Array:
-    """The values of a body."""
+    """Return the `size` values of a payload's body."""
     halves, longest, order, edition, w0, w1 = struct.unpack_from("<BBBBQQ", body)
     assert edition == 1
     if order == 2:
@@ -189,7 +189,7 @@ def read_body(body: bytes, size: int) -> Array:
 
 
 def read_outliers(body: bytes, size: int) -> tuple[Array, Array, bytes]:
-    """Indices, the numbers added at them, and the rest."""
+    """Return the outliers' indices, the numbers added at these indices, and the rest of the body."""
     side, rest = section(body)
     if not side:
         return np.zeros(0, np.int64), np.zeros(0), rest
@@ -205,13 +205,13 @@ def read_outliers(body: bytes, size: int) -> tuple[Array, Array, bytes]:
 
 
 def words_of(key: tuple[int, int], stream: int, first: int, count: int) -> Array:
-    """At least `count` words, in blocks of 64 calls from call `first` on."""
+    """Return at least `count` random words, in blocks of 64 calls that begin with call `first`."""
     calls = first + np.arange(64 * -(-count // 256))
     return call_words(key, stream, calls).reshape(-1, 64, 4).transpose(0, 2, 1).reshape(-1)
 
 
 def turned_back(q: Array, scale: np.float32, key: tuple[int, int], first: int) -> Array:
-    """The values of a rotated piece."""
+    """Invert the rotation of a piece, and return its values."""
     k = 1 << (q.size.bit_length() - 1)
     words = words_of(key, 65301, first, 2 * q.size // 32 + 1)
     signs = 1 - 2 * (words[:, None] >> np.arange(32, dtype=words.dtype) & 1).reshape(-1).astype(np.float32)
@@ -230,7 +230,7 @@ def turned_back(q: Array, scale: np.float32, key: tuple[int, int], first: int) -
 def read_stream(
     body: bytes, blocks: list[tuple[int, int, int, int, int]], key: tuple[int, int], is_rotated: bool = False
 ) -> Array:
-    """The values of superblocks: from scales on."""
+    """Return the values of the superblocks; `body` begins with the scales."""
     counts = [-(-(stop - start) // 65536) for start, stop, *_ in blocks]
     scales = np.frombuffer(body, "<f4", sum(counts))
     cumulated = np.cumsum([0, *counts])
@@ -270,7 +270,7 @@ def read_stream(
 
 
 def tally(frozen: Array, flat: Array) -> tuple[int, int]:
-    """Rows of raw and of coded bits."""
+    """Return the numbers of rows of raw bits and of coded bits."""
     n, free = frozen.size, int((~frozen).sum())
     if free in (0, n) or (free == 1 and not frozen[-1]):
         return (free, 0) if flat.all() else (0, free)

@@ -1,4 +1,4 @@
-"""Rounding to powers of two in NumPy: the reader of nuqsgd and natural, and the moments of their draws. No code is shared."""
+"""Rounding to powers of two in NumPy: a reader of nuqsgd and natural, and the moments of their draws; no code is shared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def neighbours(x: Array, norm: Array, s: int) -> tuple[Array, Array]:
-    """The magnitudes of 0, 2^-s norm, ..., norm on both sides of |x|, in float64."""
+    """Return the values of 0, 2^-s norm, ..., norm on either side of |x|, in float64."""
     levels = np.concatenate([[0.0], 2.0 ** np.arange(-s, 1)])
     ratio = np.abs(x.astype(np.float64)) / np.where(norm == 0, 1, norm)
     above = np.clip(np.searchsorted(levels, ratio, side="left"), 1, levels.size - 1)
@@ -23,14 +23,14 @@ def neighbours(x: Array, norm: Array, s: int) -> tuple[Array, Array]:
 
 
 def variance(x: Array, norm: Array, s: int) -> Array:
-    """(b - |x|)(|x| - a) for the neighbours a, b: the variance of an unbiased choice between two values."""
+    """Return (b - |x|)(|x| - a) for the neighbours a and b, which is the variance of an unbiased choice between the two."""
     low, high = neighbours(x, norm, s)
     magnitude = np.abs(x.astype(np.float64))
     return np.maximum(high - magnitude, 0) * np.maximum(magnitude - low, 0)
 
 
 def signed_powers(codes: Array, norm: Array) -> Array:
-    """0 for 0, +-2^-j norm for 1 + 2 j + (1 if negative)."""
+    """Return the decoded values: code 0 is 0, code 1 + 2 j + n is 2^-j norm with n = 0, and its negative with n = 1."""
     exponent = (codes - 1) // 2
     value = np.minimum(np.ldexp(norm, -np.maximum(exponent, 0)), LARGEST) * np.where(codes % 2, 1, -1)
     return np.where(codes == 0, 0.0, value).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Linear sketches in NumPy from the byte table alone; no code of psnode's."""
+"""A reader of linear sketches in NumPy, written from the byte table alone; it uses no code of psnode."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ COUNTSKETCH, COUNTMEAN = 24, 25
 
 
 def hashes(words: tuple[int, int], stream: int, size: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """The column and the sign of every coordinate in the row with this stream."""
+    """Return the column and the sign of every coordinate, for the row of the sketch that has this stream."""
     blocks = -(-size // 256)
     drawn = stage_words(words, stream, 64 * blocks).reshape(blocks, 64, 4).transpose(0, 2, 1).reshape(-1)[:size]
     return (drawn >> np.uint64(1)) * np.uint64(columns) >> np.uint64(31), 1.0 - 2.0 * (drawn & np.uint64(1))
 
 
 def read_sketch(data: bytes) -> np.ndarray:
-    """Values that a payload of countsketch or countmean decodes to."""
+    """Return the values of a payload of countsketch or countmean."""
     (number,), shape, body = header(data)
     w0, w1, rows, columns = struct.unpack_from("<QQII", body)
     cells = np.frombuffer(body, "<f4", offset=24).reshape(rows, columns)

@@ -1,4 +1,4 @@
-"""Readers of the output of the stages ans and rice, in plain Python from their byte tables; they share no code with psnode."""
+"""Readers of the output of ans and rice in plain Python, written from the byte tables; they share no code with psnode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOTAL = 1 << 14
 
 
 def entropy(codes: np.ndarray) -> float:
-    """Bits a code, of the empirical distribution."""
+    """Return the entropy of the empirical distribution, in bits per code."""
     counts = np.unique(codes, return_counts=True)[1] / codes.size
     return float(-(counts * np.log2(counts)).sum())
 
@@ -23,7 +23,7 @@ def packed(data: bytes, count: int, alphabet: int) -> np.ndarray:
 
 
 def frequencies(weights: list[int]) -> list[int]:
-    """Shares of 2^14: 1 where the share is below 1.5, the rest in proportion, rounded down cumulatively."""
+    """Return shares that sum to 2^14: 1 for shares below 1.5, the rest in proportion, with cumulative sums rounded down."""
     total = sum(weights)
     small = [2 * TOTAL * weight < 3 * total for weight in weights]
     left, mass = TOTAL - sum(small), sum(weight for weight, one in zip(weights, small, strict=True) if not one)
@@ -48,7 +48,7 @@ def read_section(data: bytes) -> tuple[dict, bytes]:
             at += 1
         else:
             at += next(octets)
-    if kind & 2:  # the escape symbol comes first
+    if kind & 2:  # the escape symbol has the lowest number
         weights = {symbol - 1: weight for symbol, weight in weights.items()}
     names, shares = list(weights), frequencies(list(weights.values()))
     if kind & 1:

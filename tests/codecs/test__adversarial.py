@@ -1,6 +1,6 @@
-"""The claims of all codecs on inputs that are hard: few non-zeros, equal values, powers of two, lattice points, heavy tails.
+"""Properties of all codecs on hard inputs: few non-zeros, equal values, powers of two, lattice points, heavy tails.
 
-Seeds are fixed, so a test passes always or never; the share of seeds on which a right program would fail is stated.
+Seeds are fixed, so a test passes always or never. Tests state the share of seeds for which a correct program would fail.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ INPUTS = inputs()
 
 
 def stated() -> list[str]:
-    """All forms except those with a lossless stage, which decode to the same values without it."""
+    """Return all forms, without those whose lossless stage leaves the decoded values of a shorter form unchanged."""
     found = dict.fromkeys([*forms(), *MORE])
     return [spec for spec in found if ids_in(spec)[-1] not in table.LOSSLESS or spec in available()]
 
 
-# of randk the forms that send a coordinate often enough for a sum of 400 to be nearly normal
+# of randk, only forms that send a coordinate often enough for a sum of 400 decodes to be nearly normal
 UNBIASED = [spec for spec in stated() if get_codec(spec).unbiased and not get_codec(spec).lossless and spec != "randk"]
 
 
 def classes_of(x: Floats) -> list[np.ndarray]:
-    """Coordinates of the flat x by magnitude: those of one where there are few, else an eighth each by rank."""
+    """Group the coordinates of the flat x by magnitude: one class per value if there are few values, else eighths by rank."""
     magnitudes = np.abs(x.reshape(-1))
     few = np.unique(magnitudes)
     if few.size <= 9:
@@ -70,11 +70,11 @@ def classes_of(x: Floats) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("spec", UNBIASED)
 def test_unbiased_on_inputs_that_are_hard(spec: str, name: str) -> None:
-    """The mean of 400 decodes, summed over every magnitude with the signs of x, is within 5 standard errors.
+    """Compare the means of 400 decodes, summed per magnitude with the signs of x, within 5 standard errors.
 
-    Of 1000 such sums, if they were normal, one would fail with 6e-4 of all seeds; the few of small values that terngrad and
-    entrywise seldom send are not quite, and fail with less than 1e-3. The mean of (2, 1, 0, ...) after a single Hadamard
-    rotation and polar coding, (1.96, 1.08), is 14 standard errors off.
+    If they were normal, one of 1000 such sums would fail for 6e-4 of the seeds. Sums of small values that terngrad and entrywise
+    seldom send are not quite normal, and fail for less than 1e-3. The mean of (2, 1, 0, ...) after a single Hadamard rotation and
+    polar coding, (1.96, 1.08), is wrong by 14 standard errors.
     """
     codec, x = get_codec(spec), INPUTS[name]
     classes, flat = classes_of(x), x.reshape(-1).astype(np.float64)
@@ -92,7 +92,7 @@ def test_unbiased_on_inputs_that_are_hard(spec: str, name: str) -> None:
 
 @pytest.mark.parametrize("spec", stated())
 def test_contractive_forms_shrink_inputs_that_are_hard(spec: str) -> None:
-    """||x - C(x)|| <= ||x|| on average over 20 keys, and for every key but with sketchml, so that no seed would fail it."""
+    """Check ||x - C(x)|| <= ||x|| on average over 20 keys, and except for sketchml for each key; no correct program fails."""
     codec = get_codec(spec).contractive()
     for name, x in INPUTS.items():
         exact = x.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Promises of every codec, over the whole registry: interface, shapes, values, determinism, errors."""
+"""Contract of every registered codec: interface, shapes, values, determinism, errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.codecs.family import FILES, SHAPES, VALUES, Floats, contractive_forms
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Key.derive(7, "test")
-PARTS = 6  # kernels are compiled anew for the plain processor: seconds a codec
+PARTS = 6  # kernels are compiled again for the plain processor, which takes seconds per codec
 
 
 @pytest.fixture(params=forms(), scope="module")
@@ -33,12 +33,12 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 
 @pytest.fixture(params=[*forms(), *contractive_forms()], scope="module")
 def form(request: pytest.FixtureRequest) -> Codec:
-    """A codec or its contractive form."""
+    """Return a codec or its contractive form."""
     return get_codec(request.param)
 
 
 class Counting:
-    """A generator that remembers its draws."""
+    """A random generator that records its draws."""
 
     def __init__(self) -> None:
         self.draws: list[tuple[int, int, type]] = []
@@ -113,7 +113,7 @@ def test_any_array_layout_gives_the_same_bytes(form: Codec) -> None:
 
 
 def test_parts_are_added_and_coded_as_if_they_had_been_one_array(form: Codec) -> None:
-    """As the sum; or as the same addition in one part by a codec that looks at the new part of the sum."""
+    """Compare with the sum; for codecs that look at the new part of the sum, compare with the same addition in one part."""
     x, residual = gaussian(1200), gaussian(1201)[1:].reshape(40, 30)
     parts = [(0, x[:100]), (100, x[100:613]), (700, x[700:])]
     total = residual.copy().reshape(-1)
@@ -355,7 +355,7 @@ print(json.dumps(digests))
 
 
 def decode_elsewhere(folder: Path, **environment: str) -> dict[str, str]:
-    """The digests of the arrays that a fresh process decodes from the files in `folder`."""
+    """Decode the files in `folder` in a new process, and return the digests of the arrays."""
     command = [sys.executable, "-c", DECODER, str(folder), *FILES]
     done = subprocess.run(
         command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True

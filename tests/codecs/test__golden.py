@@ -1,8 +1,8 @@
-"""Stored payloads: today's code writes the same bytes, and a decoder that shares no code reads them as it does.
+"""Stored payloads: today's code writes the same bytes, and an independent decoder reads the same values.
 
-    REWRITE_GOLDEN=1 python -m pytest tests/codecs/test__golden.py
+REWRITE_GOLDEN=1 python -m pytest tests/codecs/test__golden.py
 
-writes them anew. That breaks every payload stored or sent by an earlier version: raise psnode.codecs.payload.FORMAT.
+rewrites them. A rewrite breaks every payload stored or sent by an earlier version: raise psnode.codecs.payload.FORMAT.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SPECS = {
     "svd-fp16-zstd": "svd+fp16+zstd",
     "contractive-qsgd": "contractive(qsgd:levels=1)",
 }
-# The bytes of these depend on the version of a library (LAPACK, libzstd), the decoded values do not.
+# the bytes of these depend on a library's version (LAPACK, libzstd); the decoded values do not
 LIBRARY_DEPENDENT = {"svd", "zstd"}
 
 
 def fixed_input() -> np.ndarray:
-    """A (41, 27) float32 array made of integers alone: heavy tails, exact zeros, denormals, 1e30, one bucket beyond 2^50."""
+    """Return a (41, 27) float32 array computed from integers: heavy tails, zeros, denormals, 1e30, one bucket beyond 2^50."""
     number = np.arange(41 * 27, dtype=np.uint64)
     hashed = (number * np.uint64(2654435761) + np.uint64(12345)) % np.uint64(1 << 32)
     uniform = hashed.astype(np.float64) / 2.0**31 - 1

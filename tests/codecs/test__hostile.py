@@ -1,7 +1,7 @@
-"""Random bytes: re-sealed mutations of valid payloads end in PayloadError or in an array of the declared shape.
+"""Mutations of valid payloads, with new checksums: each gives PayloadError or an array of the declared shape.
 
-Headers stay valid more often than not, lengths are right or nearly so: a checksum would not have noticed. Nothing but a
-typed error may come out, nothing may be allocated beyond the declared shape, and decode_add must not have begun.
+Most mutations leave the header valid and the lengths right or nearly right, which a checksum would not detect. No other exception
+may be raised, no more than the declared shape may be allocated, and decode_add must not have changed its output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psnode.errors import PayloadError
 from tests.codecs.family import forms, gaussian
 
 MUTATIONS = 1500
-LARGEST = 1 << 16  # declared coordinates that are decoded here; more only take longer
+LARGEST = 1 << 16  # decode at most this many coordinates: more only take longer
 
 
 @pytest.fixture(params=[*forms(), "contractive(qsgd)", "contractive(svd)"], scope="module")
@@ -27,7 +27,7 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 
 
 def mutate(data: bytes, rng: np.random.Generator) -> bytes:
-    """One to four changes: a byte, a bit, a whole field, a cut, an insertion, a repetition, dimensions."""
+    """Apply one to four changes: a byte, a bit, a field, a cut, an insertion, a repetition, or the dimensions."""
     changed = bytearray(data)
     start = header_nbytes(data[2])
     for _ in range(rng.integers(1, 5)):
@@ -82,7 +82,7 @@ def test_mutations_of_the_body_end_in_an_error_or_an_array(codec: Codec) -> None
         support = codec.support(payload)
         assert support.size == 0 or 0 <= support.min() <= support.max() < payload.size
         decoded += 1
-    assert decoded or codec.sparse  # some changes only change values: the mutations do reach the decoder
+    assert decoded or codec.sparse  # some changes affect only values, which shows that mutations reach the decoder
 
 
 def test_every_truncation_is_refused(codec: Codec) -> None:

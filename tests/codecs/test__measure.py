@@ -1,4 +1,4 @@
-"""`measure` tells a payload's norm, and nothing that is not finite comes out of a decoder."""
+"""`measure` returns a payload's norm, and decoders return finite values only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.codecs.family import forms, gaussian
 
 KEY = Key.derive(3)
 EXTREME = [0x7F7FFFFF, 0xFF7FFFFF, 0x7F000000, 0xFF000000, 0x7F800000, 0x7FC00000]  # +-3.4e38, +-1.7e38, infinity, NaN
-BY_SCALE = ("qsgd", "nuqsgd", "terngrad", "minmax", "onebit")  # their norm is a bound
+BY_SCALE = ("qsgd", "nuqsgd", "terngrad", "minmax", "onebit")  # their norm is an upper bound
 
 
 @pytest.fixture(params=[*forms(), "contractive(qsgd)", "contractive(svd)", "contractive(natural)"], scope="module")
@@ -38,7 +38,7 @@ def test_the_norm_is_that_of_what_is_decoded_or_a_bound_on_it(codec: Codec, shap
     payload = codec.encode(gaussian(*shape), KEY)
     decoded = codec.decode(payload).astype(np.float64)
     norm, true = codec.measure(payload).norm, float(np.linalg.norm(decoded))
-    if getattr(codec, "linear", False) and not codec.lossless:  # a sketch's own
+    if getattr(codec, "linear", False) and not codec.lossless:  # the norm of the sketch itself
         assert norm >= np.abs(decoded).max(initial=0) * (1 - 1e-6)
     elif any(name in repr(codec) for name in BY_SCALE):
         assert true * (1 - 1e-6) <= norm <= 26 * true
@@ -48,7 +48,7 @@ def test_the_norm_is_that_of_what_is_decoded_or_a_bound_on_it(codec: Codec, shap
 
 @pytest.mark.parametrize("factor", [100.0, 2.0**-40])
 def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor: float) -> None:
-    """But for values that overflow 16 bits or are rounded to nothing there, and for numbers that are drawn."""
+    """Exempt values that overflow or vanish in 16 bits, and values that are drawn at random."""
     x = gaussian(20, 33)
     if any(name in repr(codec) for name in ("fp16", "sign()", "sign:")) or repr(codec) == "sign":
         pytest.skip("decoded values do not scale")
@@ -57,7 +57,7 @@ def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor:
 
 
 def test_what_is_decoded_is_finite_or_refused_before_anything_is_added(codec: Codec) -> None:
-    """Words of valid payloads are replaced by extreme numbers and by such as are none. `measure` refuses as decode does."""
+    """Replace words of valid payloads by extreme numbers, infinities and NaNs; `measure` must refuse whenever decode does."""
     rng = np.random.default_rng(5)
     seeds = [np.frombuffer(codec.encode(gaussian(*shape), KEY).to_bytes(), np.uint8) for shape in ((20, 33), (600,), (3,))]
     for number in range(240):

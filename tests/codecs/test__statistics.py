@@ -1,7 +1,7 @@
-"""Promises of every codec on average: no bias, a contraction, error feedback that stays bounded. Over the whole registry.
+"""Average behaviour of every registered codec: no bias, contraction, and error feedback that stays bounded.
 
-Seeds are fixed, so a test passes always or never; where a bound is k standard errors, the share of seeds on which a right
-program would fail it is stated.
+Seeds are fixed, so a test passes always or never. If a bound is k standard errors, the test states the share of seeds for which a
+correct program would fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def contraction(request: pytest.FixtureRequest) -> Codec:
 
 
 def classes_of(x: Floats) -> list[np.ndarray]:
-    """Coordinates of the flat x, by rank of their magnitude: zeros are apart."""
+    """Group the coordinates of the flat x by the rank of their magnitude, with zeros in a class of their own."""
     flat = x.reshape(-1)
     order = np.argsort(np.abs(flat), kind="stable")
     filled = order[flat[order] != 0]
@@ -39,7 +39,9 @@ def classes_of(x: Floats) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", STATED)
 def test_unbiased_at_every_class_of_coordinates(unbiased: Codec, name: str) -> None:
-    """The mean of 1000 decodes, summed over a class with the signs of x, within 4 standard errors: 3e-4 of seeds would fail."""
+    """Compare the means of 1000 decodes, summed over a class with the signs of x, within 4 standard errors
+    (3e-4 of seeds fail).
+    """
     x = STATED[name] if name != "recorded" else STATED[name][:12, :12]
     classes, flat = classes_of(x), x.reshape(-1).astype(np.float64)
     signs = np.where(flat < 0, -1.0, 1.0)
@@ -56,7 +58,7 @@ def test_unbiased_at_every_class_of_coordinates(unbiased: Codec, name: str) -> N
 
 @pytest.mark.parametrize("name", STATED)
 def test_contractive_form_shrinks_what_it_is_given(contraction: Codec, name: str) -> None:
-    """||x - C(x)|| <= ||x|| on average over 20 keys, as a contraction must, and less for most."""
+    """Check ||x - C(x)|| <= ||x|| on average over 20 keys, as a contraction requires, and a smaller error for most codecs."""
     x = STATED[name]
     losses = []
     for number in range(20):
@@ -67,9 +69,9 @@ def test_contractive_form_shrinks_what_it_is_given(contraction: Codec, name: str
 
 
 def test_feedback_loses_nothing_and_stays_bounded_over_500_steps(contraction: Codec) -> None:
-    """sum of decoded payloads + residual = sum of gradients, and the residual levels off.
+    """Check that decoded payloads + residual = gradients in sum, and that the residual levels off.
 
-    One that nothing were taken from would double in the second half of the steps, one fed with an omega above 1 explode.
+    Without any coding the residual would double in the second half of the steps; with omega above 1 it would explode.
     """
     residual = np.zeros((20, 32), np.float32)
     gradients, sent = np.zeros((20, 32)), np.zeros((20, 32))

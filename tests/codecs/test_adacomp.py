@@ -1,4 +1,4 @@
-"""AdaComp against the algorithms of the paper in NumPy, written without psnode: the values sent, their form, and the residual."""
+"""AdaComp compared with the paper's algorithms in NumPy: the sent values, their form, and the residual."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = np.ndarray
 
 
 def papers(residual: Array, g: Array, length: int) -> tuple[Array, Array, float]:
-    """A step of algorithm 2 in float32: the values sent, the new residual, and the scale over the mean magnitude sent."""
+    """Take a step of algorithm 2 in float32; return the sent values, the residual, and scale / mean magnitude sent."""
     total = residual + g
     lifted = total + g
     largest = [np.abs(total[at : at + length]).max() for at in range(0, total.size, length)]
@@ -61,7 +61,7 @@ def test_parameters_out_of_bounds_are_one_typed_line(text: str) -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 50, 500, 16384])
 def test_200_steps_of_a_recorded_stream_are_those_of_the_paper_bit_for_bit(length: int) -> None:
-    """Under error feedback. The bound on the scale, which the paper does not have, never acts."""
+    """Run with error feedback; the bound on the scale, which the paper does not have, has no effect here."""
     rule, codec = get_feedback("ef"), get_codec(f"adacomp:length={length}")
     state, residual, shares = rule.init(SIZE), np.zeros(SIZE, np.float32), []
     for step, g in enumerate(gradients(200)):
@@ -77,7 +77,7 @@ def test_200_steps_of_a_recorded_stream_are_those_of_the_paper_bit_for_bit(lengt
 @pytest.mark.parametrize("length", [7, 50, 500, 3000])
 @pytest.mark.parametrize("size", [1, 49, 50, 51, 2049, 70_001])
 def test_parts_in_any_division_are_the_gradient_of_the_paper(size: int, length: int) -> None:
-    """The parts leave gaps, cut bins and stretches, and lie anywhere in memory."""
+    """Use parts that leave gaps, split bins and stretches, and lie at any address."""
     residual, g, codec = student(size, seed=1), student(size, seed=2), get_codec(f"adacomp:length={length}")
     cuts = sorted({0, size, *(int(cut) for cut in np.random.default_rng(size).integers(0, size, 9))})
     parts = [(a, g[a:b].copy()) for number, (a, b) in enumerate(pairwise(cuts)) if number % 4 != 2]
@@ -87,7 +87,7 @@ def test_parts_in_any_division_are_the_gradient_of_the_paper(size: int, length: 
     expected, left, excess = papers(residual, np.where(held, g, np.float32(0)), length)
     mine = residual.copy()
     sent = codec.decode(codec.encode(Accumulated(parts, mine), KEY, sink=Subtracted(mine)))
-    if excess > 1.75:  # the scale is bounded, and all else as it was
+    if excess > 1.75:  # the scale is limited, and the rest is unchanged
         assert np.array_equal(np.sign(sent), np.sign(expected))
     else:
         assert np.array_equal(sent, expected)
@@ -96,7 +96,7 @@ def test_parts_in_any_division_are_the_gradient_of_the_paper(size: int, length: 
 
 @pytest.mark.parametrize("name", ["gaussian", "student", "recorded"])
 def test_an_array_alone_is_new_as_a_whole(name: str) -> None:
-    """H = 2 x: values of at least half of their bin's largest are sent."""
+    """Check with H = 2 x: values of at least half the maximum of their bin are sent."""
     x = {"gaussian": gaussian(40, 60), "student": student(40, 60), "recorded": recorded()}[name]
     expected, left, excess = papers(np.zeros(x.size, np.float32), x.reshape(-1), 50)
     assert excess < 1.75
@@ -107,7 +107,7 @@ def test_an_array_alone_is_new_as_a_whole(name: str) -> None:
 
 
 def test_a_few_large_bins_do_not_make_coding_add_energy() -> None:
-    """One bin of 1000 beside 19 whose 50 entries are all about 1: the mean of the maxima is 51, 50 times the value sent."""
+    """Use one bin with a value of 1000 and 19 bins with 50 entries near 1: the mean of maxima is 51, 50 times the values sent."""
     x = np.concatenate([np.float32([1000] + [0] * 49), 1 + np.abs(gaussian(950)) / 100])
     expected, _, excess = papers(np.zeros(1000, np.float32), x, 50)
     assert excess > 20
@@ -120,7 +120,7 @@ def test_a_few_large_bins_do_not_make_coding_add_energy() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_energy_shrinks_by_what_the_bound_on_the_scale_promises(seed: int) -> None:
-    """At least 7/16 of k a^2, k entries sent with mean magnitude a; scales of bins differ by up to 10^8."""
+    """Check that at least 7/16 k a^2 is removed by k sent entries of mean magnitude a; scales of bins differ by up to 10^8."""
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal((40, 50)) * 10.0 ** rng.uniform(-4, 4, (40, 1))).astype(np.float32).reshape(-1)
     decoded = get_codec("adacomp:length=50").decode(get_codec("adacomp:length=50").encode(x, KEY))
@@ -141,7 +141,7 @@ def test_zeros_are_never_sent_not_even_where_the_gradient_cancels_the_residual()
 
 
 def test_the_bytes_are_those_of_the_set_one_bit_an_entry_and_the_scale() -> None:
-    """Within 3 % of log2 binomial for the set, whose entries lie at random here, plus 13 bytes of lengths and padding."""
+    """Compare with log2 binomial for the set, random here, within 3 %, plus 13 bytes of lengths and padding."""
     x = gaussian(512, 256)
     payload = get_codec("adacomp").encode(x, KEY)
     count = get_codec("adacomp").support(payload).size
@@ -150,7 +150,7 @@ def test_the_bytes_are_those_of_the_set_one_bit_an_entry_and_the_scale() -> None
 
 
 def test_many_entries_are_found_in_several_scans() -> None:
-    """All of them reach half of their bin's largest, so the list grows from a sixty-fourth of the array to all of it."""
+    """Use entries that all reach half the maximum of their bin: the list grows from 1/64 of the array to all of it."""
     x = (1 + np.abs(gaussian(300_000)) / 20).astype(np.float32) * np.sign(gaussian(300_000, seed=3)).astype(np.float32)
     residual = x * np.float32(0.25)
     decoded = get_codec("adacomp").decode(get_codec("adacomp").encode(x, KEY))
@@ -172,7 +172,7 @@ def test_a_sum_that_is_not_finite_is_named(index: int) -> None:
 
 
 def alter(name: str) -> bytes:
-    """A payload of one entry sent of 40, with something wrong in it."""
+    """Return a damaged payload in which one of 40 entries is sent."""
     x = np.zeros(40, np.float32)
     x[7] = -2
     data = bytearray(get_codec("adacomp").encode(x, KEY).to_bytes())

@@ -1,4 +1,4 @@
-"""ans against the entropy, an independent reader, every kind of histogram and random bytes."""
+"""ans compared with the entropy and an independent reader, on every kind of histogram and on random bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.codecs.symbols_oracle import entropy, read_ans
 
 coded, expand = Guarded(Ans()).coded, Guarded(Ans()).expand
 
-# Every histogram
+# every histogram
 
 
 @settings(max_examples=250, deadline=None)
@@ -43,7 +43,7 @@ def test_every_length_of_the_last_section_comes_back(count: int) -> None:
     coded(drawn(geometric(9, 0.5), count), 9)
 
 
-# Length
+# length
 
 
 @pytest.mark.parametrize("spec", ["qsgd", "qsgd:levels=1", "qsgd:levels=3,norm=max", "qsgd:levels=255", "nuqsgd", "natural"])
@@ -100,7 +100,7 @@ def test_rare_symbols_are_escaped() -> None:
     assert bits <= codes.size * entropy(np.minimum(codes, 100)) + 50 * 20 + 8 * 400
 
 
-# The model
+# the model
 
 
 @settings(max_examples=300, deadline=None)
@@ -129,7 +129,7 @@ def test_weight_bytes_keep_four_digits(counts: list[int]) -> None:
     assert np.all((np.abs(weights / shares - 1) <= 1 / 30) | (np.abs(weights - shares) <= 16))
 
 
-# Random bytes
+# random bytes
 
 
 def cases() -> list[tuple[np.ndarray, int]]:

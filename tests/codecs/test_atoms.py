@@ -1,4 +1,4 @@
-"""Probabilities against an independent solver and the optimality conditions; sampling by exhausting the uniform."""
+"""Probabilities compared with an independent solver and the optimality conditions; sampling checked for all starting points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psnode.errors import CodecValueError
 
 
 def by_bisection(magnitudes: np.ndarray, budget: float) -> np.ndarray:
-    """min(1, c lambda) with c found by halving an interval 200 times: no sorting, no tail sums."""
+    """Return min(1, c lambda), with c found by 200 bisections, without sorting or tail sums."""
     if np.count_nonzero(magnitudes) <= budget:
         return (magnitudes > 0).astype(float)
     lam = magnitudes / magnitudes.max()
@@ -31,7 +31,7 @@ def by_bisection(magnitudes: np.ndarray, budget: float) -> np.ndarray:
 
 
 def inclusion(shares: np.ndarray) -> tuple[np.ndarray, set[int]]:
-    """Measure, in ticks, of the starts that take each atom, and the sizes that occur: exact, over every cell of starts."""
+    """Return how many starting points take each atom, in ticks, and the sizes of the samples: exact, over all cells of starts."""
     cuts = sorted({0, TICKS, *(int(edge) % TICKS for edge in itertools.accumulate(map(int, shares)))})
     measure, sizes = np.zeros(len(shares), dtype=np.int64), set()
     for low, high in itertools.pairwise(cuts):
@@ -91,7 +91,7 @@ def test_the_optimality_conditions_hold(magnitudes, budget):
     assert np.array_equal(p > 0, positive)
     assert p.max(initial=0) <= 1
     assert math.isclose(math.fsum(p), min(budget, np.count_nonzero(positive)), rel_tol=1e-12)
-    # Stationarity: one multiplier c with p = c lambda below 1, and c lambda >= 1 where p = 1. Nothing is clipped and lost.
+    # stationarity: one multiplier c with p = c lambda below 1, and c lambda >= 1 where p = 1; clipping loses no budget
     uncertain = positive & (p < 1)
     if uncertain.any():
         multipliers = p[uncertain] / lam[uncertain]
@@ -102,7 +102,7 @@ def test_the_optimality_conditions_hold(magnitudes, budget):
 def test_what_clipping_leaves_over_is_spent_on_the_rest():
     lam = np.array([10.0, 1.0, 1.0, 1.0, 1.0])
     naive = np.minimum(1.0, 2 * lam / lam.sum())
-    assert naive.sum() == pytest.approx(11 / 7)  # the reference program stops here: 0.43 of an atom short of the budget
+    assert naive.sum() == pytest.approx(11 / 7)  # the reference program stops here, 0.43 of an atom below the budget
     assert optimal_probabilities(lam, 2) == pytest.approx([1, 0.25, 0.25, 0.25, 0.25], abs=1e-15)
 
 
@@ -180,7 +180,7 @@ def test_a_budget_of_one_is_never_empty_and_needs_no_second_draw():
     shares = ticks(optimal_probabilities(lam, 1), 1)
     measure, sizes = inclusion(shares)
     assert sizes == {1}
-    # Independent draws, repeated while none is taken, take an atom with probability (1/8) / (1 - (7/8)^8), 1.5 times too often.
+    # independent draws, repeated while empty, take an atom with probability (1/8) / (1 - (7/8)^8), 1.5 times too often
     assert np.all(measure == TICKS // 8)
 
 
@@ -203,7 +203,7 @@ def test_sampling_error_is_the_variance_of_the_estimator():
     lam = np.array([4.0, 2.0, 1.0, 1.0])
     p = optimal_probabilities(lam, 2)
     shares = ticks(p, 2)
-    grid = range(0, TICKS, TICKS // 64)  # p are multiples of 1/4: the grid is exhaustive
+    grid = range(0, TICKS, TICKS // 64)  # exhaustive, since p are multiples of 1/4
     errors = [np.sum((np.isin(np.arange(4), systematic_sample(shares, u)) / p * lam - lam) ** 2) for u in grid]
     assert np.mean(errors) == pytest.approx(sampling_error(lam, p), rel=1e-12)
     assert sampling_error([1.0, 0.0], [0.0, 0.0]) == math.inf

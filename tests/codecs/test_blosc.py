@@ -1,4 +1,4 @@
-"""Blosc: lossless to the bit, one thread's bytes, and random frames."""
+"""Blosc: lossless to the bit, the same bytes as with one thread, and random frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPRESSORS = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 
 
 def read(data: bytes) -> np.ndarray:
-    """The library's own way to decompress, without psnode."""
+    """Decompress with the library's own function, without psnode."""
     return np.frombuffer(blosc.decompress(header(data)[2]), "<f4")
 
 

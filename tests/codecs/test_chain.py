@@ -1,4 +1,4 @@
-"""Chains: the order of stages, and that a chain decodes to the same as its stages."""
+"""Chains: the order of stages, and decoding that equals that of the stages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_lossless_stage_changes_nothing_but_the_bytes(spec: str) -> None:
 
 
 def test_zstd_comes_near_the_entropy_of_the_symbols() -> None:
-    """Level 1 within 15 % of the zeroth-order entropy at 15 levels; the side information is a float32 a bucket."""
+    """Compare level 1 with the zeroth-order entropy of 15 levels, within 15 %; side information is one float32 per bucket."""
     x = gaussian(1 << 20)
     codec = get_codec("qsgd:norm=max+zstd")
     payload = codec.encode(x, KEY)
@@ -57,10 +57,10 @@ def test_zstd_comes_near_the_entropy_of_the_symbols() -> None:
 
 
 def test_factors_are_quantised() -> None:
-    """8 bits a value and a norm for 64 of them, and the error of stochastic rounding in both factors.
+    """Use 8 bits per value and a norm per 64 values: both factors have the error of stochastic rounding.
 
-    That is step^2 / 6 a value on average, the step 1/127 of the largest of 64 normal values, about 2.4 times their RMS:
-    2.4^2 / 127^2 / 6 of the energy of each factor, sqrt(2 * 6e-5) = 1.1 % of the product's length.
+    This error is step^2 / 6 per value on average. The step is 1/127 of the largest of 64 normal values, which is about 2.4 times
+    their RMS: 2.4^2 / 127^2 / 6 of the energy of each factor, or sqrt(2 * 6e-5) = 1.1 % of the product's norm.
     """
     left, right = gaussian(200, 2), gaussian(2, 300, seed=1)
     x = left @ right
@@ -81,7 +81,7 @@ def test_the_contractive_form_of_a_chain_takes_that_of_its_reducer() -> None:
 
 
 def test_a_lossless_stage_with_other_symbols_is_refused() -> None:
-    """A frame that is valid by itself but holds too many, too few or other symbols than the quantiser wants."""
+    """Use a valid frame with too many, too few, or other symbols than the quantiser expects."""
     import zstandard
 
     codec = get_codec("qsgd+zstd")

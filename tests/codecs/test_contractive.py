@@ -1,4 +1,4 @@
-"""The contractive form: the point of the line through Q(x) that is nearest to x."""
+"""The contractive form: the point nearest to x on the line through 0 and Q(x)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_decodes_c_times_what_the_wrapped_codec_decodes(spec: str, scale: float)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("n", [1, 7, 512, 3000])
 def test_never_leaves_more_than_it_was_given(spec: str, n: int) -> None:
-    """For every key, not on average: ||x - c Q||^2 = ||x||^2 (1 - cos^2)."""
+    """Check ||x - c Q||^2 = ||x||^2 (1 - cos^2) for every key, not only on average."""
     codec = get_codec(spec).contractive()
     for seed in range(50):
         x = gaussian(n, seed=seed)
@@ -47,7 +47,7 @@ def test_never_leaves_more_than_it_was_given(spec: str, n: int) -> None:
 
 
 def test_the_unbiased_form_explodes_where_the_contractive_form_does_not() -> None:
-    """QSGD with one level has omega of about 17 on a normal bucket of 512. Without any coding the residual would reach 150."""
+    """Use QSGD with one level, whose omega is about 17 on a normal bucket of 512; without coding the residual would reach 150."""
     lengths = {}
     for name, codec in {"unbiased": get_codec("qsgd:levels=1"), "contractive": get_codec("contractive(qsgd:levels=1)")}.items():
         residual = np.zeros(512, np.float32)

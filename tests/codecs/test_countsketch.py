@@ -1,4 +1,4 @@
-"""countsketch and countmean against a sketch in NumPy, their variances and the promises of linearity."""
+"""countsketch and countmean compared with a sketch in NumPy; their variances and linearity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_cells_are_the_signed_sums(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 def test_the_variance_of_the_mean_is_that_of_its_cells(rows: int) -> None:
-    """E||decode - x||^2 = (d - 1) / cells ||x||^2. 60 keys: the spread of their mean is below 1.5 %; 4 of those."""
+    """Check E||decode - x||^2 = (d - 1) / cells ||x||^2 over 60 keys, within 4 standard errors, each below 1.5 %."""
     x = student(4000).astype(np.float64)
     codec = get_codec(f"countmean:rows={rows},ratio=0.2")
     cells = rows * round(0.2 * x.size / rows)
@@ -53,7 +53,7 @@ def test_the_variance_of_the_mean_is_that_of_its_cells(rows: int) -> None:
 
 
 def test_the_variance_of_the_median_is_that_of_order_statistics() -> None:
-    """Cells of many equal coordinates are nearly normal: the median of 5 has .2868 of one's variance. Of 60 keys within 5 %."""
+    """Use cells of many equal coordinates, nearly normal: the median of 5 has .2868 of one's variance; 60 keys within 5 %."""
     grid = np.linspace(-8, 8, 20_001)
     density = 30 * norm.cdf(grid) ** 2 * norm.sf(grid) ** 2 * norm.pdf(grid)
     share = float(np.sum(grid**2 * density) * (grid[1] - grid[0]))
@@ -65,7 +65,7 @@ def test_the_variance_of_the_median_is_that_of_order_statistics() -> None:
 
 
 def test_one_large_coordinate_among_few_is_found_exactly_by_the_median() -> None:
-    """It shares a cell with one of 9 others in most of 5 rows with a probability below 2e-5."""
+    """Check an event of probability above 1 - 2e-5: the coordinate is alone in its cell in most of 5 rows."""
     x = np.zeros(10_000, np.float32)
     x[::1000] = 1
     x[5000] = 100

@@ -1,7 +1,7 @@
-"""Terms of the deflated basis: they add up to the matrix, their sample is unbiased, and varies hardly more than the optimum.
+"""Terms of the deflated basis: they sum to the matrix; their sample is unbiased with a variance close to the optimum.
 
-Statistical claims: seeds are fixed, so a test passes always or never; a bound of 4.5 standard errors on some 300 mean values
-would fail a right program on 2e-3 of the seeds.
+Seeds are fixed, so a test passes always or never. A bound of 4.5 standard errors on about 300 means would fail a correct program
+for a share of 2e-3 of the seeds.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ def key(seed: int) -> np.ndarray:
 
 
 def of_values(shape: tuple[int, int], values: np.ndarray) -> np.ndarray:
-    """A matrix with these singular values in random directions."""
+    """Return a matrix with these singular values and random singular vectors."""
     u, v = (np.linalg.qr(RNG.standard_normal((side, len(values))))[0] for side in shape)
     return ((u * values) @ v.T).astype(np.float32)
 
 
 def tokens(shape: tuple[int, int], rank: int) -> np.ndarray:
-    """Like a linear layer's gradient over a few correlated tokens: of low rank but for rounding."""
+    """Return a matrix like a linear layer's gradient over a few correlated tokens: of low rank except for rounding."""
     return (
         RNG.standard_t(3, (shape[0], rank)) @ (0.7 ** np.arange(rank)[:, None] * RNG.standard_normal((rank, shape[1])))
     ).astype(np.float32)
 
 
 def trained(shape: tuple[int, int]) -> np.ndarray:
-    """One direction far above a tail that falls by a power law over three decades: omega of rank 3 is a few hundredths."""
+    """Return a matrix with a dominant direction and a power-law tail over three decades: omega of rank 3 is a few hundredths."""
     return of_values(shape, np.concatenate([[30.0, 5.0, 2.0], 1.0 / np.arange(1, min(shape) - 2) ** 1.4]))
 
 
 def blocks(shape: tuple[int, int]) -> np.ndarray:
-    """Dead rows and columns, and the others."""
+    """Return a matrix in which every other row and column is zero."""
     out = np.zeros((2 * shape[0], 2 * shape[1]), np.float32)
     out[::2, 1::2] = RNG.standard_normal(shape)
     return out
@@ -79,7 +79,7 @@ MATRICES = {
 
 
 def optimum(x: np.ndarray, budget: float) -> float:
-    """The least of sum lambda^2 / p - sum lambda^2 over p <= 1 that add up to the budget; the scale of p by bisection."""
+    """Return the minimum of sum lambda^2 / p - sum lambda^2 for p <= 1 with sum p = budget, with p scaled by bisection."""
     lam = np.linalg.svd(x.astype(float), compute_uv=False)
     lam = lam[lam > 2.0**-22 * lam[0]]
     low, high = 0.0, 1 / lam[-1]
@@ -141,9 +141,9 @@ def test_the_variance_is_within_a_twentieth_of_the_least_possible(name, rank):
 
 @pytest.mark.parametrize("name", ["wide", "tokens", "all values equal", "two clusters", "1e-30", "ten decades"])
 def test_the_mean_of_decodes_is_the_matrix_and_their_variance_omega(name):
-    """Along forty random directions, the matrix itself, its signs, a row, a column and three singular pairs.
+    """Compare along forty random directions, the matrix, its signs, a row, a column and three singular pairs.
 
-    Many terms have a part in each of these, so that a mean of 400 is nearly normal; along one rare term it is not.
+    Many terms contribute to each of these, so a mean of 400 is nearly normal, which does not hold along one rare term.
     """
     x = MATRICES[name]
     scale = float(np.abs(x).max())
@@ -204,7 +204,7 @@ def test_there_is_nothing_to_cover():
         get_codec("svd:method=deflated,cover=true")
 
 
-# Eigenvectors in float32
+# eigenvectors in float32
 
 
 @pytest.fixture(params=["LAPACK's float32", "numpy"])

@@ -1,4 +1,4 @@
-"""Dithered quantisation against the theory of subtractive dither, an independent reader, and the bounds of rate and error."""
+"""Dithered quantisation compared with the theory of subtractive dither, an independent reader, and bounds of rate and error."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KEY = Key(WORDS)
 LARGEST = float(np.finfo(np.float32).max)
 
 
-# An independent reader
+# an independent reader
 
 
 def dither(words: tuple[int, int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """k in 0..65535 and the class in 0..3 of every coordinate of whole blocks."""
+    """Return k in 0..65535 and the class in 0..3 of every coordinate of whole blocks."""
     bits = halves(words, number_of("dithered"), -(-size // 512) * 512).astype(np.int64)
     sign, position = bits >> 15, np.arange(bits.size) % 512
     first = bits[np.arange(bits.size) - position + position % 128]
@@ -41,7 +41,7 @@ def dither(words: tuple[int, int], size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def values(q: np.ndarray, step: float, rms: np.ndarray, k: np.ndarray) -> Floats:
-    """q minus its dither, scaled: in float32 where step * rms is ordinary, else in float64."""
+    """Return q minus its dither, scaled: in float32 where step * rms is in the normal range, else in float64."""
     delta = step * rms.astype(np.float64)
     whole = q * 65536 + 32768 - k
     narrow = (whole.astype(np.float32) - np.float32(0.5)) * (delta / 65536).astype(np.float32)
@@ -51,7 +51,7 @@ def values(q: np.ndarray, step: float, rms: np.ndarray, k: np.ndarray) -> Floats
 
 
 def unfold(codes: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Codes 0, 1, 2, 3, 4 to 0, +1, -1, +2, -2 where the dither is positive, to their negatives where it is not."""
+    """Map codes 0, 1, 2, 3, 4 to 0, +1, -1, +2, -2 where the dither is positive, and to their negatives elsewhere."""
     signed = np.where(codes % 2, codes // 2 + 1, -(codes // 2))
     return np.where(k >= 32768, signed, -signed)
 
@@ -119,11 +119,11 @@ def test_golden_bytes(spec: str) -> None:
     check_golden(spec.replace(":step=0.04,bucket=512", "-fine").replace("+", "-"), spec, read)
 
 
-# The law of the error
+# the distribution of the error
 
 
 def scaled_errors(x: Floats, step: float, decodes: int) -> np.ndarray:
-    """(decodes, size): errors in units of step * rms, the buckets' scales computed here."""
+    """Return errors in units of step * rms, shape (decodes, size), with the buckets' scales computed here."""
     codec = Dithered(step=step, bucket=512)
     rms = np.repeat(np.sqrt(np.mean(x.reshape(-1, 512).astype(np.float64) ** 2, axis=1)), 512)
     found = [codec.decode(codec.encode(x, Key.derive(number, "law"))) for number in range(decodes)]
@@ -143,7 +143,7 @@ INPUTS = {
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("step", [0.25, 1.0, 4.0])
 def test_the_error_of_a_coordinate_is_uniform_whatever_the_value(name: str, step: float) -> None:
-    """Kolmogorov-Smirnov over 4000 keys at 20 coordinates; p >= 1e-5 each: at most 3e-3 of seeds would fail one of all these."""
+    """Apply Kolmogorov-Smirnov tests to 20 coordinates over 4000 keys: p >= 1e-5 each; at most 3e-3 of seeds would fail one."""
     errors = scaled_errors(INPUTS[name], step, 4000)
     for coordinate in range(7, 1024, 51):
         assert stats.kstest(errors[:, coordinate], stats.uniform(-0.5, 1).cdf).pvalue >= 1e-5
@@ -153,7 +153,9 @@ def test_the_error_of_a_coordinate_is_uniform_whatever_the_value(name: str, step
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_squared_error_is_that_of_theory_and_the_mean_is_exact(name: str) -> None:
-    """omega = step^2 / 12 within 1 %; mean error of a coordinate class within 4 standard errors of 0 (6e-5 of seeds each)."""
+    """Check omega = step^2 / 12 within 1 %, and class means of the error within 4 standard errors of 0 (6e-5
+    of seeds fail each).
+    """
     errors = scaled_errors(INPUTS[name], 1.0, 2000)
     assert np.mean(errors**2) * 12 == pytest.approx(1, abs=0.01)
     flat = INPUTS[name]
@@ -163,7 +165,7 @@ def test_the_squared_error_is_that_of_theory_and_the_mean_is_exact(name: str) ->
 
 
 def test_errors_of_coordinates_in_different_quarters_are_uncorrelated_and_of_neighbours_independent() -> None:
-    """Correlations of 4000 pairs lie within 4.5 / sqrt(4000); 1000 of them, 7e-3 of seeds would fail one."""
+    """Check 1000 correlations of 4000 pairs against 4.5 / sqrt(4000); a share of 7e-3 of the seeds would fail one."""
     errors = scaled_errors(INPUTS["gaussian"], 1.0, 4000)[:, :512]
     for shift in (1, 2, 64):
         near = [stats.pearsonr(errors[:, i], errors[:, i + shift]).statistic for i in range(0, 128 - shift, 2)]
@@ -171,7 +173,7 @@ def test_errors_of_coordinates_in_different_quarters_are_uncorrelated_and_of_nei
 
 
 def test_entries_far_below_the_step_are_kept_on_average() -> None:
-    """A million entries of 1e-4 of the root mean square: their mean within 4 standard errors, which is 1.2 % of it."""
+    """Use a million entries of 1e-4 of the RMS: their mean is within 4 standard errors, which are 1.2 % of its value."""
     x = np.full(1 << 20, np.float32(1e-4))
     x[::4096] = 64.0
     small = np.ones(x.size, np.bool_)
@@ -186,7 +188,9 @@ def test_entries_far_below_the_step_are_kept_on_average() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.8125, 2.0**-7])
 def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(fraction: float) -> None:
-    """With k = 65535 - floor(2^16 a) mod 2^16 every coordinate is a tie. Binomial, 4 standard errors: 6e-5 of seeds."""
+    """Set k = 65535 - floor(2^16 a) mod 2^16, so that all coordinates are ties; binomial, 4 standard errors
+    (6e-5 of seeds fail).
+    """
     v = np.full(512, np.float32((1000 + fraction) / 65536))
     k, q, raised = np.full(512, 65535 - 1000, np.uint32), np.empty(512, np.int32), 0
     for number in range(100):
@@ -196,12 +200,12 @@ def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(fraction:
     assert abs(raised - 51_200 * fraction) <= 4 * np.sqrt(51_200 * fraction * (1 - fraction))
 
 
-# Rate
+# rate
 
 
 @pytest.mark.parametrize("step", [0.25, 0.5, 1.0, 1.5, 2.0, 2.6, 3.46, 4.4])
 def test_within_027_bit_of_the_least_an_unbiased_codec_can_spend(step: float) -> None:
-    """omega >= 1 / (4^R - 1) means R >= log2(1 + 1 / omega) / 2. Rates .7 to 4.1 bits; 2^20 values, every byte counted."""
+    """Use omega >= 1 / (4^R - 1), so R >= log2(1 + 1 / omega) / 2. Rates of .7 to 4.1 bits; 2^20 values, all bytes counted."""
     x = gaussian(1 << 20)
     codec = get_codec(f"dithered:step={step}+ans")
     payload = codec.encode(x, KEY)
@@ -212,7 +216,7 @@ def test_within_027_bit_of_the_least_an_unbiased_codec_can_spend(step: float) ->
 
 
 def test_the_four_runs_of_symbols_are_cheaper_than_the_symbols_together() -> None:
-    """Knowing the quarter of the dither saves as much as integrals over the normal law give for step 3: .069 bit."""
+    """Compare the saving from the known quarter of the dither with integrals over the normal law for step 3: .069 bit."""
     symbols = Dithered(step=3.0)._symbols(readonly(gaussian(1 << 20)), np.array(WORDS, np.uint64))
     runs = np.split(symbols.codes, 4)
     saved = entropy(symbols.codes) - np.mean([entropy(run) for run in runs])
@@ -242,7 +246,7 @@ def test_zero_buckets_cost_their_scale_and_decode_to_zeros() -> None:
     assert not get_codec("dithered").decode(payload).any()
 
 
-# Escapes
+# escapes
 
 
 @pytest.mark.sweep
@@ -273,7 +277,7 @@ def test_no_input_needs_more_than_the_stated_bytes(shape: tuple[int]) -> None:
 
 
 def test_the_stated_bytes_of_a_chain_are_those_of_the_codes_that_there_can_be() -> None:
-    """4096 values of root mean square r are at most 64 r: 42.7 steps of 1.5 r, 43 with the dither. 87 codes take 7 bits."""
+    """Bound 4096 values of RMS r by 64 r: 42.7 steps of 1.5 r, 43 with the dither; these 87 codes take 7 bits."""
     most = get_codec("dithered:step=1.5+ans").max_nbytes((4096,))
     assert 4096 * 7 // 8 < most < 4096 * 7 // 8 + 100
 
@@ -295,7 +299,7 @@ def test_wrong_escapes_are_refused() -> None:
 
 @pytest.mark.parametrize("step", [2.0**-5, 0.05, 0.4])
 def test_a_few_coordinates_fit_into_a_body_whatever_bits_they_need(step: float) -> None:
-    """7 bits of 1, 2, 3, 5 or 9 codes take more bytes than 8 bits."""
+    """Cover 1, 2, 3, 5 and 9 codes, whose 7-bit form takes more bytes than the 8-bit form."""
     codec = Dithered(step=step)
     for size in range(1, 20):
         for seed in range(8):
@@ -303,7 +307,7 @@ def test_a_few_coordinates_fit_into_a_body_whatever_bits_they_need(step: float) 
             np.testing.assert_array_equal(codec.decode(payload).reshape(-1), read(payload.to_bytes()))
 
 
-# Configuration
+# configuration
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Inner products of arrays with their decoded form: one order of summation, whichever kernel codes."""
+"""Inner products of arrays with their decoded form: the order of summation is the same for every kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS = ["nuqsgd:bucket=1024", "terngrad", "terngrad:clip=2.5", "dithered", "di
 
 
 def tree(values: np.ndarray) -> np.ndarray:
-    """The sums of rows of 512, in their own type."""
+    """Return the sums of rows of 512, in the dtype of the values."""
     lanes = values.reshape(-1, 8, 64)
     while lanes.shape[1] > 1:
         lanes = lanes[:, ::2] + lanes[:, 1::2]
@@ -29,14 +29,14 @@ def tree(values: np.ndarray) -> np.ndarray:
 
 
 def total(parts: np.ndarray) -> float:
-    """Trees of 512 until one number is left."""
+    """Sum trees of 512 values until one number is left."""
     while parts.size > 1:
         parts = tree(np.concatenate([parts, np.zeros(-parts.size % 512)]))
     return float(parts[0])
 
 
 def expected(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """<x, y> and <y, y>: rows in float32, or where that might lose something in float64."""
+    """Return <x, y> and <y, y>: rows are summed in float32, or in float64 where float32 might lose precision."""
     x, y = (np.concatenate([v.reshape(-1), np.zeros(-v.size % 512, np.float32)]) for v in (x, y))
     with np.errstate(over="ignore", invalid="ignore"):
         xy, yy = tree(x * y).astype(float), tree(y * y).astype(float)

@@ -1,7 +1,7 @@
-"""Entry-wise ATOMO against a bisection for the probabilities, exact inclusion measures, and a reader in plain Python.
+"""Entry-wise ATOMO compared with probabilities by bisection, exact inclusion measures and a reader in plain Python.
 
-Statistical claims: seeds are fixed, so a test passes always or never; a bound of 4 standard errors would fail a right program
-on 6e-5 of the seeds.
+Seeds are fixed, so a test passes always or never. A bound of 4 standard errors would fail a correct program for a share of 6e-5
+of the seeds.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def heavy(size: int, seed: int = 0) -> np.ndarray:
-    """Student-t(1.5) with 62 % exact zeros."""
+    """Return samples of Student's t with 1.5 degrees of freedom, with 62 % exact zeros."""
     return (rng(seed).standard_t(1.5, size) * (rng(seed + 1).random(size) < 0.38)).astype(np.float32)
 
 
 def by_bisection(x: np.ndarray, budget: float) -> np.ndarray:
-    """min(1, c |x|) that adds up to the budget."""
+    """Return min(1, c |x|) with the sum `budget`."""
     lam = np.abs(x.reshape(-1).astype(float))
     if np.count_nonzero(lam) <= budget:
         return (lam > 0).astype(float)
@@ -68,11 +68,11 @@ def theoretical_omega(x: np.ndarray, budget: float) -> float:
 
 
 def read(payload: bytes, size: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """V, the indices sent and their decoded values, by the byte table."""
+    """Return V, the sent indices and their decoded values, by the byte table."""
     return entrywise_parts(body_of(payload), size)
 
 
-# Configuration
+# configuration
 
 
 def test_the_bare_name_sends_one_entry_in_sixteen():
@@ -97,7 +97,7 @@ def test_what_cannot_be_configured_is_refused(budget):
         get_codec(f"entrywise:budget={budget}")
 
 
-# Level and draw
+# level and draw
 
 
 INPUTS = {
@@ -122,7 +122,7 @@ def test_the_level_is_that_of_a_bisection(name, budget):
     if not ((p > 0) & (p < 1)).any():
         assert level == divisor == 0 or np.all(magnitudes[magnitudes > 0] >= level)
         return
-    # Rounded up to a float32: up to 2^-23 of it, or one denormal step.
+    # rounded up to a float32: by at most 2^-23 of its value, or one denormal step
     found = np.where(magnitudes > level, 1.0, magnitudes / divisor)
     assert np.abs(found - p).max() <= (2**-22 if level > 1e-37 else 1e-3)
     assert divisor == level
@@ -141,7 +141,7 @@ def test_any_level_spends_the_budget_and_no_more(x, budget):
 
 
 def units_of(x: np.ndarray, level: float, dither: Fraction) -> list[int]:
-    """Probabilities in units of 2^-43, in rational arithmetic; 0 for certain entries, which are not drawn."""
+    """Return probabilities in units of 2^-43, in rational arithmetic; 0 for certain entries, which are not drawn."""
     scale = Fraction(2**43) / Fraction(float(level))
     return [0 if abs(v) > level else math.floor(Fraction(float(abs(v))) * scale + dither) for v in x]
 
@@ -149,7 +149,7 @@ def units_of(x: np.ndarray, level: float, dither: Fraction) -> list[int]:
 @pytest.mark.parametrize("dither", [Fraction(0), Fraction(1, 3), Fraction(4095, 4096)])
 @pytest.mark.parametrize("budget", [1, 2.5, 7])
 def test_every_entry_is_drawn_exactly_as_often_as_its_probability(budget, dither):
-    """Every cell of starting points, by its two ends: the measure of those that draw entry i is its probability."""
+    """Check each cell of starting points at both ends: the measure of the points that draw entry i is its probability."""
     x = readonly(np.concatenate([rng(4).standard_t(2, 40), np.zeros(5), [1e-14, 1e-3]]).astype(np.float32))
     level = waterfilling.level_of(x, budget, KEY, 15)[0]
     expected = units_of(x, level, dither)
@@ -169,7 +169,7 @@ def test_every_entry_is_drawn_exactly_as_often_as_its_probability(budget, dither
         measure[taken[0]] += high - low
         sizes.add(len(taken[0]) - len(certain))
     measure[list(certain)] = 0
-    # Where the product of two floats is rounded across an integer a probability is one unit off.
+    # a probability is wrong by one unit where rounding moves the product of two floats across an integer
     assert np.abs(measure - expected).max() <= 1
     assert sizes <= {math.floor(sum(expected) / units), math.ceil(sum(expected) / units)}
 
@@ -181,7 +181,7 @@ def test_the_dither_makes_the_units_exact_on_average():
     for step in range(4096):
         total += [math.floor(Fraction(float(v)) * Fraction(scale) + Fraction(step, 4096)) for v in x]
     assert total / 4096 == pytest.approx(x.astype(float) * scale, abs=1 / 4096)
-    # and the kernel does just that: an entry of 0.22 units is drawn from the points below one unit, for 22 % of the dithers
+    # the kernel does the same: an entry of 0.22 units is drawn from points below one unit, for 22 % of the dithers
     drawn = 0
     for step in range(256):
         indices, values = np.empty(4 + 32, np.uint32), np.empty(4 + 32, np.float32)
@@ -190,7 +190,7 @@ def test_the_dither_makes_the_units_exact_on_average():
     assert drawn == math.floor(2.5e-14 * scale * 256 + 0.5)
 
 
-# Decoded values
+# decoded values
 
 
 @pytest.mark.parametrize("budget", [None, 1, 7.5, 0.3, 1e6])
@@ -237,9 +237,9 @@ def test_a_budget_of_all_entries_sends_them_as_they_are():
 
 @pytest.mark.parametrize("budget", [1, 3, 20.5, 0.2])
 def test_the_mean_of_decodes_is_x_and_omega_is_the_least_there_is(budget):
-    """Per class of coordinates: largest, middle, smallest magnitudes, everything; and the energy.
+    """Compare energy and classes of coordinates: largest, middle, smallest magnitudes, and all.
 
-    At least 25 draws are expected of every class with values: fewer say nothing about their standard error.
+    Every class with values has at least 25 expected draws, since fewer do not determine the standard error.
     """
     for x in (normal(200), heavy(300), np.float32(0.9) ** np.arange(60, dtype=np.float32)):
         codec = Entrywise(budget=budget)
@@ -258,7 +258,7 @@ def test_the_mean_of_decodes_is_x_and_omega_is_the_least_there_is(budget):
 
 
 def test_entries_a_ten_thousandth_of_the_largest_lose_nothing_in_sum():
-    """Points are one apart on the line of probabilities: the sum of the drawn ones is that of x to within one level."""
+    """Use points at distance one on the line of probabilities: the sum of the drawn entries equals that of x within one level."""
     x = (1e-4 * (1 + 0.5 * rng().random(1_000_000))).astype(np.float32)
     x[::10_000] = 1
     codec = Entrywise(budget=2000)
@@ -287,7 +287,7 @@ def test_scale_changes_nothing_but_the_scale(scale):
     assert ratio == pytest.approx(1, rel=1e-2 if scale < 1e-37 else 1e-6)
     if scale > 1e-37:
         shared = np.intersect1d(codec.support(one), codec.support(other))
-        assert shared.size >= 95  # the level is rounded differently, so points shift
+        assert shared.size >= 95  # the level is rounded differently, so that points shift
 
 
 def test_a_level_beyond_float32_saturates():
@@ -298,7 +298,7 @@ def test_a_level_beyond_float32_saturates():
     assert np.count_nonzero(y) in (9, 10)
 
 
-# Errors, costs, feedback
+# errors, costs, feedback
 
 
 def test_the_error_is_what_the_payload_lacks_and_only_the_support_is_touched():
@@ -379,7 +379,7 @@ def test_a_sparse_budget_needs_no_dense_temporary():
         assert peak < 0.1 * x.nbytes
 
 
-# Bytes that are no payload
+# invalid bytes
 
 
 def test_every_truncation_is_refused():

@@ -1,7 +1,6 @@
-"""Fourier ATOMO against SciPy's transform, a reader by cosines in NumPy, and the optimum's variance by bisection.
+"""Fourier ATOMO compared with SciPy's transform, a reader by cosines in NumPy, and the optimal variance by bisection.
 
-Statistical claims: seeds are fixed, so a test passes always or never; the share of seeds on which a right program would fail is
-stated.
+Seeds are fixed, so a test passes always or never. Each test states the share of seeds for which a correct program would fail.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def cuts(size: int, block: int) -> list[slice]:
-    """The blocks of a vector, by the page on the payload format: the rest in powers of two, the largest first."""
+    """Return the blocks of a vector as docs/payload-format.md defines them: the rest is cut into powers of two, largest first."""
     found, start = [], 0
     while start < size:
         length = min(block, 2 ** int(math.log2(size - start)))
@@ -48,13 +47,13 @@ def cuts(size: int, block: int) -> list[slice]:
 
 
 def by_scipy(x: np.ndarray, block: int) -> np.ndarray:
-    """The coefficients in float64."""
+    """Return the coefficients in float64."""
     flat = x.reshape(-1).astype(float)
     return np.concatenate([dct(flat[cut], norm="ortho") for cut in cuts(flat.size, block)])
 
 
 def read(data: bytes) -> np.ndarray:
-    """The decoded array in float64, by sums of cosines."""
+    """Return the decoded array in float64, by sums of cosines."""
     stages, shape, body = header(data)
     assert stages == [27]
     longest, e, *zeros = body[:4]
@@ -73,7 +72,7 @@ def read(data: bytes) -> np.ndarray:
     return out.clip(-limit, limit).reshape(shape)
 
 
-# Configuration
+# configuration
 
 
 def test_the_bare_name_sends_one_coefficient_in_sixteen_of_blocks_of_64():
@@ -98,11 +97,11 @@ def test_what_cannot_be_configured_is_refused(setting):
         get_codec(f"fourier:{setting}")
 
 
-# The transform
+# the transform
 
 
 def test_the_cosines_are_right_and_the_same_on_every_machine():
-    """Against extended precision where there is any; the digest is of exact operations of IEEE 754 alone."""
+    """Compare with extended precision where available; the digest depends on exact operations of IEEE 754 only."""
     table = cosines.factors()
     assert table.size == cosines.LONGEST == BLOCKS[-1]
     for n in (2**power for power in range(1, 13)):
@@ -143,7 +142,7 @@ def test_every_single_cosine_has_one_coefficient():
             np.testing.assert_allclose(found, spectrum, atol=2e-5)
 
 
-# The draw
+# the draw
 
 
 @pytest.mark.sweep
@@ -171,7 +170,7 @@ def test_a_budget_of_all_coefficients_gives_the_array_back_but_for_rounding():
 
 
 def hard() -> dict[str, np.ndarray]:
-    """Inputs of 300 values, of which 44 are cut as 32, 8 and 4, for blocks of 64."""
+    """Return inputs of 300 values, the last 44 of which are cut into 32, 8 and 4 for blocks of 64."""
     rng, place = np.random.default_rng(5), np.arange(300)
     signs = np.where(rng.random(300) < 0.5, -1, 1)
     spectrum = np.zeros(300)
@@ -199,9 +198,10 @@ HARD = hard()
 @pytest.mark.parametrize("budget", [1, 6.5, 0.2])
 @pytest.mark.parametrize("name", HARD)
 def test_no_bias_on_hard_inputs_and_the_optimums_variance(name, budget):
-    """Of 2000 decodes: the mean along each of 18 classes, of values by magnitude and of coefficients by theirs, within 5 standard
-    errors; of 540 such means a right program would fail one on 3e-4 of seeds, if they were normal, and on less than 2e-3 as they
-    are. The mean squared error within 5 standard errors of sum (V - |c|) |c|, with V by bisection: 2e-5 more.
+    """Compare, over 2000 decodes, the means along 18 classes of values and coefficients by magnitude, within 5 standard errors.
+
+    A correct program would fail one of the 540 means for 3e-4 of seeds if they were normal, and for less than 2e-3 as they are.
+    The mean squared error is within 5 standard errors of sum (V - |c|) |c|, with V by bisection, which adds 2e-5.
     """
     x, codec = HARD[name], Fourier(budget=budget)
     c = by_scipy(x, 64)
@@ -215,7 +215,7 @@ def test_no_bias_on_hard_inputs_and_the_optimums_variance(name, budget):
         seldom = 1e-4 * np.array([np.abs(each).sum() for each in classes]) * np.abs(values).max()  # zeros after rounding
         assert np.all(np.abs(deviations.mean(axis=0)) <= bound + seldom)
     p = by_bisection(c.astype(np.float32), max(1.0, budget * x.size) if budget < 1 else budget)
-    held = (p > 0) & (np.abs(c) > 1e-6 * np.abs(c).max())  # the rest is the rounding of x
+    held = (p > 0) & (np.abs(c) > 1e-6 * np.abs(c).max())  # the others are rounding errors of x
     theory = float(np.sum(c[held] ** 2 / p[held] - c[held] ** 2))
     errors = np.sum((decoded - x) ** 2, axis=1)
     energy = float(np.sum(c**2))
@@ -230,7 +230,7 @@ def test_a_fourier_basis_helps_where_neighbours_are_alike_and_hurts_where_one_st
     assert Fourier(0.1).omega(noise) == pytest.approx(Entrywise(0.1).omega(noise), rel=0.05)
 
 
-# Scales, errors
+# scales, errors
 
 
 @pytest.mark.parametrize("scale", [1e-41, 1e-33, 1e-30, 1e30, 1e36])
@@ -246,7 +246,7 @@ def test_scale_changes_nothing_but_the_scale(scale):
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_full_scale_stays_finite_and_comes_back(block):
-    """Cut off where the largest value and its loss would leave float32 together: beyond half of its range."""
+    """Check that values are clipped where the largest value and its loss would together exceed float32: beyond half its range."""
     x = np.full(2 * block + 3, LARGEST / 2, np.float32)
     codec = Fourier(budget=x.size, block=block)
     np.testing.assert_allclose(codec.decode(codec.encode(x, Key.derive(1))), x, rtol=1e-5)
@@ -262,7 +262,7 @@ def test_full_scale_stays_finite_and_comes_back(block):
 
 
 def test_the_limit_leaves_room_for_the_largest_value():
-    """Bits of magnitudes from 2^120 on; where the room is no float32 it is the next one below."""
+    """Use magnitudes from 2^120 on, given as bits; a room that is not a float32 is rounded down."""
     for magnitude in np.array([0x7B800001, 0x7C7FFFFF, 0x7E800001, 0x7EFFFFFF, 0x7F000001, 0x7F7FFFFF], np.uint32).view(
         np.float32
     ):
@@ -298,14 +298,14 @@ def test_blocks_without_coefficients_decode_to_zeros_and_are_left_alone():
 
 
 def test_four_bytes_more_than_entrywise_for_as_many_entries():
-    """For Gaussian values, whose coefficients are Gaussian: within 1 %."""
+    """Use Gaussian values, whose coefficients are Gaussian: the sizes agree within 1 %."""
     x = normal(1 << 18)
     mine, other = (get_codec(name).encode(x, Key.derive(1)).nbytes for name in ("fourier", "entrywise"))
     assert mine == pytest.approx(other, rel=0.01)
     assert 8 * mine / x.size < 0.41
 
 
-# Bytes that are no payload
+# invalid bytes
 
 
 @pytest.mark.parametrize("limit", [-1.0, np.nan, np.inf])
@@ -350,7 +350,7 @@ def test_altered_bytes_are_refused_or_decode_to_some_finite_array(changes):
     assert np.isfinite(y).all()
 
 
-# Golden bytes
+# golden bytes
 
 
 GOLDEN = {"fourier": 736879939, "fourier:budget=40,block=256": 1673766822}
@@ -359,7 +359,7 @@ FILES = {"fourier": "fourier", "fourier:budget=40,block=256": "fourier-40-256"}
 
 @pytest.mark.parametrize("spec", GOLDEN)
 def test_golden_bytes(spec):
-    """Bytes and decoded bits are those of every machine; the reader by cosines finds the values to rounding."""
+    """Check bytes and decoded bits, which are equal on all machines; the reader by cosines finds the values up to rounding."""
     path, codec = FOLDER / f"{FILES[spec]}.bin", get_codec(spec)
     payload = codec.encode(fixed_input(), Key.derive(1, "golden"))
     if REWRITE:

@@ -1,4 +1,4 @@
-"""GradDrop: everything that reaches one threshold, whose rank in the array is near the one asked for."""
+"""GradDrop: all values that reach a threshold are sent; its rank in the array is close to the requested one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_reaches_the_threshold_is_sent_and_nothing_else(kind, seed):
     assert np.abs(np.delete(x, indices)).max() < np.abs(values).min()
     assert np.array_equal(codec.support(payload), indices)
     assert payload.nbytes <= codec.max_nbytes(x.shape)
-    # The threshold is the 41st of 4096 sampled: the count varies by 1 / sqrt(41).
+    # the threshold is the 41st of 4096 sampled values: the count varies by 1 / sqrt(41)
     assert abs(indices.size - 1000) <= 4 * 1000 / math.sqrt(41)
 
 
@@ -55,7 +55,7 @@ def test_the_expected_number_of_entries_is_the_share_asked_for():
     x = normal(50_000)
     codec = Graddrop(ratio=0.02)
     counts = [codec.support(codec.encode(x, rng(seed))).size for seed in range(200)]
-    # The k-th of n sampled has rank k (N + 1) / (n + 1) on average.
+    # the k-th of n sampled values has rank k (N + 1) / (n + 1) on average
     assert np.mean(counts) == pytest.approx(82 * 50_001 / 4097, abs=4 * np.std(counts) / math.sqrt(200))
 
 
@@ -105,13 +105,13 @@ def test_error_feedback_stays_bounded_and_loses_nothing():
         total += g
         sent += codec.decode(codec.encode(residual, generator, error=residual))
         norms.append(float(np.linalg.norm(residual)))
-    assert max(norms) <= 3 * math.sqrt(50 * size)  # entries wait some 50 steps
+    assert max(norms) <= 3 * math.sqrt(50 * size)  # entries wait for about 50 steps
     assert max(norms[250:]) <= 1.2 * max(norms[:250])
     assert np.abs(sent + residual - total).max() < 1e-3
 
 
 def test_a_ratio_of_one_drops_nothing():
-    """The threshold's rank is the size of the sample, among which the smallest of all values is not."""
+    """Check a threshold whose rank is the size of the sample, which does not contain the smallest of all values."""
     x = normal(100_000)
     codec = Graddrop(ratio=1.0)
     assert np.array_equal(codec.decode(codec.encode(x, rng())), x)

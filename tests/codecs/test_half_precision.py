@@ -1,4 +1,4 @@
-"""fp16 and bf16 against NumPy's and torch's casts, on every code and on random bit patterns."""
+"""fp16 and bf16 compared with NumPy's and torch's casts, on every code and on random bit patterns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = {"fp16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32)
 
 
 def patterns() -> np.ndarray:
-    """A million finite float32 of random bits, the edges of half precision, and every finite half precision value."""
+    """Return a million finite random float32 bit patterns, edge cases of half precision, and all finite half-precision values."""
     drawn = np.random.default_rng(0).integers(0, 2**32, 1 << 20, dtype=np.uint32).view(np.float32)
     edges = [0, -0.0, 65504, 65519.996, 65520, 3.4028234e38, 2**-24, 2**-25, 1.5 * 2**-25, 2**-14, 2**-14 - 2**-25, 6.1e-5]
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -26,7 +26,7 @@ def patterns() -> np.ndarray:
 
 
 def cast(name: str, x: np.ndarray) -> np.ndarray:
-    """Round to nearest even and back, by another library; values that overflow become the largest."""
+    """Round to nearest even and convert back, by another library; values that overflow become the largest finite value."""
     with np.errstate(over="ignore"):
         if name == "fp16":
             rounded = x.astype(np.float16).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Identity: the values themselves."""
+"""Identity: payloads hold the values themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels are renewed when a function that they call changes, not only when they do."""
+"""Compiled kernels are compiled again when a function that they call changes, not only when they change themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(int(packed[0]), sum(pack.stats.cache_hits.values()))
     ("mode", "above", "hits"), [(0o755, 0o755, 1), (0o777, 0o755, 0), (0o1777, 0o755, 0), (0o755, 0o777, 0), (0o755, 0o1777, 1)]
 )
 def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hits: int, tmp_path: Path) -> None:
-    """The directory of one module's kernels, and the one above it."""
+    """Cover the directory of a module's kernels, and the directory above."""
     folder = tmp_path / "cache" / "kernels"
     folder.mkdir(parents=True)
     environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder.parent)}
@@ -45,7 +45,7 @@ def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hi
 
 
 def test_a_cache_of_earlier_sources_is_not_even_unpickled(tmp_path: Path) -> None:
-    """Its index names the types of a kernel's arguments, whose modules may have gone since."""
+    """Check this because the index names types of kernel arguments whose modules may no longer exist."""
     environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
     def draw() -> list[str]:
@@ -54,12 +54,13 @@ def test_a_cache_of_earlier_sources_is_not_even_unpickled(tmp_path: Path) -> Non
 
     assert draw() == ["7", "0"]
     (index,) = (tmp_path / "cache").rglob("trits.pack-*.nbi")
-    index.write_text(f"V{numba.__version__}\n.cpsnode.codecs.gone\nArguments\n.")  # a pickled version, then one of such a type
+    # a pickled version, then a pickled object of such a type
+    index.write_text(f"V{numba.__version__}\n.cpsnode.codecs.gone\nArguments\n.")
     assert [draw(), draw()] == [["7", "0"], ["7", "1"]]
 
 
 def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path) -> None:
-    """A copy of the package: the second process takes the first one's kernels, the third does not, as rng.py differs."""
+    """Use a copy of the package: a second process uses the first one's kernels; a third does not, since rng.py has changed."""
     package = tmp_path / "psnode"
     shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -78,7 +79,7 @@ _NOBODY = 41234
 
 
 def nowhere(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Words before a command, and its environment: a user without a name, a home, or a directory that Numba can write."""
+    """Return a command prefix and an environment for a user without a name, a home, or a directory that Numba can write."""
     limits = ["--clear-groups", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     words = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", *limits] if os.geteuid() == 0 else []
     here = os.pathsep.join((str(Path(sys.executable).parent), os.defpath))
@@ -93,7 +94,7 @@ def nowhere(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="no setpriv")
 def test_every_command_works_where_no_kernel_can_be_kept_and_says_what_to_set(tmp_path: Path) -> None:
-    """A copy of the package that cannot be written, as in an image."""
+    """Use a copy of the package that is not writable, as in a container image."""
     package = tmp_path / "image" / "psnode"
     shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     mine = tmp_path / "mine"
@@ -115,7 +116,7 @@ def test_every_command_works_where_no_kernel_can_be_kept_and_says_what_to_set(tm
         assert told.returncode == 0, told.stderr
         assert len([line for line in told.stderr.splitlines() if "NUMBA_CACHE_DIR" in line]) == 1
         assert run("codecs", "qsgd").returncode == 0
-        doctor = run("doctor", "--json")  # whose job of two ranks mpirun starts, as it does for launch
+        doctor = run("doctor", "--json")  # mpirun starts its job of two ranks, as for launch
         found = {each["what"]: each for each in json.loads(doctor.stdout)}
         assert (found["kernel cache"]["state"], "NUMBA_CACHE_DIR" in found["kernel cache"]["remedy"]) == ("optional", True)
         assert [each for each in found.values() if each["state"] == "missing"] == []

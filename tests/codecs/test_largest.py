@@ -1,4 +1,4 @@
-"""The k largest against a stable sort; the threshold's sample; values that are not finite."""
+"""The k largest values compared with a stable sort; the sample that gives the threshold; non-finite values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from psnode.errors import NonFiniteGradientError, NonFinitePartError
 
 KEY = np.array([3, 7], np.uint64)
 STREAM = 16
-LONG = 70_001  # sampled, several strips, no multiple of a row
+LONG = 70_001  # sampled, several strips, not a multiple of a row
 
 
 def by_sorting(x: np.ndarray, keep: int) -> np.ndarray:
-    """Indices of the `keep` largest magnitudes, the lowest index first among equals, without zeros, ascending."""
+    """Return ascending indices of the `keep` largest non-zero magnitudes; among equals, the lowest indices."""
     order = np.lexsort((np.arange(x.size), -np.abs(x.astype(float))))[:keep]
     return np.sort(order[x[order] != 0])
 
@@ -82,7 +82,7 @@ def test_the_sample_changes_nothing(seed):
 
 
 def test_a_sample_that_misleads_costs_a_second_scan_and_nothing_else():
-    """All large entries lie where the sample looks: the threshold found there is reached by too few."""
+    """Place all large entries where the sample looks, so that too few entries reach the threshold from the sample."""
     places = sampled(LONG // 64, LONG, KEY)
     x = inputs(LONG)["normal"].copy()
     x[places[::3]] += 100
@@ -151,14 +151,14 @@ def test_the_rank_and_its_ties_are_those_of_a_sort(found, data):
 
 
 def sampled(count: int, size: int, key: np.ndarray) -> np.ndarray:
-    """The places that a sample of `count` of `size` coordinates looks at."""
+    """Return the positions that a sample of `count` out of `size` coordinates reads."""
     found = np.empty(count, np.uint32)
     places(size, key, STREAM, found)
     return found.astype(int)
 
 
 def test_a_sample_holds_one_coordinate_of_every_stretch_each_as_likely():
-    """1000 stretches of 70 or 71: chi-square over the place within, alone wrong once in 10^4 seeds."""
+    """Apply a chi-square test to the positions within 1000 stretches of 70 or 71; 1e-4 of seeds would fail."""
     from scipy.stats import chisquare
 
     places = np.zeros(70, int)
@@ -205,7 +205,7 @@ CUTS = [[0, LONG], [0, 1, 63, 4096, 40_000, LONG], [500, 4596, 4600, 9000], [LON
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("keep", [1, 700, LONG // 2])
 def test_a_sum_of_parts_is_scanned_as_if_they_had_been_added_before(cuts, keep):
-    """Parts side by side, a gap before, one between (where cuts skips one) and one after them."""
+    """Use adjacent parts, with gaps before the first, between two (where one of `cuts` is skipped) and after the last."""
     x, residual = inputs(LONG)["normal"], inputs(LONG)["heavy tail"].copy()
     spans = [span for i, span in enumerate(itertools.pairwise(cuts)) if i != 2]
     parts = [(start, readonly(x[start:stop].copy())) for start, stop in spans]

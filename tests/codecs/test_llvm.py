@@ -1,4 +1,4 @@
-"""LLVM text and its equivalent in NumPy give the same bits, on random input and on hard input alike."""
+"""LLVM text and its equivalent in NumPy give the same bits, on random and on hard input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from psnode.exchange.update import sgd
 PACKAGE = Path(psnode.__file__).parent
 U16, U32, U64, I16, I32, F32, F64 = np.uint16, np.uint32, np.uint64, np.int16, np.int32, np.float32, np.float64
 ROW = 32
-# zeros, the least, a denormal that is not, 1, the largest, infinity, quiet and signalling not-a-numbers; negative ones below
+# 0, smallest, largest denormal, smallest normal, 1, largest, infinity, quiet and signalling NaNs; below, their negatives
 _FLOATS = [0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x7FC12345, 0x7F800001, 0x7FFFFFFF]
 HARD_BITS = np.array(_FLOATS + [0x80000000 | bits for bits in _FLOATS], U32)
 
@@ -46,7 +46,7 @@ def bits_of(value: Any) -> bytes:
 
 
 def assert_same(function: Any, *arguments: Any, run: Callable[..., Any] | None = None) -> None:
-    """Equal results, and equal arrays afterwards."""
+    """Check that results are equal, and that the arrays are equal afterwards."""
 
     def copies() -> list[Any]:
         return [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
@@ -63,7 +63,7 @@ def assert_same(function: Any, *arguments: Any, run: Callable[..., Any] | None =
 
 
 def hard(dtype: Any, size: int, rng: np.random.Generator) -> Any:
-    """Numbers of which half are at the ends of their range."""
+    """Return numbers, half of which are at the ends of their range."""
     if np.dtype(dtype) == F32:
         found = rng.integers(0, 1 << 32, size, dtype=U32)
         chosen = rng.random(size) < 0.5
@@ -82,19 +82,19 @@ def word(dtype: Any, rng: np.random.Generator) -> Any:
 
 
 def floats_for_sums(rng: np.random.Generator) -> tuple[Any, Any]:
-    """At most one of each pair is not a number: which of two payloads a sum keeps is the processor's choice."""
+    """Return pairs with at most one NaN: the processor decides which of two NaN payloads a sum keeps."""
     one, other = hard(F32, 128, rng), hard(F32, 128, rng)
     one[np.isnan(other)] = 1
     return one, other
 
 
 def doubles(size: int, rng: np.random.Generator) -> Any:
-    """Float64s of many magnitudes, zeros of both signs among them."""
+    """Return float64 values of many magnitudes, including zeros of both signs."""
     return rng.standard_normal(size) * 10.0 ** rng.integers(-300, 300, size) * (rng.random(size) < 0.9)
 
 
 Rng = np.random.Generator
-# Arguments of every function that a kernel calls as instructions.
+# arguments of every function that a kernel calls as instructions
 CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     threefry.encrypt: lambda r: (tuple(hard(U32, 4, r)), tuple(hard(U32, 4, r))),
     bitmasks.mask_at_least: lambda r: (hard(F32, 80, r).view(U32), 11, r.choice(HARD_BITS) & U32(bitmasks.MAGNITUDE)),
@@ -137,7 +137,7 @@ def test_every_function_of_instructions_has_a_case() -> None:
     users = [path for path in PACKAGE.rglob("*.py") if b"@instructions\n" in path.read_bytes()]
     modules = [import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)) for path in users]
     found = {each for module in modules for each in vars(module).values() if hasattr(each, "equivalent")}
-    of_their_own = {"instructions._wide", "instructions._floats_at"}  # tests, at the end
+    of_their_own = {"instructions._wide", "instructions._floats_at"}  # tested at the end of this module
     assert {name_of(each) for each in found - CASES.keys()} == of_their_own
 
 
@@ -162,7 +162,7 @@ DEPENDENT = [
 
 
 def test_they_do_on_a_processor_that_has_none_of_the_new_instructions() -> None:
-    """Those where the text depends on the processor, with NumPy's side of it."""
+    """Check the functions whose text depends on the processor, and their NumPy equivalents."""
     program = f"""
 from psnode.codecs.kernels.llvm.runtime_values import has, rounds_once
 from tests.codecs import test_llvm as test
@@ -181,7 +181,7 @@ def pairs(*dtypes: Any) -> list[tuple[Any, ...]]:
     return [(dtype, dtype) for dtype in dtypes]
 
 
-# Operations of vectors: dtypes of their operands, and the operation.
+# operations of vectors: dtypes of the operands, and the operation
 OPERATIONS: dict[str, tuple[list[tuple[Any, ...]], Callable[..., Any]]] = {
     "+": (pairs(I16, U16, I32, U32), operator.add),
     "-": (pairs(I16, U16, U32), operator.sub),
@@ -249,7 +249,7 @@ def test_lanes_that_move_do_so_in_numpy_too() -> None:
 
 
 def test_numpys_multiply_add_is_rounded_once() -> None:
-    """Against exact arithmetic, with denormal results, and with sums that are halfway in float32 but for a last bit far below."""
+    """Compare with exact arithmetic, for denormal results too, and for sums that only a far lower bit moves off a float32 tie."""
     rng = np.random.default_rng(4)
     size = 2000
     a, b = ((1 + rng.integers(0, 1 << 12, size) * 2.0**-11).astype(F32) for _ in range(2))
@@ -270,7 +270,7 @@ def test_numpys_multiply_add_is_rounded_once() -> None:
         even = [value for value in best if value.view(U32) % 2 == 0]
         assert found[i] == (best if len(best) == 1 else even)[0], i
     assert np.count_nonzero(found != a * b + c) > 50
-    assert np.count_nonzero(found != doubled) > 30  # float64 alone would not do
+    assert np.count_nonzero(found != doubled) > 30  # float64 alone would not be enough
 
 
 def test_floats_are_read_at_their_address() -> None:
@@ -319,7 +319,7 @@ def test_memory_is_asked_for_ahead_where_that_is_faster(processor: str, asked: b
     assert ("llvm.prefetch" in text) is asked
 
 
-# NumPy 2.5 made of NDArray what here is the second: an alias with an argument that is a word instead of a tuple of words
+# the second is NumPy 2.5's NDArray: an alias whose argument is a single value instead of a tuple
 @pytest.mark.parametrize("array", [npt.NDArray[np.uint32], GenericAlias(np.ndarray, (np.uint32,)), Any])
 def test_an_array_is_one_in_whatever_way_it_is_annotated(array: Any) -> None:
     def put(x: Any, at: int, number: np.uint32) -> None:

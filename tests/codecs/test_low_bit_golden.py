@@ -1,6 +1,6 @@
-"""Stored payloads of the codecs of one and two bits: today's code writes the same bytes, NumPy reads the same values.
+"""Stored payloads of the one- and two-bit codecs: today's code writes the same bytes, and NumPy reads the same values.
 
-They are rewritten as those of test__golden.py are.
+The payloads are rewritten like those of test__golden.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPECS = {
 
 
 def scaled_input() -> np.ndarray:
-    """As fixed_input, without the values that hide all others from one scale for the whole array."""
+    """Return fixed_input without the values that would dominate a scale of the whole array."""
     x = fixed_input()
     x.reshape(-1)[1030:] = 0.25
     return x

@@ -1,4 +1,4 @@
-"""minmax against its formulas, and against an encoder in NumPy that shares no code."""
+"""minmax compared with its formulas, and with an independent encoder in NumPy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def decoded(x: np.ndarray, bits: int, key: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("power", [0, -90, 90, 120])
 def test_bytes_equal_an_encoder_in_numpy(bits: int, power: int) -> None:
-    """Fixed point, random halves and ties, coordinate by coordinate, on 400 003 coordinates (about six ties)."""
+    """Compare fixed-point values, random 16-bit halves and ties for 400 003 coordinates (about six ties)."""
     x, key = np.ldexp(gaussian(400_003), power).astype(np.float32), Key.derive(5)
     payload = get_codec(f"minmax:bits={bits}").encode(x, key)
     stated, low, high, codes = minmax_fields(body_of(payload.to_bytes()), x.size)
@@ -61,9 +61,9 @@ def test_every_value_decodes_to_one_of_its_two_neighbours(name: str, bits: int) 
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_the_formula(name: str, bits: int) -> None:
-    """500 encodes: sum of f (1 - f) step^2 within 5 %; the mean over coordinates within 4.5 standard errors.
+    """Check over 500 encodes the sum of f (1 - f) step^2 within 5 %, and the mean over coordinates within 4.5 standard errors.
 
-    7e-6 of seeds would fail.
+    A share of 7e-6 of the seeds would fail.
     """
     x = INPUTS[name].astype(np.float64)
     step = (x.max() - x.min()) / (2**bits - 1)
@@ -75,9 +75,9 @@ def test_mean_and_variance_are_those_of_the_formula(name: str, bits: int) -> Non
 
 
 def test_entries_close_to_a_level_are_not_lost() -> None:
-    """A million entries 1e-5 of the span above the minimum, one bit: 16 bits alone would lose a third of them.
+    """Use a million entries at 1e-5 of the span above the minimum, with one bit: 16 random bits alone would lose a third.
 
-    The sum over 100 encodes counts hits, a Poisson variable: within 5 of its standard errors; 6e-7 of seeds would fail.
+    The sum over 100 encodes counts hits, a Poisson variable: within 5 standard errors; a share of 6e-7 of the seeds would fail.
     """
     n, repetitions = 1 << 20, 100
     x = np.full(n, 1e-5, np.float32)

@@ -1,4 +1,4 @@
-"""Natural compression against its levels, its variance, and a reader that shares no code."""
+"""Natural compression compared with its levels, its variance, and an independent reader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INPUTS = {"gaussian": gaussian(1536), "student": student(1536), "recorded": reco
 
 
 def binade(x: np.ndarray) -> np.ndarray:
-    """The power of two at or below |x|, float64; 0 for 0."""
+    """Return the power of two at or below |x|, float64; 0 for 0."""
     mantissa, exponent = np.frexp(np.abs(x.astype(np.float64)))
     return np.where(mantissa == 0, 0.0, np.ldexp(0.5, exponent))
 
@@ -40,7 +40,7 @@ def test_every_value_becomes_one_of_the_powers_of_two_next_to_it(name: str) -> N
 
 @pytest.mark.parametrize("tiny", [2.0**-126, 2.0**-140])
 def test_tiny_values_in_one_row_leave_the_others_alone(tiny: float) -> None:
-    """More exponents than a float32's normal range, in rows that have few each."""
+    """Use more exponents than float32 has in its normal range, in rows with few exponents each."""
     x = gaussian(3 * 512)
     x[7], x[512:1024] = 0, tiny * gaussian(512, seed=1)
     assert_next_to(x)
@@ -58,7 +58,9 @@ def assert_next_to(x: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_an_unbiased_choice_and_omega_is_at_most_an_eighth(name: str) -> None:
-    """1500 keys: squared error within 5 % of (2b - |x|)(|x| - b); 24 class means within 4 standard errors: 2e-3 of seeds."""
+    """Check 1500 keys: squared error within 5 % of (2b - |x|)(|x| - b); 24 class means within 4 standard
+    errors (2e-3 of seeds).
+    """
     x = INPUTS[name]
     low, magnitude = binade(x), np.abs(x.astype(np.float64))
     expected = (2 * low - magnitude) * (magnitude - low)
@@ -71,7 +73,7 @@ def test_mean_and_variance_are_those_of_an_unbiased_choice_and_omega_is_at_most_
 
 
 def test_the_worst_value_has_an_omega_of_an_eighth() -> None:
-    """4/3 of a power of two: variance (2 - 4/3)(4/3 - 1) = 2/9 = (4/3)^2 / 8."""
+    """Use 4/3 of a power of two: the variance is (2 - 4/3)(4/3 - 1) = 2/9 = (4/3)^2 / 8."""
     x = np.full(1 << 16, np.float32(4 / 3))
     error = CODEC.decode(CODEC.encode(x, KEY)).astype(np.float64) - x
     assert np.sum(error**2) / np.sum(x.astype(np.float64) ** 2) == pytest.approx(1 / 8, rel=0.02)
@@ -79,7 +81,7 @@ def test_the_worst_value_has_an_omega_of_an_eighth() -> None:
 
 @pytest.mark.parametrize("scale", [2.0**-140, 1.0, 2.0**120])
 def test_the_law_is_the_same_at_every_scale_of_float32(scale: float) -> None:
-    """Multiples of 2^-149 that are multiples of 2^scale too: up with probability the fraction, 4 standard errors each."""
+    """Use multiples of 2^-149 and 2^scale: rounded up with probability `fraction`, within 4 standard errors each."""
     for fraction in (0.25, 0.5, 0.875):
         x = np.full(1 << 16, np.float32(scale * (1 + fraction)))
         share = np.mean(CODEC.decode(CODEC.encode(x, KEY)) == np.float32(2 * scale))
@@ -146,7 +148,7 @@ def test_exponents_that_float32_has_not_are_refused(top: int, exponents: int) ->
 
 @pytest.mark.parametrize("top", [105, 50, 0, -40, -120])
 def test_powers_of_two_down_to_the_smallest_that_float32_has_come_back(top: int) -> None:
-    """2^top to 2^-149 in one block: at most 255 exponents, the last of them beyond exact division in float32."""
+    """Code 2^top to 2^-149 in one block: at most 255 exponents, the lowest of which float32 cannot divide exactly."""
     x = np.ldexp(1.0, np.arange(-149, top + 1)).astype(np.float32)
     for number in range(5):
         np.testing.assert_array_equal(CODEC.decode(CODEC.encode(x, Key.derive(number))), x)

@@ -1,4 +1,4 @@
-"""NUQSGD against its levels, the variance of an unbiased choice, and a reader that shares no code."""
+"""NUQSGD compared with its levels, the variance of an unbiased choice, and an independent reader."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_every_value_becomes_one_of_its_two_neighbours(name: str, levels: int, k
 @pytest.mark.parametrize("levels", [1, 3, 7])
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_an_unbiased_choice(name: str, levels: int, kind: str) -> None:
-    """1500 keys: squared error within 5 % of theory; the mean of each of 8 classes by magnitude within 4 standard errors.
+    """Check 1500 keys: squared error within 5 % of theory; the means of 8 classes by magnitude within 4 standard errors.
 
-    144 such means: 9e-3 of seeds would fail one.
+    A share of 9e-3 of the seeds would fail one of the 144 means.
     """
     x = INPUTS[name]
     codec = Nuqsgd(levels=levels, norm=kind)
@@ -61,7 +61,7 @@ def test_mean_and_variance_are_those_of_an_unbiased_choice(name: str, levels: in
 
 
 def test_entries_far_below_the_smallest_level_are_kept_on_average() -> None:
-    """A million entries of 1e-4 of the largest: their mean within 4 standard errors, which is 5 % of it."""
+    """Use a million entries of 1e-4 of the maximum: their mean is within 4 standard errors, which are 5 % of its value."""
     x = np.full(1 << 20, np.float32(1e-4))
     x[::512] = 1.0
     small = np.arange(x.size) % 512 != 0
@@ -72,7 +72,7 @@ def test_entries_far_below_the_smallest_level_are_kept_on_average() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
 def test_the_scale_of_a_bucket_changes_nothing_but_the_scale(scale: float) -> None:
-    """Powers of two commute with every operation, inside and outside the range that is computed in float32."""
+    """Check that scaling by powers of two commutes with every operation, inside and outside the range computed in float32."""
     power = np.float32(2.0 ** np.round(np.log2(scale)))
     codec = get_codec("nuqsgd")
     x = gaussian(2048)
@@ -83,7 +83,7 @@ def test_the_scale_of_a_bucket_changes_nothing_but_the_scale(scale: float) -> No
 @pytest.mark.parametrize("fraction", [0.25, 0.875])
 @pytest.mark.parametrize("level", [0, 3])
 def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(level: int, fraction: float) -> None:
-    """Every value but the largest of a row is a tie with its 16 bits: up with probability `fraction`, within 4 standard errors
+    """Use rows in which all values except the largest are ties: rounded up with probability `fraction`, within 4 standard errors
     (6e-5).
     """
     x = np.empty((100, 512), np.float32)
@@ -123,7 +123,7 @@ def test_golden_bytes(spec: str) -> None:
 
 
 def rows_of_one_size(scale: float) -> Floats:
-    """Rows of 512 whose largest value is `scale`, and a part of one, so that buckets of any size have that norm=max."""
+    """Return rows of 512 with maximum `scale`, and a shorter last row, so that buckets of any size have this norm=max."""
     x = np.clip(gaussian(5 * 512 + 100), -3, 3)
     x[::512], x[1::512], x[2::512] = 3, 0, 2.0**-30
     return (x / np.float32(3) * np.float32(scale)).astype(np.float32)
@@ -133,7 +133,7 @@ def rows_of_one_size(scale: float) -> Floats:
 @pytest.mark.parametrize("levels", [1, 7, 62])
 @pytest.mark.parametrize("scale", [0.0, 2.0**-140, 1.7, 2.0**100])
 def test_rows_of_larger_buckets_are_coded_as_buckets_of_512(scale: float, levels: int) -> None:
-    """Those of buckets of 512, and of 1024, of the same norms."""
+    """Compare the rows of buckets of 512 and of 1024 with the same norms."""
     x = rows_of_one_size(scale)
     found = []
     for bucket, norm_count in ((512, 6), (1024, 3)):

@@ -1,4 +1,4 @@
-"""onebit against class means computed in float64, and the properties that follow from them."""
+"""onebit compared with class means computed in float64, and properties that follow from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decoded(x: np.ndarray, key: int = 1) -> np.ndarray:
 
 
 def classes(x: np.ndarray, key: int = 1) -> np.ndarray:
-    """Mask of the negative coordinates, zeros by their coins."""
+    """Return the mask of the negative coordinates; random bits decide for zeros."""
     return np.where(x == 0, coins(Key.derive(key).words, ONEBIT, x.size), np.signbit(x)).astype(bool)
 
 
@@ -64,7 +64,7 @@ def test_two_values_are_exact(x: np.ndarray) -> None:
 
 
 def test_few_small_positives_are_not_lost_among_many_large_negatives() -> None:
-    """As the difference of two sums their mean would drown: 1e-6 beside a million times -1."""
+    """Use 1e-6 beside a million values of -1: a mean computed as the difference of two sums would lose it."""
     x = np.full(1 << 20, -1, np.float32)
     x[12345] = 1e-6
     y = decoded(x)
@@ -81,9 +81,9 @@ def test_means_are_right_at_any_scale(scale: float) -> None:
 
 
 def test_zeros_go_to_either_class_alike_often() -> None:
-    """The 4608 zeros of a real gradient over 200 keys: within 4.5 standard errors at each and in all.
+    """Check 4608 zeros of a real gradient over 200 keys: within 4.5 standard errors, each and in total.
 
-    3 % of seeds would fail.
+    A share of 3 % of the seeds would fail.
     """
     x = INPUTS["recorded"]
     dead = x == 0

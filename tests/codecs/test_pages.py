@@ -1,4 +1,4 @@
-"""Pages of memory: private, zero, asked for in large ones."""
+"""Memory pages: private, zeroed, and requested as large pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMAPS = Path("/proc/self/smaps")
 
 
 def flags_of(address: int) -> set[str]:
-    """The kernel's account of the mapping that holds an address of this process."""
+    """Return the kernel's flags of the mapping that contains an address of this process."""
     inside = False
     for line in SMAPS.read_text().splitlines():
         if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -29,7 +29,7 @@ def flags_of(address: int) -> set[str]:
 
 
 def pages_of(address: int, size: int) -> int:
-    """Pages of this process that are there between two addresses: bit 63 of their entries, 8 bytes each."""
+    """Return the number of resident pages between two addresses: bit 63 of their 8-byte entries in pagemap."""
     with Path("/proc/self/pagemap").open("rb") as file:
         file.seek(address // mmap.PAGESIZE * 8)
         return sum(entry >> 63 for (entry,) in struct.iter_unpack("<Q", file.read(size // mmap.PAGESIZE * 8)))
@@ -38,7 +38,7 @@ def pages_of(address: int, size: int) -> int:
 @pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux's /proc")
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no large pages")
 def test_large_pages_are_asked_for_where_the_system_has_them() -> None:
-    """Shared memory (sh) has small ones unless an administrator has changed that."""
+    """Check the flags; shared memory (sh) has small pages unless an administrator has changed this."""
     pages = Pages(SIZE)
     found = flags_of(pages.raw.__array_interface__["data"][0])
     assert "hg" in found and "sh" not in found
@@ -70,6 +70,6 @@ def test_a_vector_of_no_length_has_no_pages() -> None:
 @pytest.mark.skipif(not SMAPS.exists(), reason="needs Linux's /proc")
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="MAP_NORESERVE is known on these")
 def test_a_process_is_promised_nothing_that_it_has_not_written() -> None:
-    """nr: not reserved. Else a process with more of them than there is memory could not be forked."""
+    """Check the flag nr (not reserved): otherwise a process whose pages exceed the memory could not be forked."""
     pages = Pages(SIZE)
     assert "nr" in flags_of(pages.raw.__array_interface__["data"][0])

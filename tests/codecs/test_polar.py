@@ -1,4 +1,4 @@
-"""polar against a decoder in NumPy, the rate-distortion function and the figures of its docstring."""
+"""polar compared with a decoder in NumPy, the rate-distortion function, and the figures in its docstring."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_decoder_in_numpy_reads_the_same(rate: float, size: int) -> None:
 
 
 def test_full_lanes_and_several_scales_are_read_the_same() -> None:
-    """Superblocks of 32 blocks of 2^12 and of 2^10, and one of them all zeros."""
+    """Use superblocks of 32 blocks of 2^12 and of 2^10 values, one of them all zeros."""
     x = gaussian(32 * 4096 + 32 * 1024 + 700)
     x[65536:131072] *= 100
     x[131072 : 131072 + 32768] = 0
@@ -51,7 +51,9 @@ def test_full_lanes_and_several_scales_are_read_the_same() -> None:
 
 
 def scales(outputs: int) -> np.ndarray:
-    """Of a gradient of 3 x 3 taps, the centre the largest, of 64 inputs: eight outputs are alike, every fourth eight dead."""
+    """Return scales of a gradient of 3 x 3 taps (largest centre) with 64 inputs: alike in groups of 8
+    outputs, every fourth zero.
+    """
     taps = np.array([0.05, 0.2, 0.05, 0.2, 1, 0.2, 0, 0.2, 0.05])
     eights = np.arange(outputs) // 8
     outer = np.random.default_rng(1).lognormal(0, 0.5, eights[-1] + 1)[eights] * (eights % 4 > 0)
@@ -59,14 +61,14 @@ def scales(outputs: int) -> np.ndarray:
 
 
 def convolution(outputs: int) -> np.ndarray:
-    """Gaussian values of these scales."""
+    """Return Gaussian values with the standard deviations of `scales`."""
     found = scales(outputs)
     return np.asarray(found * np.random.default_rng(2).standard_normal(found.shape), np.float32)
 
 
 @pytest.mark.parametrize("rate", RATES[:-1])
 def test_sorted_groups_are_read_the_same(rate: float) -> None:
-    """One chunk in the order of taps and one that is not, incomplete, and some values far out."""
+    """Use one chunk in the order of the taps, an incomplete chunk in another order, and some outliers."""
     x = np.concatenate([convolution(114).reshape(-1)[:65536], gaussian(5000, seed=1) * 0.5])
     x[::1500] *= 30
     codec = get_codec(f"polar:rate={rate}")
@@ -76,7 +78,7 @@ def test_sorted_groups_are_read_the_same(rate: float) -> None:
 
 
 def test_values_far_out_do_not_decide_the_error() -> None:
-    """One value of 1000 is 100 times as large as the rest: 20 dB at two bits, where a Gaussian source has 12."""
+    """Make one value in 1000 a hundred times larger: 20 dB at two bits, where a Gaussian source has 12 dB."""
     x, rare = convolution(512).reshape(-1).copy(), np.arange(0, 294912, 1000)
     x[rare] = 100 * np.sign(x[rare] + 0.5)
     codec = get_codec("polar:rate=2")
@@ -88,7 +90,7 @@ def test_values_far_out_do_not_decide_the_error() -> None:
 
 
 def test_more_bits_never_leave_more_of_a_convolution_with_values_far_out() -> None:
-    """At four bits sorting saves no bits, but only there are such values sent one by one; a tenth for other outliers."""
+    """Use outliers, which only sorted groups send singly, though sorting saves no bits at rate 4; allow a tenth more error."""
     x = convolution(512).reshape(-1).copy()
     x[::1000] *= 100
     errors = []
@@ -102,7 +104,7 @@ def test_more_bits_never_leave_more_of_a_convolution_with_values_far_out() -> No
 
 @pytest.mark.parametrize("rate", [0.5, 1])
 def test_what_sorted_groups_leave_of_a_convolution(rate: float) -> None:
-    """Within .35 bit of reverse water-filling, which knows each standard deviation s: rates log2(s / d), or 0."""
+    """Compare with reverse water-filling, which knows each standard deviation s (rates log2(s / d), or 0), within .35 bit."""
     x, powers = convolution(512), scales(512).reshape(-1) ** 2
     codec = get_codec(f"polar:rate={rate}")
     payload = codec.encode(x, KEY)
@@ -121,7 +123,7 @@ def test_rotated_values_are_read_the_same(size: int) -> None:
 
 
 def test_rotated_values_have_an_omega_of_two_fifths_at_one_bit() -> None:
-    """And a mean of zero error: of 100 decodes of 32 blocks of 2^10, omega / 100 ||x||^2 is left, give or take 1 / sqrt(2^14)."""
+    """Check the mean error too: 100 decodes of 32 blocks of 2^10 leave omega / 100 ||x||^2, up to a share of 1 / sqrt(2^14)."""
     x = (student(32 * 1024) ** 3).astype(np.float32)
     codec = get_codec("polar:rotate=true")
     mean, omegas, sizes, rounds = np.zeros(x.size), [], [], 100
@@ -138,7 +140,7 @@ def test_rotated_values_have_an_omega_of_two_fifths_at_one_bit() -> None:
 
 
 def test_two_rotated_values_come_out_too_alike_so_that_nothing_is_claimed() -> None:
-    """(2, 1, 0, ...) decodes to (1.96, 1.08) on average. Five standard errors: of seeds 1e-6 would say otherwise."""
+    """Show that (2, 1, 0, ...) decodes to (1.96, 1.08) on average, within five standard errors; 1e-6 of seeds would fail."""
     x = np.zeros(192, np.float32)
     x[:2] = 2, 1
     codec = get_codec("polar:rotate=true")
@@ -153,7 +155,7 @@ def test_two_rotated_values_come_out_too_alike_so_that_nothing_is_claimed() -> N
 
 
 def test_long_blocks_are_read_the_same() -> None:
-    """Sorted groups end blocks at 2^14, however long a block is asked for."""
+    """Check that sorted groups limit blocks to 2^14 values, whatever block length is configured."""
     codec = get_codec("polar:block=65536")
     payload = codec.encode(convolution(228).reshape(-1), KEY)
     np.testing.assert_array_equal(codec.decode(payload), read_polar(payload.to_bytes()))
@@ -176,7 +178,7 @@ Path(sys.argv[2]).write_bytes(decoder_of(payload).decode(payload).tobytes())
 
 
 def decoded_elsewhere(folder: Path, data: bytes) -> np.ndarray:
-    """Values that another process decodes from the bytes."""
+    """Decode the bytes in another process, and return the values."""
     (folder / "payload").write_bytes(data)
     command = [sys.executable, "-c", DECODER, str(folder / "payload"), str(folder / "values")]
     environment = os.environ | {"NUMBA_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -198,7 +200,7 @@ for spec in sys.argv[2:]:
 
 
 def test_a_processor_without_vector_instructions_writes_and_reads_the_same(tmp_path: Path) -> None:
-    """All 32 lanes, and fewer of them."""
+    """Use all 32 lanes, and fewer lanes."""
     specs = ["polar:rate=2,block=1024,prior=gaussian", "polar", "polar:rotate=true", "topk:ratio=0.1+polar:rate=0.5"]
     np.save(tmp_path / "x.npy", student(32 * 1024 + 2500))
     command = [sys.executable, "-c", OTHER_PROCESSOR, str(tmp_path / "x.npy"), *specs]
@@ -214,7 +216,7 @@ def test_a_processor_without_vector_instructions_writes_and_reads_the_same(tmp_p
 
 
 def gaps(x: np.ndarray, decoded: np.ndarray, bits: float, block: int) -> tuple[float, np.ndarray]:
-    """Decibels above the D = 4^-R of a Gaussian source: of all, and of each of the 32 blocks of every superblock."""
+    """Return the gap in decibels above D = 4^-R of a Gaussian source: overall, and of each of the 32 blocks per superblock."""
     lost = (x.astype(np.float64) - decoded).reshape(-1, block, LANES) ** 2
     power = np.mean(x.astype(np.float64) ** 2)
     shift = 20 * np.log10(2) * bits
@@ -223,9 +225,9 @@ def gaps(x: np.ndarray, decoded: np.ndarray, bits: float, block: int) -> tuple[f
 
 @pytest.mark.parametrize(("rate", "most"), [(1, 0.32), (2, 0.34)])
 def test_the_gap_to_the_rate_distortion_function_of_blocks_of_1024(tmp_path: Path, rate: int, most: float) -> None:
-    """Of 1024 blocks, bits counted from the bytes that another process decodes; no block misses by 1 dB.
+    """Use 1024 blocks, with bits counted from the bytes that another process decodes; no block misses by 1 dB.
 
-    The mean of so many blocks spreads by .008 dB, see docs/results for one of more.
+    The mean over these blocks has a standard error of .008 dB; docs/results has a measurement with more blocks.
     """
     x = gaussian(32, 32 * 1024, seed=3).reshape(-1)
     data = get_codec(f"polar:rate={rate},block=1024").encode(x, KEY).to_bytes()
@@ -245,7 +247,7 @@ def test_what_is_left_is_never_longer_than_the_vector(name: str, rate: float) ->
 
 @pytest.mark.parametrize("size", [5, 4096, 50_000])
 def test_no_input_takes_more_bytes_than_stated(size: int) -> None:
-    """Values that the prior deems least likely: the coder gives in to it after its budget."""
+    """Use values that the prior considers least likely; after its budget the coder follows the prior."""
     codec = get_codec("polar")
     hostile = [np.resize([4.0, -4.0, 0.1], size), np.resize([3.0, 3.0, 3.0, -0.01], size), np.ones(size)]
     for x in hostile:
@@ -257,7 +259,7 @@ def test_no_input_takes_more_bytes_than_stated(size: int) -> None:
 
 @pytest.mark.parametrize("rate", RATES)
 def test_bits_a_coordinate_are_the_nominal_rate(rate: float) -> None:
-    """Within .03 bit: MAP decisions cost a little more than the design promises, and 32 streams have an end each."""
+    """Allow .03 bit: MAP decisions cost slightly more than the design states, and each of 32 streams has an end."""
     x = gaussian(32 * 4096, seed=4)
     payload = get_codec(f"polar:rate={rate},block=4096").encode(x, KEY)
     assert 8 * payload.nbytes / x.size == pytest.approx(rate, abs=0.03)
@@ -314,7 +316,7 @@ def test_fields_that_are_not_there_are_refused(at: int, change: int, reason: str
 
 
 def test_the_designs_are_those_of_their_edition() -> None:
-    """Another design reads other values from the same bytes: raise designs.EDITION with the number here."""
+    """Check the hash: a changed design decodes other values from the same bytes, so raise designs.EDITION with the hash here."""
     found = hashlib.sha256()
     for rate in RATES:
         for log_length in designs.LENGTHS:
@@ -331,11 +333,11 @@ def test_changed_words_and_words_that_are_left_over_are_refused() -> None:
 
 
 def test_no_log_likelihood_ratio_is_rounded_by_a_hair() -> None:
-    """A machine whose exp is off by 2^-40 rounds alike: the tables are integers, equal everywhere."""
+    """Check that an error of 2^-40 in exp does not change rounding, so that the integer tables are equal on all machines."""
     for rate in RATES:
         found = rate_channel.prior_llrs(designs.CHANNELS[rate]) + rate_channel.posterior_llrs(designs.CHANNELS[rate])
         nats = np.concatenate([each.reshape(-1) for each in found])
-        nats = nats[np.abs(nats) * UNIT > 1e-6]  # exactly 0 by symmetry otherwise
+        nats = nats[np.abs(nats) * UNIT > 1e-6]  # the others are exactly 0 by symmetry
         assert (np.abs(nats * UNIT % 1 - 0.5) > 1e-9).all()
     grid = (np.arange(4096) + 0.5) / 4096
     assert (np.abs(np.log(grid / (1 - grid)) * UNIT % 1 - 0.5) > 1e-9).all()
@@ -350,7 +352,7 @@ def _rows(llrs: np.ndarray, pairs: int) -> None:
 
 
 def test_the_check_node_is_within_three_hundredths_of_a_nat() -> None:
-    """f(a, b) = 2 artanh(tanh(a / 2) tanh(b / 2)), here as a sum of logarithms."""
+    """Compare with f(a, b) = 2 artanh(tanh(a / 2) tanh(b / 2)), computed as a sum of logarithms."""
     pairs = 512
     rng = np.random.default_rng(1)
     llrs = np.zeros((2 * 2 * pairs, LANES), np.int16)

@@ -1,4 +1,4 @@
-"""The range coders of polar against the oracle's, which reads one lane at a time in Python's integers."""
+"""polar's range coders compared with the oracle's, which decodes one lane at a time in Python integers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _read(llrs: Llrs, bits: Masks, table: Words16, reader: WordReader, lanes: in
 
 
 def packed(bits: np.ndarray) -> Masks:
-    """Rows of up to 32 bits as words."""
+    """Pack rows of up to 32 bits into words."""
     return np.asarray((bits.astype(np.uint64) << np.arange(bits.shape[1], dtype=np.uint64)).sum(axis=1), np.uint32)
 
 
 def written(llrs: np.ndarray, bits: np.ndarray) -> Words16:
-    """The words of the bits (rows, lanes)."""
+    """Encode bits of shape (rows, lanes), and return the words."""
     lanes = bits.shape[1]
     words = np.zeros(2 * bits.size, np.uint16)
     out = writer(words, lanes)
@@ -52,14 +52,14 @@ def written(llrs: np.ndarray, bits: np.ndarray) -> Words16:
 
 
 def padded(llrs: np.ndarray) -> Llrs:
-    """Rows of 32 lanes."""
+    """Pad rows to 32 lanes."""
     rows = np.zeros((len(llrs), LANES), np.int16)
     rows[:, : llrs.shape[1]] = llrs
     return rows.reshape(-1)
 
 
 def read_back(words: Words16, llrs: np.ndarray) -> np.ndarray:
-    """The bits, by the oracle; all words are used."""
+    """Decode the bits with the oracle, and check that all words are used."""
     coder = Coder(words, llrs.shape[1])
     found = np.array([coder.row(row) for row in llrs])
     assert coder.at == words.size
@@ -74,7 +74,7 @@ def some_llrs(lanes: int, largest: int) -> np.ndarray:
 @pytest.mark.parametrize("lanes", [1, 5, 32])
 @pytest.mark.parametrize("bits", ["likely", "unlikely", "random"])
 def test_the_oracle_reads_what_is_written_and_the_reader_too(lanes: int, bits: str) -> None:
-    """Unlikely bits: up to 14 of the stream for each of them, more than the log holds."""
+    """Include unlikely bits, each of which takes up to 14 bits of the stream, more than the log holds."""
     llrs = some_llrs(lanes, 2000)
     likely = llrs < 0
     wanted = {"likely": likely, "unlikely": ~likely, "random": np.random.default_rng(1).random(llrs.shape) < 0.5}[bits]
@@ -89,7 +89,7 @@ def test_the_oracle_reads_what_is_written_and_the_reader_too(lanes: int, bits: s
 
 @pytest.mark.parametrize("lanes", [1, 32])
 def test_a_carry_goes_back_through_many_words_of_every_lane(lanes: int) -> None:
-    """Bits of codes just above 1/2: the output is 7FFF FFFF FFFF ... until the interval is known to lie above."""
+    """Use codes just above 1/2: the output is 7FFF FFFF FFFF ... until the interval is known to lie above."""
     llrs = some_llrs(lanes, 300)
     codes = np.zeros(2 * lanes + ROWS * lanes, np.uint16)
     codes[: 2 * lanes : 2] = 0x8000

@@ -1,4 +1,4 @@
-"""QSGD against its formulas, and against an encoder in NumPy that shares no code."""
+"""QSGD compared with its formulas, and with an independent encoder in NumPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.codecs.family import gaussian, recorded, student
 from tests.codecs.golden_reader import unpack_planes
 from tests.codecs.threefry_oracle import halves, stage_words
 
-NUMBER = 5  # of qsgd on the wire
+NUMBER = 5  # of qsgd in the payload format
 TIES = NUMBER + 256
 FORMS = [
     ("qsgd", 15, 512, "l2"),
@@ -31,7 +31,7 @@ FORMS = [
 
 
 def parts_of(payload: Payload) -> tuple[int, int, np.ndarray, np.ndarray]:
-    """levels, bucket, norms, codes, by the byte table."""
+    """Return levels, bucket, norms and codes, by the byte table."""
     data = payload.to_bytes()
     body = data[8 + 4 * data[2] :]
     levels, bucket = struct.unpack_from("<II", body)
@@ -45,7 +45,9 @@ def spread(norms: np.ndarray, bucket: int, size: int) -> np.ndarray:
 
 
 def variance(x: np.ndarray, levels: int, bucket: int, norm: str) -> float:
-    """E||Q(x) - x||^2: a coordinate at f above a level is rounded up with probability f, variance f (1 - f) (norm / s)^2."""
+    """Return E||Q(x) - x||^2: a coordinate at f above a level is rounded up with probability f, variance f (1
+    - f) (norm / s)^2.
+    """
     total = 0.0
     for start in range(0, x.size, bucket):
         v = np.abs(x[start : start + bucket].astype(np.float64))
@@ -57,7 +59,7 @@ def variance(x: np.ndarray, levels: int, bucket: int, norm: str) -> float:
 
 @pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
 def test_bytes_equal_an_encoder_in_numpy(spec: str, levels: int, bucket: int, norm: str) -> None:
-    """Fixed point, random halves and ties, coordinate by coordinate, on 400 000 coordinates (about six ties)."""
+    """Compare fixed-point values, random 16-bit halves and ties for 400 003 coordinates (about six ties)."""
     x = student(400_003)
     key = Key.derive(5)
     stated_levels, stated_bucket, norms, codes = parts_of(get_codec(spec).encode(x, key))
@@ -91,7 +93,7 @@ def test_norms_are_those_of_the_buckets(spec: str, levels: int, bucket: int, nor
 @pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
 @pytest.mark.parametrize("make", [gaussian, student, lambda n: recorded().reshape(-1)[:n]])
 def test_variance_is_that_of_the_formula(spec: str, levels: int, bucket: int, norm: str, make: object) -> None:
-    """Mean over 300 encodes within 5 %; the formula is within the bound min(B / s^2, sqrt(B) / s) of the paper."""
+    """Compare the mean over 300 encodes within 5 %, and the formula with the paper's bound min(B / s^2, sqrt(B) / s)."""
     x = make(5000)  # type: ignore[operator]
     codec = get_codec(spec)
     losses = [np.sum((codec.decode(codec.encode(x, Key.derive(r))) - x.astype(np.float64)) ** 2) for r in range(300)]
@@ -104,9 +106,9 @@ def test_variance_is_that_of_the_formula(spec: str, levels: int, bucket: int, no
 
 @pytest.mark.parametrize("share", [1e-4, 1e-5])
 def test_entries_far_below_the_smallest_level_are_not_lost(share: float) -> None:
-    """A million entries of 1e-4 and 1e-5 of the norm, one level: 16 bits alone would lose 8 % and all of them.
+    """Use a million entries of 1e-4 or 1e-5 of the norm and one level: 16 random bits alone would lose 8 % or all of them.
 
-    The sum over 200 encodes counts hits, a Poisson variable: within 5 of its standard errors; 6e-7 of seeds would fail.
+    The sum over 200 encodes counts hits, a Poisson variable: within 5 standard errors; a share of 6e-7 of the seeds would fail.
     """
     n, repetitions = 1 << 20, 200
     x = np.full(n, share, np.float32)
@@ -119,7 +121,9 @@ def test_entries_far_below_the_smallest_level_are_not_lost(share: float) -> None
 
 
 def test_rounding_is_independent_between_coordinates() -> None:
-    """The two halves of a word, neighbours, and equal places of two blocks: correlations within 5 standard errors."""
+    """Check correlations of the halves of a word, of neighbours and of equal positions of two blocks, within
+    5 standard errors.
+    """
     n = 1 << 18
     x = np.full(n, 0.5, np.float32)
     x[::512] = 1
@@ -159,7 +163,7 @@ def test_bytes_are_exact_codes_and_one_norm_a_bucket(spec: str, levels: int, buc
     seed=st.integers(0, 2**64 - 1),
 )
 def test_every_code_is_next_to_its_value(x: np.ndarray, levels: int, bucket: int, norm: str, seed: int) -> None:
-    """Whatever the values: the code is floor or ceil of v s / norm, and the decoded value has the sign of v."""
+    """Check for any values that the code is floor or ceil of v s / norm, and that the decoded value has the sign of v."""
     codec = get_codec(f"qsgd:levels={levels},bucket={bucket},norm={norm}")
     payload = codec.encode(x, Key.derive(seed))
     norms, codes = parts_of(payload)[2:]
@@ -181,7 +185,7 @@ FITTED = ["qsgd", "qsgd:norm=max,levels=3", "qsgd:bucket=1024", "qsgd:levels=300
 @pytest.mark.parametrize("spec", FITTED)
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-30, 1e30])
 def test_factors_scale_every_bucket_to_its_least_squared_error(spec: str, scale: float) -> None:
-    """The payload is that of the unbiased form but for the norms: <x, y> / <y, y> times as large, in NumPy from its decoded y."""
+    """Compare with the unbiased payload: only the norms differ, by the factor <x, y> / <y, y> of its decoded y in NumPy."""
     x = (student(5003) * scale).astype(np.float32)
     x[1536:2048] = 0
     plain = get_codec(spec)
@@ -201,7 +205,7 @@ def test_factors_scale_every_bucket_to_its_least_squared_error(spec: str, scale:
 
 @pytest.mark.parametrize("spec", FITTED)
 def test_the_error_of_fitted_buckets_is_left_behind_to_the_bit(spec: str) -> None:
-    """Over the memory of x, and in memory of its own; ordinary norms and extreme ones, and a bucket without a gradient."""
+    """Write the error over x and elsewhere, for ordinary and extreme norms and for a bucket without a gradient."""
     codec, x = replace(get_codec(spec), factors=True), student(70_003)
     x[512:1024] = 0
     x[3000:5000] *= np.float32(1e-25)
@@ -218,7 +222,7 @@ def test_the_form_with_factors_is_biased_and_its_own_contractive_form() -> None:
     assert repr(codec) == "qsgd:levels=15,bucket=512,norm=l2,factors=true"
     assert not codec.unbiased
     assert codec.contractive() == codec
-    assert repr(get_codec("qsgd:factors=false")) == "qsgd:levels=15,bucket=512,norm=l2"  # as recorded before there were factors
+    assert repr(get_codec("qsgd:factors=false")) == "qsgd:levels=15,bucket=512,norm=l2"  # as recorded before `factors` existed
 
 
 @pytest.mark.parametrize(

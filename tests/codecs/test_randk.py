@@ -1,7 +1,7 @@
-"""Rand-k against its theory, and a reader in plain Python.
+"""Rand-k compared with its theory, and with a reader in plain Python.
 
-Statistical claims: seeds are fixed, so a test passes always or never; a bound of 4 standard errors would fail a right program
-on 6e-5 of the seeds.
+Seeds are fixed, so a test passes always or never. A bound of 4 standard errors would fail a correct program for a share of 6e-5
+of the seeds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def test_a_decoder_needs_no_setting():
 
 @pytest.mark.parametrize("ratio", [0.02, 0.1, 0.6])
 def test_the_mean_of_decodes_is_x_and_omega_is_d_over_k_minus_one(ratio):
-    """Per class of coordinates: largest, middle, smallest magnitudes, zeros, everything; and each single coordinate, 5 sigma."""
+    """Compare classes of coordinates (largest, middle, smallest magnitudes, zeros, all), and single
+    coordinates within 5 sigma.
+    """
     size = 300
     x = rng(2).standard_t(3, size).astype(np.float32)
     x[::7] = 0
@@ -157,7 +159,7 @@ def test_error_feedback_of_the_contractive_form_stays_bounded():
         total += g
         sent += codec.decode(codec.encode(residual, generator, error=residual))
         norms.append(float(np.sum(residual.astype(float) ** 2)))
-    # A coordinate has waited a geometric number of steps, 19 on average, and its square grows by 1 a step.
+    # a coordinate waits a geometric number of steps, 19 on average, and its expected square grows by 1 per step
     assert np.mean(norms[100:]) == pytest.approx(19 * size, rel=0.1)
     assert np.abs(sent + residual - total).max() < 1e-3
 

@@ -1,4 +1,4 @@
-"""The randomised terms against the exact spectrum, and the unbiased cover against theory."""
+"""The randomised terms compared with the exact spectrum, and the unbiased cover compared with theory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_terms_are_a_projection_of_the_matrix(shape):
     found = sketch(x.astype(np.float32), 4, key(2))
     assert found.values.size == 4 + OVERSAMPLING
     part = dense(found)
-    # Q Q^T A: orthogonal to the rest, so that energies add up; and its singular values are those stated.
+    # Q Q^T A is orthogonal to the rest, so that energies add up, and has the singular values that are stated
     assert np.sum(part * (x - part)) == pytest.approx(0, abs=1e-9 * np.sum(x * x))
     assert np.linalg.svd(part, compute_uv=False)[: found.values.size] == pytest.approx(found.values, rel=1e-9)
 
@@ -110,7 +110,7 @@ def test_largest_float32_values_do_not_overflow():
     assert found.values[:3] == pytest.approx(np.linalg.svd(x.astype(float), compute_uv=False)[:3], rel=0.2)
 
 
-# As a codec
+# as a codec
 
 
 def test_bare_it_is_the_contraction_and_covered_it_is_unbiased():
@@ -149,12 +149,12 @@ def test_the_cover_is_unbiased_and_its_omega_is_what_it_says():
 
 
 def test_the_random_term_has_the_expectation_of_what_is_left_out():
-    """<x, all terms> has the mean ||x||^2; 4 standard errors, a factor of (D - 1) / D would be 6 off."""
+    """Check that <x, all terms> has mean ||x||^2, within 4 standard errors; a factor (D - 1) / D would be 6 away."""
     x = gaussian(40, 60)
     energy = np.sum(x.astype(float) ** 2)
     samples = np.array([np.sum(x * dense(sketch(x, 3, key(seed), cover=True))) / energy for seed in range(3000)])
     assert abs(samples.mean() - 1) <= 4 * samples.std(ddof=1) / math.sqrt(samples.size)
-    # Half of the energy or more is left out here, 1/32 of it is many standard errors: the test can tell.
+    # at least half of the energy is left out here, and 1/32 of it is many standard errors, so the test is sensitive
     assert 6 * samples.std(ddof=1) / math.sqrt(samples.size) <= 0.5 / 32
 
 
@@ -191,7 +191,7 @@ def test_error_feedback_stays_bounded_and_loses_nothing(rank):
         sent += codec.decode(codec.encode(g + residual, rng, error=residual))
         total += g
         largest = max(largest, float(np.linalg.norm(residual)))
-    # At least `rank` of the 40 directions go every time, as with an exact spectrum of equal values.
+    # each step sends at least `rank` of the 40 directions, as with an exact spectrum of equal values
     shrink = math.sqrt(1 - rank / 40)
     assert largest <= 1.2 * shrink / (1 - shrink) * math.sqrt(40 * 60)
     assert np.abs(sent + residual - total).max() < 1e-3

@@ -1,4 +1,4 @@
-"""The table of stages against the existing modules, and the cost of importing it."""
+"""The table of stages compared with the existing modules, and the cost of importing the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STAGES = table.CODECS | table.LOSSLESS | table.WRAPPERS
 
 
 def concrete_classes() -> set[type]:
-    """Every codec and lossless stage that some module of psnode.codecs defines."""
+    """Return every codec and lossless stage that a module of psnode.codecs defines."""
     found = set()
     for module in pkgutil.walk_packages(psnode.codecs.__path__, "psnode.codecs."):
         for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
@@ -33,7 +33,7 @@ def concrete_classes() -> set[type]:
 
 
 def test_every_class_is_registered_and_every_entry_is_a_class() -> None:
-    """Specs with + build chains, not stages."""
+    """Exempt Chain, which specs with + build and which is not a stage."""
     registered = {table.load(name) for name, entry in STAGES.items() if entry.target}
     assert {found for found in concrete_classes() if not issubclass(found, Chain)} == registered
 
@@ -68,7 +68,7 @@ def test_the_package_exports_its_interface() -> None:
 
 
 def imported_by(code: str) -> set[str]:
-    """The top-level packages in sys.modules after `code` ran in a fresh process."""
+    """Return the top-level packages in sys.modules after `code` has run in a new process."""
     program = f"{code}\nimport json, sys\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=600, check=True)

@@ -1,4 +1,4 @@
-"""Threefry 4x32-13 against its published vectors and against NumPy; keys."""
+"""Threefry 4x32-13 compared with published vectors and with NumPy; keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.errors import CodecValueError
 from tests.codecs.threefry_oracle import halves, stage_words
 from tests.codecs.threefry_oracle import threefry as oracle
 
-# rounds, counter, key, result: the known answers that Random123 publishes for threefry4x32.
+# rounds, counter, key, result: the known answers that Random123 publishes for threefry4x32
 ZEROS, ONES = "00000000 00000000 00000000 00000000", "ffffffff ffffffff ffffffff ffffffff"
 PI = "243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0 082efa98 ec4e6c89"
 PUBLISHED = [
@@ -89,7 +89,7 @@ def test_parts_of_a_key_are_bounded() -> None:
 
 
 def test_bits_are_unbiased_and_uncorrelated() -> None:
-    """2^22 bits a position: frequencies within 5 standard errors of 1/2, neighbours uncorrelated; 2e-5 of seeds would fail."""
+    """Check 2^22 bits per position: frequencies within 5 standard errors of 1/2, neighbours uncorrelated (2e-5 of seeds fail)."""
     drawn = words(np.array([1, 2], np.uint64), 9, 1 << 15).reshape(-1)
     bits = (drawn[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     limit = 5 * 0.5 / np.sqrt(drawn.size)

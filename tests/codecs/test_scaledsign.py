@@ -1,4 +1,4 @@
-"""scaledsign against the mean magnitudes and the identities of its paper."""
+"""scaledsign compared with mean magnitudes and the identities in its paper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decoded(x: np.ndarray, bucket: int = 0, key: int = 1) -> np.ndarray:
 
 
 def means(x: np.ndarray, bucket: int) -> np.ndarray:
-    """The mean magnitude of every coordinate's bucket, float64."""
+    """Return the mean magnitude of every coordinate's bucket, float64."""
     bucket = bucket or x.size
     starts = range(0, x.size, bucket)
     return np.concatenate([np.full(v.size, np.abs(v.astype(np.float64)).mean()) for v in (x[s : s + bucket] for s in starts)])
@@ -42,7 +42,7 @@ def test_magnitudes_are_the_means_of_the_buckets_and_signs_those_of_the_coordina
 @pytest.mark.parametrize("bucket", [0, 100, 4096])
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_squared_error_is_that_of_the_identity(name: str, bucket: int) -> None:
-    """||v - w||^2 = ||v||^2 - ||v||_1^2 / B in every bucket, zeros or not."""
+    """Check ||v - w||^2 = ||v||^2 - ||v||_1^2 / B in every bucket, with and without zeros."""
     x = INPUTS[name].astype(np.float64)
     size = bucket or x.size
     parts = [x[start : start + size] for start in range(0, x.size, size)]
@@ -51,7 +51,7 @@ def test_the_squared_error_is_that_of_the_identity(name: str, bucket: int) -> No
 
 
 def test_a_gaussian_shrinks_to_one_minus_two_over_pi() -> None:
-    """alpha = 1 - (E|x|)^2 = .3634; of a million coordinates within 1 %, 10 standard errors."""
+    """Check alpha = 1 - (E|x|)^2 = .3634 for a million coordinates within 1 %, 10 standard errors."""
     x = gaussian(1_000_000)
     assert np.mean((x.astype(np.float64) - decoded(x)) ** 2) / np.mean(x.astype(np.float64) ** 2) == pytest.approx(
         1 - 2 / math.pi, rel=0.01
@@ -73,7 +73,7 @@ def test_full_scale_does_not_overflow() -> None:
 
 
 def test_tiny_coordinates_keep_their_sign_beside_full_scale_ones() -> None:
-    """The sums are taken again at a scale where 1e-45 is 0: the signs are not."""
+    """Check that signs survive although the sums are repeated at a scale where 1e-45 is 0."""
     x = np.where(np.arange(5000) % 2, np.float32(3e38), np.float32(-1e-45)).astype(np.float32)
     np.testing.assert_array_equal(np.sign(decoded(x)), np.sign(x))
 
@@ -94,7 +94,7 @@ def test_an_array_of_zeros_decodes_to_zeros(bucket: int) -> None:
 
 
 def test_feedback_returns_what_dead_coordinates_were_given() -> None:
-    """300 steps of one gradient, most of it 0: the sum at a dead coordinate never exceeds one magnitude, and averages to 0."""
+    """Take 300 steps of a gradient that is mostly 0: sums at dead coordinates stay within one magnitude, and average to 0."""
     gradient = recorded().reshape(-1)
     codec, residual, total = get_codec("scaledsign"), np.zeros(gradient.size, np.float32), np.zeros(gradient.size)
     most = 0.0

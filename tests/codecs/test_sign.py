@@ -1,4 +1,4 @@
-"""sign, against NumPy's signs and coins drawn by an independent Threefry."""
+"""sign, compared with NumPy's signs and with random bits drawn by an independent Threefry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = [1, 7, 8, 63, 64, 65, 511, 512, 513, 8191, 8192, 8193, 30_001]
 
 
 def with_zeros(size: int) -> np.ndarray:
-    """N(0, 1), a third of it 0 and a third -0.0."""
+    """Return samples of N(0, 1), of which a third is 0 and a third -0.0."""
     x = gaussian(size)
     x[::3] = 0
     x[1::3] = -0.0
@@ -51,7 +51,9 @@ def test_the_largest_numbers_are_finite_though_their_sum_is_not() -> None:
 
 
 def test_zeros_do_not_drift() -> None:
-    """400 steps with new keys: every sum a fair walk, within 4.5 standard errors at 4608 zeros and in all; 3 % of seeds fail."""
+    """Take 400 steps with new keys: sums are fair walks, within 4.5 standard errors at each of 4608 zeros and in total (3 % of
+    seeds).
+    """
     x = recorded()
     dead = x.reshape(-1) == 0
     assert dead.mean() > 0.6
@@ -66,7 +68,9 @@ def test_zeros_do_not_drift() -> None:
 
 
 def test_coins_of_neighbours_steps_and_workers_are_independent() -> None:
-    """Correlations of 20 000 coins, lags up to 600 and other keys: within 5 standard errors; 4e-4 of seeds would fail."""
+    """Check correlations of 20 000 random bits for lags up to 600 and other keys, within 5 standard errors
+    (4e-4 of seeds fail).
+    """
     zeros, codec = np.zeros(20_000, np.float32), get_codec("sign")
     one, other = (codec.decode(codec.encode(zeros, Key.derive(1, worker))) for worker in (1, 2))
     for lag in range(1, 600):
@@ -86,7 +90,7 @@ def test_its_contractive_form_is_scaledsign_the_multiple_of_least_error() -> Non
 
 @pytest.mark.parametrize("chain", ["{}+zstd", "topk:ratio=0.1+{}", "topk:ratio=0.1+{}+zstd"])
 def test_in_a_chain_too_its_contractive_form_is_scaledsign(chain: str) -> None:
-    """Plain signs of a small array are larger than the array."""
+    """Check this because the plain signs of an array with small values are larger than the array."""
     form = get_codec(chain.format("sign")).contractive()
     assert form == get_codec(chain.format("scaledsign"))
     x = gaussian(3000) * np.float32(1e-3)

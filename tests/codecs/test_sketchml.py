@@ -1,4 +1,4 @@
-"""sketchml: its one-sided error, quantiles, the sketch's theory, the bytes of its keys and of the original; a NumPy decoder."""
+"""sketchml: its one-sided error, quantiles, sketch theory, the bytes of keys, the paper's coding, and a decoder in NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = Key.derive(6)
 
 
 class Parts:
-    """The fields of a payload, from the byte table alone."""
+    """The fields of a payload, read by the byte table alone."""
 
     def __init__(self, data: bytes) -> None:
         _, shape, body = header(data)
@@ -77,7 +77,7 @@ def loss(spec: str, x: np.ndarray) -> float:
 
 
 def sparse(size: int, density: float, seed: int = 0) -> np.ndarray:
-    """Student-t values at random places."""
+    """Return Student's t values at random positions."""
     x = student(size, seed=seed)
     x[np.random.default_rng(seed + 1).random(size) >= density] = 0
     return x
@@ -112,7 +112,7 @@ ARRAYS = arrays(
 @settings(max_examples=300, deadline=None)
 @given(x=ARRAYS, rows=st.integers(1, 4), columns=st.sampled_from([0.05, 0.3, 1.0]), groups=st.sampled_from([1, 2, 8, 128]))
 def test_signs_never_flip_and_magnitudes_only_ever_shrink(x: np.ndarray, rows: int, columns: float, groups: int) -> None:
-    """Smaller than the mean of the bin that the value is in: without rows every value is decoded as that."""
+    """Check that decoded magnitudes are at most the mean of the value's bin, to which every value decodes without rows."""
     exact = decoded("sketchml:rows=0", x)
     sketched = decoded(f"sketchml:rows={rows},columns={columns},groups={groups}", x)
     np.testing.assert_array_equal(np.sign(exact), np.sign(x))
@@ -138,7 +138,7 @@ def test_bins_are_intervals_of_equal_counts_that_decode_to_their_means(x: np.nda
 
 @pytest.mark.parametrize("bins", [8, 16, 64])
 def test_the_error_on_a_gaussian_is_that_of_equally_likely_bins(bins: int) -> None:
-    """1 - sum of p m^2 with p = 1 / bins and m = bins (phi(a) - phi(b)); 2^16 values: the tails within 4 %."""
+    """Compare with 1 - sum p m^2, p = 1 / bins, m = bins (phi(a) - phi(b)); 2^16 values have tails within 4 %."""
     edges = norm.ppf(np.arange(bins + 1) / bins)
     expected = 1 - bins * np.sum(np.diff(norm.pdf(edges)) ** 2)
     assert loss(f"sketchml:bins={bins},rows=0", gaussian(1 << 16)) == pytest.approx(expected, rel=0.04)
@@ -146,9 +146,10 @@ def test_the_error_on_a_gaussian_is_that_of_equally_likely_bins(bins: int) -> No
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 0.3), (2, 0.3), (4, 1.0)])
 def test_as_many_bins_survive_the_sketch_as_theory_says(rows: int, columns: float) -> None:
-    """A number is lost in a row if one of the smaller ones of its label shares its cell: exactly kept with 1 - (1 - q)^rows.
+    """Predict the share of numbers kept exactly, 1 - (1 - q)^rows: a row loses a number that shares its cell with a smaller one.
 
-    q = (1 - 1 / c)^(smaller ones). 40 000 values: the standard error of the share is .0025; 4 of those.
+    q = (1 - 1 / c)^(count of smaller numbers of the label). 40 000 values: the standard error of the share is .0025, and the
+    bound 4 of these.
     """
     x = gaussian(40_000)
     spec = f"sketchml:rows={rows},columns={columns}"
@@ -166,7 +167,7 @@ def test_as_many_bins_survive_the_sketch_as_theory_says(rows: int, columns: floa
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.5, 0.99])
 def test_keys_take_at_most_3_percent_more_than_their_entropy(density: float) -> None:
-    """log2 binomial(d, n), and 21 bytes of heads."""
+    """Compare with log2 binomial(d, n) plus 21 bytes of heads."""
     x = sparse(1 << 18, density)
     parts = Parts(get_codec("sketchml").encode(x, KEY).to_bytes())
     n, d = parts.places.size, x.size
@@ -177,15 +178,18 @@ def test_keys_take_at_most_3_percent_more_than_their_entropy(density: float) -> 
 
 
 def test_bytes_of_a_dense_array_are_those_of_labels_and_cells() -> None:
-    """10 000 values, 16 labels of 16 bins and so 4 bits a symbol; .3 columns a value in 2 rows, rounded down 16 times."""
+    """Count 10 000 values, 16 labels of 16 bins (4 bits per symbol), and .3 columns per value in 2 rows,
+    rounded down 16 times.
+    """
     nbytes = get_codec("sketchml").encode(gaussian(10_000), KEY).nbytes
     side = 12 + 8 + 16 + 4 * 16 + 4 * 256 + 4 + 8
     assert side + 4 * (16_000 - 32) / 8 <= nbytes <= side + 4 * 16_000 / 8 + 1
 
 
 def original_nbytes(parts: Parts) -> int:
-    """The coding of the paper: for every label the gaps of its keys in as few bytes as each needs, with two bits that say how
-    many; a byte a cell; two floats a bin."""
+    """Return the size of the paper's coding: per label the gaps of its keys, each in as few bytes as possible with two bits that
+    state their number; one byte per cell; two floats per bin.
+    """
     total = 8 * (parts.positive + parts.negative) + parts.cells.size
     for label in range(len(parts.first)):
         gaps = np.diff(parts.places[parts.labels == label], prepend=0)

@@ -1,4 +1,4 @@
-"""Spec strings: accepted ones, and the words of errors."""
+"""Spec strings: accepted ones, and error messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psnode.errors import CodecSpecError, ConfigurationError
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One field of every kind."""
+    """An object with one field of every kind."""
 
     count: int = 1
     ratio: float = 0.5

@@ -1,4 +1,4 @@
-"""The spectrum against LAPACK's singular value decomposition, and its terms against the matrix they come from."""
+"""The spectrum compared with LAPACK's singular value decomposition, and its terms compared with the matrix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def low_rank(m: int, n: int, rank: int) -> np.ndarray:
 
 
 def sparse(m: int, n: int) -> np.ndarray:
-    """Like a 3x3 convolution on 1x1 maps: only the centre taps, and half of the rows dead."""
+    """Return a matrix like a 3x3 convolution on 1x1 maps: only centre taps are non-zero, and half of the rows are zero."""
     out = np.zeros((m, n), np.float32)
     out[::2, 4::9] = RNG.standard_normal(out[::2, 4::9].shape)
     return out
@@ -58,7 +58,7 @@ def test_values_are_the_singular_values(name):
     expected = expected[expected > NOISE * expected[0]]
     values = spectrum(matrix).values
     assert values.shape == expected.shape
-    # The Gram matrix squares: an error of 1e-15 of the largest eigenvalue is half of that over the value itself.
+    # the Gram matrix squares values: an error of 1e-15 of the largest eigenvalue is divided by twice the singular value
     assert np.all(np.abs(values - expected) <= 1e-13 * expected[0] ** 2 / expected)
 
 

@@ -1,4 +1,4 @@
-"""Random subsets: every one equally likely, equal to a draw in plain Python from the same random words."""
+"""Random subsets: all equally likely, and equal to a draw in plain Python from the same random words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_both_ends_find_what_plain_python_finds(size):
 
 @pytest.mark.parametrize(("size", "count"), [(7, 1), (7, 3), (7, 4), (6, 5), (5, 2)])
 def test_every_subset_is_as_likely(size, count):
-    """Chi-square over all subsets, 400 draws each: a right program fails on one seed in 10^4."""
+    """Apply a chi-square test to all subsets, with 400 draws each; 1e-4 of seeds would fail a correct program."""
     subsets = dict.fromkeys(itertools.combinations(range(size), count), 0)
     for seed in range(400 * len(subsets)):
         subsets[tuple(draw(count, size, np.array([seed, 99], np.uint64), STREAM).tolist())] += 1
@@ -42,7 +42,7 @@ def test_every_subset_is_as_likely(size, count):
 
 
 def test_every_coordinate_of_a_long_vector_is_as_likely_and_so_is_every_pair_of_neighbours():
-    """Counts over 300 draws of 1000 of 100 003. Each chi-square fails a right program on one seed in 10^4."""
+    """Count over 300 draws of 1000 out of 100 003; each chi-square test fails a correct program for 1e-4 of seeds."""
     size, count, draws = 100_003, 1000, 300
     place = np.zeros(size, int)
     neighbours = 0
@@ -52,7 +52,7 @@ def test_every_coordinate_of_a_long_vector_is_as_likely_and_so_is_every_pair_of_
         place[indices] += 1
         neighbours += np.count_nonzero(np.diff(indices) == 1)
     stretches = place[: size // 101 * 101].reshape(101, -1).sum(axis=1)
-    # Without replacement the counts vary a little less than a multinomial's: the test is conservative by 1 %.
+    # without replacement, counts vary less than those of a multinomial: the test is conservative by 1 %
     assert chisquare(stretches).pvalue > 1e-4
     assert chisquare(place[: size // 64 * 64].reshape(-1, 64).sum(axis=0)).pvalue > 1e-4
     expected = draws * count * (count - 1) / size

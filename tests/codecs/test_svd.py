@@ -1,7 +1,7 @@
-"""Spectral ATOMO against numpy.linalg.svd, an independent water-filling, and a decoder that shares no code.
+"""Spectral ATOMO compared with numpy.linalg.svd, an independent water-filling, and an independent decoder.
 
-Statistical claims: seeds are fixed, so a test passes always or never; each bound of 4 standard errors would fail a right
-program on 6e-5 of the seeds.
+Seeds are fixed, so a test passes always or never. Each bound of 4 standard errors would fail a correct program for a share of
+6e-5 of the seeds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def of_spectrum(m: int, n: int, values: np.ndarray, seed: int = 0) -> np.ndarray:
-    """An m x n matrix with the singular values `values`."""
+    """Return an m x n matrix with the singular values `values`."""
     rng = np.random.default_rng(seed)
     u = np.linalg.qr(rng.standard_normal((m, len(values))))[0]
     v = np.linalg.qr(rng.standard_normal((n, len(values))))[0]
@@ -43,7 +43,7 @@ def encode(codec: Svd, x: np.ndarray, seed: int = 0) -> Payload:
 
 
 def read(payload: Payload) -> tuple[int, int, np.ndarray]:
-    """(split, terms, values) by the byte table of the payload format, from the bytes alone."""
+    """Return (split, terms, values), read from the bytes by the table of the payload format."""
     data = payload.to_bytes()
     ndim = data[2]
     body = data[8 + 4 * ndim :]
@@ -57,7 +57,7 @@ def terms_of(payload: Payload) -> int:
 
 
 def decoded_by_numpy(payload: Payload) -> np.ndarray:
-    """float32 products, added in float32 in the order of the terms."""
+    """Decode with float32 products, added in float32 in the order of the terms."""
     split, terms, values = read(payload)
     if split == 0:
         return values.reshape(payload.shape)
@@ -70,7 +70,7 @@ def decoded_by_numpy(payload: Payload) -> np.ndarray:
 
 
 def theoretical_omega(x: np.ndarray, budget: float) -> float:
-    """(sum lambda^2 / p - ||x||^2) / ||x||^2 with p = min(1, c lambda), c by bisection."""
+    """Return (sum lambda^2 / p - ||x||^2) / ||x||^2 with p = min(1, c lambda), where c is found by bisection."""
     lam = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     low, high = 0.0, 1 / lam[-1]
     for _ in range(200):
@@ -79,7 +79,7 @@ def theoretical_omega(x: np.ndarray, budget: float) -> float:
     return float(np.sum(lam**2 / np.minimum(1, high * lam)) / np.sum(lam**2) - 1)
 
 
-# Configuration
+# configuration
 
 
 def test_the_bare_name_has_the_paper_s_rank():
@@ -110,7 +110,7 @@ def test_what_cannot_be_configured_is_refused(spec):
         get_codec(spec)
 
 
-# Decoded values
+# decoded values
 
 
 SHAPES = [(), (1,), (7,), (300,), (0,), (3, 0, 2), (1, 1), (1, 500), (500, 1), (2, 500), (6, 6), (30, 20), (20, 30)]
@@ -284,12 +284,12 @@ def test_a_value_that_is_not_finite_is_named(shape, index, value):
     assert caught.value.index == index
 
 
-# How it is distributed
+# the distribution of decoded arrays
 
 
 @pytest.mark.parametrize(("rank", "x"), [(1, decays()), (2.5, decays()), (3, decays(40, 24)), (3, gaussian(12, 4, 3, 3))])
 def test_the_mean_of_decodes_is_x(rank, x):
-    """Per class of coordinates: largest, middle, smallest, one row, one column, everything; and along each singular pair."""
+    """Compare classes of coordinates (largest, middle, smallest, a row, a column, all), and directions of singular pairs."""
     codec = Svd(rank=rank)
     rng = np.random.default_rng(123)
     matrix = x.reshape(len(x), -1).astype(float)
@@ -326,7 +326,7 @@ def test_omega_of_what_is_sent_exactly_is_zero():
     assert get_codec("svd").omega(of_spectrum(30, 40, np.array([3.0, 2.0, 1.0]))) == 0
 
 
-# Cost
+# cost
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
@@ -364,7 +364,7 @@ def test_no_shape_is_expanded(shape):
         assert Svd(rank=rank).max_nbytes(shape) <= 4 * math.prod(shape) + 8 + 4 * len(shape) + 8
 
 
-# Faults of the reference program
+# faults of the reference program
 
 
 def test_budget_left_by_certain_terms_is_spent():
@@ -380,7 +380,7 @@ def test_one_of_many_equal_terms_is_neither_empty_nor_drawn_twice():
     payloads = [codec.encode(x, rng) for _ in range(2000)]
     assert {terms_of(payload) for payload in payloads} == {1}
     total = sum(float(np.trace(codec.decode(payload))) for payload in payloads) / len(payloads)
-    # The one term sent is 16 u v^T with trace 16: no variance. Independent draws, repeated while empty, would give about 25.
+    # the one sent term is 16 u v^T, with trace 16: no variance; independent draws, repeated while empty, would give about 25
     assert total == pytest.approx(16, rel=1e-5)
 
 
@@ -399,7 +399,7 @@ def test_a_payload_is_a_header_and_floats_and_no_more():
     assert payload.nbytes == 4 * 3 * 300 + 16 + 8
 
 
-# The contractive form
+# the contractive form
 
 
 def test_the_contractive_form_sends_the_largest_terms_unscaled():
@@ -432,14 +432,14 @@ def test_error_feedback_stays_bounded_and_loses_nothing(shape, rank):
         sent += codec.decode(payload)
         total += g
         largest = max(largest, float(np.linalg.norm(residual)))
-    # ||e'|| <= r (||e|| + ||g||) with r^2 = 1 - rank / short has the fixed point r / (1 - r) ||g||; gradients of this size
-    # stay within 20 % of sqrt(d).
+    # ||e'|| <= r (||e|| + ||g||) with r^2 = 1 - rank / short has the fixed point r / (1 - r) ||g||; the norms of these gradients
+    # are within 20 % of sqrt(d)
     shrink = math.sqrt(1 - rank / short)
     assert largest <= 1.2 * shrink / (1 - shrink) * math.sqrt(math.prod(shape))
     assert np.abs(sent + residual - total).max() < 1e-3
 
 
-# Bytes that are no payload
+# invalid bytes
 
 
 def test_bodies_that_no_encoder_writes_are_refused():
@@ -486,7 +486,7 @@ def test_changed_bytes_give_an_array_or_a_payload_error():
         for _ in range(3000):
             bytes_ = good.copy()
             for _ in range(rng.integers(1, 4)):
-                # Half of the changes hit header and side information.
+                # half of the changes hit the header and side information
                 bytes_[rng.integers(0, 24 if rng.random() < 0.5 else bytes_.size)] = rng.integers(256)
             bytes_ = bytes_[: rng.integers(bytes_.size)] if rng.random() < 0.1 else bytes_
             try:
@@ -517,7 +517,7 @@ def test_the_number_of_blas_threads_does_not_change_the_bytes():
         assert one == two
 
 
-# Before a quantiser
+# before a quantiser
 
 
 def test_quantised_factors_stay_unbiased():

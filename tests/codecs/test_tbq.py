@@ -1,4 +1,4 @@
-"""tbq against comparisons, its block sizes, and the residual of Strom's algorithm."""
+"""tbq compared with direct comparisons, its block sizes, and the residual of Strom's algorithm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_reaches_tau_is_sent_as_tau(name: str, tau: float) -> None:
 def test_tau_itself_is_sent_and_the_number_below_is_not() -> None:
     t = np.float32(0.3)
     below = np.nextafter(t, np.float32(0))
-    for filler in (0, 1):  # sparse and dense
+    for filler in (0, 1):  # a sparse and a dense block
         x = np.full(3000, filler, np.float32)
         x[:4] = t, -t, below, -below
         np.testing.assert_array_equal(decoded(x, 0.3)[:4], np.float32([0.3, -0.3, 0, 0]))
@@ -52,7 +52,7 @@ def test_by_default_tau_is_a_share_of_the_root_of_the_mean_square(name: str) -> 
 
 
 def test_the_share_is_the_one_that_takes_most_from_a_gaussian() -> None:
-    """E[(2 |x| t - t^2); |x| >= t] by numerical integration, maximised by SciPy."""
+    """Maximise E[(2 |x| t - t^2); |x| >= t], computed by numerical integration, with SciPy."""
 
     def taken(t: float) -> float:
         return float(2 * norm.expect(lambda x: 2 * x * t - t * t, lb=t))
@@ -74,7 +74,7 @@ def test_by_default_something_is_taken_from_any_array(x: np.ndarray) -> None:
 
 
 def blocks_of(x: np.ndarray, tau: float) -> int:
-    """Bytes of the blocks: 2, and the smaller of 2 a value sent and a fifth a coordinate."""
+    """Return the bytes of the blocks: per block 2, plus the smaller of 2 per sent value and 1 per 5 coordinates."""
     total = 0
     for start in range(0, x.size, BLOCK):
         v = x[start : start + BLOCK]
@@ -89,7 +89,7 @@ def test_every_block_is_dense_or_sparse_whichever_is_smaller(name: str, tau: flo
     payload = encode(x, tau)
     assert payload.nbytes == 12 + 4 + blocks_of(x, tau)
     assert payload.nbytes <= get_codec("tbq").max_nbytes(x.shape)
-    assert payload.nbytes <= 16 + 2 * 3 + x.size / 4  # never above two bits
+    assert payload.nbytes <= 16 + 2 * 3 + x.size / 4  # never more than two bits per coordinate
 
 
 def test_one_value_in_a_hundred_costs_16_bits_each() -> None:
@@ -113,7 +113,7 @@ def test_an_array_of_zeros_is_nothing_at_all() -> None:
 
 @pytest.mark.parametrize("tau", [0.3, 1.0])
 def test_the_residual_stays_below_tau_while_gradients_do(tau: float) -> None:
-    """Strom's loop: residual += g, send values that reach tau. With |g| < tau it stays in (-tau, tau), and nothing is lost."""
+    """Run Strom's loop: residual += g, and send values that reach tau. With |g| < tau the residual stays in (-tau, tau)."""
     codec, residual = get_codec(f"tbq:tau={tau}"), np.zeros(3000, np.float32)
     gradients, sent = np.zeros(3000), np.zeros(3000)
     for step in range(200):
@@ -126,7 +126,7 @@ def test_the_residual_stays_below_tau_while_gradients_do(tau: float) -> None:
 
 
 def test_a_steady_gradient_arrives_at_its_own_rate() -> None:
-    """0.01 a step through thresholds of 1: after 1000 steps, 10 of it within one threshold."""
+    """Send 0.01 per step with a threshold of 1: after 1000 steps, the sum is 10 within one threshold."""
     codec, residual, out = get_codec("tbq:tau=1"), np.zeros(100, np.float32), np.zeros(100, np.float32)
     g = np.linspace(-0.01, 0.01, 100, dtype=np.float32)
     for step in range(1000):
@@ -184,7 +184,7 @@ def test_entries_are_a_place_and_a_sign() -> None:
     ids=range(15),
 )
 def test_blocks_that_encode_does_not_write_are_refused(blocks: bytes) -> None:
-    """Cut, repeated, out of order, out of range, too many for a sparse block, bytes that are no digits."""
+    """Use blocks that are cut, repeated, out of order, out of range, too full for a sparse block, or with invalid digits."""
     out = gaussian(1000)
     before = out.copy()
     with pytest.raises(PayloadError, match="blocks"):

@@ -1,4 +1,4 @@
-"""terngrad against its formulas, and against an encoder in NumPy that shares no code."""
+"""terngrad compared with its formulas, and with an independent encoder in NumPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INPUTS = {"gaussian": gaussian(5000), "student": student(5000), "recorded": reco
 
 
 def parts_of(payload: Payload) -> tuple[np.float32, np.ndarray]:
-    """Scale and digits, by the byte table."""
+    """Return scale and digits, by the byte table."""
     body = body_of(payload.to_bytes())
     return np.frombuffer(body[:4], "<f4")[0], digits_of(body[4:], payload.size, 2560)
 
@@ -26,7 +26,7 @@ def parts_of(payload: Payload) -> tuple[np.float32, np.ndarray]:
 @pytest.mark.parametrize("clip", [0, 2.5])
 @pytest.mark.parametrize("power", [0, -90, 90])
 def test_bytes_equal_an_encoder_in_numpy(clip: float, power: int) -> None:
-    """Fixed point, random halves and ties, coordinate by coordinate, on 400 000 coordinates (about six ties)."""
+    """Compare fixed-point values, random 16-bit halves and ties for 400 003 coordinates (about six ties)."""
     x, key = np.ldexp(student(400_003), power).astype(np.float32), Key.derive(5)
     payload = get_codec(f"terngrad:clip={clip}").encode(x, key)
     scale, digits = parts_of(payload)
@@ -55,8 +55,10 @@ def test_clipping_is_at_so_many_standard_deviations_but_not_above_the_maximum(na
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("clip", [0, 2.5])
 def test_mean_and_variance_are_those_of_the_formula(name: str, clip: float) -> None:
-    """1000 encodes: the sum over the coordinates, with their signs, within 4 standard errors; the variance s |c|_1 - |c|^2 of the
-    clipped c within 5 %. 6e-5 of seeds would fail.
+    """Check 1000 encodes: the signed sum over the coordinates within 4 standard errors, and the variance s |c|_1 - |c|^2 of the
+    clipped c within 5 %.
+
+    A share of 6e-5 of the seeds would fail.
     """
     x = INPUTS[name]
     codec = get_codec(f"terngrad:clip={clip}")
@@ -72,7 +74,7 @@ def test_mean_and_variance_are_those_of_the_formula(name: str, clip: float) -> N
 
 
 def test_omega_of_a_gaussian_is_near_three() -> None:
-    """s E|x| - 1 with s the largest of 5000: 2 to 3.5; unclipped, no contraction; clipped at 2.5, 0.99."""
+    """Expect s E|x| - 1, with s the largest of 5000, in 2 to 3.5: no contraction unclipped; 0.99 when clipped at 2.5."""
     x = INPUTS["gaussian"].astype(np.float64)
     assert 2 < np.abs(x).max() * np.abs(x).sum() / np.sum(x**2) - 1 < 3.5
     assert get_codec("terngrad").unbiased
@@ -81,9 +83,9 @@ def test_omega_of_a_gaussian_is_near_three() -> None:
 
 @pytest.mark.parametrize("share", [1e-4, 1e-5])
 def test_entries_far_below_the_scale_are_not_lost(share: float) -> None:
-    """A million entries of 1e-4 and 1e-5 of the maximum: 16 bits alone would lose 8 % and a third of them.
+    """Use a million entries of 1e-4 or 1e-5 of the maximum: 16 random bits alone would lose 8 % or a third of them.
 
-    The sum over 200 encodes counts hits, a Poisson variable: within 5 of its standard errors; 6e-7 of seeds would fail.
+    The sum over 200 encodes counts hits, a Poisson variable: within 5 standard errors; a share of 6e-7 of the seeds would fail.
     """
     n, repetitions = 1 << 20, 200
     x = np.full(n, share, np.float32)
@@ -96,7 +98,7 @@ def test_entries_far_below_the_scale_are_not_lost(share: float) -> None:
 
 
 def test_exact_zeros_stay_zero_and_full_scale_is_always_kept() -> None:
-    """600 000 of each: a tie in the random bits, one in 65 536, must not tip them over."""
+    """Use 600 000 of each: ties in the random bits, one in 65 536, must not change them."""
     x = np.zeros(1_200_000, np.float32)
     x[::2] = np.where(np.arange(600_000) % 4 == 1, np.float32(-0.7), np.float32(0.7))
     x[1::4] = -0.0
@@ -137,7 +139,7 @@ def test_in_a_chain_too_the_contractive_form_is_scaled(clip: float) -> None:
 
 
 def test_five_digits_make_a_byte_and_a_byte_five_digits() -> None:
-    """All 243 of them, digit k counting 3^k."""
+    """Check all 243 bytes; digit k counts 3^k."""
     every = np.array(list(itertools.product(range(3), repeat=5)), np.uint8).T
     packed, digits = np.empty(243, np.uint8), np.empty(5 * 243, np.uint8)
     flat = np.ascontiguousarray(every).reshape(-1)

@@ -1,4 +1,4 @@
-"""Threshold: values that reach tau are sent, by a definition in NumPy and a reader in plain Python."""
+"""Threshold: the values that reach tau are sent; compared with a definition in NumPy and a reader in plain Python."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_without_tau_what_exceeds_three_rms_is_sent_at_any_scale(scale):
         payload = codec.encode(x, rng())
         tau = 3 * math.sqrt(np.mean(x.astype(float) ** 2))
         support = codec.support(payload)
-        # The RMS is summed in float32 by blocks: entries within 1e-5 of tau may fall on either side.
+        # the RMS is summed in float32 by blocks: entries within 1e-5 of tau may be on either side
         assert set(np.flatnonzero(np.abs(x) >= tau * (1 + 1e-5))) <= set(support)
         assert set(support) <= set(np.flatnonzero(np.abs(x) >= tau * (1 - 1e-5)))
         assert payload.nbytes <= codec.max_nbytes(x.shape) < x.nbytes / 7
@@ -132,7 +132,7 @@ def test_a_feedback_loop_without_tau_never_stalls():
         residual += 1
         payload = codec.encode(residual, rng(), error=residual)
         assert codec.support(payload).size >= 1
-    assert residual.max() <= 50  # one entry a step, in turn
+    assert residual.max() <= 50  # one entry per step, in turn
 
 
 def test_the_error_in_place_keeps_what_was_not_sent():

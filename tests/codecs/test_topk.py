@@ -1,4 +1,4 @@
-"""Top-k against a stable sort and a reader in plain Python; properties that all selectors share are shown here, too."""
+"""Top-k compared with a stable sort and a reader in plain Python; properties that all selectors share are tested here too."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def mostly_zero(size: int, seed: int = 0) -> np.ndarray:
-    """62 % exact zeros, as in the gradient of a network whose last stage sees 1x1 maps."""
+    """Return values with 62 % exact zeros, as in the gradient of a network whose last stage sees 1x1 maps."""
     return normal(size, seed=seed) * (rng(seed + 1).random(size) < 0.38).astype(np.float32)
 
 
 def top(x: np.ndarray, keep: int) -> np.ndarray:
-    """Indices of the `keep` largest that are not zero, the lowest first among equals, ascending."""
+    """Return ascending indices of the `keep` largest non-zero values; among equals, the lowest indices."""
     flat = x.reshape(-1)
     order = np.lexsort((np.arange(flat.size), -np.abs(flat.astype(float))))[:keep]
     return np.sort(order[flat[order] != 0])
@@ -50,7 +50,7 @@ def sparse(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return y.reshape(x.shape)
 
 
-# Configuration
+# configuration
 
 
 def test_the_bare_name_keeps_one_percent_exactly():
@@ -72,7 +72,7 @@ def test_what_cannot_be_configured_is_refused(spec):
         get_codec(f"topk:{spec}")
 
 
-# Sent values
+# sent values
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 0.01, 0.1, 0.5, 1])
@@ -136,7 +136,7 @@ def test_a_sampled_threshold_sends_all_that_is_not_zero_if_that_is_less():
 
 
 def test_a_sampled_threshold_that_too_few_reach_is_lowered():
-    """Large entries only where the sample looks: 400 of the 2000 sampled, so the first threshold lies among those."""
+    """Place large entries only at 400 of the 2000 sampled positions, so that the first threshold is one of these."""
     size = 200_000
     key = rng(1).integers(2**64, size=2, dtype=np.uint64)
     found = np.empty(2000, np.uint32)
@@ -149,7 +149,7 @@ def test_a_sampled_threshold_that_too_few_reach_is_lowered():
     assert np.array_equal(support, top(x, support.size))
 
 
-# Decoding and errors
+# decoding and errors
 
 
 @pytest.mark.parametrize("weight", [1.0, -0.5, 1 / 3])
@@ -275,7 +275,7 @@ def test_another_process_without_vector_instructions_encodes_and_decodes_the_sam
     assert result.stdout == expected
 
 
-# Cost
+# cost
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 0.01, 0.1, 0.4])
@@ -314,13 +314,13 @@ def test_error_feedback_stays_bounded_and_loses_nothing(spec):
         total += g
         sent += codec.decode(codec.encode(residual, generator, error=residual))
         norms.append(float(np.linalg.norm(residual)))
-    # Entries wait about d / k = 100 steps: their square grows as a random walk's and is sent at its largest.
+    # entries wait about d / k = 100 steps: their square grows as in a random walk, and the largest are sent
     assert max(norms) <= 3 * math.sqrt(100 * size)
     assert max(norms[250:]) <= 1.2 * max(norms[:250])
     assert np.abs(sent + residual - total).max() < 1e-3
 
 
-# Chains
+# chains
 
 
 def test_a_chain_quantises_the_kept_values_and_nothing_else():
@@ -352,7 +352,7 @@ def test_the_contractive_form_of_a_chain_decodes_the_best_multiple_without_a_den
     assert np.isin(np.flatnonzero(error != x), form.support(payload)).all()
 
 
-# Bytes that are no payload
+# invalid bytes
 
 
 def test_values_that_do_not_match_the_indices_are_refused():

@@ -1,4 +1,4 @@
-"""One declaration of settings for two programs: every kind of field, from flags, texts and files, refused in each one's words."""
+"""One declaration of settings for two programs: every kind of field, from flags, texts and files, with each program's errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psnode.errors import ConfigurationError
 
 
 class RefusedError(Exception):
-    """The error of the other program."""
+    """The error class of the other program."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The scheme of a run that names none."""
+"""The scheme of a run that does not name one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every setting that is accepted has an effect: on the record, and on the weights after three steps.
+"""Every accepted setting has an effect on the record, and on the weights after three steps.
 
-A setting that may change when a run is resumed (deadlines, paths, overlap, ...) is not looked at here.
+Settings that may change when a run is resumed (deadlines, paths, overlap, ...) are not covered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from psnode.plan.coding import Coding
 from psnode.plan.groups import Tensor
 from psnode.plan.rule import make_plan
 
-# setting -> a value whose result differs from that of the second value, in a run with the settings that follow
+# setting -> a value, and other settings of the run; the result must differ from that of the setting's other value
 WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "network": ("LeNet", {}),
     "dataset": ("synthetic", {}),
@@ -101,14 +101,14 @@ def test_every_setting_that_decides_how_a_run_goes_has_a_witness_or_a_reason() -
 
 
 def config(**changed: Any) -> Config:
-    """Three steps of FC on the digits."""
+    """Return the settings of three steps of FC on digits."""
     usual = {"network": "FC", "scheme": "dense", "downlink": "dense", "batch_size": 8, "lr": 0.05, "max_steps": 3, "eval_freq": 0}
     return Config(**{**usual, "local": 2, "threads": 1, "tensorboard": False, **changed})
 
 
 @pytest.fixture(scope="module")
 def hash_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The hash of the weights that a configuration ends with; each is run once."""
+    """Return a function from a configuration to the hash of its final weights; each configuration runs once."""
     found: dict[Config, str] = {}
 
     def after(asked: Config) -> str:
@@ -146,7 +146,7 @@ ALIKE_UNDER_A_VOTE = {
 
 
 def three_steps(config: Config, scheme: Scheme) -> bytes:
-    """The weights after three steps of three workers whose gradients are given, with the learning rates .01, .02 and .03."""
+    """Return the weights after three steps of three workers with given gradients and learning rates .01, .02 and .03."""
     model = torch.nn.Linear(64, 96)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -174,7 +174,7 @@ def three_steps(config: Config, scheme: Scheme) -> bytes:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_settings_beside_a_scheme_differ_in_the_weights_or_are_refused(name: str) -> None:
-    """No two of those that are accepted and mean something else end with the same weights."""
+    """No two accepted variants with different meanings give the same weights."""
     plain = resolve(Config(scheme=name))
     found: dict[bytes, dict[str, Any]] = {}
     accepted = 0
@@ -185,7 +185,7 @@ def test_settings_beside_a_scheme_differ_in_the_weights_or_are_refused(name: str
         except ConfigurationError:
             continue
         if variant and all(getattr(plain, key, None) == value for key, value in variant.items()):
-            continue  # names the value that holds anyway
+            continue  # the variant sets a value that holds anyway
         if "feedback" in variant and get_feedback(scheme.feedback) == get_feedback(plain.feedback):
             continue
         if scheme.aggregator == "majority" and tuple(variant.items()) in ALIKE_UNDER_A_VOTE:

@@ -1,4 +1,4 @@
-"""Codecs from outside psnode: in a file of the user's, and offered by an installed package."""
+"""Codecs from outside psnode: in a user's file, or offered by an installed package."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_relative_path_means_the_same_elsewhere(own: Any, monkeypatch: pytest.
 
 
 def test_training_with_it_is_training_with_the_codec_that_it_copies(own: Any, tmp_path: Path) -> None:
-    """Every value travels as it is, so the weights are those of dense SGD, bit for bit; and after a resume, too."""
+    """The codec sends every value unchanged, so weights equal those of dense SGD bit for bit, also after a resume."""
     common = {"local": 2, "threads": 1, "batch_size": 8, "network": "FC", "eval_freq": 2, "tensorboard": False, "lr": 0.1}
 
     def trained(name: str, **settings: Any) -> str:
@@ -163,7 +163,7 @@ def test_the_payload_of_a_codec_that_is_not_loaded_is_refused(own: Any) -> None:
 
 
 def offer(folder: Path, *entries: str) -> None:
-    """Install a distribution with these entry points of the group psnode.codecs."""
+    """Install a distribution with these entry points in the group psnode.codecs."""
     info = folder / "offering-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")
@@ -171,7 +171,7 @@ def offer(folder: Path, *entries: str) -> None:
 
 
 def test_an_installed_package_offers_codecs(own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is imported before it is named, so a broken one harms no other."""
+    """No offered codec is imported before a run names it, so that a broken one does not affect others."""
     own("offered_codec", id="offered", number=240)
     offer(tmp_path, "offered = offered_codec:Copy", "broken = no_such_module:Codec", "misnamed = offered_codec:Copy")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""A learning rate that is not given is the scheme's own: resolved, recorded, told, and kept by a run that goes on."""
+"""A learning rate that is not given is the scheme's: resolved, recorded, reported, and kept by a resumed run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_learning_rate_that_needs_momentum_is_warned_of_where_there_is_none(
 
 
 def test_a_record_keeps_its_number(tmp_path: Path) -> None:
-    """A record of an earlier version holds .01 for signsgd, which the user had not given."""
+    """A record of an earlier version holds .01 for signsgd, although the user gave no rate."""
     run(config(tmp_path, scheme="signsgd", lr=0.01))
     assert load({"resume": True, "train_dir": tmp_path}, {}).lr == 0.01
     with claim(config(tmp_path, scheme="signsgd", resume=True)) as found:

@@ -1,4 +1,4 @@
-"""The log: shown on standard error as psnode's lines, unless a program has handlers of its own."""
+"""The log: shown on standard error as psnode's lines, unless the program has its own handlers."""
 
 from __future__ import annotations
 

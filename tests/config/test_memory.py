@@ -1,4 +1,4 @@
-"""Memory that this host has left."""
+"""Memory that is still free on this host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def group(place: Path, limit: str, current: int, file: int, shmem: int) -> None:
 
 
 def test_a_container_s_page_cache_is_no_memory_in_use(tmp_path: Path) -> None:
-    """Of 800 bytes in use 500 are pages of files, of which 100 are shared memory: 400 are used, and 600 left of 1000."""
+    """Of 800 bytes in use, 500 are file pages, 100 of them shared memory: 400 are used, so 600 of 1000 are left."""
     group(tmp_path / "job", "1000", current=800, file=500, shmem=100)
     assert memory_left(tmp_path, "job") == 600
 

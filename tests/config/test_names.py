@@ -1,4 +1,4 @@
-"""Names that users type."""
+"""Matching of names that users type."""
 
 import pytest
 

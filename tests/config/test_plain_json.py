@@ -1,4 +1,4 @@
-"""JSON is JSON: files and outputs hold nothing that other programs' readers refuse."""
+"""JSON files and outputs are strict JSON, without values that other programs' readers refuse."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from psnode.tasks.classification import Classification
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = ("psnode/config/plain_json.py",)
-# between processes of one job or machine, whose reader is Python's: losses and metrics keep their values;
-# programs that are sent to hosts, or started, as they are, of the standard library alone
+# messages between processes of one job or machine, read by Python: losses and metrics keep their values; and programs that are
+# sent to hosts unchanged and use only the standard library
 OTHERS = {"psnode/protocol/messages.py": 1, "psnode/jobs/hosts/agent.py": 1}
 
 
@@ -58,7 +58,7 @@ def test_json_is_written_in_one_place() -> None:
 
 
 class Odd(Classification):
-    """Has metrics that are not finite, in training and evaluating, and a loss of NaN when it is evaluated."""
+    """A task with metrics that are not finite, and with a loss of NaN in evaluation."""
 
     def __init__(self) -> None:
         super().__init__("FC", "digits", seed=1)
@@ -94,7 +94,7 @@ def test_every_file_of_a_run_is_json_and_so_is_what_commands_print(tmp_path: Pat
     capsys.readouterr()
     assert main(["runs", str(train_dir), "--json"]) == 0
     strictly(capsys.readouterr().out)
-    for name in ("metrics.jsonl", "evaluations.jsonl"):  # as earlier versions wrote them
+    for name in ("metrics.jsonl", "evaluations.jsonl"):  # as earlier versions wrote these files
         path = train_dir / name
         path.write_text(path.read_text().replace("null", "NaN"))
     assert read(train_dir).problems == []

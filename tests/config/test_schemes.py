@@ -18,7 +18,7 @@ from psnode.feedback import get_feedback
 
 
 def parameters(**fields: Any) -> Any:
-    """The codec that a configuration ends up with: codecs are compared, not the spelling of their specs."""
+    """Return the codec of a configuration, so that codecs are compared instead of their specs."""
     return get_codec(resolve(Config(**fields)).codec)
 
 
@@ -136,7 +136,7 @@ def test_a_scheme_brings_its_downlink_for_its_own_codec_unless_another_is_named(
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_is_coded_up_is_coded_down_as_well(name: str) -> None:
-    """In as many bytes or, beside an uplink of very few bits, in about one bit a coordinate or less."""
+    """The downlink uses as many bytes or, beside an uplink of very few bits, about one bit per coordinate or less."""
     scheme = resolve(Config(scheme=name))
     if name == "dense":
         assert scheme.downlink == "dense"
@@ -148,11 +148,13 @@ def test_what_is_coded_up_is_coded_down_as_well(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["randk", "dgc"])
 def test_what_few_coordinates_change_goes_down_whole(name: str) -> None:
-    """A mean of four sparse gradients, and no momentum on the master that would spread it: half precision loses 2^-11 at most."""
+    """Use a mean of four sparse gradients without the master's momentum, which would spread it: half
+    precision loses up to 2^-11.
+    """
     scheme = resolve(Config(scheme=name))
     uplink, downlink = get_codec(scheme.codec), get_codec(scheme.downlink).contractive()
     rng, mean = np.random.default_rng(1), np.zeros(200_000, np.float32)
-    for _ in range(4):  # workers draw from one seed
+    for _ in range(4):  # workers draw with one seed
         gradient = rng.standard_normal(mean.size).astype(np.float32)
         uplink.decode_add(uplink.encode(gradient, np.random.default_rng(2)), mean, 0.25)
     assert scheme.momentum == 0
@@ -171,7 +173,7 @@ def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
 
 @pytest.mark.parametrize("name", ["onebit", "tbq", "efsignsgd", "randk"])
 def test_error_feedback_without_momentum_has_ten_times_the_rate_of_dense_sgd(name: str) -> None:
-    """A gradient g comes to g / (1 - .9) in the end with momentum .9."""
+    """With momentum .9, a gradient g contributes g / (1 - .9) in total."""
 
     def pace(**fields: Any) -> tuple[float, float]:
         scheme = resolve(Config(scheme=name, **fields))
@@ -217,7 +219,7 @@ def test_the_warm_up_of_the_ratio_can_be_stretched_or_left_out() -> None:
 def test_nesterovs_form_of_a_momentum_that_the_master_does_not_have_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="--nesterov"):
         resolve(Config(scheme=name, nesterov=True))
-    assert resolve(Config(scheme=name, nesterov=True), unrecorded=True).momentum == 0  # an older run goes on as it was
+    assert resolve(Config(scheme=name, nesterov=True), unrecorded=True).momentum == 0  # an older run continues unchanged
     assert resolve(Config(scheme="dense", nesterov=True)).momentum == 0.9
 
 
@@ -269,7 +271,7 @@ def test_what_would_have_no_effect_beside_the_rest_is_refused_in_one_line(fields
 
 @pytest.mark.parametrize("name", ["efsignsgd", "topk", "randk"])
 def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: str) -> None:
-    """Karimireddy et al., algorithm 1: p = gamma g + e. Stich et al., algorithm 1: m + eta grad f. Older runs have neither."""
+    """Karimireddy et al., algorithm 1: p = gamma g + e. Stich et al., algorithm 1: m + eta grad f. Older runs do neither."""
     assert get_feedback(resolve(Config(scheme=name)).feedback).rescales
     assert not get_feedback(resolve(Config(scheme=name), unrecorded=True).feedback).rescales
     assert not get_feedback(resolve(Config(scheme=name, feedback="ef")).feedback).rescales
@@ -279,7 +281,7 @@ def test_papers_that_carry_the_learning_rate_in_the_memory_have_it_there(name: s
     ("fields", "lead"),
     [
         ({"scheme": "polar-2bit"}, 0.3),
-        ({"optimizer": "adamw"}, 0.3),  # the default there
+        ({"optimizer": "adamw"}, 0.3),  # its default scheme
         ({"scheme": "polar-2bit", "downlink_lead": 0.0}, 0.0),
         ({"scheme": "polar-2bit", "downlink_lead": 0.5}, 0.5),
         ({"scheme": "polar-2bit", "downlink": "dense"}, 0.0),

@@ -1,4 +1,4 @@
-"""The digest of a package's source: equal for equal commits, unlike for unlike ones."""
+"""The digest of a package's source: equal for equal commits, different for different ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def grown(home: Path) -> None:
 
 
 def cut_elsewhere(home: Path) -> None:
-    """The same bytes in a row, otherwise divided."""
+    """Keep the sequence of bytes, but divide it differently between the files."""
     (home / "__init__.py").write_bytes(b"x = 1\n# rows\n")
     (home / "part" / "table.py").write_bytes(b"rows = []\n")
 

@@ -1,4 +1,4 @@
-"""Settings printed, and read again: from TOML, and from a run's config.json."""
+"""Settings that are printed, and read back from TOML and from a run's config.json."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_command_prints_what_it_would_train_by(psnode: Callable[..., Any], t
     again = psnode("train", "--config", "printed.toml", "--print-config")
     assert (again.code, again.out) == (0, done.out)
     assert 'scheme = "topk"\n' in done.out
-    assert list(tmp_path.iterdir()) == [tmp_path / "printed.toml"]  # no run began
+    assert list(tmp_path.iterdir()) == [tmp_path / "printed.toml"]  # no run started
     refused = psnode("train", "--scheme", "nonsense", "--print-config")
     assert (refused.code, refused.out) == (2, "")
     assert psnode("train", "-h").out == psnode("train", "--help").out

@@ -1,4 +1,4 @@
-"""Standard streams that take nothing: commands end quietly, a training goes on."""
+"""Standard streams that cannot be written: commands end quietly, and a training continues."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LENET = ["train", "--local", "1", "--network", "LeNet", "--dataset", "synthetic"
 
 
 def closed_pipe() -> int:
-    """The write end of a pipe without a reader."""
+    """Return the write end of a pipe without a reader."""
     read, write = os.pipe()
     os.close(read)
     return write
 
 
 def ended(arguments: list[str], folder: Path, out: int, err: int, *python: str) -> tuple[int, str]:
-    """Exit code and standard error of a command with these streams."""
+    """Run a command with these streams, and return its exit code and standard error."""
     done = subprocess.run(
         [sys.executable, *python, "-m", "psnode", *arguments],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
@@ -101,7 +101,7 @@ def test_a_terminal_that_is_not_utf_8_gets_plain_characters_from_every_command(t
     assert done.returncode == 0, err
     assert "Traceback" not in out + err
     assert {letter for letter in out + err if not letter.isascii()} <= {*size, "–"} - ({"–"} if "–" not in size else set())
-    assert "?" not in (out + err).replace("\x1b[?25", "")  # but for the codes that hide a cursor
+    assert "?" not in (out + err).replace("\x1b[?25", "")  # except in the codes that hide and show the cursor
     assert (out + err).lower().count(size.lower()) >= 7
     assert f"psnode: {size} |-/# \\xe9" in err
     assert "–" in (tmp_path / "bericht.html").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The configuration: accepted and refused values, the words of refusals, sources, changes at a resume."""
+"""The configuration: accepted and refused values, error messages, sources, and changes at a resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psnode.config.declaration import Setting
 from psnode.config.load import load
 from psnode.errors import ConfigurationError
 
-# scripts of users rely on these: a renamed or re-defaulted setting must be noticed
+# users' scripts rely on these names and defaults, so changes must be noticed
 DEFAULTS = {
     "network": "LeNet", "dataset": "digits", "batch_size": 32, "test_batch_size": 1000, "seed": 1, "optimizer": "sgd", "lr": None,
     "lr_schedule": "constant", "lr_shrinkage": 0.95, "scheme": "topk", "min_compress_bytes": 4096, "consistency": "bsp",
@@ -42,7 +42,7 @@ words = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_siz
 
 
 def values_of(setting: Setting) -> st.SearchStrategy[Any]:
-    """Values that the setting's declared rules accept."""
+    """Return a strategy for values that the setting's rules accept."""
     rules = setting.rules
     if rules.choices:
         items: st.SearchStrategy[Any] = st.sampled_from(rules.choices)
@@ -218,7 +218,7 @@ def test_the_first_of_steps_and_epochs_ends_the_run(fields: dict[str, Any], expe
 
 
 def changed(setting: Setting) -> Any:
-    """A value that is not the default."""
+    """Return a value that is not the default."""
     samples: dict[Any, Any] = {int: 4, float: 2.5 if setting.rules.above == 1 else 0.5, bool: True, str: "x", Path: Path("x")}
     others = [choice for choice in setting.rules.choices if choice != setting.default]
     if setting.rules.choices and not others:

@@ -17,7 +17,7 @@ from psnode.errors import ConfigurationError
 from tests.ddp.program import RANKS, Linear, gradients, steps, wrapped
 
 RULES = ("ef", "ef:decay=0.5", "ecq", "dgc:momentum=0.9", "ema", "momentum")
-# An average that takes a tenth of 3e38 stays finite, and so does the sum.
+# "ema" adds only a tenth of 3e38, so that its average and the sum stay finite
 LEFT_OUT = [(rule, why) for rule in RULES for why in ("infinite", "overflow", "told") if (rule, why) != ("ema", "overflow")]
 
 
@@ -26,7 +26,7 @@ def memories(state: ddp.HookState) -> dict[str, torch.Tensor]:
 
 
 def change(before: dict[str, torch.Tensor], state: ddp.HookState) -> float:
-    """The largest difference of a memory from `before`."""
+    """Return the largest absolute difference between a memory and its value in `before`."""
     after = memories(state)
     assert before.keys() == after.keys()
     assert before
@@ -34,7 +34,7 @@ def change(before: dict[str, torch.Tensor], state: ddp.HookState) -> float:
 
 
 def left_out(rank: int, rule: str, why: str) -> float:
-    """The change of the memories by a step that is not taken, of which all buckets but one are finite, or all."""
+    """Return the change of the memories through a step that is not taken; at most one bucket of its gradient is not finite."""
     network, model = wrapped()
     state, hook = ddp.comm_hook("topk:ratio=0.05", feedback=rule, model=network)
     model.register_comm_hook(state, hook)
@@ -44,7 +44,7 @@ def left_out(rank: int, rule: str, why: str) -> float:
     if why == "infinite" and rank == 1:
         found["c"][3, 3] = torch.inf
     if why == "overflow":
-        found["c"][3, 3] = 3e38  # finite on each rank, and infinite as their sum
+        found["c"][3, 3] = 3e38  # finite on each rank, but the sum over the ranks is infinite
     model.zero_grad()
     model(found).backward()
     if why == "told":
@@ -54,12 +54,12 @@ def left_out(rank: int, rule: str, why: str) -> float:
 
 
 def scaled(rank: int, way: str) -> float:
-    """The error of the memory after a scale of the loss that grows, beside the same without a scale."""
+    """Return the largest difference between the memories of two trainings, with a growing loss scale and without a scale."""
     network, model = wrapped()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     other = torch.amp.GradScaler("cpu")
     if way == "named":
-        other.scale(torch.ones(1))  # is in use as well
+        other.scale(torch.ones(1))  # a second scaler is in use too
     state, hook = ddp.comm_hook("topk:ratio=0.05", model=network, scaler=scaler if way == "named" else None)
     model.register_comm_hook(state, hook)
     plain, bare = wrapped()
@@ -67,7 +67,7 @@ def scaled(rank: int, way: str) -> float:
     bare.register_comm_hook(second, hook)
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
     for step in range(6):
-        if way == "resumed" and step == 3:  # by a state that was saved after the scale had grown again
+        if way == "resumed" and step == 3:  # resumes from a state that was saved after the scale had grown again
             saved = state.state_dict()
             again, model = wrapped()
             again.load_state_dict(network.state_dict())
@@ -87,7 +87,7 @@ def scaled(rank: int, way: str) -> float:
 
 
 def refused(rank: int, what: str, groups: list[dist.ProcessGroup]) -> str:
-    """The message of a first step."""
+    """Return the error message of a first step."""
     network = Linear()
     state, hook = ddp.comm_hook("topk:ratio=0.05", model=network)
     scalers = [torch.amp.GradScaler("cpu") for _ in range(2)]
@@ -95,7 +95,7 @@ def refused(rank: int, what: str, groups: list[dist.ProcessGroup]) -> str:
         for each in scalers:
             each.scale(torch.ones(1))
     if what == "late":
-        ddp.AllRanks(state).state_dict()  # among all ranks, for no DDP is known yet
+        ddp.AllRanks(state).state_dict()  # among all ranks, since no DDP is known yet
     model = DistributedDataParallel(network, process_group=groups[rank] if what == "late" else None)
     model.register_comm_hook(state, hook)
     try:
@@ -106,7 +106,7 @@ def refused(rank: int, what: str, groups: list[dist.ProcessGroup]) -> str:
 
 
 def copied(rank: int) -> bool:
-    """True if a copy of the watched model has its weights and trains by itself."""
+    """Return True if a copy of the watched model has equal weights and can be trained by itself."""
     network, model = wrapped()
     model.register_comm_hook(*ddp.comm_hook("topk", model=model))
     steps(model, rank, 0, 1)
@@ -116,7 +116,7 @@ def copied(rank: int) -> bool:
 
 
 def main(rank: int, folder: Path) -> None:
-    """All cases, one after another."""
+    """Run all cases in sequence, and write the results."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
     groups = [dist.new_group([each]) for each in range(RANKS)]
     out: dict[str, Any] = {

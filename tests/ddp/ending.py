@@ -1,4 +1,4 @@
-"""A rank alone that takes a step with the hook: python ending.py FOLDER. At Python's end it prints the threads that still run."""
+"""One rank that takes a step with the hook: python ending.py FOLDER. At Python's exit it prints the threads that still run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-# The function registered first is called last: after all that psnode registers.
+# the function registered first runs last, after all functions that psnode registers
 atexit.register(lambda: print("running:", *(each.name for each in threading.enumerate())))
 
 import torch  # noqa: E402
@@ -18,7 +18,7 @@ from psnode import ddp  # noqa: E402
 
 
 def main(folder: Path) -> None:
-    """One backward pass."""
+    """Run one backward pass."""
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     model.register_comm_hook(*ddp.comm_hook("topk:ratio=0.05"))

@@ -1,7 +1,7 @@
 """One of two ranks of a training by Lightning or Accelerate: python frameworks.py FRAMEWORK PART RANK FOLDER.
 
-PART: whole, which writes a checkpoint into FOLDER when half of the steps are done; resumed, which continues from it. Writes
-weights, memories and payload bytes to FOLDER/PART-RANK.safetensors.
+PART is `whole`, which writes a checkpoint to FOLDER after half of the steps, or `resumed`, which continues from that checkpoint.
+Writes weights, memories and the number of payload bytes to FOLDER/PART-RANK.safetensors.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Trained = tuple[Linear, ddp.HookState, dict[str, torch.Tensor]]
 
 
 def by_lightning(part: str, rank: int, folder: Path) -> Trained:
-    """A Trainer with psnode's callback on the CPU, of two epochs with a checkpoint each."""
+    """Train on the CPU for two epochs with a Trainer and psnode's callback, with a checkpoint after each epoch."""
     if importlib.util.find_spec("torchvision") is not None:
-        import_torchvision()  # torchmetrics, and so Lightning, imports it, which alone fails beside the CPU build of torch
+        # Lightning imports torchvision through torchmetrics; with a CPU build of torch a plain import would fail
+        import_torchvision()
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
@@ -50,7 +51,7 @@ def by_lightning(part: str, rank: int, folder: Path) -> Trained:
             return torch.optim.SGD(self.parameters(), lr=1.0)
 
     class OnCpu(DDPStrategy):
-        """Hands the arguments of DDPStrategy on, by Lightning's own function, where Lightning does so on a GPU alone."""
+        """Passes on the arguments of DDPStrategy by Lightning's own function, which Lightning itself calls on GPUs only."""
 
         def _register_ddp_hooks(self) -> None:
             _register_ddp_comm_hook(self.model, self._ddp_comm_state, self._ddp_comm_hook, self._ddp_comm_wrapper)
@@ -81,7 +82,7 @@ def by_lightning(part: str, rank: int, folder: Path) -> Trained:
 
 
 def refusal(callback: Any, module: Any) -> str:
-    """The message of the callback for a strategy that does not wrap the module."""
+    """Return the callback's error message for a strategy that does not wrap the module."""
     try:
         callback.on_fit_start(SimpleNamespace(strategy=SimpleNamespace(model=module)), module)
     except ConfigurationError as error:
@@ -90,7 +91,7 @@ def refusal(callback: Any, module: Any) -> str:
 
 
 def by_accelerate(part: str, rank: int, folder: Path) -> Trained:
-    """A loop over a model that Accelerator.prepare has wrapped."""
+    """Train in a loop over a model wrapped by Accelerator.prepare."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=0.01)])
@@ -111,10 +112,10 @@ def by_accelerate(part: str, rank: int, folder: Path) -> Trained:
 
 
 def main(framework: str, part: str, rank: int, folder: Path) -> None:
-    """Train, and write down the results."""
+    """Train, and write the results."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "GROUP_RANK": 0}
     os.environ |= {name: str(value) for name, value in places.items()}
-    os.environ |= {"TORCHELASTIC_RUN_ID": "psnode", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # who meets in a file
+    os.environ |= {"TORCHELASTIC_RUN_ID": "psnode", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # unused: a file is used
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{part}", rank=rank, world_size=RANKS)
     network, state, more = {"lightning": by_lightning, "accelerate": by_accelerate}[framework](part, rank, folder)
     out = {f"weights/{name}": value.detach().contiguous() for name, value in network.weights.items()}

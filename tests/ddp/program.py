@@ -19,13 +19,13 @@ RESUMED: list[tuple[str, str, dict[str, Any]]] = [
     ("topk", "topk:ratio=0.05", {}),
     ("qsgd", "qsgd", {}),
     ("dgc", "topk:ratio=0.05", {"feedback": "dgc:momentum=0.5"}),
-    ("lss", "lss:refit=4", {}),  # its codebook is of step 1 when the state is saved after step 3, and fitted again at step 5
+    ("lss", "lss:refit=4", {}),  # the codebook fitted at step 1 is in the state saved after step 3; it is fitted again at step 5
 ]
 SHAPES = {"a": (40, 60), "b": (7,), "c": (70, 33), "d": (20, 50)}
 
 
 class Linear(nn.Module):
-    """A loss whose gradient is the given one: sum of <w, c> over the parameters, used in another order than declared."""
+    """A loss with the given gradient: the sum of <w, c> over the parameters, used in a different order than declared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,19 +37,21 @@ class Linear(nn.Module):
 
 
 def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
-    """The gradient of a rank at a step, heavy-tailed."""
+    """Return the heavy-tailed gradient of a rank at a step, by name."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     return {name: torch.randn(shape, generator=generator) ** 3 for name, shape in SHAPES.items()}
 
 
 def wrapped() -> tuple[Linear, DistributedDataParallel]:
-    """The model, in DDP with buckets so small that it makes several, and makes them anew after the first step."""
+    """Return the model, and the model in DDP with buckets so small that there are several, which DDP rebuilds after the first
+    step.
+    """
     network = Linear()
     return network, DistributedDataParallel(network, bucket_cap_mb=0.01)
 
 
 def steps(model: nn.Module, rank: int, first: int, last: int) -> None:
-    """SGD with the learning rate 1."""
+    """Take the steps `first` to `last` - 1 of SGD with learning rate 1."""
     for step in range(first, last):
         model.zero_grad()
         model(gradients(rank, step)).backward()
@@ -59,7 +61,7 @@ def steps(model: nn.Module, rank: int, first: int, last: int) -> None:
 
 
 def trained(rank: int, codec: str | None, **named: Any) -> tuple[dict[str, torch.Tensor], ddp.HookState | None]:
-    """Weights after all steps, and the hook's state."""
+    """Return the weights after all steps, and the hook's state (None without a codec)."""
     network, model = wrapped()
     state = None
     if codec is not None:
@@ -70,9 +72,9 @@ def trained(rank: int, codec: str | None, **named: Any) -> tuple[dict[str, torch
 
 
 def resumed(rank: int, codec: str, together: bool, **named: Any) -> tuple[dict[str, torch.Tensor], ddp.HookState]:
-    """Weights and state by way of a state that was saved halfway and loaded by a hook of a new model.
+    """Return weights and state of a training whose state is saved halfway and loaded by the hook of a new model.
 
-    `together`: the states of all ranks as one; else each rank keeps its own.
+    `together`: the states of all ranks are saved as one; otherwise each rank saves its own.
     """
     network, model = wrapped()
     state, hook = ddp.comm_hook(codec, model=network, **named)
@@ -91,14 +93,14 @@ def resumed(rank: int, codec: str, together: bool, **named: Any) -> tuple[dict[s
 
 
 def of_all(state: ddp.HookState) -> dict[str, Any]:
-    """The states of all ranks, which rank 0 has, on every rank."""
+    """Collect the states of all ranks on rank 0, and return them on every rank."""
     found = [ddp.AllRanks(state).state_dict()]
     dist.broadcast_object_list(found)
     return found[0]
 
 
 def alone(rank: int) -> ddp.HookState:
-    """The state of a job of one rank that goes on from those of both."""
+    """Return the state of a job of one rank that continues from the states of both ranks."""
     groups = [dist.new_group([each]) for each in range(RANKS)]
     _, state = trained(rank, "topk:ratio=0.05")
     assert state is not None
@@ -108,7 +110,7 @@ def alone(rank: int) -> ddp.HookState:
 
 
 def different_starts(rank: int) -> str:
-    """The message of a first step for which rank 1 alone has loaded a state."""
+    """Return the error message of a first step before which only rank 1 has loaded a state."""
     network, model = wrapped()
     state, hook = ddp.comm_hook("topk:ratio=0.05", model=network)
     model.register_comm_hook(state, hook)
@@ -122,12 +124,14 @@ def different_starts(rank: int) -> str:
 
 
 def tensors(case: str, state: ddp.HookState) -> dict[str, torch.Tensor]:
-    """All tensors of a state, by case."""
+    """Return all tensors of a state; their names begin with `case`."""
     return {f"{case}/{key}": value for key, value in state.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
 def after_nan(rank: int, codec: str) -> tuple[dict[str, torch.Tensor], bool]:
-    """The memories' change through a step whose gradient is NaN on rank 1 alone; True if every rank's mean was NaN then."""
+    """Return the change of the memories through a step whose gradient is NaN on rank 1 only, and whether the
+    mean was then NaN.
+    """
     network, model = wrapped()
     state, hook = ddp.comm_hook(codec, model=network)
     model.register_comm_hook(state, hook)
@@ -144,7 +148,7 @@ def after_nan(rank: int, codec: str) -> tuple[dict[str, torch.Tensor], bool]:
 
 
 def main(rank: int, folder: Path) -> None:
-    """All cases, one after another."""
+    """Run all cases in sequence, and write the results."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
     out: dict[str, torch.Tensor] = {}
     for case, codec, named in [

@@ -1,8 +1,8 @@
 """Trainings by Ray on two workers, in one cluster: python ray_program.py FOLDER.
 
-Each writes the weights and the hook's state of rank R to FOLDER/NAME-R.pt: `plain` is DDP's own all-reduce, `identity` the hook
-without a loss, `whole` topk, and `disturbed` the same, whose workers fail after the second epoch, so that Ray starts others from
-the checkpoint.
+Each training writes the weights and the hook's state of rank R to FOLDER/NAME-R.pt. `plain` uses DDP's own all-reduce, `identity`
+the lossless hook, `whole` topk. `disturbed` is `whole` with workers that fail after the second epoch, so that Ray starts new
+workers from the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reports = list[tuple[int, int, float]]
 
 
 def watched(failed: Path | None) -> Reports:
-    """From now on the example's reports are noted; after the second one there is an error, unless `failed` exists."""
+    """Record the example's reports from now on; unless `failed` exists, raise an error after the second report."""
     report, found = ray.train.report, Reports()
 
     def noted(metrics: dict[str, Any], checkpoint: Any = None) -> None:
@@ -43,7 +43,7 @@ def watched(failed: Path | None) -> Reports:
 
 
 def train(folder: Path, name: str, settings: dict[str, Any], reports: Reports) -> None:
-    """Train as the example does, and write down the results."""
+    """Train as the example does, and write the results."""
     made, states = ray_train.psnode.ddp.comm_hook, []
 
     def kept(*arguments: Any, **named: Any) -> Any:
@@ -60,7 +60,7 @@ def train(folder: Path, name: str, settings: dict[str, Any], reports: Reports) -
 
 
 def steady(settings: dict[str, Any]) -> None:
-    """Three trainings, each from the beginning."""
+    """Run three trainings, each from the beginning."""
     ray.train.get_checkpoint = lambda: None
     reports = watched(None)
     for name, each in STEADY.items():
@@ -68,14 +68,14 @@ def steady(settings: dict[str, Any]) -> None:
 
 
 def disturbed(settings: dict[str, Any]) -> None:
-    """A training that fails once on every rank."""
+    """Run a training that fails once on every rank."""
     folder = Path(settings["folder"])
     reports = watched(folder / f"failed-{ray.train.get_context().get_world_rank()}")
     train(folder, "disturbed", CODED, reports)
 
 
 def main(folder: Path) -> None:
-    """All trainings, by two runs of Ray's."""
+    """Run all trainings, in two Ray runs."""
     root = str(Path(__file__).resolve().parents[2])
     environment = {"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}}
     ray.init(num_cpus=WORKERS, include_dashboard=False, object_store_memory=80 << 20, runtime_env=environment)

@@ -1,4 +1,4 @@
-"""The communication hook under real torch.distributed processes (gloo), against sums that are known."""
+"""The communication hook in real torch.distributed processes (gloo), compared with known sums."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def weights(found: dict[str, torch.Tensor], case: str) -> dict[str, torch.Tensor
 
 
 def all_gradients() -> dict[str, torch.Tensor]:
-    """The sum over all ranks and steps, in float64."""
+    """Return the sum over all ranks and steps, in float64."""
     every = [gradients(rank, step) for rank in range(RANKS) for step in range(STEPS)]
     return {name: torch.stack([each[name].double() for each in every]).sum(0) for name in SHAPES}
 
@@ -50,21 +50,21 @@ def test_replicas_are_equal_bit_for_bit(results: Results, case: str) -> None:
 
 
 def test_without_compression_it_is_ddp(results: Results) -> None:
-    """Halves are exact, so (a + b) / 2 = a / 2 + b / 2."""
+    """Halves are exact in float32, so (a + b) / 2 = a / 2 + b / 2."""
     plain, coded = weights(results[0], "plain"), weights(results[0], "identity")
     assert all(torch.equal(plain[name], coded[name]) for name in SHAPES)
 
 
 @pytest.mark.parametrize("case", ["topk", "topk apart"])
 def test_error_feedback_loses_nothing_although_ddp_makes_its_buckets_anew(results: Results, case: str) -> None:
-    """With lr 1: ranks * (w_0 - w_T) + the residuals = the sum of all gradients; also if a state was saved and loaded between."""
+    """With lr 1, ranks * (w_0 - w_T) + residuals = sum of all gradients, even if a state is saved and loaded in between."""
     applied = weights(results[0], case)
     for name, total in all_gradients().items():
         sent = -RANKS * applied[name].double()
         key = f"{case}/memories/residual/weights.{name}"
         kept = sum((found[key].double() for found in results if key in found), torch.zeros(total.numel(), dtype=torch.float64))
         assert torch.allclose(sent + kept.reshape(total.shape), total, rtol=0, atol=1e-4), name
-        assert (key in results[0]) == (4 * total.numel() >= 4096)  # smaller ones travel as they are
+        assert (key in results[0]) == (4 * total.numel() >= 4096)  # smaller tensors are sent uncoded
 
 
 @pytest.mark.sweep
@@ -92,7 +92,7 @@ def test_ranks_that_go_on_from_different_steps_are_told(results: Results) -> Non
 
 
 def test_only_what_was_asked_for_is_sent(results: Results) -> None:
-    """5 % of two matrices at 4 bytes and their indices; a small matrix and a vector as they are."""
+    """Send 5 % of two matrices as 4-byte values with their indices, and a small matrix and a vector uncoded."""
     coded, whole = 40 * 60 + 70 * 33, 20 * 50 + 7
     sent = int(results[0]["topk/sent"]) / STEPS
     assert 0.05 * 4 * coded < sent - 4 * whole < 0.05 * 6 * coded + 200
@@ -124,7 +124,7 @@ def test_what_it_cannot_do_is_refused(codec: str, named: dict[str, str], message
 
 
 def test_its_thread_has_ended_when_python_does(tmp_path: Path) -> None:
-    """One that is inside torch while the interpreter goes away takes the process down: "terminate called ..."."""
+    """A thread inside torch at interpreter shutdown would abort the process: "terminate called ..."."""
     command = [FORKING.python(), Path(__file__).with_name("ending.py"), tmp_path]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
@@ -134,7 +134,7 @@ def test_its_thread_has_ended_when_python_does(tmp_path: Path) -> None:
 
 
 def test_a_state_that_was_loaded_is_saved_again_as_it_was() -> None:
-    """A checkpoint may follow before the next step."""
+    """A checkpoint may be saved before the next step."""
     state, _ = ddp.comm_hook("lss:refit=4", feedback="ef")
     saved = {
         "step": 3,

@@ -1,4 +1,4 @@
-"""Nothing is lost under the hook in steps that DDP or the program treats in a way of its own."""
+"""The hook loses nothing in steps that DDP or the program treats specially."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ def edges(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize(("ranks", "steps"), [(2, 16), (3, 15)])  # an odd number of steps has DDP's buckets as gradients
+# with an odd number of steps, gradients are views of DDP's buckets
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 16), (3, 15)])
 def test_what_is_applied_and_kept_adds_up_to_what_was_given_for_all_codecs(ranks: int, steps: int) -> None:
-    """Unused parameters, skipped steps, a loss scale, two backward passes, and no_sync, by turns and in a group of some ranks."""
+    """Alternate unused parameters, skipped steps, a loss scale, two backward passes and no_sync, also in a
+    group of some ranks.
+    """
     command = [FORKING.python(), "-m", "studies.hook_conservation", "--case", "mixed"]
     command += ["--ranks", str(ranks), "--steps", str(steps)]
     ended = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = [line for line in ended.stdout.splitlines() if line.startswith("| ")]
-    assert len(rows) > 20  # the heading and a line for each codec
+    assert len(rows) > 20  # the heading, and a line per codec
 
 
 @pytest.mark.sweep
@@ -47,7 +50,7 @@ def test_a_step_that_is_not_taken_changes_no_memory_under_any_rule(edges: list[d
 
 @pytest.mark.parametrize("way", ["found", "named", "resumed"])
 def test_memories_follow_the_scale_of_the_loss(edges: list[dict[str, Any]], way: str) -> None:
-    """Scales are powers of two, so that a step with one is the step without it, to the bit."""
+    """Scales are powers of two, so steps with and without a scale agree bit for bit."""
     assert [found["scaled"][way] for found in edges] == [0.0] * RANKS
 
 

@@ -1,4 +1,4 @@
-"""The communication hook under the real Lightning and Accelerate: the extra `frameworks`."""
+"""The communication hook under the real Lightning and Accelerate, from the extra `frameworks`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def results(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Both parts of both ranks: an undisturbed run, and fresh processes that go on from its checkpoint."""
+    """Return both parts of both ranks: an undisturbed run, and new processes that continue from its checkpoint."""
     folder = tmp_path_factory.mktemp(framework)
     return {part: ranks(framework, part, folder) for part in ("whole", "resumed")}
 
@@ -44,30 +44,30 @@ def ranks(framework: str, part: str, folder: Path) -> list[dict[str, torch.Tenso
 
 
 def test_replicas_are_equal_and_no_gradient_is_lost(framework: str, results: Results) -> None:
-    """With lr 1: ranks * (w_0 - w_T) + the residuals = the sum of all gradients, as under plain DDP."""
+    """With lr 1, ranks * (w_0 - w_T) + residuals = sum of all gradients, as under plain DDP."""
     found = results["whole"]
     for name, total in all_gradients().items():
         weights = [each[f"weights/{name}"] for each in found]
         assert torch.equal(*weights)
         keys = [key for key in found[0] if key.startswith("state/memories/residual/") and key.endswith(f"weights.{name}")]
-        assert len(keys) == (4 * total.numel() >= 4096)  # smaller ones travel as they are
+        assert len(keys) == (4 * total.numel() >= 4096)  # smaller tensors are sent uncoded
         kept = sum((each[key].double() for each in found for key in keys), torch.zeros(total.numel(), dtype=torch.float64))
         torch.testing.assert_close(kept.reshape(total.shape) - RANKS * weights[0].double(), total, rtol=0, atol=1e-4)
     assert found[0]["sent"] > 0
     if framework == "lightning":
-        assert found[0]["by strategy"] == 0  # Lightning hands the arguments of DDPStrategy to DDP on a GPU alone (docs/ddp.md)
+        assert found[0]["by strategy"] == 0  # Lightning passes the arguments of DDPStrategy to DDP on GPUs only (docs/ddp.md)
         assert found[0]["on the cpu"] == found[0]["sent"]
         assert found[0]["same"]
 
 
 def test_fresh_processes_go_on_from_the_frameworks_checkpoint_bit_for_bit(framework: str, results: Results) -> None:
-    """Every rank has its own memories again, which rank 0 wrote for all."""
+    """Every rank gets back its own memories, which rank 0 wrote for all."""
     for whole, resumed in zip(results["whole"], results["resumed"], strict=True):
         compared = [key for key in whole if key.startswith(("weights/", "state/"))]
         assert sum(key.startswith("state/memories/residual/") for key in compared) == 2
         assert all(torch.equal(whole[key], resumed[key]) for key in compared)
         assert 0 < resumed["sent"] < whole["sent"]
-    if framework == "lightning":  # a strategy that wraps the module in nothing was tried too
+    if framework == "lightning":  # a strategy that does not wrap the module was tried too
         assert "write Trainer(strategy='ddp')" in bytes(results["resumed"][0]["refused"]).decode()
     first, second = results["resumed"]
     assert any(not torch.equal(first[key], second[key]) for key in first if key.startswith("state/memories/"))

@@ -1,4 +1,4 @@
-"""The communication hook under the real Ray Train, by examples/ray_train.py: pip install 'ray[train]'."""
+"""The communication hook under the real Ray Train, with examples/ray_train.py: pip install 'ray[train]'."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if importlib.util.find_spec("ray") is None:  # an import would take seconds
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Files that both ranks of all runs have written; its `reports`: epoch, payload bytes sent and accuracy of each."""
+    """Return the results that both ranks of all runs have written; `reports` holds epoch, payload bytes sent and accuracy."""
     folder = tmp_path_factory.mktemp("ray")
     program = [sys.executable, Path(__file__).with_name("ray_program.py"), folder]
     done = subprocess.run(
@@ -44,7 +44,7 @@ def test_replicas_are_equal_and_without_a_loss_the_weights_are_those_of_plain_dd
 
 
 def test_coded_runs_learn_and_send_less(found: dict[str, list[dict[str, Any]]]) -> None:
-    """Two epochs are 44 steps. Of 64 x 256 and 256 x 10 weights topk sends a twentieth, biases travel as they are."""
+    """Two epochs are 44 steps. topk sends a twentieth of 64 x 256 and 256 x 10 weights; biases are sent uncoded."""
     _, dense, accuracy = found["identity"][0]["reports"][-1]
     assert accuracy > 0.7
     epoch, sent, accuracy = found["whole"][0]["reports"][1]
@@ -56,7 +56,7 @@ def test_coded_runs_learn_and_send_less(found: dict[str, list[dict[str, Any]]]) 
 
 def test_workers_that_ray_restarts_go_on_from_its_checkpoint_bit_for_bit(found: dict[str, list[dict[str, Any]]]) -> None:
     for whole, disturbed in zip(found["whole"], found["disturbed"], strict=True):
-        assert [epoch for epoch, *_ in disturbed["reports"]] == [3, 4]  # of the second pair of processes
+        assert [epoch for epoch, *_ in disturbed["reports"]] == [3, 4]  # from the second pair of processes
         assert all(torch.equal(value, disturbed["weights"][key]) for key, value in whole["weights"].items())
         [one], [other] = whole["state"], disturbed["state"]
         kept = [key for key, value in one.items() if isinstance(value, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""The moto server, the front before it, and the tool with its endpoint."""
+"""Fixtures: the moto server, the HTTP front before it, and the tool psnode-ec2 with this endpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load(name: str) -> Any:
-    """A module of this folder, which is no package."""
+    """Return a module of this folder, which is not a package."""
     full = f"psnode_tests_ec2_{name}"
     if full not in sys.modules:
         spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
@@ -39,7 +39,7 @@ class Finished(NamedTuple):
 
 @pytest.fixture(scope="session")
 def moto_port() -> Iterator[int]:
-    """A moto server in a process of its own."""
+    """Yield the port of a moto server in a new process."""
     pytest.importorskip("moto.server")
     pytest.importorskip("boto3")
     with socket.socket() as found:
@@ -65,7 +65,7 @@ def moto_port() -> Iterator[int]:
 
 @pytest.fixture
 def front(moto_port: int) -> Iterator[Any]:
-    """An unused account: moto looks through every tag there is for each node that it shows."""
+    """Yield a front with an empty account. The account is emptied because moto searches all tags for each node that it shows."""
     emptied = http.client.HTTPConnection("127.0.0.1", moto_port, timeout=60)
     emptied.request("POST", "/moto-api/reset")
     assert emptied.getresponse().status == 200
@@ -77,7 +77,7 @@ def front(moto_port: int) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def read_once() -> Iterator[None]:
-    """botocore reads its descriptions of the services once, not for every command: half of the time of these tests."""
+    """Have botocore read its service descriptions once instead of once per command, which halves the time of these tests."""
     loaders = pytest.importorskip("botocore.loaders")
     loader = loaders.create_loader()
     with pytest.MonkeyPatch.context() as patch:
@@ -87,7 +87,7 @@ def read_once() -> Iterator[None]:
 
 @pytest.fixture
 def aws(front: Any, read_once: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The environment of an AWS user, whose endpoint is `front`; returns it."""
+    """Set the environment of an AWS user whose endpoint is `front`, and return `front`."""
     for variable in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(variable)
     values = {
@@ -112,7 +112,7 @@ def keyfile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path, keyfile: Path, request: pytest.FixtureRequest) -> Path:
-    """A file of settings for a cluster of its own: the account is one for all tests."""
+    """Write settings for a cluster with a unique name, since all tests share one account, and return their path."""
     name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
     path = tmp_path / "cluster.toml"
     path.write_text(
@@ -125,7 +125,7 @@ def config(tmp_path: Path, keyfile: Path, request: pytest.FixtureRequest) -> Pat
 
 @pytest.fixture
 def ec2(aws: Any, config: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
-    """Run `psnode-ec2 ARGS` with the file of settings, in this process."""
+    """Return a function that runs `psnode-ec2 ARGS` with the settings file `config`, in this process."""
     from psnode_ec2.cli import main
 
     def run(*args: object) -> Finished:
@@ -143,18 +143,18 @@ def ec2(aws: Any, config: Path, capfd: pytest.CaptureFixture[str]) -> Callable[.
 
 @pytest.fixture
 def nodes(ec2: Callable[..., Finished], aws: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A cluster that was launched, whose nodes are folders."""
+    """Return a launched cluster whose nodes are emulated by folders."""
     return load("desk").launched(ec2, aws, config, tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def api(aws: Any) -> Any:
-    """boto3 itself, on the endpoint: EC2's own answers."""
+    """Return a boto3 client of the endpoint, which shows EC2's own answers."""
     boto3 = pytest.importorskip("boto3")
     return boto3.client("ec2", region_name="us-west-2")
 
 
 @pytest.fixture(scope="session")
 def ec2_module() -> Callable[[str], Any]:
-    """Modules of this folder by name."""
+    """Return a function that loads a module of this folder by name."""
     return load

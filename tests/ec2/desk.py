@@ -1,4 +1,4 @@
-"""A user's desk without real nodes: in the place of ssh stands a shell in a folder for each node."""
+"""A user's desk without real nodes: a stand-in for ssh runs a shell in one folder per node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# the node is the one whose host key is asked for; its shell gets the last word
+# HostKeyAlias names the node, and bash gets the last word
 SSH = """#!/bin/bash
 for word; do
     [[ $word != HostKeyAlias=* ]] || node=${word#*=}
@@ -28,7 +28,7 @@ CONSOLE = f"-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 {KEY} root@node\n----
 
 
 class Nodes(NamedTuple):
-    """A cluster that was launched: `ec2` runs the tool in this process, `start` in one of its own; `home` is a node's."""
+    """A launched cluster. `ec2` runs the tool in this process, `start` in a new process; `home` returns the folder of a node."""
 
     ec2: Callable[..., Any]
     start: Callable[..., subprocess.Popen[str]]
@@ -37,12 +37,12 @@ class Nodes(NamedTuple):
 
     @staticmethod
     def tree(folder: Path) -> dict[str, bytes]:
-        """Contents by path."""
+        """Return the contents of all files below `folder`, by relative path."""
         return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
     @staticmethod
     def wait_for(look: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until `look` says yes."""
+        """Block until `look` returns True; fail after `seconds`."""
         end = time.monotonic() + seconds
         while not look():
             assert time.monotonic() < end, "it never came"
@@ -50,7 +50,7 @@ class Nodes(NamedTuple):
 
 
 def launched(ec2: Callable[..., Any], aws: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    """Launch a cluster whose nodes are folders below NODES of the environment, by instance id."""
+    """Launch a cluster whose nodes are folders, named by instance id, below the environment variable NODES."""
 
     def boot(action: str, form: dict[str, str], body: bytes) -> None:
         if action == "RunInstances":

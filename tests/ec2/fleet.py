@@ -1,7 +1,7 @@
-"""EC2's instances, emulated: each a network namespace with a host name, processes, a home and a real sshd of its own.
+"""Emulated EC2 instances: each has a network namespace with a host name, processes, a home directory and a real sshd.
 
-They are joined by a bridge in one more namespace, `switch`, where the user's ssh runs and the metadata service answers.
-Their files are those of this machine, except for /srv, where the home of ec2-user is, and /run.
+A bridge in a further namespace, `switch`, connects the instances. The user's ssh runs in that namespace, and the metadata service
+answers from it. Instances see the files of this machine, except for /run and for /srv, which holds the home of ec2-user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ mkdir /run/sshd
 echo "$2" >/proc/sys/kernel/hostname
 exec /usr/sbin/sshd -D -e -f "$1/sshd_config"
 """
-# beside the tests: when they end, whatever way, their processes end too
+# runs beside the tests, and kills their processes when the tests end, in whatever way
 _GUARD = """
 read -r _ || true
 for namespace in $(ip netns list | awk -v prefix="$1-" 'index($1, prefix) == 1 { print $1 }'); do
@@ -65,7 +65,7 @@ http.server.ThreadingHTTPServer(("169.254.169.254", 80), Handler).serve_forever(
 
 
 def unavailable() -> str | None:
-    """Why there can be no fleet here, if so."""
+    """Return the reason why this machine cannot run a fleet, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if missing := [tool for tool in ("ip", "unshare", "nsenter", "ssh", "scp", "ssh-keygen") if shutil.which(tool) is None]:
@@ -83,7 +83,7 @@ def unavailable() -> str | None:
 
 @dataclass
 class Instance:
-    """A running one: its namespace, its first process, and its console."""
+    """A running instance: its namespace, its first process and its console."""
 
     identity: str
     address: str
@@ -94,13 +94,13 @@ class Instance:
 
     @property
     def home(self) -> Path:
-        """The home directory, seen from this machine."""
+        """Return the path of the home directory as this machine sees it."""
         return self.folder / "srv" / "ec2-user"
 
 
 @dataclass
 class Fleet:
-    """`public` is the key that new instances let in; `python` the one whose packages their image's environment sees."""
+    """The fleet. New instances accept the key `public`; the environment of their image sees the packages of `python`."""
 
     folder: Path
     public: str
@@ -124,7 +124,7 @@ class Fleet:
         self._wrap("ssh", "scp")
 
     def _wrap(self, *names: str) -> None:
-        """Programs that act from inside the fleet's network, to be found first on the PATH."""
+        """Write wrappers of programs, to be put first on the PATH, that run them inside the fleet's network."""
         (self.folder / "bin").mkdir()
         for name in names:
             path = self.folder / "bin" / name
@@ -132,7 +132,7 @@ class Fleet:
             path.chmod(0o755)
 
     def boot(self, identity: str, address: str) -> Instance:
-        """Start an instance; its console has the host keys at once, its sshd listens a moment later."""
+        """Start an instance. Its console shows the host keys at once; its sshd listens a moment later."""
         self.made += 1
         namespace, port = f"{self.name}-{self.made}", f"port{self.made}"
         folder = self.folder / identity
@@ -163,7 +163,7 @@ class Fleet:
         (home / ".ssh" / "authorized_keys").write_text(self.public + "\n")
         (home / "tmp").mkdir()
         users = [line for line in Path("/etc/passwd").read_text().splitlines() if not line.startswith("ec2-user:")]
-        # user 0 as well, so that the mounts are all that is needed; the first name of a number is the one that is shown
+        # user 0 too, so that the mounts suffice; the first name of a user id is the one displayed
         (folder / "passwd").write_text("\n".join([f"ec2-user:*:0:0::{_HOME}:/bin/bash", *users, ""]))
         venv = home / "psnode" / ".venv"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
@@ -177,13 +177,13 @@ class Fleet:
         )
 
     def interrupt(self, address: str) -> None:
-        """Say to the node at `address` that it will be taken back."""
+        """Announce to the instance at `address` that EC2 will take it back."""
         file = self.folder / "notices" / address
         file.with_suffix(".new").write_text('{"action": "terminate", "time": "2026-11-21T12:00:00Z"}')
         file.with_suffix(".new").rename(file)
 
     def end(self, identity: str) -> None:
-        """Take an instance away with all that runs on it."""
+        """Remove an instance and kill everything that runs on it."""
         instance = self.instances.pop(identity)
         instance.process.kill()
         instance.process.wait()
@@ -203,7 +203,7 @@ class Fleet:
             process.wait()
 
     def hear(self, action: str, body: bytes) -> dict[str, str]:
-        """Carry out an answered call of EC2; returns the consoles of instances that were started by it."""
+        """Carry out an answered EC2 call, and return the console outputs of the instances that it started."""
         text, consoles = body.decode(), {}
         if action == "RunInstances":
             for item in re.findall(r"<instanceId>.*?</privateIpAddress>", text, re.S):

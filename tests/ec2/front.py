@@ -1,7 +1,7 @@
-"""An HTTP endpoint in front of the moto server: it adds features that moto lacks, refuses on request, and knows every call.
+"""An HTTP endpoint in front of the moto server, which adds features that moto lacks, refuses calls on request and records all.
 
-moto has no placement groups and no price list, ignores client tokens, shows new instances at once, its console output is of
-2006, and its capacity never ends.
+moto has no placement groups, price list or limit of capacity; it ignores client tokens and shows new instances immediately; its
+console output dates from 2006.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 @dataclass
 class Refusal:
-    """The next `times` calls of `action` that `applies` accepts are refused with `code`."""
+    """A refusal, with `code`, of the next `times` calls of `action` that `applies` accepts."""
 
     action: str
     code: str
@@ -36,23 +36,23 @@ class Refusal:
 
 @dataclass
 class Front:
-    """`url` is the endpoint. `calls` holds every call as (action, parameters); `consoles` the output of an instance."""
+    """The front of moto. `url`: the endpoint; `calls`: (action, parameters) of every call; `consoles`: outputs by instance id."""
 
     moto_port: int
     calls: list[tuple[str, Form]] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     groups: dict[str, dict[str, str]] = field(default_factory=dict)
     consoles: dict[str, str] = field(default_factory=dict)
-    latest: dict[str, str] = field(default_factory=dict)  # where the latest output is another
+    latest: dict[str, str] = field(default_factory=dict)  # console outputs by instance, where the latest differs
     tokens: dict[str, tuple[Form, tuple[int, str, bytes]]] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)  # instances
-    blind: int = 0  # so many DescribeInstances show nothing yet
+    ended: set[str] = field(default_factory=set)  # ids of ended instances
+    blind: int = 0  # number of DescribeInstances calls that show nothing yet
     prices: dict[str, float] = field(
         default_factory=lambda: {"m5.2xlarge": 0.384, "m5.large": 0.096, "c5.2xlarge": 0.34, "gp3": 0.08}
     )
-    market: list[tuple[str, str, float]] = field(default_factory=list)  # type, zone, spot price of a moment
-    scores: dict[str, int] = field(default_factory=dict)  # of the room for spot instances, by the id of a zone
-    before: Callable[[str, Form], bool] = lambda action, form: True  # whether the call comes through
+    market: list[tuple[str, str, float]] = field(default_factory=list)  # type, zone, and the spot price at one moment
+    scores: dict[str, int] = field(default_factory=dict)  # placement score for spot instances, by zone id
+    before: Callable[[str, Form], bool] = lambda action, form: True  # returns False if the call is lost before moto
     after: Callable[[str, Form, bytes], None] = lambda action, form, body: None
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class Front:
             wanted = {term["Field"]: term["Value"] for term in json.loads(body)["Filters"]}
             ((name, unit),) = [(wanted[key], unit) for key, unit in _UNITS.items() if key in wanted]
             rates = [_product(self.prices[name], unit)] if name in self.prices else []
-            # a reserved block of capacity is paid beforehand
+            # a reserved block of capacity is paid in advance
             rates += [_product(0.0, unit) for _ in rates if unit == "Hrs" and wanted.get("marketoption") != "OnDemand"]
             return 200, "application/x-amz-json-1.1", json.dumps({"FormatVersion": "aws_v1", "PriceList": rates}).encode()
         if action == "DescribeSpotPriceHistory" and self.market:
@@ -127,7 +127,7 @@ class Front:
                 for zone, n in self.scores.items()
             ]
             return _xml(action, f"<spotPlacementScoreSet>{''.join(scores)}</spotPlacementScoreSet>")
-        if action == "DescribeRegions":  # a few of them
+        if action == "DescribeRegions":  # only some of the regions
             names = ("eu-west-1", "us-east-1", "us-west-2")
             return _xml(
                 action, f"<regionInfo>{''.join(f'<item><regionName>{name}</regionName></item>' for name in names)}</regionInfo>"

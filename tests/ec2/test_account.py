@@ -31,7 +31,7 @@ def test_all_clusters_are_listed_whoever_owns_them_wherever_they_are(ec2: Callab
     assert "never ends itself" in lines[1]
     assert re.search(r"ends itself \d{4}-\d\d-\d\d \d\d:\d\d UTC$", lines[2])
     assert [each["nodes"] for each in json.loads(ec2("list", "--json").out)] == [3, 2, 3]
-    # a region that the account may not use does not hide the others
+    # a region that the account may not use does not hide other regions
     aws.refuse("DescribeInstances", "OptInRequired", "You are not subscribed to this service")
     partial = ec2("list")
     assert partial.code == 0
@@ -44,7 +44,7 @@ def test_nodes_that_have_ended_stand_in_the_cost(ec2: Callable[..., Any], aws: A
     assert ec2("launch", "--yes").code == 0
     (lost,) = re.findall(r"^worker-0 +(\S+)", ec2("status").out, re.M)
     assert "ended" not in ec2("cost").out
-    # as if all of this had been ten hours ago, and EC2 had forgotten it since
+    # as if ten hours had passed, and EC2 had forgotten the nodes
     path = config.parent / "state" / "nodes.json"
     entries = json.loads(path.read_text())
     before = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=10)
@@ -55,7 +55,7 @@ def test_nodes_that_have_ended_stand_in_the_cost(ec2: Callable[..., Any], aws: A
     path.write_text(json.dumps([*entries, gone, theirs]))
     api.terminate_instances(InstanceIds=[lost])
     shown = ec2("cost").out
-    # the forgotten one lived four hours, the lost one a minute at least: it has just started
+    # the forgotten node lived four hours; the lost one, just started, counts at least a minute
     assert re.search(r"^2 m5.large ended since \d{4}-\d\d-\d\d, 4\.0[12] h at most: 0\.3[89] USD$", shown, re.M), shown
     assert re.search(r"^2 nodes: ", shown, re.M)
     total = float(re.findall(r"^together: .* an hour, (\S+) USD so far", shown, re.M)[0])

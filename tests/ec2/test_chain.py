@@ -1,4 +1,4 @@
-"""From nothing to a trained model and back to nothing, on emulated instances: every command of the tool, in a process."""
+"""The whole chain on emulated instances, from launch over training to shutdown: every command of the tool, in a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]
 
 
 class Cluster(NamedTuple):
-    """A user's desk: `ec2` runs the tool, `fleet` holds its nodes, `api` is EC2's own."""
+    """A user's desk: `ec2` runs the tool, `fleet` holds the nodes, and `api` is EC2's own client."""
 
     ec2: Callable[..., subprocess.CompletedProcess[str]]
     start: Callable[..., subprocess.Popen[str]]
@@ -31,7 +31,7 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster(moto_port: int, keyfile: Path, ec2_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A spot cluster of a master and two workers, set up; shut down by the last test, or here."""
+    """Yield a spot cluster of a master and two workers, set up; the last test or this fixture shuts it down."""
     fleet_module = ec2_module("fleet")
     if reason := fleet_module.unavailable():
         pytest.skip(reason)
@@ -55,7 +55,7 @@ def cluster(moto_port: int, keyfile: Path, ec2_module: Any, tmp_path_factory: py
         "PATH": f"{fleet.folder / 'bin'}:{env['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PIP_NO_INDEX": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: no isolation
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip's setting for "no isolation"
     }
 
     keys = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "secret"}
@@ -95,7 +95,7 @@ def test_what_mpirun_trained_over_the_nodes_is_evaluated_there_and_fetched(clust
     assert done.returncode == 0, done.stderr
     summary = json.loads((cluster.desk / "results" / "summary.json").read_text())
     last = json.loads((cluster.desk / "results" / "evaluations.jsonl").read_text().splitlines()[-1])
-    # 1437 training digits, two workers with 32 each: 22 steps an epoch
+    # 1437 training digits, two workers with 32 each: 22 steps per epoch
     assert (summary["exit_code"], summary["steps"], last["step"], last["examples"]) == (0, 44, 44, 360)
     assert last["top1"] > 0.6
     ranks = [json.loads(line) for line in (cluster.desk / "results" / "metrics.jsonl").read_text().splitlines()]
@@ -211,7 +211,7 @@ def test_a_node_that_was_taken_is_replaced_and_the_job_goes_on(cluster: Cluster)
 
 
 def test_a_job_that_is_kept_alive_goes_on_when_its_master_was_taken_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
-    """Two workers on each node, the code of a folder, and no place for checkpoints but the master."""
+    """Run two workers on each node with the code of a folder; only the master stores checkpoints."""
     grown = cluster.desk / "code"
     grown.mkdir()
     (grown / "own.txt").write_text("mine")
@@ -254,12 +254,12 @@ def instances(cluster: Cluster) -> list[Any]:
 
 
 def holding(cluster: Cluster, path: str) -> Iterator[Any]:
-    """The instances that have this file."""
+    """Return the instances that have this file."""
     return (instance for instance in instances(cluster) if (instance.home / "psnode" / path).exists())
 
 
 def stopped_at(node: Any, run: str) -> int:
-    """The step of the last checkpoint."""
+    """Return the step of the last checkpoint."""
     return int((node.home / "psnode" / run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
 
 

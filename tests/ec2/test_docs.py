@@ -1,4 +1,4 @@
-"""docs/ec2.md agrees with the code: settings and permissions are compared, commands exist."""
+"""docs/ec2.md agrees with the code: settings and permissions are compared, and commands exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _default(name: str) -> str:
 
 
 def permissions() -> str:
-    """Of every call in the source, as IAM spells it."""
+    """Return the permissions for every call in the source, as IAM spells them."""
     source = "".join(path.read_text() for path in (ROOT / "tools" / "ec2").glob("*.py"))
     calls = set(re.findall(r"""\.(?:ask|change|change_shown)\(\s*"(\w+)"|change\w*\(call""", source)) - {""}
     calls |= set(re.findall(r'"((?:revoke|authorize|delete)_\w+)"', source))

@@ -1,4 +1,4 @@
-"""The hour at which nodes end themselves: told before they start, while they run, and an hour before it comes."""
+"""The hour at which nodes end themselves: reported before they start, while they run, and an hour in advance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_prompt_says_what_is_lost_when(ec2: Callable[..., Any]) -> None:
 
 def test_status_says_when_each_node_ends_and_what_goes_with_it(ec2: Callable[..., Any], api: Any) -> None:
     assert ec2("launch", "--yes", "--max-hours", 7).code == 0
-    # the settings at their start count, not those of the file now
+    # settings at the nodes' start count, not those of the file now
     shown = ec2("status", "--max-hours", 1)
     (first, *rest) = re.findall(r"^(?:master|worker-\d) +(\S+) .* ends itself (\S+ \S+) UTC$", shown.out, re.M)
     assert len(rest) == 2

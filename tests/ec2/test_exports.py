@@ -1,4 +1,4 @@
-"""Files that the tool writes for people and for other launchers are accepted by those."""
+"""Files that the tool writes for users and other launchers are accepted by these launchers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_example_is_loaded_as_it_is_and_sets_only_defaults(example: str, tmp
 def test_every_line_of_the_example_can_be_taken_in(example: str, tmp_path: Path) -> None:
     lines = re.sub(r"^# (?=[a-z_]+ = )", "", example, flags=re.M)
     assert set(tomllib.loads(lines)) == set(FIELDS)
-    # but for those that exclude each other or say nothing when they are empty
+    # except settings that exclude each other or mean nothing when empty
     usable = "\n".join(line for line in lines.splitlines() if not re.match(r'(nfs_ip_address|spot_price)|\w+ = ""$', line))
     (tmp_path / "cluster.toml").write_text(usable.replace("nfs_mount_point", "# nfs_mount_point"))
     assert load(tmp_path / "cluster.toml", {}).name == "atomo"
@@ -67,7 +67,7 @@ def test_the_skypilot_task_is_yaml_of_the_right_fields_and_clean_shell(checker: 
     yaml = pytest.importorskip("yaml")
     text = skypilot(Settings(name="many", n_workers=3, region="eu-west-1", method="spot"), TRAIN)
     task = yaml.safe_load(text)
-    # the fields, and their types, as SkyPilot's documentation of a task has them
+    # the fields and their types, as in SkyPilot's documentation of a task
     assert {name: type(value) for name, value in task.items()} == {
         "name": str, "num_nodes": int, "workdir": str, "resources": dict, "setup": str, "run": str
     }  # fmt: skip

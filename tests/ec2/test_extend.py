@@ -1,4 +1,4 @@
-"""A later end for nodes that run: on the node first, then in its tag."""
+"""A later end for running nodes: set on the node first, then in its tag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-# a node whose systemd is a folder in its home, with stand-ins for the commands that a real one has
+# a node whose systemd is a folder in its home, with stand-ins for systemd's commands
 INSIDE = """mkdir -p system bin
 for name in systemctl shutdown; do
     printf '#!/bin/sh\\necho %s "$@" >>"%s/said"\\n' "$name" "$PWD" >bin/$name
@@ -37,7 +37,8 @@ def hours(api: Any) -> set[str]:
 
 def test_the_nodes_end_so_many_hours_after_their_start_whenever_that_is_said(systemd: Any, api: Any, aws: Any) -> None:
     reservations = api.describe_instances()["Reservations"]
-    started = min(each["LaunchTime"] for held in reservations for each in held["Instances"])  # others perhaps a second later
+    # other nodes may have started a second later
+    started = min(each["LaunchTime"] for held in reservations for each in held["Instances"])
     shown = systemd.ec2("extend", "--max-hours", 48, "--dry-run")
     assert shown.code == 0, shown.err
     assert "would call ec2 create_tags" in shown.out
@@ -45,7 +46,7 @@ def test_the_nodes_end_so_many_hours_after_their_start_whenever_that_is_said(sys
     assert hours(api) == {"24"}
     done = systemd.ec2("extend", "--max-hours", 48, "--yes")
     assert done.code == 0, done.err
-    # three of m5.large for 24 h more, at 0.096 USD an hour
+    # three m5.large for 24 more hours, at 0.096 USD an hour
     assert "let 3 of 3 nodes end themselves 48 h after their start, for up to 6.91 USD more" in done.err
     assert hours(api) == {"48"}
     end = started + datetime.timedelta(hours=48)

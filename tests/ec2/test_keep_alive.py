@@ -1,4 +1,4 @@
-"""A job that is kept alive: its limits, its ends, the state that survives the tool's death. The cluster is a stand-in."""
+"""A job that is kept alive: its limits, its ends, and a state that survives the tool's death. The cluster is a stand-in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
 
 class Cluster:
-    """Ends jobs with `codes`, one after the other; `faults` are raised by launches."""
+    """A stand-in whose jobs end with `codes` in turn, and whose launches raise `faults`."""
 
     def __init__(
         self, codes: list[int | None], faults: list[Ec2Error | None] | None = None, steps: list[str] | None = None
@@ -58,7 +58,7 @@ class Cluster:
 
 
 class Desk:
-    """Settings with a state of their own, and a clock; pauses take their time on it."""
+    """Settings with their own state, and a clock on which pauses take time."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.settings = Settings(name="alive", state_dir=folder, **more)
@@ -125,7 +125,7 @@ def test_restarts_count_over_deaths_of_the_tool_and_failed_ones_too(desk: Desk) 
     with pytest.raises(GivenUpError, match="all 5 restarts are used: status shows what runs, and costs") as caught:
         desk.run(again, left)
     assert (again.started, caught.value.exit_code) == (1, 3)
-    # a later attempt with more goes on where this one was
+    # a later attempt with a higher limit continues the count
     kept = record.read(desk.settings)
     assert kept is not None
     kept.restarts = 6

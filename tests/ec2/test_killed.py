@@ -1,4 +1,4 @@
-"""A launch that is killed at one of its calls, and run again: the same cluster as if nothing had happened, and no orphan."""
+"""A launch that is killed at one of its calls and run again gives the same cluster as an undisturbed one, without orphans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 READING = ("Describe", "Get")
 
-# all that the launch of a new cluster asks of AWS, in this order
+# all AWS calls of the launch of a new cluster, in order
 CALLS = [
     "GetCallerIdentity", "DescribeInstances", "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeInstanceTypes",
     "DescribeImages", "DescribeVolumes", "GetProducts", "GetProducts",
@@ -29,7 +29,7 @@ CALLS = [
     "DescribePlacementGroups", "CreatePlacementGroup", "DescribePlacementGroups",
     "DescribeInstances", "RunInstances", "DescribeInstances", "RunInstances", "DescribeInstances",
 ]  # fmt: skip
-# a call that changes something may be cut off before EC2 has done it, or after, when the answer is lost
+# a call that changes something may be cut off before EC2 carries it out, or afterwards, when its answer is lost
 MOMENTS = [
     pytest.param(number, done, id=f"{number:02}-{action}-{'done' if done else 'not-done'}")
     for number, action in enumerate(CALLS)
@@ -38,7 +38,7 @@ MOMENTS = [
 
 
 def killed_launch(front: Any, config: Path, number: int, *, done: bool) -> None:
-    """`psnode-ec2 launch` in a process of its own, killed with KILL at call `number`."""
+    """Run `psnode-ec2 launch` in a new process, and kill it at call `number`, before or after the call is carried out."""
     front.calls.clear()
     started = threading.Event()
 
@@ -62,7 +62,7 @@ def killed_launch(front: Any, config: Path, number: int, *, done: bool) -> None:
 
 
 def all_of(api: Any, config: Path) -> Counter[str]:
-    """Everything that carries the cluster's name, and is or may become a cost."""
+    """Count all resources with the cluster's name that cost money or may come to."""
     name = tomllib.loads(config.read_text())["name"]
     mine = [{"Name": "tag:psnode:cluster", "Values": [name]}]
     states = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
@@ -83,13 +83,13 @@ def all_of(api: Any, config: Path) -> Counter[str]:
 
 
 def running(api: Any) -> set[str]:
-    """Ids of everything that runs in the account."""
+    """Return the ids of all running instances of the account."""
     found = api.describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}])["Reservations"]
     return {instance["InstanceId"] for reservation in found for instance in reservation["Instances"]}
 
 
 WHOLE = Counter({"master": 1, "worker": 2, "security groups": 1, "key pairs": 1, "volumes": 3})
-# the effects of the calls, in the order of CALLS
+# the effects of calls, in the order of CALLS
 EFFECTS = {
     "ImportKeyPair": [Counter({"key pairs": 1})],
     "CreateSecurityGroup": [Counter({"security groups": 1})],
@@ -98,7 +98,7 @@ EFFECTS = {
 
 
 def effect(calls: list[str]) -> Counter[str]:
-    """State of the account after these first `calls` of a launch."""
+    """Return the state of the account after these first `calls` of a launch."""
     there: Counter[str] = Counter()
     for action, each in EFFECTS.items():
         for one in each[: calls.count(action)]:
@@ -140,7 +140,7 @@ def test_what_a_killed_launch_started_is_not_started_twice_even_if_ec2_does_not_
     others = running(api)
     killed_launch(aws, config, CALLS.index("RunInstances"), done=True)
     aws.calls.clear()
-    aws.blind = 2  # launch looks at these before it starts anything
+    aws.blind = 2  # launch reads these before it starts anything
     assert ec2("launch", "--yes").code == 0
     assert aws.actions().count("RunInstances") == 2
     assert len(running(api) - others) == 3
@@ -156,7 +156,7 @@ def test_hours_later_nothing_is_started_twice_either(
     monkeypatch.setattr("time.time", lambda: now() + 5 * 3600)
     aws.blind = 1
     assert ec2("launch", "--yes").code == 0
-    assert aws.actions().count("RunInstances") == 2  # it looks again before it starts anything
+    assert aws.actions().count("RunInstances") == 2  # launch reads again before it starts anything
     assert len(running(api) - others) == 3
 
 

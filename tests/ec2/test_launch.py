@@ -1,4 +1,4 @@
-"""Launch, status, get_hosts and shutdown against the moto server: the resources that are there afterwards."""
+"""Launch, status, get_hosts and shutdown with the moto server: the resources that exist afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def name_of(config: Path) -> str:
 
 
 def live(api: Any, config: Path) -> list[dict[str, Any]]:
-    """The cluster's instances that cost money."""
+    """Return the cluster's instances that cost money."""
     filters = [
         {"Name": "tag:psnode:cluster", "Values": [name_of(config)]},
         {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]},
@@ -216,7 +216,7 @@ def test_launch_replaces_a_node_that_is_gone_in_the_same_zone(ec2: Any, api: Any
 def test_shutdown_leaves_nothing_of_the_cluster_and_everything_else(ec2: Any, aws: Any, api: Any, config: Path) -> None:
     image = api.describe_images(Filters=[{"Name": "name", "Values": ["ubuntu/*"]}])["Images"][0]["ImageId"]
     name = name_of(config)
-    # others in the same account: another owner's cluster of the same name, and one whose name begins alike
+    # clusters of other owners in the account: one of the same name, and one whose name begins alike
     strangers = [
         api.run_instances(
             ImageId=image,
@@ -312,7 +312,7 @@ def test_status_counts_what_runs_and_shows_what_was_ended(ec2: Any, api: Any, co
 def test_the_newest_long_term_ubuntu_is_chosen(ec2: Any, api: Any, config: Path) -> None:
     ec2("launch", "--yes", "--n-workers", 1)
     (image,) = {instance["ImageId"] for instance in live(api, config)}
-    # of moto's images, 14.04 and 16.04
+    # of 14.04 and 16.04 among moto's images
     assert "ubuntu-xenial-16.04-amd64" in api.describe_images(ImageIds=[image])["Images"][0]["Name"]
 
 

@@ -14,7 +14,7 @@ A, B, C, D = (f"us-west-2{letter}" for letter in "abcd")
 
 @pytest.fixture
 def tried(ec2: Callable[..., Any], aws: Any, api: Any) -> Callable[..., list[str]]:
-    """Zones and types in the order in which a launch tries them, when none has room."""
+    """Return the zones and types in the order in which a launch tries them when no zone has capacity."""
     subnets = {each["SubnetId"]: each["AvailabilityZone"] for each in api.describe_subnets()["Subnets"]}
 
     def run(*words: str) -> list[str]:
@@ -28,7 +28,7 @@ def tried(ec2: Callable[..., Any], aws: Any, api: Any) -> Callable[..., list[str
 
 
 def test_the_cheapest_of_the_day_comes_first_and_what_has_no_price_last(aws: Any, tried: Callable[..., list[str]]) -> None:
-    # c was cheapest for a moment
+    # zone c was cheapest only for a moment
     aws.market = [("m5.large", A, 0.05), ("m5.large", B, 0.04), ("m5.large", C, 0.01), ("m5.large", C, 0.09)]
     assert tried("--place-order", "price") == [f"m5.large {zone}" for zone in (B, A, C, D)]
     assert tried() == [f"m5.large {zone}" for zone in (A, B, C, D)]

@@ -1,4 +1,4 @@
-"""The shared directory: entered once, mounted once, written by its user alone. A file system of that name stands in for NFS."""
+"""The shared directory: entered once, mounted once, writable by its user only. A local file system stands in for NFS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "ec2" / "mount.sh"
-# in a mount namespace of its own, with an /etc of its own
+# in a new mount namespace, with a private /etc
 INSIDE = """
 set -e
 cp -a /etc etc
@@ -42,10 +42,10 @@ def test_a_shared_directory_is_mounted_once_and_not_open_to_all(tmp_path: Path) 
         pytest.skip("this system lets nobody mount")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    # the same server is left alone, another one takes its place
+    # the same server is left mounted; another server replaces it
     assert lines[:3] == ["mounted: 10.0.0.9:/export", "mounted: 10.0.0.9:/export", "mounted: [fd00::9]:/export"]
     assert int(lines[3].removeprefix("mode: "), 8) & 0o022 == 0
-    # the other lines of the table stay; the directory has one line, that of the last server
+    # other lines of the table stay; the directory has one line, that of the last server
     assert lines[4:6] == ["UUID=1 / ext4 defaults 0 1", "10.0.0.8:/ /mnt/old nfs4 ro 0 0"]
     (entered,) = lines[6:]
     assert entered.startswith(f"[fd00::9]:/export {tmp_path}/shared nfs4 nfsvers=4.1,")

@@ -1,4 +1,4 @@
-"""The scripts that run on nodes, started side by side and after a restart: nothing is lost, started twice or ended by mistake."""
+"""Scripts on nodes, run concurrently and after a restart: nothing is lost, started twice or ended by mistake."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_many_at_once_lose_no_key(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "psnode").touch()
-    (tmp_path / ".ssh" / "authorized_keys").write_text("ssh-ed25519 USER ada@home")  # without an end of the line
+    (tmp_path / ".ssh" / "authorized_keys").write_text("ssh-ed25519 USER ada@home")  # without a newline at the end
     (tmp_path / ".ssh" / "config").write_text("Host mine\n    User ada\n")
     known = "".join(f"10.0.0.{n} ssh-ed25519 {'A' * 68}\n" for n in range(256))
     for _ in range(3):
@@ -48,7 +48,7 @@ def test_many_at_once_lose_no_key(tmp_path: Path) -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Path]:
-    """A home with a psnode that goes on until it is told to end; whatever was started there is ended."""
+    """Yield a home with a psnode that runs until it is asked to end; processes started in the home are ended."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "psnode").write_text(PSNODE)
     (tmp_path / "bin" / "psnode").chmod(0o755)
@@ -83,7 +83,7 @@ def test_of_three_runs_at_once_one_starts(node: Path) -> None:
 
 
 def test_what_a_job_leaves_behind_does_not_hold_its_lock(node: Path) -> None:
-    """The job ends, a process that it started goes on: the next job starts."""
+    """The job ends while a process that it started continues: the next job can start."""
     (node / "bin" / "psnode").write_text('#!/bin/bash\nsetsid sleep 600 >/dev/null 2>&1 &\necho $! >>"$STARTED"\n')
     assert ended(run(node))[0] == 0
     wait_for((node / "work" / "jobs" / "last" / "code").exists)
@@ -96,7 +96,9 @@ def test_what_a_job_leaves_behind_does_not_hold_its_lock(node: Path) -> None:
 
 
 def test_a_job_whose_supervisor_was_killed_still_holds_its_lock(node: Path) -> None:
-    """The shell around the job is killed, as for want of memory, and the job goes on: it is shown, stopped, and alone."""
+    """If the shell around a job is killed, as when memory runs out, the job continues, is listed, can be stopped, and keeps
+    other jobs out.
+    """
     assert ended(run(node))[0] == 0
     wait_for(lambda: len(jobs(node)) == 1)
     [job] = jobs(node)
@@ -118,7 +120,7 @@ def test_a_job_whose_supervisor_was_killed_still_holds_its_lock(node: Path) -> N
 
 
 def alive(process: int) -> bool:
-    """True until the process has ended; a zombie has ended."""
+    """Return True until the process has ended; a zombie has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -126,7 +128,7 @@ def alive(process: int) -> bool:
 
 
 def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None:
-    """As after a restart of the master: the job ended without a code, its number was given to another process."""
+    """As after a restart of the master: the job ended without an exit code, and another process has its id."""
     other = subprocess.Popen(["sleep", "600"])
     try:
         last = node / "work" / "jobs" / "20260101T000000-1"
@@ -149,7 +151,7 @@ def test_a_number_that_another_process_has_now_is_left_alone(node: Path) -> None
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_newest_checkpoint_is_found_where_the_work_lies(tmp_path: Path, linked: bool) -> None:
-    """remote_dir is a folder outside of the home directory, or a link to one: a larger disk of the node."""
+    """remote_dir is a folder outside the home directory, or a link to one, as for a larger disk of the node."""
     home, disk = tmp_path / "home", tmp_path / "disk"
     home.mkdir()
     for run, time_ in ((home / "old", 1000), (disk / "psnode" / "runs" / "first", 2000)):

@@ -1,4 +1,4 @@
-"""The way to the nodes without nodes: host keys in consoles, dry runs, requests to the wrong cluster."""
+"""Access to nodes, tested without nodes: host keys in consoles, dry runs, requests to the wrong cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psnode_ec2.preparing import package_of
 
 
 def public(kind: str, *parts: bytes) -> str:
-    """A key as RFC 4253 writes it: strings, each preceded by its length."""
+    """Return a key in the format of RFC 4253: strings, each preceded by its length."""
     blob = b"".join(len(part).to_bytes(4) + part for part in (kind.encode(), *parts))
     return f"{kind} {base64.b64encode(blob).decode()}"
 
@@ -41,7 +41,7 @@ def console(*keys: str) -> str:
 def test_the_host_keys_are_those_between_the_marks() -> None:
     assert keys_in(console(ED25519, ECDSA)) == [ED25519, ECDSA]
     assert keys_in(base64.b64encode(console(ED25519).encode()).decode()) == [ED25519]
-    # some consoles put the seconds since the start before each line
+    # some consoles print the seconds since the start before each line
     assert keys_in(re.sub(r"^", "[   16.901] ", console(ED25519, ECDSA), flags=re.M)) == [ED25519, ECDSA]
 
 
@@ -59,9 +59,9 @@ def test_a_console_that_breaks_a_key_pins_no_half_of_it() -> None:
     text = console(ED25519, RSA)
     middle = text.index("ssh-rsa") + 150
     message = "[   12.345678] random: crng init done\r\n"
-    # the kernel, in the middle of a line: put together again
+    # a kernel message in the middle of a line: the line is reassembled
     assert keys_in(text[:middle] + message + text[middle:]) == [ED25519, RSA]
-    # a line that was cut, or mixed with anything else, at any place: left out
+    # a line that is cut or mixed with other text, at any position, is ignored
     for place in range(text.index("ssh-rsa"), text.index(RSA) + len(RSA)):
         assert set(keys_in(text[:place] + "\r\n" + text[place:])) <= {ED25519, RSA}
         assert ED25519 in keys_in(text[:place] + "?" + text[place:])
@@ -77,7 +77,7 @@ def test_a_console_of_any_text_is_read() -> None:
 
 
 def test_a_line_that_was_cut_while_it_was_written_pins_nothing(tmp_path: Path) -> None:
-    """The disk was full, or the command was killed: the key is asked for again, and the next ones begin a line."""
+    """After a full disk or a killed command, the key is requested again, and new keys begin on a new line."""
     path = tmp_path / "known_hosts"
     path.write_text(f"i-1 {ED25519}\ni-2 {ED25519[:40]}")
     assert pinned(path) == {"i-1": [ED25519]}
@@ -159,7 +159,7 @@ def test_a_cluster_that_lost_a_node_trains_nothing_but_lets_its_owner_in(ec2: An
 
 
 def test_a_console_without_keys_is_waited_for_until_the_deadline(ec2: Any, config: Path) -> None:
-    # moto's canned console shows none
+    # moto's fixed console output has no keys
     config.write_text(config.read_text() + "launch_deadline = 1\n")
     ec2("launch", "--yes")
     done = ec2("ssh", "true")
@@ -174,7 +174,7 @@ def test_the_wheel_that_setup_sends_holds_the_program_and_the_tool(monkeypatch: 
     for _ in range(2):
         with package_of("", dry_run=False) as path:
             wheels.append(Path(path).read_bytes())
-    # setup leaves a node alone that has this wheel
+    # setup skips a node that has this wheel
     assert wheels[0] == wheels[1]
     names = set(zipfile.ZipFile(io.BytesIO(wheels[0])).namelist())
     tracked = subprocess.run(

@@ -1,4 +1,4 @@
-"""A cluster has one owner: the same with every command, under any name of a session."""
+"""A cluster has one owner: the same for every command, under any session name."""
 
 from __future__ import annotations
 

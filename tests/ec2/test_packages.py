@@ -1,4 +1,4 @@
-"""Setup installs the checkout, the version that runs here, a wheel, or any requirement that pip takes."""
+"""Setup installs the checkout, the version that runs here, a wheel, or any requirement that pip accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.preparing import package_of, without_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
-# instead of an environment's Python: it prints the arguments of pip
+# replaces an environment's Python, and prints the arguments of pip
 PYTHON = '#!/bin/bash\n[[ $2 != pip ]] || printf "%s\\n" "${@: -1}" >>"$ASKED"\n'
 FORMS = [
     ("psnode", "psnode", "", None),
@@ -43,7 +43,7 @@ def test_a_requirement_in_any_form_gets_the_extras_of_a_node(
     for program, text in (("python", PYTHON), ("psnode", "#!/bin/sh\n"), ("git", "#!/bin/sh\n")):
         (tmp_path / "venv" / "bin" / program).write_text(text)
         (tmp_path / "venv" / "bin" / program).chmod(0o755)
-    # one that pip must not be led to by the name of the requirement
+    # a folder with the requirement's name, which pip must not install
     (tmp_path / "psnode").mkdir()
     env = {"PATH": f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}", "ASKED": str(tmp_path / "asked")}
     env["PSNODE_VENV"] = str(tmp_path / "venv")
@@ -68,7 +68,7 @@ def test_what_is_no_requirement_is_refused() -> None:
     ids=["token", "both", "quoted"],
 )
 def test_git_sends_the_token_that_no_command_line_holds(tmp_path: Path, who: str, expected: str) -> None:
-    """To a server that tells git the branches of a repository only if it is asked with the right words."""
+    """Use a server that lists a repository's branches to git only if it gets the right credentials."""
     if shutil.which("git") is None:
         pytest.skip("no git")
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Ranks by node: from GPUs, or as the settings say."""
+"""Ranks per node: from the numbers of GPUs, or as set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cluster(master: str, *workers: str) -> list[Node]:
 @pytest.mark.parametrize(
     ("nodes", "settings", "counts"),
     [
-        # NVIDIA's numbers as AWS states them: four in a g4dn.12xlarge, eight in a p4d.24xlarge, one in a g4dn.xlarge
+        # NVIDIA GPUs as AWS states them: four in a g4dn.12xlarge, eight in a p4d.24xlarge, one in a g4dn.xlarge
         (cluster("m5.large", "g4dn.12xlarge", "p4d.24xlarge"), {}, [1, 4, 8]),
         (cluster("g4dn.12xlarge", "g4dn.12xlarge"), {}, [1, 4]),
         (cluster("g4dn.12xlarge", "g4dn.12xlarge"), {"workers_on_master": "auto"}, [5, 4]),

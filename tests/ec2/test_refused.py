@@ -1,4 +1,4 @@
-"""Bad input, quotas and empty zones: one line with the remedy, the right code, and nothing that was started."""
+"""Bad input, quotas and zones without capacity: one line with a remedy, the right exit code, and nothing started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RefusedLaunch = Callable[..., str]
 
 @pytest.fixture
 def refused(ec2: Callable[..., Any], aws: Any) -> RefusedLaunch:
-    """Run a launch that must end with code 2 and one line, having started nothing; returns the line."""
+    """Return a function that runs a launch, checks for code 2, one line and no started resources, and returns the line."""
 
     def run(*args: object) -> str:
         done = ec2("launch", "--yes", *args)
@@ -78,7 +78,7 @@ def test_a_type_that_does_not_exist(refused: RefusedLaunch) -> None:
 
 
 def test_a_type_that_is_not_offered_in_the_zone(refused: RefusedLaunch) -> None:
-    # moto's table is a copy of AWS's: this one is in two of the four zones
+    # moto's table is a copy of AWS's, in which this type is in two of the four zones
     line = refused("--worker-type", "trn1.2xlarge", "--availability-zone", "us-west-2a")
     assert line == "trn1.2xlarge is not offered in us-west-2a: it is in us-west-2b, us-west-2d"
 
@@ -137,14 +137,14 @@ def test_a_key_name_of_another_key(refused: RefusedLaunch, aws: Any, api: Any, t
 
 def test_more_nodes_or_more_money_than_the_caps_allow(refused: RefusedLaunch) -> None:
     assert "max_instances = 9: raise it" in refused("--n-workers", 9)
-    # three at 0.096 and at 1.00 USD, with 3 x 50 GiB at 0.08 / 730 and 3 addresses at 0.005
+    # three nodes at 0.096 or 1.00 USD, with 3 x 50 GiB at 0.08 / 730 and 3 addresses at 0.005
     line = refused("--max-hourly-price", 0.2)
     assert "3 nodes may cost 0.32 USD an hour with their volumes and addresses, over max_hourly_price = 0.2" in line
     assert "may cost 3.03 USD" in refused("--method", "spot", "--spot-price", 1, "--max-hourly-price", 3.02)
 
 
 def test_volumes_and_addresses_are_under_the_cap_too(refused: RefusedLaunch) -> None:
-    # 9 x 16 TiB at 0.08 USD for a GiB and a month: 16.16 USD an hour, and 9 x (0.096 + 0.005)
+    # 9 x 16 TiB at 0.08 USD per GiB and month: 16.16 USD an hour, and 9 x (0.096 + 0.005)
     line = refused("--n-workers", 8, "--volume-gib", 16384, "--max-hourly-price", 1)
     assert "9 nodes may cost 17.07 USD an hour" in line
     assert "0.04 USD" in refused("--n-workers", 1, "--volume-gib", 8, "--max-hourly-price", 0.03, "--prices", "m5.large=0.015")

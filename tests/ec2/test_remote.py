@@ -1,4 +1,4 @@
-"""Commands and files on nodes. In the place of ssh stands a shell in a folder for each node; the whole chain has the real one."""
+"""Commands and files on nodes. A shell in a folder per node stands in for ssh; test_chain.py uses the real one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_folder_that_is_copied_again_lies_where_it_lay(nodes: Any, tmp_path: P
 
 @pytest.mark.parametrize("into", [True, False])
 def test_what_goes_into_a_folder_keeps_its_name(nodes: Any, into: bool) -> None:
-    """A file, and a folder: from the desk to the home of the master, and the other way."""
+    """Copy a file and a folder from the desk to the master's home, and back."""
     desk, home = Path.cwd(), nodes.home("master")
     source, target = (desk, home) if into else (home, desk)
     (source / "many").mkdir()
@@ -97,7 +97,7 @@ def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes
         assert f"error: {link} is a link back to a folder that it is in" in done.err
         assert not (nodes.home("master") / "copied").exists()
         Path(link).unlink()
-    # a link to something beside it, twice, is none
+    # a link to an entry beside it, even twice, does not lead out of the folder
     Path("data/beside").symlink_to("a")
     Path("data/again").symlink_to("a")
     Path("data/a/b/y").write_text("y")
@@ -106,7 +106,7 @@ def test_a_folder_with_a_link_to_itself_is_refused_before_anything_is_sent(nodes
 
 
 def test_the_private_key_does_not_leave_through_a_link(nodes: Any, keyfile: Path) -> None:
-    """For example in a folder that another user has made."""
+    """This could happen in a folder that another user has made."""
     folder = Path("theirs")
     folder.mkdir()
     (folder / "weights").write_text("x")
@@ -157,7 +157,7 @@ def test_the_token_of_a_package_index_or_a_repository_stands_in_no_command_line(
     assert (venv.parents[2] / "index").read_text() == "https://ada:t0ken@example.org/it's/simple"
 
 
-# instead of an environment's Python: versions from the file, and the arguments of pip
+# replaces an environment's Python: prints versions from the file, and the arguments of pip
 PIP = """#!/bin/bash
 [[ $2 == pip ]] || exit 0
 case $3 in
@@ -217,7 +217,7 @@ def test_the_workers_are_the_workers_when_the_master_is_gone(nodes: Any, api: An
 
 
 def access(folder: Path) -> Access:
-    """The way to one node that was never started."""
+    """Return the access to one node that was never started."""
     node = Node(
         "master", "master", "i-1", "m5.large", "us-west-2b", "running", False, "10.0.0.1", "", datetime.datetime.now(), ""
     )
@@ -233,14 +233,14 @@ def test_ssh_takes_paths_with_spaces_and_signs_as_they_are(tmp_path: Path) -> No
     done = subprocess.run([real, "-F", "none", "-G", *way.options(way.master), "host"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     understood = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    # -G shows the configuration, before %% becomes %
+    # -G shows the configuration before %% becomes %
     assert understood["identityfile"].replace("%%", "%") == str(folder / "my key")
     assert understood["userknownhostsfile"].strip('"').replace("%%", "%") == str(folder / "known hosts")
     assert understood["stricthostkeychecking"] in ("true", "yes")
 
 
 def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Any, tmp_path: Path) -> None:
-    """Three keys of 256 nodes: more than one word of a command line can hold."""
+    """Three keys for each of 256 nodes are longer than one argument of a command line can be."""
     lengths = {"ssh-rsa": 372, "ecdsa-sha2-nistp256": 140, "ssh-ed25519": 68}
     known = "".join(f"172.31.0.{n} {kind} {'A' * length}\n" for n in range(256) for kind, length in lengths.items())
     assert len(known) > 131072
@@ -254,7 +254,7 @@ def test_the_host_keys_of_many_nodes_reach_the_master(nodes: Any, tmp_path: Path
 
 
 def job(nodes: Any, venv: str) -> Path:
-    """Folder of a psnode that prints its words and goes on until it is told to end."""
+    """Return the folder of a psnode that prints its arguments and runs until it is asked to end."""
     home = nodes.home("master")
     (home / venv / "bin").mkdir(parents=True)
     (home / "psnode" / "jobs").mkdir(parents=True, exist_ok=True)
@@ -348,7 +348,7 @@ def test_a_master_without_checkpoints_keeps_nobody_from_shutting_down(nodes: Any
     assert done.code == 0, done.err
 
 
-# a node whose answers an attacker chooses: the place of the newest checkpoint, and its content
+# a node whose answers an attacker chooses: the path of the newest checkpoint, and its content
 LYING = """#!/bin/bash
 if [[ ${!#} == "bash -s" ]]; then
     printf '%s\\n' "$PLACE" config.json checkpoints/latest checkpoints/step-00000001
@@ -373,7 +373,7 @@ def test_a_node_does_not_say_where_on_this_machine_its_files_go(
     assert (elsewhere / "config.json").read_text() == "mine"
     assert "\x1b" not in done.err
     kept = tmp_path / "state" / "kept"
-    if place.startswith("{"):  # an absolute place of the node's is one below keep_dir here
+    if place.startswith("{"):  # an absolute path on the node becomes one below keep_dir here
         assert done.code == 0, done.err
         assert [path.read_text() for path in kept.rglob("config.json")] == ["theirs"]
     else:
@@ -400,14 +400,14 @@ def test_a_master_that_cannot_be_reached_does_not_end_with_what_it_holds(nodes: 
     with pytest.raises(KeepError, match="has no public address"):
         keep(cluster, settings, hidden)
     aws.consoles.clear()  # moto's own text has no keys
-    assert keep(cluster, settings, found) == ""  # no one can have worked on it yet
+    assert keep(cluster, settings, found) == ""  # the node is too new to have work on it
     old = [dataclasses.replace(node, launched=node.launched - datetime.timedelta(hours=1)) for node in found]
     with pytest.raises(KeepError, match="host key"):
         keep(cluster, settings, old)
 
 
 def test_shutdown_ends_what_it_has_shown(nodes: Any, aws: Any, api: Any, config: Path) -> None:
-    """Another user completes the cluster while the user is asked."""
+    """Another user completes the cluster while the user is asked to confirm."""
     (first,) = re.findall(r"^worker-0 +(\S+)", nodes.ec2("status").out, re.M)
     api.terminate_instances(InstanceIds=[first])
     added: list[str] = []
@@ -438,7 +438,7 @@ def test_who_stops_watching_a_job_leaves_it_alone(nodes: Any) -> None:
         assert watching.stdout.readline() == "doctor\n"
         watching.send_signal(signal.SIGINT)
         assert watching.wait(timeout=60) == 130
-        # the stand-in's shell goes on, and has the same standard error
+        # the stand-in's shell continues, and has the same standard error
         assert watching.stderr is not None
         assert watching.stderr.readline() == "the job goes on: logs --follow shows it\n"
         assert not (last / "code").exists()

@@ -1,4 +1,4 @@
-"""Launches that fail at any call, and two at once in any order: all started nodes are reported, and none of others touched."""
+"""Launches that fail at any call, and two concurrent ones in any order: started nodes are reported, those of others untouched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def world_module(ec2_module: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def drawn_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids of launches that come from the seed too."""
+    """Draw the ids of launches from the seed too."""
     monkeypatch.setattr(
         "psnode_ec2.launching.secrets.token_hex", lambda length: f"{random.getrandbits(8 * length):0{2 * length}x}"
     )
@@ -49,7 +49,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 class Desk(NamedTuple):
-    """One terminal."""
+    """The cluster and settings of one terminal."""
 
     cluster: Cluster
     settings: Settings
@@ -68,8 +68,8 @@ def desk(module: Any, world: Any, who: str, key: Path, **more: Any) -> Desk:
 
 
 def new_world(module: Any, seed: int) -> Any:
-    """With three nodes of others in it."""
-    random.seed(seed)  # of the pauses
+    """Return a world with three nodes of other owners."""
+    random.seed(seed)  # seeds the pauses
     world = module.World(module.Turns(random.Random(seed)))
     for number, tags in enumerate(STRANGERS):
         world.instances[f"i-stranger{number}"] = {
@@ -80,7 +80,7 @@ def new_world(module: Any, seed: int) -> Any:
 
 
 def own(world: Any) -> list[dict[str, Any]]:
-    """Instances alive that were started here."""
+    """Return the running instances that were started here."""
     return [each for each in world.live() if each["by"]]
 
 
@@ -89,7 +89,7 @@ def roles(world: Any) -> Counter[str]:
 
 
 def cleared(module: Any, world: Any, key: Path) -> None:
-    """Shut down once EC2 shows everything; nothing is left but resources of others."""
+    """Shut down once EC2 shows everything, and check that only resources of others are left."""
     world.faults = lambda operation, parameters: None
     world.turns.now += 60
     world.calls.clear()
@@ -109,7 +109,7 @@ PASSING = ["throttled", "internal", "cut before", "cut after"]
 
 
 def fault(module: Any, kind: str, operation: str) -> tuple[bool, Exception]:
-    """The error, and True if the call is done all the same."""
+    """Return True if the call takes effect all the same, and the error."""
     codes = {"throttled": "RequestLimitExceeded", "internal": "InternalError"}
     if kind in codes:
         return False, module.refusal(operation, codes[kind])
@@ -137,7 +137,7 @@ def test_any_call_may_fail_once_and_twice(world_module: Any, keys: list[Path], k
 def test_a_refusal_at_any_call_leaves_nothing_that_is_not_told(
     world_module: Any, keys: list[Path], kind: str, times: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second one meets the call that ends the nodes again."""
+    """Refuse each call of a launch in turn; with `times` = 2, the second refusal hits the call that ends the nodes."""
     for number in range(count_calls(world_module, keys)):
         world = new_world(world_module, 0)
 
@@ -155,7 +155,7 @@ def test_a_refusal_at_any_call_leaves_nothing_that_is_not_told(
 
 
 def attempt(one: Desk) -> Any:
-    """The nodes, or the error."""
+    """Launch, and return the nodes or the error."""
     try:
         return one.launch()
     except ec2_errors.Ec2Error as error:
@@ -196,7 +196,7 @@ def test_who_wants_fewer_nodes_than_another_launch_is_told_what_helps(world_modu
 
 
 def drawn(chance: random.Random, keys: list[Path]) -> dict[str, Any]:
-    """Settings of one of two terminals."""
+    """Return random settings of one of two terminals."""
     kind = chance.choice(["m5.large", "c5.large"])
     return {
         "n_workers": chance.choice([1, 2, 2, 3]),
@@ -218,13 +218,13 @@ def failing(module: Any, chance: random.Random, rate: float) -> Any:
     return faults
 
 
-# after these the nodes stay, which is told
+# after these errors the nodes stay, which is reported
 STAY = (ec2_errors.NodeLostError, ec2_errors.DeadlineError, ec2_errors.OthersError)
 
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_two_launches_at_once_settle_or_refuse(world_module: Any, keys: list[Path], first: int) -> None:
-    """200 schedules in all, each of another seed."""
+    """Run 200 schedules in all, with a different seed each."""
     for seed in range(first, first + 25):
         chance = random.Random(seed)
 
@@ -241,7 +241,7 @@ def test_two_launches_at_once_settle_or_refuse(world_module: Any, keys: list[Pat
 
 
 class Taken:
-    """The work of keeping a job alive, where EC2 takes nodes by the seed; the launches are real."""
+    """The work of keeping a job alive, where EC2 takes nodes according to the seed; launches are real."""
 
     def __init__(self, world: Any, one: Desk, chance: random.Random) -> None:
         self.world, self.one, self.chance, self.attempts, self.steps = world, one, chance, 0, 0
@@ -279,7 +279,9 @@ class Taken:
 def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
     world_module: Any, keys: list[Path], first: int, tmp_path: Path
 ) -> None:
-    """100 schedules: EC2 takes nodes, calls fail, another user launches the same, and shuts down at the end."""
+    """Run 100 schedules in which EC2 takes nodes, calls fail, another user launches the same cluster, and
+    shuts down at the end.
+    """
     for seed in range(first, first + 25):
         chance = random.Random(seed)
         world = new_world(world_module, seed)
@@ -299,7 +301,7 @@ def test_a_job_that_is_kept_alive_beside_another_launch_leaves_nothing_untold(
             assert not isinstance(result, Exception) or isinstance(result, ec2_errors.Ec2Error), (seed, result)
         assert work.attempts <= 3, seed
         assert charge.used <= 3, seed
-        # strangers live, and there are never more nodes than the cluster's size and the surplus that two launches settle
+        # others' nodes live, and nodes never exceed the cluster's size and the surplus that two launches settle
         assert sum(not each["by"] for each in world.live()) == len(STRANGERS), seed
         assert roles(world)["master"] <= 1 or both, seed
         assert sum(roles(world).values()) <= 3 or both, seed
@@ -318,14 +320,14 @@ def check(world: Any, desks: list[Desk], results: list[Any], seed: int) -> None:
     if not any(isinstance(result, Exception) for result in results):
         most = max(each.settings.n_workers for each in desks)
         assert roles(world) == {"master": 1, "worker": most}, seed
-    # no node lets in another key than that of who started it
+    # each node accepts only the key of the user who started it
     for each in own(world):
         public = desks[int(each["by"][-1])].settings.keyfile.with_suffix(".pub").read_text()
         assert each["lets_in"].split()[:2] == public.split()[:2], seed
 
 
 def advice(module: Any, world: Any, one: Desk, keys: list[Path], seed: int) -> None:
-    """Launched again without faults the cluster is completed, or the remedy in the refusal helps."""
+    """Check that a launch without faults completes the cluster, or that the remedy in its refusal helps."""
     world.faults = lambda operation, parameters: None
     world.turns.now += 60
     again = attempt(one)

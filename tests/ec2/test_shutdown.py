@@ -1,4 +1,4 @@
-"""Words of shutdown before it ends anything: others with nodes under this name, and volumes that outlive them."""
+"""Messages of shutdown before it ends anything: other owners' nodes under this name, and volumes that outlive nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def started(api: Any, config: Path, owner: str) -> str:
-    """An instance of a cluster of the same name that `owner` has."""
+    """Start an instance of a cluster with the same name that belongs to `owner`, and return its id."""
     tags = {"psnode:cluster": tomllib.loads(config.read_text())["name"], "psnode:owner": owner, "psnode:role": "worker"}
     image = api.describe_images(Filters=[{"Name": "name", "Values": ["ubuntu/*"]}])["Images"][0]["ImageId"]
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
@@ -38,7 +38,7 @@ def test_nodes_of_another_owner_and_in_another_region_are_named_and_left(ec2: Ca
     for client, name in theirs:
         (held,) = client.describe_instances(InstanceIds=[name])["Reservations"]
         assert held["Instances"][0]["State"]["Name"] == "running"
-    # its remedy helps
+    # the remedy in the message helps
     assert ec2("shutdown", "--yes", "--owner", "grace", "--region", "us-west-2").code == 0
     assert ec2("shutdown", "--yes", "--owner", "moto", "--region", "eu-west-1").code == 0
     done = ec2("shutdown", "--yes")

@@ -1,4 +1,4 @@
-"""No room, too low a price, throttling, and nodes that are taken: typed, retried with limits, and nothing is left half done."""
+"""No capacity, too low a price, throttling, and taken nodes: typed errors, limited retries, and nothing left half done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_ROOM = ("InsufficientInstanceCapacity", "We currently do not have sufficient 
 
 @pytest.fixture
 def stubbed() -> Any:
-    """A client of EC2 whose answers are given in advance, a Cloud on it, and the seconds that the Cloud waits."""
+    """Return a client of EC2 with prepared answers, a Cloud that uses it, and the seconds that the Cloud waits."""
     boto3 = pytest.importorskip("boto3")
     stub = pytest.importorskip("botocore.stub")
     client = boto3.client("ec2", region_name="us-west-2", aws_access_key_id="a", aws_secret_access_key="b")
@@ -70,7 +70,7 @@ def test_a_call_that_aws_fails_is_made_again_later_each_time(stubbed: Any, code:
         stubber.add_client_error("run_instances", code, http_status_code=503)
     stubber.add_response("run_instances", {"Instances": [{"InstanceId": "i-1"}]})
     assert cloud.change("run_instances", MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"] == "i-1"
-    # doubled each time from half a second, less at most a half of it, so that several do not come in step
+    # doubled each time from half a second, with jitter of up to half, so that concurrent tools do not retry together
     assert len(waits) == 5
     assert all(0.25 * 2**k <= seconds <= 0.5 * 2**k for k, seconds in enumerate(waits))
 
@@ -93,7 +93,7 @@ def test_what_ended_since_it_was_asked_for_the_first_time_is_started_anew(stubbe
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[int]]:
-    """Seconds that botocore waits between tries, and an entry for each call that it holds to its pace; nothing is waited."""
+    """Return the seconds that botocore waits between tries, and an entry per rate-limited call; no time passes."""
     waits, held = list[float](), list[int]()
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=waits.append, time=time.time))
     monkeypatch.setattr("botocore.retries.bucket.TokenBucket.acquire", lambda *args, **more: held.append(1))
@@ -152,7 +152,7 @@ def test_a_group_that_stays_in_use_does_not_keep_the_rest(aws: Any, ec2: Callabl
 
 
 def zones(api: Any, config: Path) -> list[str]:
-    """Of the cluster's running instances."""
+    """Return the zones of the cluster's running instances."""
     settings = load(config, {})
     filters = [{"Name": "tag:psnode:cluster", "Values": [settings.name]}, {"Name": "instance-state-name", "Values": ["running"]}]
     found = api.describe_instances(Filters=filters)["Reservations"]
@@ -214,7 +214,7 @@ def test_what_a_refused_half_started_is_ended_even_if_ec2_does_not_show_it_yet(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path
 ) -> None:
     aws.refuse("RunInstances", *NO_ROOM, applies=lambda form: form["MinCount"] == "1")
-    # EC2's parts do not learn of it at the same time
+    # EC2's parts learn of a node at different times
     aws.refuse("TerminateInstances", "InvalidInstanceID.NotFound", "The instance ID does not exist", times=2)
 
     def hide(action: str, form: dict[str, str]) -> bool:
@@ -231,7 +231,7 @@ def test_what_a_refused_half_started_is_ended_even_if_ec2_does_not_show_it_yet(
 def test_what_another_launch_has_started_meanwhile_outlives_the_failure_of_this_one(
     ec2: Callable[..., Any], aws: Any, api: Any, config: Path
 ) -> None:
-    """In a second terminal, between the workers and the master of the first."""
+    """Let a second terminal act between the first one's launches of workers and master."""
     aws.refuse("RunInstances", *NO_ROOM, times=9, applies=lambda form: form["MinCount"] == "1" and not theirs.get("asks"))
     theirs: dict[str, Any] = {}
 
@@ -342,7 +342,7 @@ def test_cost_counts_hours_at_the_price_of_each_kind(ec2: Callable[..., Any], aw
     later = max(node.launched for node in nodes) + datetime.timedelta(hours=10)
     found = costs(cloud, settings, nodes, later)
     assert [round(each.so_far, 2) for each in found] == [0.96, 3.4]
-    # a minute is the least that is billed
+    # at least a minute is billed
     assert costs(cloud, settings, nodes[:1], nodes[0].launched)[0].so_far == pytest.approx(0.096 / 60)
 
 
@@ -365,7 +365,7 @@ def test_what_runs_already_counts_at_its_own_price(ec2: Callable[..., Any], aws:
 
 
 def test_volumes_that_outlived_their_nodes_count_under_the_cap(ec2: Callable[..., Any], api: Any) -> None:
-    """A cluster without nodes, whose last ones left a volume that carries its tags."""
+    """Use a cluster without nodes whose last nodes left a volume with its tags."""
     assert ec2("launch", "--yes").code == 0
     found = re.search(r"of cluster (\S+), owner (\S+)$", ec2("status").out, re.M)
     assert found

@@ -1,4 +1,4 @@
-"""Checkpoints in S3: nothing is ever there in halves, a new master finds them, and the role of the nodes reaches them alone."""
+"""Checkpoints in S3: never incomplete, found by a new master, and accessible to the nodes' role only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ URL = "s3://bucket/some/where/first"
 
 @pytest.fixture
 def store(aws: Any, moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty bucket, as boto3 sees it."""
+    """Return a boto3 client with an empty bucket."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{moto_port}")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
     client = pytest.importorskip("boto3").client("s3")
@@ -38,7 +38,7 @@ def names(store: Any) -> set[str]:
 
 
 def published(run: Path, step: int, **files: bytes) -> Path:
-    """A checkpoint as psnode writes it, with a manifest by the definition of its hash."""
+    """Publish a checkpoint in psnode's form, with a manifest that follows the definition of its hash."""
     folder = run / "checkpoints" / f"step-{step:08d}"
     (folder / "state").mkdir(parents=True)
     contents = {"model.safetensors": bytes([step % 256]) * 100, "state/optimizer.safetensors": b"o", **files}
@@ -72,8 +72,8 @@ def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_delete
     assert order[:3] == [*here, "runs/a/checkpoints/step-00000010/manifest.json"]
     assert order[-1] == "runs/a/checkpoints/latest"
     s3.bring_up(bucket, tmp_path, "runs/a", kept, over=False)
-    assert len(order) == 6  # with two records; nothing again
-    # cut off in the middle of the second: a new master finds the first
+    assert len(order) == 6  # six with two records; nothing is sent twice
+    # cut off during the second checkpoint: a new master finds the first
     published(run, 20)
 
     def cut(name: str, content: bytes) -> None:
@@ -86,14 +86,14 @@ def test_a_checkpoint_is_complete_before_latest_names_it_and_what_the_run_delete
     assert s3.restore(elsewhere, URL, "runs/a") == "step-00000010"
     assert (elsewhere / "runs/a/checkpoints/step-00000010/model.safetensors").read_bytes() == bytes([10]) * 100
     assert (elsewhere / "runs/a/metrics.jsonl").read_text() == "10\n"
-    # the run deletes the first, and another process brings up the second
+    # the run deletes the first checkpoint, and another process uploads the second
     for path in (*first.glob("state/*"), first / "state", *first.glob("*.*")):
         path.rmdir() if path.is_dir() else path.unlink()
     first.rmdir()
     s3.bring_up(s3.ClusterPrefix(URL), tmp_path, "runs/a", {}, over=False)
     assert {name.split("/")[3] for name in names(store) if "/step-" in name} == {"step-00000020"}
     assert s3.restore(elsewhere, URL, "runs/a") == "step-00000020"
-    assert s3.restore(elsewhere, URL, "runs/a") == ""  # it exists
+    assert s3.restore(elsewhere, URL, "runs/a") == ""  # the run exists already
     assert (elsewhere / "runs/a/checkpoints/latest").read_text() == "step-00000020\n"
     assert s3.restore(elsewhere, URL, "runs/b") == ""
 
@@ -156,7 +156,7 @@ def test_the_role_of_the_nodes_reaches_the_clusters_own_part_and_nothing_else(st
 
 
 def test_the_policy_lists_the_clusters_own_names_alone(ec2: Callable[..., Any]) -> None:
-    """As AWS evaluates s3:prefix, which the stand-in does not."""
+    """Check s3:prefix as AWS evaluates it, which the stand-in does not."""
     where = ("--name", "first", "--checkpoints", "s3://bucket/some/where", "--instance-profile", "nodes")
     made = json.loads(ec2("export", "iam-policy", *where, "--region", "us-gov-west-1").out)
     objects, listing = made["Statement"]
@@ -185,7 +185,7 @@ def test_the_master_alone_gets_the_profile(ec2: Callable[..., Any], aws: Any) ->
     assert {role: form.get("IamInstanceProfile.Name") for role, form in given.items()} == {"master": "nodes", "worker": None}
 
 
-# instead of psnode: it writes a checkpoint that the test has made, and ends
+# replaces psnode: writes a checkpoint prepared by the test, and ends
 TRAINS = """#!/bin/bash
 mkdir -p runs/a && cp -r "$HOME/ready/." runs/a/
 echo "$@"
@@ -193,7 +193,7 @@ echo "$@"
 
 
 def test_what_a_job_leaves_is_found_by_the_next_master(nodes: Any, store: Any, tmp_path: Path) -> None:
-    """By the programs on the node: while it runs, and after it."""
+    """Check this with the programs on the node, during the job and after it."""
     home = nodes.home("master")
     (home / "psnode/.venv/bin").mkdir(parents=True)
     (home / "psnode/.venv/bin/psnode").write_text(TRAINS)

@@ -1,4 +1,4 @@
-"""The user's code on the nodes: the files that are copied and those that are not; the job runs in it."""
+"""The user's code on the nodes: the files that are copied and those that are not; the job runs in the copied folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_with_git_what_it_ignores_stays_here_and_secrets_that_it_tracks_too(tmp_
     (tree / "gone.py").unlink()
     taken, secret = chosen(tree, keyfile)
     wanted = {*SOURCES, ".gitignore", ".gitmodules", "new.py", "inner/lib.py", "inner/.gitignore", "inner/ignored.bin"}
-    # git's own rule: a file added in spite of .gitignore is tracked; data.csv was not
+    # git's own rule: a file added despite .gitignore is tracked; data.csv was not added
     assert set(taken) == wanted - {"data.csv", "inner/ignored.bin"}
     assert secret == sorted(SECRETS)
     assert chosen(tree / "models", keyfile) == (["net.py"], [])
@@ -97,7 +97,7 @@ def test_the_job_runs_in_the_code_that_all_nodes_have_got(nodes: Any, tmp_path: 
     assert words[:5] == ["launch", "-n", "2", "--hostfile", "../hosts_address"]
     assert words[-3:] == ["own.py", "--lr", "1"]
     assert (nodes.home("master") / "where").read_text() == f"{code['master']}\n"
-    # files of the job stay, files deleted here are deleted on the nodes, a file may become a folder and the other way
+    # files of the job stay, files deleted here are deleted on nodes, and a file may become a folder or the reverse
     grown(code["master"], {"runs/first/metrics.jsonl": "1"})
     for name in ("old/x.py", "was a file"):
         (tree / name).unlink()
@@ -109,7 +109,7 @@ def test_the_job_runs_in_the_code_that_all_nodes_have_got(nodes: Any, tmp_path: 
         assert there.pop("runs/first/metrics.jsonl", None) == (b"1" if name == "master" else None)
         assert there == nodes.tree(tree)
         assert (folder / "tool.sh").stat().st_mode & 0o111
-    # the code of a job that runs stays as it is
+    # the code of a running job is not changed
     grown(tree, {"own.py": "3"})
     done = nodes.ec2("run", "--sync", tree, "--", "own.py")
     assert done.code == 2

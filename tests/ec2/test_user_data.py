@@ -1,4 +1,4 @@
-"""The hour at which a node ends itself, set when it starts. systemd itself is not run: its own checker reads the units."""
+"""The hour at which a node ends itself, set when it starts. systemd is not run; its own checker reads the units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.instance_requests import user_data
 from psnode_ec2.settings import Settings
 
-# in a mount namespace of its own, with an /etc/systemd/system of its own
+# in a new mount namespace, with a private /etc/systemd/system
 INSIDE = """
 set -e
 mkdir -p system /etc/systemd/system
@@ -38,7 +38,7 @@ def test_without_a_limit_there_is_no_end() -> None:
     ("role", "settings", "ends"),
     [
         ("worker", {}, True),
-        ("master", {}, False),  # it holds the trained weights
+        ("master", {}, False),  # the master holds the trained weights
         ("master", {"nfs_ip_address": "10.0.0.9", "nfs_mount_point": "/mnt/s"}, True),
     ],
 )
@@ -104,7 +104,7 @@ done
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
 def test_a_node_ends_when_nothing_of_the_users_has_run_for_so_long(tmp_path: Path) -> None:
-    """Not while a user is logged in, and not because of processes that this tool left running."""
+    """The node stays up while a user is logged in, and not because of processes that this tool left."""
     (tmp_path / "bin").mkdir()
     for name, text in (
         ("systemctl", ""),

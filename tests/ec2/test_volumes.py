@@ -1,4 +1,4 @@
-"""Volumes of a cluster, by answers of EC2 that moto does not give."""
+"""Volumes of a cluster, with answers of EC2 that moto does not give."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 class Client:
-    """Answers describe_volumes: EC2 takes at most 200 values in a filter."""
+    """A client that answers describe_volumes; like EC2, it takes at most 200 values in a filter."""
 
     def __init__(self, volumes: list[dict[str, Any]]) -> None:
         self.volumes = volumes

@@ -1,4 +1,4 @@
-"""The watcher on a spot node, as a process: it goes on looking whatever it is answered, and tells every rank once."""
+"""The watcher on a spot node, as a process: it continues after any answer, and notifies every rank once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "tools" / "ec2" / "watch_interruption.py"
-# instead of ranks; it prints the signals it gets
+# stands in for ranks, and records the signals that it gets
 RANK = "import pathlib, signal, sys\nheard = pathlib.Path(sys.argv[2])\n" + (
     "signal.signal(signal.SIGTERM, lambda *args: heard.open('a').write('TERM\\n'))\n"
     "heard.touch()\nwhile True:\n    signal.pause()\n"
@@ -22,11 +22,11 @@ RANK = "import pathlib, signal, sys\nheard = pathlib.Path(sys.argv[2])\n" + (
 
 
 class Metadata:
-    """`answer` is the response to everything: a status and a body, or bytes that are no HTTP."""
+    """A metadata service. `answer` is the response to everything: a status and a body, or bytes that are not HTTP."""
 
     def __init__(self) -> None:
         self.answer: tuple[int, bytes] | bytes = (404, b"")
-        self.recommended: tuple[int, bytes] = (404, b"")  # to leave
+        self.recommended: tuple[int, bytes] = (404, b"")  # the recommendation to leave
         self.asked = 0
         metadata = self
 
@@ -74,8 +74,8 @@ def wait_for(look: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def started(tmp_path: Path, metadata: Metadata) -> Iterator[Callable[[int], Path]]:
-    """Starts the watcher (0), or a rank; returns the file of its messages."""
-    # other ranks of this user may run on this machine: those here have a name of their own
+    """Yield a function that starts the watcher (0) or a rank, and returns the file of its messages."""
+    # this user may run other ranks on this machine, so ranks here have a unique name
     name = f"psnode_of_{tmp_path.name}".encode()
     text = SOURCE.read_bytes().replace(rb"-m\0psnode\0train", rb"-m\0" + name + rb"\0train")
     assert name in text
@@ -135,7 +135,7 @@ def test_a_recommendation_to_leave_is_noted_and_stops_what_runs_then_if_it_is_to
     wait_for((tmp_path / "interruption.log").exists)
     if does == "stop":
         wait_for(lambda: first.read_text() == "TERM\n")
-    # a job that begins later goes on: the node may live for days
+    # a job that starts later continues: the node may live for days
     second = started(2)
     wait_for(second.exists)
     asked = metadata.asked

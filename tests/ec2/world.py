@@ -1,6 +1,6 @@
-"""EC2 as a client of botocore shows it, in this process and in virtual time: several launches take turns at every call.
+"""EC2 as a boto3 client sees it, emulated in this process and in virtual time, where several launches alternate at every call.
 
-The next actor, the failures and the delays until EC2 shows new instances all come from one seed. Nothing here sleeps.
+One seed determines the order of the launches, the failures, and the delays until EC2 shows new instances. Nothing here sleeps.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ def cut() -> Exception:
 
 @dataclass
 class Turns:
-    """Threads of which one runs at a time; `random` says which goes on at each of their calls, and `now` is everybody's time."""
+    """Threads that run one at a time. At each of their calls `random` chooses the next one; `now` is the time
+    of all, in seconds.
+    """
 
     random: random.Random
     now: float = 0.0
-    waiting: dict[int, float] = field(default_factory=dict)  # until when each one sleeps
+    waiting: dict[int, float] = field(default_factory=dict)  # the time until which each thread sleeps
     gates: dict[int, threading.Semaphore] = field(default_factory=dict)
     parked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     limit: int = 20_000
 
     def pause(self, seconds: float = 0.0) -> None:
-        """Let others go on; come back `seconds` later."""
+        """Let other threads run, and return `seconds` later."""
         me = threading.get_ident()
         if me in self.gates:
             self.waiting[me] = self.now + seconds
@@ -53,7 +55,7 @@ class Turns:
             self.now += seconds
 
     def run(self, works: list[Callable[[], Any]]) -> list[Any]:
-        """Result of each of `works`, or the error that it raised."""
+        """Run `works` in threads, and return the result of each, or the error that it raised."""
         results: list[Any] = [None] * len(works)
 
         def body(number: int) -> None:
@@ -74,7 +76,7 @@ class Turns:
         for _ in range(self.limit):
             if not self.waiting:
                 break
-            # a process may be held up at any moment: the one that sleeps longer is sometimes first
+            # any process may be delayed, so sometimes the thread with the later time runs first
             ready = sorted(self.waiting, key=self.waiting.__getitem__)
             after = [each for each in ready if self.waiting[each] <= self.now] or ready[:1]
             chosen = self.random.choice(after)
@@ -90,7 +92,9 @@ class Turns:
 
 @dataclass
 class World:
-    """One region. `faults(operation, parameters)` decides on a call: None, an error, or an error after it was done."""
+    """One region. `faults(operation, parameters)` returns None, or (whether the call takes effect, the error that it then
+    raises).
+    """
 
     turns: Turns
     faults: Callable[[str, dict[str, Any]], tuple[bool, Exception] | None] = lambda operation, parameters: None
@@ -101,7 +105,7 @@ class World:
     )
     tokens: dict[str, tuple[dict[str, Any], list[str]]] = field(default_factory=dict)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    ended_by: dict[str, str] = field(default_factory=dict)  # who ended an instance
+    ended_by: dict[str, str] = field(default_factory=dict)  # the launch that ended each instance, by instance id
     numbers: Any = field(default_factory=itertools.count)
 
     def live(self) -> list[dict[str, Any]]:
@@ -118,7 +122,7 @@ class World:
             raise fault[1]
         return answer
 
-    # the same for everybody
+    # calls whose answers are the same for all launches
 
     def describe_subnets(self, who: str, **how: Any) -> dict[str, Any]:
         zones = ("us-west-2a", "us-west-2b", "us-west-2c")
@@ -142,7 +146,7 @@ class World:
         name = "ubuntu/images/hvm-ssd/ubuntu-noble-24.04-amd64-server-1"
         return {"Images": [{"ImageId": "ami-1", "Name": name, "Architecture": "x86_64", "CreationDate": "2026"}]}
 
-    # instances
+    # calls about instances
 
     def _state(self, instance: dict[str, Any]) -> str:
         if "ended" in instance:
@@ -212,7 +216,7 @@ class World:
             self.ended_by.setdefault(each, who)
         return {}
 
-    # groups and keys
+    # calls about groups and keys
 
     def _make(self, kind: str, name: str, tags: Any, **more: Any) -> None:
         if any(each["name"] == name for each in self.resources[kind].values()):
@@ -299,7 +303,7 @@ class World:
 
 @dataclass
 class Client:
-    """Stand-in for boto3's client: `who` is the launch that uses it."""
+    """Stand-in for boto3's client. `who` is the launch that uses it."""
 
     world: World
     who: str
@@ -312,7 +316,7 @@ class Client:
         return lambda **parameters: self._call(operation, parameters)
 
     def _call(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """As botocore: a throttled call is made again, later each time."""
+        """Make a call; like botocore, repeat a throttled call after growing delays."""
         for attempt in range(6):
             try:
                 return self.world.call(self.who, operation, **parameters)

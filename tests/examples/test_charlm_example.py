@@ -1,4 +1,4 @@
-"""examples/charlm.py: the text, its windows, causality, and that both models learn."""
+"""examples/charlm.py: the text, its windows, causality, and training of both models."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ def make(**options: str):
 
 @pytest.fixture
 def charlm():
-    """The example as a module."""
+    """Return the example as a module."""
     return sys.modules[type(make()).__module__]
 
 
@@ -36,7 +36,7 @@ def test_the_text_is_long_enough_and_almost_wholly_in_the_alphabet(charlm):
 
 @pytest.fixture
 def one_thread():
-    """Small models on a busy machine lose by more."""
+    """Use one thread: on a busy machine, several threads slow small models down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""examples/cifar10.py: pixels and labels are those of the files, augmentation is a crop, and two workers learn four colours."""
+"""examples/cifar10.py: pixels and labels equal the files', augmentation crops, and two workers learn four colours."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ COLORS = {"blue": (20, 20, 220), "green": (20, 200, 20), "red": (220, 20, 20), "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noisy images of one colour each: 16 of a class to train with, 3 to evaluate with."""
+    """Write noisy images of one colour each, per class 16 for training and 3 for evaluation, and return their folder."""
     made, rng = tmp_path_factory.mktemp("cifar10"), np.random.default_rng(0)
     for part, count in (("train", 16), ("test", 3)):
         for name, color in COLORS.items():
@@ -57,7 +57,7 @@ def test_augmentation_is_every_window_of_the_padded_image_and_its_mirror_image(f
     torch.manual_seed(0)
     augment = module(folder).shifted_or_mirrored
     seen = [windows[augment(image).numpy().tobytes()] for _ in range(300)]
-    # of 300 draws a given shift of nine, or neither side, is missing with a probability below 1e-14
+    # in 300 draws, a shift (one of nine) or a side is missing with a probability below 1e-14
     assert [{entry[axis] for entry in seen} for axis in range(3)] == [set(range(9)), set(range(9)), {0, 1}]
 
 

@@ -1,4 +1,4 @@
-"""examples/codec.py: its levels by a definition in plain Python, the promises of every codec, and training with it."""
+"""examples/codec.py: its levels compared with a definition in plain Python, the contract of codecs, and training with it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_job_trains_with_it_and_the_bench_measures_it(psnode: Callable[..., An
     assert done.code == 0, done.err
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["loss"] < 0.5 * rows[0]["loss"]
-    assert 0.2 < rows[-1]["uplink_bytes"] / rows[-1]["downlink_bytes"] < 0.35  # a byte a coordinate up, four down
+    assert 0.2 < rows[-1]["uplink_bytes"] / rows[-1]["downlink_bytes"] < 0.35  # one byte per coordinate up, four down
     done = psnode("bench", "codecs", "--codec", EXAMPLE, "--size", "4096", "--seconds", "0", "--copies", "1")
     assert (done.code, "logarithmic" in done.out) == (0, True), done.err
     refused = psnode("bench", "codecs", "--codec", f"{EXAMPLE[:-3]}")

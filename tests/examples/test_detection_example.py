@@ -1,4 +1,4 @@
-"""examples/detection.py: its set is COCO's format, boxes are where the shapes are, and training in a job finds shapes."""
+"""examples/detection.py: data in COCO's format, boxes at the positions of the shapes, and a job that learns to find shapes."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "detection.py")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """32 images to train with, 12 to evaluate with, of 64 pixels a side."""
+    """Write 32 images for training and 12 for evaluation, of 64 x 64 pixels, and return their folder."""
     made = tmp_path_factory.mktemp("shapes")
     with pytest.raises(ConfigurationError, match="make a set with"):
         load_task(EXAMPLE, {"data": str(made)}).train_data()
@@ -76,7 +76,7 @@ def test_average_precision_of_one_image_by_hand(task: Task) -> None:
     target = {"boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]]), "labels": torch.tensor([1, 2])}
     found = {
         "boxes": torch.tensor([[0.0, 0, 10, 9], [0, 0, 10, 10], [20, 20, 30, 30], [20, 20, 30, 31]]),
-        "labels": torch.tensor([1, 1, 1, 2]),  # right, a second one of the same, of the wrong class, right
+        "labels": torch.tensor([1, 1, 1, 2]),  # right, a second one of the same object, of the wrong class, right
         "scores": torch.tensor([0.9, 0.8, 0.7, 0.6]),
     }
     assert average_precision(found, target) == pytest.approx((1 / 1 + 2 / 4) / 2)
@@ -92,7 +92,7 @@ def masked(folder: Path) -> Task:
 
 
 def test_masks_are_the_pixels_of_the_shapes(masked: Task, folder: Path) -> None:
-    """All that is no background lies in one, but for a few pixels along slanted edges; and each fills its box to the edges."""
+    """Non-background pixels lie in a mask, except a few along slanted edges; each mask fills its box to the edges."""
     data = masked.train_data()
     wrong = pixels = 0
     for place in range(len(data)):
@@ -113,7 +113,8 @@ def test_polygons_are_filled_where_pixels_have_their_centres(task: Task) -> None
     inside = sys.modules[type(task).__module__].inside
     square = inside([[1, 1, 3, 1, 3, 4, 1, 4]], 5, 6)
     assert np.argwhere(square).tolist() == [[row, column] for row in (1, 2, 3) for column in (1, 2)]
-    half = inside([[0, 0, 4, 4, 0, 4]], 4, 4)  # centres on the diagonal belong to neither side or to one, as a ray meets them
+    # pixel centres on the diagonal may count as inside or outside, depending on how the ray meets them
+    half = inside([[0, 0, 4, 4, 0, 4]], 4, 4)
     assert half[np.tril_indices(4, -1)].all()
     assert not half[np.triu_indices(4, 1)].any()
     two = inside([[0, 0, 1, 0, 1, 1, 0, 1], [2, 2, 4, 2, 4, 3, 2, 3]], 4, 4)
@@ -130,7 +131,7 @@ def test_a_flip_moves_masks_with_their_pixels(masked: Task) -> None:
 
 
 def test_precision_of_masks_by_hand(masked: Task) -> None:
-    """A detection covers 6 pixels of an object of 8 and 2 others: 6 of 10 are common."""
+    """A detection covers 6 pixels of an object of 8, and 2 others: 6 of 10 are common."""
     module = sys.modules[type(masked).__module__]
     target = {"boxes": torch.tensor([[0.0, 0, 4, 2]]), "labels": torch.tensor([1]), "masks": torch.zeros(1, 4, 4)}
     target["masks"][0, :2] = 1
@@ -142,7 +143,7 @@ def test_precision_of_masks_by_hand(masked: Task) -> None:
     assert module.mask_iou(found, target).item() == pytest.approx(6 / 10)
     assert module.average_precision(found, target, overlap=module.mask_iou) == 1
     assert module.average_precision(found, target, 0.7, module.mask_iou) == 0
-    assert module.average_precision(found, target) == 0  # the boxes are apart
+    assert module.average_precision(found, target) == 0  # the boxes do not overlap
 
 
 def test_annotations_without_polygons_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_annotations_without_polygons_are_refused(folder: Path, tmp_path: Path) 
 
 
 def test_two_workers_learn_masks(masked: Task, tmp_path: Path) -> None:
-    """The fifth loss is among those that fall, and both precisions are told."""
+    """The fifth loss falls too, and both precisions are reported."""
     config = Config(
         train_dir=tmp_path, local=2, scheme="topk:ratio=0.05", optimizer="adam", lr=0.003, batch_size=4, max_steps=30,
         eval_freq=30, threads=1, tensorboard=False,

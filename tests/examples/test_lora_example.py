@@ -1,4 +1,4 @@
-"""examples/lora.py: only adapters are trained and exchanged, and the saved file is a peft adapter that peft itself loads."""
+"""examples/lora.py: only adapters are trained and exchanged, and the saved file is a peft adapter that peft loads."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is d
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base and a text of 20 000 letters in which each letter tells the next one."""
+    """Make the base model and a text of 20 000 letters in which each letter determines the next, and return their folder."""
     made = tmp_path_factory.mktemp("lora")
     with pytest.raises(ConfigurationError, match=r"lora\.py base FOLDER makes one"):
         load_task(EXAMPLE, {"base": str(made)})
@@ -46,7 +46,7 @@ def test_adapters_alone_are_trained_exchanged_and_saved(folder: Path, tmp_path: 
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["loss"] < records[0]["loss"] - 1
 
-    # seven linear layers (64 x 64 four times, 64 x 128 three times) in each of two blocks, with an adapter of rank 4 each
+    # adapters of rank 4 in seven linear layers (four 64 x 64, three 64 x 128) of each of two blocks
     adapters = 2 * 4 * (4 * (64 + 64) + 3 * (64 + 128))
     for record in records:
         assert 0 <= record["uplink_bytes"] - 2 * 4 * adapters < 10_000

@@ -1,4 +1,4 @@
-"""examples/first_steps.ipynb: run from its first cell to its last, it compares three codecs and draws a figure."""
+"""examples/first_steps.ipynb: run as a whole, it compares three codecs and draws a figure."""
 
 import base64
 import importlib.util
@@ -28,7 +28,7 @@ def test_it_is_stored_without_outputs() -> None:
 
 
 @pytest.mark.serial
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the packages that run notebooks
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by the packages that run notebooks
 def test_every_cell_runs_and_fewer_bits_send_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
@@ -42,7 +42,7 @@ def test_every_cell_runs_and_fewer_bits_send_fewer_bytes(tmp_path: Path, monkeyp
     texts = [output.text for output in outputs(notebook) if output.output_type == "stream" and output.name == "stdout"]
     rows = re.findall(r"^(.+?) +loss (\S+)  sent +(\S+) MB$", "".join(texts), re.M)
     assert [name for name, _, _ in rows] == ["float32", "4 bits", "top 5 %"]
-    assert all(float(loss) < 2.0 for _, loss, _ in rows)  # ln 10 = 2.30 at the start
+    assert all(float(loss) < 2.0 for _, loss, _ in rows)  # the initial loss is ln 10 = 2.30
     dense, *coded = [float(sent) for _, _, sent in rows]
     assert all(sent < dense / 4 for sent in coded)
 

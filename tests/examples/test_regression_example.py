@@ -29,7 +29,7 @@ def test_training_and_evaluation_points_follow_the_same_law():
     task = load_task(str(EXAMPLE))
     train, held_out = task.train_data(), task.eval_data()
     solutions = [np.linalg.lstsq(data.x, data.y, rcond=None)[0] for data in (train, held_out)]
-    # each coefficient has a standard error of 0.1 / sqrt(1024); the difference sqrt(2) times that: six of them
+    # each coefficient has a standard error of 0.1 / sqrt(1024), and the difference sqrt(2) times this: six of them
     np.testing.assert_allclose(*solutions, atol=6 * np.sqrt(2) * 0.1 / 32)
     assert not np.array_equal(train.x, held_out.x)
     assert task.size(train.batch(np.arange(5), None)) == 5

@@ -1,4 +1,4 @@
-"""Settings that transformers are trained with, all together: the loss of each step is that of a loop of plain PyTorch."""
+"""Settings used together to train transformers: the loss of each step equals that of a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def task() -> Any:
 
 
 def by_torch() -> tuple[list[float], list[float]]:
-    """The loss and the norm of the gradient of each step: AdamW without decay on norms and biases, bf16, clipping, WSD."""
+    """Return loss and gradient norm of each step: AdamW without decay on norms and biases, bf16, clipping, WSD."""
     charlm = task()
     torch.manual_seed(SEED)
     model, data = charlm.model(), charlm.train_data()

@@ -1,4 +1,4 @@
-"""examples/vit.py: patches against a slicing by hand, that order matters, refusals, and that it learns."""
+"""examples/vit.py: patches compared with slices, dependence on the order of patches, refusals, and learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that no model has made, for a sender."""
+"""Gradients given by a test instead of a model, for a sender."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Given:
-    """A flat vector of gradients, which a test may write to; a segment of it comes in `pieces` of equal length."""
+    """A flat vector of gradients that a test may change. A segment is delivered in `pieces` parts of equal length."""
 
     def __init__(self, vector: np.ndarray, pieces: int = 1) -> None:
         self.vector = vector

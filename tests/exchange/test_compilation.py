@@ -1,4 +1,4 @@
-"""Kernels are there before the first step: all that a run needs, told while they are compiled, and compiled once."""
+"""Kernels are ready before the first step: all that a run needs are compiled once, with a message meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from psnode.plan.rule import plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# prepares a run, takes its steps, and prints the specialisations that were loaded or compiled in these only
+# prepares a run, takes its steps, and prints the specialisations that were loaded or compiled only during these steps
 PROGRAM = """
 import json, sys
 from psnode.config import Config
@@ -81,7 +81,7 @@ def test_a_process_that_compiles_imports_neither_torch_nor_mpi() -> None:
 
 
 def test_a_cold_cache_is_filled_once_and_told(tmp_path: Path) -> None:
-    """The cheapest scheme: some kernels of a second or two."""
+    """Use the cheapest scheme, whose few kernels take a second or two."""
     program = "from psnode.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
     told = []
     for name in ("first", "second"):
@@ -110,7 +110,7 @@ def test_pieces_survive_the_way_to_a_child_and_can_be_run_there(scheme: str) -> 
 
 
 def test_a_segment_that_ends_inside_a_row_is_among_those_that_are_prepared() -> None:
-    """The incomplete row takes kernels of its own; here neither the smallest segment has one nor the largest."""
+    """An incomplete row needs its own kernels; here neither the smallest nor the largest segment has one."""
     coded = [piece for piece in pieces("minmax", (64, 64), (75, 75), (96, 96)) if piece.codec.startswith("minmax")]
     assert coded and all(piece.shapes == ((4096,), (5625,), (9216,)) for piece in coded)
 

@@ -1,4 +1,4 @@
-"""Memories of a worker under one plan, written, read under another, and back: the same values of every tensor."""
+"""A worker's memories written under one plan, read under another, and written again: all tensors keep their values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 class ByName(Given):
-    """Gradients of tensors by name, whatever order a plan has them in."""
+    """Gradients given by tensor name, laid out in the order of any plan."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(np.zeros(plan.size, np.float32))
@@ -64,7 +64,7 @@ class ByName(Given):
 
 
 class Sender:
-    """A sender by a plan, with gradients of its own, for as long as the context lasts."""
+    """A sender for a plan, with its own gradients, as a context."""
 
     def __init__(self, scheme: Scheme, **plan: Any) -> None:
         self.plan = make_plan(TENSORS, scheme.codec, **plan)
@@ -90,7 +90,7 @@ class Sender:
         self.sender.drain()
 
     def received(self) -> np.ndarray:
-        """Decoded values of the frame that comes next, of one group."""
+        """Return the decoded values of the next frame, which holds one group."""
         frame = self.master.next(30)
         assert isinstance(frame, Frame) and frame.kind is Kind.GRADIENT
         segments = self.plan.groups[frame.group].segments
@@ -106,7 +106,7 @@ class Sender:
 
 
 def nonzero(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Memories that hold something, with the rates of those; a rate says nothing without a memory."""
+    """Return memories that are not zero, with their rates, which mean nothing without a memory."""
     kept = {name: value for name, value in arrays.items() if value.any() and not name.startswith("feedback/rate/")}
     rates = {name.replace("/residual/", "/rate/") for name in kept if "/residual/" in name} & arrays.keys()
     return kept | {name: arrays[name] for name in rates}
@@ -157,7 +157,7 @@ def test_by_the_same_plan_the_next_steps_are_the_same(tmp_path: Path, rule: str)
 
 @pytest.mark.parametrize(("rule", "memory"), [("ef", "residual"), ("momentum factor masking", "velocity")])
 def test_what_a_tensor_is_owed_leaves_at_once_where_it_is_compressed_no_more(tmp_path: Path, rule: str, memory: str) -> None:
-    """A gradient of zeros then carries the whole of it, but for DGC's momentum, which comes on top of it."""
+    """A gradient of zeros then sends all of the memory, except for DGC's momentum, which is added."""
     scheme = resolve(Config(**RULES[rule]))
     with Sender(scheme, **PLANS["whole"]) as one, Sender(scheme, **PLANS["all as they are"]) as other:
         one.step(1)
@@ -176,7 +176,7 @@ def test_what_a_tensor_is_owed_leaves_at_once_where_it_is_compressed_no_more(tmp
 
 
 def test_memories_in_units_of_unlike_learning_rates_stay_what_they_are_in_weights(tmp_path: Path) -> None:
-    """A tensor that was left out for some steps meets the others in one segment."""
+    """A tensor that was left out for some steps is coded in one segment with other tensors."""
     scheme = resolve(Config(**RULES["ef in weights"]))
     rng, tensors = np.random.default_rng(3), {}
     rates = {tensor.name: rate for tensor, rate in zip(TENSORS, (0.5, 0.25, 0.25, 0.125, 0.5, 0.5), strict=True)}
@@ -231,7 +231,7 @@ def test_state_of_another_run_is_refused_in_one_line(tmp_path: Path, changed: di
 
 
 def test_a_tensor_that_is_cut_over_segments_of_which_one_is_whole_has_one_entry() -> None:
-    """A plan by hand: half of a tensor travels as it is."""
+    """Make a plan in which half of a tensor is sent uncoded."""
     tensors = (Tensor("w", (100, 100)),)
     plan = Plan.from_dict(
         {"tensors": [["w", [100, 100]]], "groups": [[["topk:ratio=0.01", 0, [4096]]], [["identity", 4096, [5904]]]]}

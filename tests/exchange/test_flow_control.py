@@ -1,4 +1,4 @@
-"""Bytes that may lie between the master and a rank: an account that is asked about, held and released."""
+"""Bytes in flight between the master and a rank: an account that is questioned, held and released."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_who_does_not_answer_is_asked_once_and_then_held() -> None:
         held += [version + 1] if found.hold(1, version + 1) else []
     assert (asked, held) == ([4], [8])  # more than 32 MiB, more than 64 MiB
     assert found.outstanding(1) == 70 * MIB
-    assert not found.answer(1, 4)  # that question was replaced
+    assert not found.answer(1, 4)  # a later question has replaced this one
     assert found.release(everybody=False) == {}
     assert found.answer(1, 8)
     assert found.outstanding(1) == 0
@@ -50,7 +50,7 @@ def test_an_answer_covers_what_was_sent_before_its_question() -> None:
     found.sent([1], 40 * MIB)
     assert found.ask(1, 1)
     found.sent([1], 20 * MIB)
-    assert not found.ask(1, 2)  # one is under way
+    assert not found.ask(1, 2)  # a question is under way
     assert not found.answer(1, 2)
     found.answer(1, 1)
     assert found.outstanding(1) == 20 * MIB
@@ -89,7 +89,7 @@ def test_at_the_end_everybody_is_released_and_who_is_lost_is_not() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_ranks_do_no_more_than_the_bound_lies_between(seed: int) -> None:
-    """Ranks that take their weights by pieces, or nothing for long, beside a model of the queue before each."""
+    """Ranks take their weights in pieces, or nothing for long, and are compared with a model of each rank's queue."""
     rng = random.Random(seed)
     weights, version_bytes = 30 * MIB, 7 * MIB
     found = FlowControl(weights)

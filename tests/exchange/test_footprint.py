@@ -1,4 +1,4 @@
-"""Predicted memory: vectors of each role, counted by hand; a job that cannot fit is refused before it begins."""
+"""Predicted memory: vectors of each role, counted by hand; a job that cannot fit is refused before it starts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def vectors(uses: tuple[object, ...], vector: int) -> dict[str, float]:
 
 
 def test_error_feedback_keeps_weights_gradient_and_residual_on_a_worker() -> None:
-    """One top-k coordinate in a hundred takes 1.5 % of float32's bytes: 32 bits and some eight of the index."""
+    """One top-k coordinate in 100 takes 1.5 % of float32's bytes: 32 bits, and about eight for the index."""
     found = need("topk", workers=3)
     assert found.vector == 4 * SIZE
     worker = vectors(found.worker, found.vector)
     assert (worker["weights"], worker["gradient"], worker["memory residual"]) == (1, 1, 1)
     assert found.worker_bytes < 3.05 * found.vector
     master = vectors(found.master, found.vector)
-    assert sum(value == 1 for value in master.values()) == 3  # weights, the sum, and y: it has no momentum
+    assert sum(value == 1 for value in master.values()) == 3  # weights, the sum, and y; there is no momentum
     assert found.master_bytes < 3.1 * found.vector
 
 
@@ -75,14 +75,14 @@ def test_adafactor_keeps_a_row_and_a_column() -> None:
 
 
 def table() -> str:
-    """The table of docs/memory.md: a model whose tensors are all compressed but for a few values, four workers."""
+    """Return the table of docs/memory.md: a model with almost all values compressed, and four workers."""
     tensors = [Tensor("embedding", (8192, 512)), Tensor("mlp", (512, 2048)), Tensor("attention", (512, 1536))]
     lines = ["| scheme | master, SGD | master, AdamW | worker |", "|---|---:|---:|---:|"]
     for name, scheme in SCHEMES.items():
         row = []
         for settings in ({}, {"optimizer": "adamw", "lr": 0.001}):
             config = Config(scheme=name, **settings)  # type: ignore[arg-type]
-            if settings and scheme.aggregator == "majority":  # refused: Adam would divide a vote by its size
+            if settings and scheme.aggregator == "majority":  # this is refused, since Adam would divide a vote by its size
                 row.append("-")
                 continue
             found = resolve(config)
@@ -101,7 +101,7 @@ def ready(host: str, free: int | None) -> Ready:
 
 
 def test_a_host_whose_ranks_do_not_fit_is_named() -> None:
-    """Worker: 3.03 vectors of 4 MiB, of which its model is one."""
+    """A worker needs 3.03 vectors of 4 MiB, one of which is its model."""
     found = need("topk", workers=3)
     fits = int(2 * 2.1 * found.vector)
     require_memory(found, {1: ready("a", fits), 2: ready("a", fits), 3: ready("b", None)})

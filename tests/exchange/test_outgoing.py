@@ -1,4 +1,4 @@
-"""Memory of outgoing frames is taken again once they have left, and not before."""
+"""Memory of outgoing frames is reused once they have left, and not earlier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.protocol.wire import HEADER_BYTES, Kind, split_group
 
 @dataclass
 class Sent:
-    """A message to one rank; the test says when it has left."""
+    """A message to one rank; the test decides when the message has left."""
 
     done: bool = False
 

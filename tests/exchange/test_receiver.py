@@ -1,4 +1,4 @@
-"""Versions of the weights from several senders: the same replica in whatever order they come, and no more memory than allowed."""
+"""Versions of the weights from several senders: the replica does not depend on their order, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from psnode.transport.loopback import loopback_group
 Floats = npt.NDArray[np.float32]
 SIZES = (3, 5, 2, 7)
 PLAN = make_plan([Tensor(f"layer{i}.w", (n,)) for i, n in enumerate(SIZES)], "identity", group_by="layer", min_compress_bytes=0)
-RANKS = 4  # the master, two more senders, and the reader
+RANKS = 4  # the master, two further senders, and the reader
 READER = 3
-SOURCES = (1, 2, 0, 1)  # by group
+SOURCES = (1, 2, 0, 1)  # the sender of each group
 IDENTITY = get_codec("identity")
 
 
@@ -59,7 +59,7 @@ class Message:
 
 
 class Reader:
-    """A receiver at the end of a loopback, and its words about this worker's gradient."""
+    """A receiver at the end of a loopback transport, and its messages about this worker's gradient."""
 
     def __init__(self, sources: Sequence[int] = SOURCES) -> None:
         self.ends = loopback_group(RANKS)
@@ -77,7 +77,7 @@ class Reader:
             self.ends[message.sender].send(READER, 0, [message.sealed()])
 
     def answers(self) -> list[int]:
-        """Versions of the questions that the master has got an answer to."""
+        """Return the versions of the questions that the master has received answers to."""
         found, master = [], FrameChannel(self.ends[0])
         try:
             while True:
@@ -89,7 +89,7 @@ class Reader:
 
 
 def part(version: int, group: int, rng: np.random.Generator, *, kind: Kind = Kind.DELTA, of: Floats | None = None) -> Message:
-    """A part of a version, of random values, or of `of`."""
+    """Return a part of a version, with random values or with `of`."""
     values = rng.standard_normal(SIZES[group]).astype(np.float32) if of is None else of
     return Message(SOURCES[group], kind, version, group=group, values=values)
 
@@ -99,7 +99,7 @@ def closed(version: int, flags: Flag = Flag.NONE, *, unused: Sequence[int] = ())
 
 
 def applied(y: Floats, message: Message) -> Floats:
-    """`y` with a part put in place, in plain float32."""
+    """Return `y` after a part is applied, in plain float32."""
     y, group = y.copy(), PLAN.groups[message.group]
     assert message.values is not None
     if message.kind is Kind.WEIGHTS:
@@ -114,7 +114,7 @@ def by_sender(messages: Sequence[Message]) -> dict[int, list[Message]]:
 
 
 def interleaved(streams: Mapping[int, Sequence[Message]], rng: random.Random) -> list[Message]:
-    """One order among all that keep each sender's, any as likely as another."""
+    """Return a random order that keeps each sender's order; all such orders are equally likely."""
     turns = [rank for rank, messages in streams.items() for _ in messages]
     rng.shuffle(turns)
     left = {rank: iter(messages) for rank, messages in streams.items()}
@@ -128,7 +128,7 @@ def all_orders(streams: Mapping[int, Sequence[Message]]) -> Iterator[list[Messag
 
 
 def run_of(versions: int, rng: np.random.Generator) -> tuple[list[Message], list[Floats]]:
-    """The frames of some versions, changes and whole weights mixed, and the weights after each."""
+    """Return the frames of some versions, with changes and whole weights mixed, and the weights after each version."""
     y, messages, expected = np.zeros(PLAN.size, np.float32), [], []
     for version in range(versions):
         for group in rng.permutation(len(SIZES)):
@@ -147,14 +147,14 @@ def run_of(versions: int, rng: np.random.Generator) -> tuple[list[Message], list
 
 
 def test_every_interleaving_of_two_versions_ends_in_the_same_weights() -> None:
-    """Parts of the second version may come before the first is declared complete, and that before its last part: 560 orders."""
+    """Try all 560 orders: parts of version 2 may precede the end of version 1, and this end may precede version 1's last part."""
     rng = np.random.default_rng(1)
     sources = (1, 1, 2, 2)
     streams: dict[int, list[Message]] = {0: [], 1: [], 2: []}
     expected, y = [], np.zeros(PLAN.size, np.float32)
     for version in (0, 1):
         for group in range(len(SIZES)):
-            if version == 0 and group in (1, 3):  # in place before, so that there are fewer orders
+            if version == 0 and group in (1, 3):  # already in place, to have fewer orders
                 continue
             values = rng.standard_normal(SIZES[group]).astype(np.float32)
             message = Message(sources[group], Kind.DELTA, version, group=group, values=values)
@@ -188,13 +188,13 @@ def test_random_interleavings_of_many_versions_give_each_version_bit_for_bit(see
     for version, weights in enumerate(expected):
         if version:
             reader.receiver.expect(version)
-        # at least as much as this version takes, and as much more as it happens
+        # at least the messages that this version needs, and a random number of further ones
         need = max(index for index, message in enumerate(order) if message.version <= version) + 1
         upto = max(sent, shuffle.randint(need, len(order)))
         reader.send(order[sent:upto])
         sent = upto
         if shuffle.random() < 0.5:
-            reader.receiver.behind()  # takes all that has come out of the inbox
+            reader.receiver.behind()  # takes everything out of the inbox
         if shuffle.random() < 0.5:
             group = PLAN.groups[shuffle.randrange(len(SIZES))]
             reader.receiver.require(group.start, group.stop)
@@ -211,7 +211,7 @@ def test_random_interleavings_of_many_versions_give_each_version_bit_for_bit(see
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_worker_that_returns_goes_on_from_whole_weights_whatever_their_order(seed: int) -> None:
-    """It was suspended in the middle of version 1, and versions 2 and 3 were never sent to it."""
+    """The worker was suspended during version 1, and was never sent versions 2 and 3."""
     rng = np.random.default_rng(seed)
     start = [part(0, group, rng, kind=Kind.WEIGHTS) for group in range(len(SIZES))]
     rest = [part(1, group, rng) for group in (0, 1)]
@@ -239,7 +239,7 @@ def test_a_worker_that_returns_goes_on_from_whole_weights_whatever_their_order(s
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whole_weights_may_follow_the_changes_of_the_same_version(seed: int) -> None:
-    """A worker that is readmitted at once gets the version that it has, or is getting, once more."""
+    """A worker that is readmitted at once is sent again the version that it has or is receiving."""
     rng = np.random.default_rng(seed)
     y = np.zeros(PLAN.size, np.float32)
     messages = []
@@ -289,7 +289,7 @@ def test_a_worker_is_behind_once_all_parts_of_a_later_version_are_there() -> Non
     reader.receiver.complete()
     reader.receiver.expect(2)
     reader.send([part(2, 2, rng), closed(2), part(3, 2, rng), closed(3)])
-    assert not reader.receiver.behind()  # parts of other senders are on their way
+    assert not reader.receiver.behind()  # parts of other senders have not arrived
     reader.send([part(version, group, rng) for version in (2, 3) for group in (0, 1, 3)])
     assert reader.receiver.behind()
 
@@ -310,7 +310,7 @@ def test_a_worker_is_behind_if_it_has_to_answer_before_a_version_comes() -> None
 
 
 def test_frames_behind_the_last_version_are_left_to_others() -> None:
-    """If rounds do not wait, the receiver looks ahead: the PLAN after a rehearsal, or END, is not for it."""
+    """Without waiting for rounds, the receiver reads ahead; the PLAN after a rehearsal, and END, are for other readers."""
     rng = np.random.default_rng(5)
     reader = Reader()
     parts = [part(1, group, rng) for group in range(len(SIZES))]
@@ -323,7 +323,7 @@ def test_frames_behind_the_last_version_are_left_to_others() -> None:
 
 
 def lies(rng: np.random.Generator) -> dict[str, tuple[list[Message], str, int]]:
-    """Frames that no order explains: with the reason that is told, and the rank that is named."""
+    """Return frames that no order explains, with the reported reason and the rank that is blamed."""
     first = [part(1, group, rng) for group in range(len(SIZES))]
     second = [part(2, group, rng) for group in range(len(SIZES))]
     foreign = Message(2, Kind.DELTA, 1, group=0, values=np.zeros(SIZES[0], np.float32))
@@ -357,11 +357,11 @@ def test_frames_that_no_order_explains_are_refused_by_sender_in_one_line(name: s
 
 
 def test_a_sender_that_runs_ahead_fills_no_more_memory_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of versions that are never due."""
+    """Send parts of versions that are never due."""
     monkeypatch.setattr("psnode.exchange.receiver.limit_of", lambda weights: 25_000)
     reader = Reader()
     reader.receiver.expect(1)
-    reader.send([part(2, 1, np.random.default_rng(7))])  # of another sender, who is not to blame
+    reader.send([part(2, 1, np.random.default_rng(7))])  # another sender, which is not to blame
     early = [Message(1, Kind.DELTA, 2 + index, group=0, body=bytes(948)) for index in range(100)]  # 1000 bytes with the header
     reader.send(early[:99])
     assert not reader.receiver.behind()
@@ -373,7 +373,7 @@ def test_a_sender_that_runs_ahead_fills_no_more_memory_than_the_limit(monkeypatc
 
 
 def test_dropped_frames_give_their_memory_back() -> None:
-    """Whole weights that replace a change, and parts of versions that are skipped."""
+    """Use whole weights that replace a change, and parts of skipped versions."""
     rng = np.random.default_rng(8)
     reader = Reader()
     released: list[int] = []

@@ -1,4 +1,4 @@
-"""y, a worker's copy of the published weights, apart from any model."""
+"""y, a worker's copy of the published weights, tested without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of small jobs, against their definition."""
+"""Routes of small jobs, compared with their definition."""
 
 from __future__ import annotations
 

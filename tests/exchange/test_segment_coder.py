@@ -1,4 +1,4 @@
-"""Codebooks are fitted at the first of every k steps, to the values coded in it, and serve the next k - 1."""
+"""Codebooks are fitted to the values coded at the first of every k steps, and used for the next k - 1 steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def coder_of(spec: str = SPEC, feedback: str = "ef", warmup: tuple[float, ...] =
 
 
 def gradient(step: int) -> np.ndarray:
-    """Distributions that differ from step to step."""
+    """Return values whose distribution changes from step to step."""
     x = np.random.default_rng(step).standard_normal(SIZE)
     return (np.sign(x) * np.abs(x) ** (1 + step / 3)).astype(np.float32)
 
@@ -76,5 +76,5 @@ def test_codecs_without_a_codebook_have_no_memory_for_one() -> None:
 
 def test_a_rescaled_memory_is_in_units_of_the_last_push_or_of_the_step_before_if_there_was_none() -> None:
     coder = coder_of("topk:ratio=0.5", "ef:rescale=true")
-    given = [(0.125, 0.5), (0.25, 1.0), (0.0, 1.0), (0.5, 0.0)]  # learning rates of a step and of the one before
+    given = [(0.125, 0.5), (0.25, 1.0), (0.0, 1.0), (0.5, 0.0)]  # learning rates of a step and of the step before
     assert [coder.context(3, *rates).lr_ratio for rates in given] == [4, 0.5, 1, 0.5]

@@ -1,4 +1,4 @@
-"""A gradient that is not finite leaves the residuals sound."""
+"""A gradient that is not finite leaves the residuals intact."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def received(master: FrameChannel) -> tuple[Kind, bytes]:
 def test_a_gradient_that_is_not_finite_changes_no_memory(
     place: int, given: Given, ends: tuple[FrameChannel, FrameChannel], sender: GradientSender
 ) -> None:
-    """In the first segment, in the second part of the second, in the one that travels as it is."""
+    """Place the value in the first segment, in the second part of the second, and in the segment that is sent uncoded."""
     step(sender, 1)
     assert received(ends[0])[0] is Kind.GRADIENT
     before = residual(sender)
@@ -97,7 +97,7 @@ def test_a_gradient_that_is_not_finite_changes_no_memory(
 def test_huge_values_beside_a_nan_are_not_sent_later(
     given: Given, ends: tuple[FrameChannel, FrameChannel], sender: GradientSender
 ) -> None:
-    """Neither where a payload is added back, nor where a codebook is fitted: there all is checked before."""
+    """Cover payloads that are added back and codebooks that are fitted: all values are then checked first."""
     good = given.vector.copy()
     given.vector[7], given.vector[99], given.vector[7900] = 1e30, 1.2345e24, np.nan
     step(sender, 1)
@@ -117,7 +117,7 @@ def test_a_residual_that_overflows_is_an_error_and_nothing_to_skip(given: Given,
 
 
 def test_what_a_round_of_several_steps_did_not_use_returns_by_its_last_step(given: Given, sender: GradientSender) -> None:
-    """With error feedback residual + payload = gradient in the first round, so that all of the gradient is back."""
+    """With error feedback residual + payload = gradient in the first round, so that the whole gradient returns."""
     now = Round(0, 1, steps=3)
     sender.begin(now, measure=False)
     sender.push(0)

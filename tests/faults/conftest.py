@@ -1,4 +1,4 @@
-"""The fixture `launched`: jobs under `psnode launch`, whose ranks are killed by process id."""
+"""The fixture `launched`: jobs under `psnode launch`, whose ranks can be killed by process id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FLAGS += ["--log-interval", "1", "--eval-freq", "1000"]
 
 
 def begun(pid: int) -> int:
-    """The start of a process in the kernel's ticks since the machine's start; 0 for one that has ended."""
+    """Return the start time of a process in clock ticks since the machine's boot; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -31,7 +31,9 @@ def begun(pid: int) -> int:
 
 
 class Job:
-    """A job of `workers` workers that writes into `train_dir`. `deadline`: that of rounds; empty: the default."""
+    """A job of `workers` workers that writes to `train_dir`. `deadline` is that of rounds in seconds; if
+    empty, psnode's default.
+    """
 
     def __init__(self, train_dir: Path, workers: int, *flags: str, launch: Sequence[str] = (), deadline: str = "60") -> None:
         self.train_dir = train_dir
@@ -40,7 +42,7 @@ class Job:
             [*command, "--train-dir", str(train_dir)],
             env={
                 **os.environ,
-                "PSNODE_NORM_CAP": "off",  # spikes of a loss are nothing that these tests ask about
+                "PSNODE_NORM_CAP": "off",  # these tests do not cover spikes of the loss
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
                 **({"PSNODE_DEADLINE": deadline} if deadline else {}),
@@ -52,23 +54,23 @@ class Job:
         )
 
     def records(self) -> list[dict[str, Any]]:
-        """The step records so far."""
+        """Return the step records written so far."""
         file = self.train_dir / "metrics.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def events(self) -> list[dict[str, Any]]:
-        """Rows of events.jsonl."""
+        """Return the rows of events.jsonl."""
         file = self.train_dir / "events.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def summary(self) -> dict[str, Any]:
-        """Contents of summary.json."""
+        """Return the contents of summary.json."""
         return dict(json.loads((self.train_dir / "summary.json").read_bytes()))
 
     def wait_for_step(self, step: int) -> None:
-        """Block until the record of `step` is written."""
-        end = time.monotonic() + 300  # kernels that are not compiled yet, on a busy machine
+        """Block until the record of `step` is written; fail if the job ends first, or after 300 s."""
+        end = time.monotonic() + 300  # kernels may have to be compiled, on a busy machine
         while len(self.records()) < step:
             if self.process.poll() is not None or time.monotonic() > end:
                 self.kill()
@@ -76,7 +78,7 @@ class Job:
             time.sleep(0.02)
 
     def wait_for_record(self, after: int, **values: Any) -> None:
-        """Block until a record after step `after` has these values."""
+        """Block until a record after step `after` has these values; fail if the job ends first, or after 300 s."""
         end = time.monotonic() + 300
         while not any(values.items() <= record.items() for record in self.records()[after:]):
             if self.process.poll() is not None or time.monotonic() > end:
@@ -85,14 +87,16 @@ class Job:
             time.sleep(0.05)
 
     def pid(self, rank: int) -> int:
-        """The process of a rank."""
+        """Return the process id of a rank; fail if the rank does not run."""
         found = self.pids(rank)
         if not found:
             pytest.fail(f"rank {rank} does not run")
         return found[0]
 
     def pids(self, rank: int) -> list[int]:
-        """The process of a rank, then those that it has started, in the order of their beginning: process ids start over."""
+        """Return the process ids of a rank and of its children, sorted by start time: ids alone have no order, since they wrap
+        around.
+        """
         word, found = f"OMPI_COMM_WORLD_RANK={rank}".encode(), []
         for pid in sorted(self._processes(), key=begun):
             with contextlib.suppress(OSError):
@@ -101,7 +105,7 @@ class Job:
         return found
 
     def end(self, seconds: float = 300.0) -> tuple[int, str]:
-        """Exit code and output of the job, which must end by itself."""
+        """Block until the job ends by itself, and return its exit code and output."""
         out, _ = self.process.communicate(timeout=seconds)
         return self.process.returncode, out
 
@@ -110,7 +114,7 @@ class Job:
         return [pid for mpirun in children for pid in members(int(mpirun))]
 
     def kill(self) -> None:
-        """End whatever still runs."""
+        """Kill all processes of the job that still run."""
         if self.process.poll() is None:
             for pid in self._processes():
                 with contextlib.suppress(ProcessLookupError):
@@ -121,7 +125,7 @@ class Job:
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """`launched(4, "--max-steps", "20")` starts a job; it is ended with the test."""
+    """Return `launched(4, "--max-steps", "20")`, which starts a job; the job is killed after the test."""
     pytest.importorskip("mpi4py")
     jobs: list[Job] = []
 

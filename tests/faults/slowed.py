@@ -1,4 +1,4 @@
-"""Processes that get only a part of their time: real slowness, for any program."""
+"""Processes that get only part of their time, so that any program is really slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PERIOD = 0.1
 
 @contextlib.contextmanager
 def slowed(pid: int, factor: float) -> Iterator[None]:
-    """While entered, `pid` runs 1 / `factor` of the time: stopped and continued, ten times a second."""
+    """Within the context, let `pid` run for 1 / `factor` of the time, by stopping and continuing it ten times per second."""
     end = threading.Event()
 
     def duty() -> None:

@@ -1,4 +1,4 @@
-"""A resume that moves the end of a schedule says so, with the rate that follows."""
+"""A resume that moves the end of a schedule reports this, with the next learning rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rates(train_dir: Path) -> list[float]:
     return [json.loads(line)["lr"] for line in (train_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-# by schedule, the rate of the step after t of n steps: from the papers
+# by schedule: the rate of the step after t of n steps, from the papers
 AT: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda t, n: 0.05 * (1 + math.cos(math.pi * t / n)),
     "poly": lambda t, n: 0.1 * (1 - t / n),
@@ -42,7 +42,7 @@ def test_another_last_step_is_told_with_the_rates_on_both_sides(
     more = {"lr_schedule": schedule, **MORE.get(schedule, {})}
     train(tmp_path, max_steps=8, stop_after=3, **more)
     train(tmp_path, max_steps=8, stop_after=6, **more)
-    assert "moves the end" not in capfd.readouterr().err  # neither a stop nor going on moves it
+    assert "moves the end" not in capfd.readouterr().err  # neither a stop nor a resume moves the end
     train(tmp_path, max_steps=12, stop_after=7, **more)
     at = AT[schedule]
     found = rates(tmp_path)

@@ -1,4 +1,4 @@
-"""Bytes of a run's records: those of its frames, counted where they cross the transport, and the same in every equal run."""
+"""The byte counts of a run's records equal those of the frames at the transport, and are the same in every equal run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.faults.wrapped import Wrapped, train
 WORKERS = 3
 WEIGHTS = (Kind.WEIGHTS, Kind.DELTA)
 CODED = (Kind.GRADIENT, *WEIGHTS)
-LATE = (Kind.STATE, Kind.END, Kind.PING)  # may come when all records are written, and so does word of the last version
+LATE = (Kind.STATE, Kind.END, Kind.PING)  # these may arrive after all records are written, as may the notice of the last version
 
 
 class Counting(Wrapped):
-    """An end that notes the sizes of the frames it sends, by kind and step, and the reports among them."""
+    """An end that counts the sizes of its frames by kind and step, and collects its reports."""
 
     def __init__(self, end: Transport) -> None:
         super().__init__(end)
@@ -47,7 +47,7 @@ class Counting(Wrapped):
 
 
 def trained(train_dir: Path, **changed: Any) -> list[Counting]:
-    """The ends of a whole job over the loopback."""
+    """Run a whole job over the loopback transport, and return its ends."""
     settings = {
         "batch_size": 8, "max_steps": 8, "eval_freq": 0, "lr": 0.02, "threads": 1, "tensorboard": False, "group_by": "layer",
         "local": WORKERS, "train_dir": train_dir, "scheme": "qsgd",

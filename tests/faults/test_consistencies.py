@@ -1,4 +1,4 @@
-"""Whole runs under every rule of consistency, and the fate of gradients that come too late."""
+"""Whole runs under every consistency rule, and the fate of gradients that arrive too late."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def versions(train_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rule", [{"consistency": "kofn", "num_aggregate": 3}, {"consistency": "ssp", "staleness": 0}], ids=str)
 def test_rules_that_wait_for_all_are_bsp(tmp_path: Path, rule: dict[str, Any]) -> None:
-    """k = n, and staleness 0: the weights of BSP, bit for bit."""
+    """With k = n or staleness 0, weights equal those of BSP bit for bit."""
     run(config(tmp_path / "bsp", local=3))
     run(config(tmp_path / "rule", local=3, **rule))
     assert summary(tmp_path / "rule")["model_hash"] == summary(tmp_path / "bsp")["model_hash"]
@@ -77,7 +77,7 @@ def test_stale_gradients_are_within_the_bound_and_none_is_lost(
     assert violations(tmp_path, staleness) == []
     records = list(read_records(tmp_path / "metrics.jsonl"))
     assert [record["step"] for record in records] == list(range(1, 41))
-    assert sum(record["dropped"] for record in records[:-1]) == 0  # after the last version nothing is waited for
+    assert sum(record["dropped"] for record in records[:-1]) == 0  # after the last version nothing is awaited
     assert all(np.isfinite(record["loss"]) for record in records)
     assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == list(range(5, 41, 5))
 
@@ -92,7 +92,7 @@ def test_a_run_that_need_not_wait_resumes(tmp_path: Path, rule: dict[str, Any]) 
 
 @pytest.mark.parametrize(("codec", "memory"), [("topk:ratio=0.05", "residual"), ("qsgd:levels=1", "residual")])
 def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str) -> None:
-    """Error feedback holds p - C(p) after a push; given back, it holds p = the sum of all gradients so far."""
+    """After a push error feedback holds p - C(p); with C(p) given back it holds p, the sum of all gradients so far."""
     ends = loopback_group(2)
     plan = make_plan(
         [Tensor("one.weight", (50, 100)), Tensor("two.weight", (30, 100))], codec, group_by="layer", min_compress_bytes=0
@@ -117,8 +117,8 @@ def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str
                 sender.push(group.index)
             sender.drain()
             sender.give_back(step, [0])
-            sender.give_back(step, [0])  # only once
-            sender.give_back(step - 1, [1])  # of another step
+            sender.give_back(step, [0])  # has no effect, since this step was given back already
+            sender.give_back(step - 1, [1])  # has no effect, since this is another step
             state = sender.state()
             first, second = plan.groups
             residuals = [state[f"feedback/{memory}/{name}.weight"].numpy() for name in ("one", "two")]

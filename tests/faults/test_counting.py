@@ -1,4 +1,4 @@
-"""Epochs, examples and gradients where a version may stand for any number of them: counted from the history, across stops too."""
+"""Epochs, examples and gradients when a version may contain any number of them: counted from the history, across stops too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(train_dir: Path, **changed: Any) -> Config:
 
 
 def applied(train_dir: Path) -> list[int]:
-    """Number of gradients applied by each version, from 0 on; one counts as soon as any of its groups was."""
+    """Return the number of gradients applied up to each version, from 0 on; one counts once any of its groups is applied."""
     found, counts = set[tuple[int, int]](), [0]
     lines = [line for line in read_records(train_dir / "history.jsonl") if "groups" in line]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
@@ -55,7 +55,7 @@ def newest(train_dir: Path) -> Checkpoint:
 
 
 def check_counted(train_dir: Path) -> None:
-    """Epochs and learning rates of all records are those of the gradients that were applied, also after a resume."""
+    """Check that all records' epochs and learning rates follow from the applied gradients, also after a resume."""
     counts = applied(train_dir)
     for record in read_records(train_dir / "metrics.jsonl"):
         step = record["step"]
@@ -85,13 +85,13 @@ def test_a_run_ends_after_the_epochs_that_it_was_asked_for(tmp_path: Path, rule:
 def test_bytes_that_a_run_sent_down_are_those_of_its_frames(
     tmp_path: Path, rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted where the master hands them to the network: weights, and apart from them everything else."""
+    """Count bytes where the master passes them to the network: weights, and everything else separately."""
     sent, lock, send = Counter[Kind](), threading.Lock(), LoopbackTransport.send
 
     def counted(end: LoopbackTransport, rank: int, tag: int, buffers: Sequence[Any]) -> Any:
         if end.rank == 0:
             frame = b"".join(bytes(buffer) for buffer in buffers)
-            if frame[:4] == MAGIC:  # the greeting is no frame
+            if frame[:4] == MAGIC:  # the greeting is not a frame
                 with lock:
                     sent[Kind(frame[5])] += len(frame)
         return send(end, rank, tag, buffers)
@@ -101,13 +101,13 @@ def test_bytes_that_a_run_sent_down_are_those_of_its_frames(
     weights = sent[Kind.WEIGHTS] + sent[Kind.DELTA]
     told = json.loads((tmp_path / "summary.json").read_bytes())
     assert told["downlink_bytes"] == weights
-    # the ends of the last version and of the job are in no record
+    # the messages at the end of the last version and of the job are in no record
     assert 0 <= sent.total() - weights - told["downlink_control_bytes"] <= 3 * 2 * HEADER_BYTES + sent[Kind.PING]
     assert (sent[Kind.EPOCH] > 0) == bool(rule)
 
 
 class Seen(Classification):
-    """Digits, with word of which examples every model has computed on, in order."""
+    """Digits that record the examples on which each model has computed, in order."""
 
     def __init__(self) -> None:
         super().__init__("FC", "digits", seed=3)
@@ -135,7 +135,7 @@ class Seen(Classification):
 
 
 def steps_of(batches: list[tuple[int, ...]]) -> tuple[int, list[int]]:
-    """Rank whose share of the examples these are, and its steps, counted from 1; one that was begun twice, once."""
+    """Return the rank that has these examples as its share, and its steps counted from 1; a repeated step counts once."""
     places = {}
     for epoch in range(3):
         order = np.random.Generator(
@@ -157,12 +157,12 @@ def test_no_example_and_no_gradient_is_lost_where_a_run_is_stopped(tmp_path: Pat
     taken: dict[int, list[int]] = {worker: [] for worker in range(WORKERS)}
     for last in (12, 13, 14, 40):
         task = Seen()
-        slow = {"lr": 0.001, "momentum": 0.0}  # a high rate may end in an unsound checkpoint, which is not the newest
+        slow = {"lr": 0.001, "momentum": 0.0}  # a high rate may make the last checkpoint unsound, which is then not the newest
         assert psnode.run(task, config(tmp_path, **rule, **slow, network="FC", max_steps=last, resume=last > 12)) == 0
         for worker, steps in map(steps_of, task.batches.values()):
-            if taken[worker] and steps[0] == 1:  # a start looks at the model by the first batch
+            if taken[worker] and steps[0] == 1:  # at a start the model is inspected with the first batch
                 steps = steps[1:]
-            again = bool(taken[worker] and steps) and steps[0] == taken[worker][-1]  # it was begun, and not taken
+            again = bool(taken[worker] and steps) and steps[0] == taken[worker][-1]  # the step was begun, but not taken
             taken[worker] += steps[again:]
         if rule is not KOFN:
             check_every_gradient(tmp_path)
@@ -173,7 +173,7 @@ def test_no_example_and_no_gradient_is_lost_where_a_run_is_stopped(tmp_path: Pat
 
 
 def check_every_gradient(train_dir: Path) -> None:
-    """Every gradient that a worker computed before a stop is in a version, or waits in the checkpoint: each group once."""
+    """Check that each group of every gradient computed before a stop is in one version, or waits in the checkpoint."""
     found = newest(train_dir)
     places = {rank: int(found.tensors(checkpoint.worker_file(rank))["data/place"][0]) for rank in range(1, WORKERS + 1)}
     there = [
@@ -195,7 +195,7 @@ def check_every_gradient(train_dir: Path) -> None:
 
 
 def test_a_run_that_was_begun_without_the_count_goes_on_without(tmp_path: Path) -> None:
-    """Its versions stand for a gradient each, as before."""
+    """Each of its versions counts as one gradient, as before."""
     run(config(tmp_path, **ASP, max_steps=10))
     manifest = newest(tmp_path).path / checkpoint.MANIFEST
     facts = json.loads(manifest.read_text())

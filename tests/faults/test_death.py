@@ -1,4 +1,4 @@
-"""Workers that are killed with SIGKILL: the others go on, or stop with a checkpoint from which the job goes on."""
+"""Workers killed with SIGKILL: the others continue, or stop with a checkpoint from which the job can be resumed."""
 
 from __future__ import annotations
 

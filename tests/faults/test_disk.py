@@ -1,4 +1,4 @@
-"""Checkpoints on a disk that fails: the writer dies or gets an error at every one of its system calls, and space runs out."""
+"""Checkpoints on a failing disk: the writer dies or gets an error at each of its system calls, or space runs out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def weights(step: int) -> dict[str, torch.Tensor]:
 
 
 def publish(train_dir: Path, step: int) -> None:
-    """All that a job writes of a checkpoint, by the functions that it uses."""
+    """Write all parts of a checkpoint with the functions that a job uses."""
     draft = StagedCheckpoint(train_dir, step)
     parts = {name: weights(step)["w"] for name in (checkpoint.worker_file(1), checkpoint.MODEL, checkpoint.OPTIMIZER)}
     with contextlib.closing(Training(parts.values())) as training:
@@ -60,7 +60,7 @@ def publish(train_dir: Path, step: int) -> None:
 
 
 class Training:
-    """Another thread that goes on changing all of `tensors`: a first time amid the writing, again and again after it."""
+    """A thread that keeps changing all of `tensors`: once during the writing, and repeatedly afterwards."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = list(tensors)
@@ -75,7 +75,7 @@ class Training:
         self._begun.wait()
 
     def close(self) -> None:
-        """Also where the writing failed: a thread left over would train on beside all other tests."""
+        """End the thread, also after a failed writing: otherwise it would run beside all other tests."""
         self._over.set()
         self._goes_on.set()
         self._thread.join()
@@ -91,7 +91,9 @@ class Training:
 
 @pytest.fixture
 def disturbed(tmp_path: Path) -> Callable[..., tuple[Path, Trace]]:
-    """`disturbed(last=4)`: a directory with one checkpoint, and the end of a writer of another in it."""
+    """Return a function that disturbs the writer of a second checkpoint, for example `disturbed(last=4)`, and
+    returns its trace.
+    """
     publish(tmp_path / "before", OLD)
 
     def run(**how: int) -> tuple[Path, Trace]:
@@ -104,7 +106,7 @@ def disturbed(tmp_path: Path) -> Callable[..., tuple[Path, Trace]]:
 
 
 def check_whole(train_dir: Path) -> int:
-    """Every checkpoint that a reader sees is whole and right; returns the step of the latest."""
+    """Check that every checkpoint that a reader sees is complete and correct, and return the step of the latest."""
     newest = checkpoint.latest(train_dir)
     assert newest is not None and newest in checkpoint.complete(train_dir)
     for path in checkpoint.complete(train_dir):
@@ -117,7 +119,7 @@ def check_whole(train_dir: Path) -> int:
 
 
 def check_goes_on(train_dir: Path) -> None:
-    """The next start of the job writes this checkpoint and leaves no other files."""
+    """Check that the next start of the job writes this checkpoint and leaves no other files."""
     staging.sweep(train_dir)
     publish(train_dir, NEW)
     assert check_whole(train_dir) == NEW
@@ -125,14 +127,14 @@ def check_goes_on(train_dir: Path) -> None:
 
 
 def lose_what_was_not_synced(train_dir: Path, volatile: set[int]) -> None:
-    """Empty the files that were written and not synced: the most that a loss of power takes."""
+    """Empty the files that were written but not synced, which is the most that a power failure destroys."""
     for path in train_dir.rglob("*"):
         if path.is_file() and path.stat().st_ino in volatile:
             os.truncate(path, 0)
 
 
 class TestEverySystemCall:
-    """Of a writer of a checkpoint of four files, where one checkpoint is there already and one is kept."""
+    """Each system call of a writer of a checkpoint of four files, with one checkpoint already present and one kept."""
 
     pytestmark = at_calls
 
@@ -178,7 +180,7 @@ class TestEverySystemCall:
 
 @contextlib.contextmanager
 def mounted(place: Path, options: str) -> Iterator[Path]:
-    """A file system in memory."""
+    """Mount a file system in memory, and yield its path."""
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "psnode", place], capture_output=True, text=True, check=False)
     if made.returncode:
@@ -191,13 +193,13 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """256 KiB."""
+    """Yield a disk of 256 KiB."""
     with mounted(tmp_path / "disk", "size=256k") as place:
         yield place
 
 
 def fill(disk: Path) -> Path:
-    """Leave no room; the file that takes it."""
+    """Fill the disk with a file, and return its path."""
     ballast = disk / "ballast"
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:
@@ -229,10 +231,10 @@ def test_a_read_only_disk_keeps_its_checkpoint_and_starts_no_job(small_disk: Pat
 
 
 class Fills(Classification):
-    """Takes the room on the disk in one step, and gives it back in another.
+    """Digits that fill the disk in one step and free the space in another.
 
-    It waits for a checkpoint to be `kept` before the one, and for something to be `told` before the other. Steps are known
-    by their backward passes; the first of those measures the order of gradients.
+    Before filling, the task waits until a checkpoint is `kept`; before freeing, until something is `told`. It counts steps by
+    their backward passes, the first of which measures the order of gradients.
     """
 
     def __init__(self, disk: Path, full: int = -1, free: int | None = None, kept: threading.Event | None = None) -> None:
@@ -249,7 +251,7 @@ class Fills(Classification):
     def passed(self, gradient: torch.Tensor) -> None:
         self.step += 1
         if self.step == self.full:
-            self.kept.wait()  # the checkpoint before is written beside the training
+            self.kept.wait()  # the checkpoint before is written during the training
             fill(self.disk)
         if self.step == self.free:
             self.told.wait()
@@ -258,14 +260,14 @@ class Fills(Classification):
 
 @pytest.fixture
 def large_disk(tmp_path: Path) -> Iterator[Path]:
-    """64 MiB: room for several checkpoints of LeNet."""
+    """Yield a disk of 64 MiB, with room for several checkpoints of LeNet."""
     with mounted(tmp_path / "disk", "size=64m") as place:
         yield place
 
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a checkpoint is on the disk."""
+    """Return an event that is set when a checkpoint is on the disk."""
     found, publish = threading.Event(), StagedCheckpoint.publish
 
     def published(self: StagedCheckpoint, facts: Mapping[str, Any], *, preferred: bool = True) -> Path:

@@ -1,4 +1,4 @@
-"""Workers that take nothing while rounds go on: stopped, or busy in Python. Memory stays bounded, and they catch up."""
+"""Workers that receive nothing while rounds continue (stopped, or busy in Python): memory stays bounded, and they catch up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psnode.records.history import violations
 pytestmark = pytest.mark.serial
 
 SET = 4 * 431_080  # bytes of LeNet's weights
-SLACK = 48 << 20  # of an interpreter that goes on
+SLACK = 48 << 20  # for an interpreter that keeps running
 BUSY = '''
 """LeNet on digits, whose second worker computes on its fourth batch until a file is there."""
 import os
@@ -45,12 +45,12 @@ class Busy(Classification):
 
 
 def resident(pid: int) -> int:
-    """The bytes of memory that a process occupies."""
+    """Return the bytes of memory that a process occupies."""
     return 1024 * int(re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1])  # type: ignore[index]
 
 
 def wait_for_gradient(job: Any, rank: int, behind: int) -> None:
-    """Block until a gradient of `rank` is in a version after that one, computed on such a version too."""
+    """Block until a version later than `behind` contains a gradient of `rank` that was computed on such a version."""
     end = time.monotonic() + 120
     while time.monotonic() < end and job.process.poll() is None:
         lines = (job.train_dir / "history.jsonl").read_text().splitlines(keepends=True)

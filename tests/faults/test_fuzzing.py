@@ -1,4 +1,4 @@
-"""Random bytes, 20 000 of them (100 000 with --long), and the words of scripts/fuzz.py if a decoder does not hold."""
+"""20 000 random inputs (100 000 with --long), and the output of scripts/fuzz.py if a decoder fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reader() -> Iterator[ModuleType]:
         yield importlib.import_module("fuzz_reader")
 
 
-@pytest.mark.timeout(600)  # 10 s once the kernels are compiled
+@pytest.mark.timeout(600)  # takes 10 s once the kernels are compiled
 def test_frames_and_payloads_of_noise_end_in_typed_errors_or_arrays(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     runs = 100_000 if pytestconfig.getoption("--long") else 20_000
     done = subprocess.run(
@@ -34,12 +34,12 @@ def test_frames_and_payloads_of_noise_end_in_typed_errors_or_arrays(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     read, refused = (int(done.stdout.split(word)[0].split()[-1]) for word in (" read,", " refused,"))
     assert read + refused >= runs
-    assert min(read, refused) > runs / 10  # changes reach the decoders, and damage is seen
+    assert min(read, refused) > runs / 10  # changes reach the decoders, and damage is detected
     assert not (tmp_path / "fuzz-failure.bin").exists()
 
 
 class Broken:
-    """A decoder as psnode's must not be."""
+    """A decoder with a fault that psnode's decoders must not have."""
 
     linear = False
 

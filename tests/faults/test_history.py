@@ -1,4 +1,4 @@
-"""The checker of histories: silent on a real run, resumed after a kill included, and loud on every lie about it."""
+"""The checker of histories: no complaint about a real run resumed after a kill, and a complaint about every falsified history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six steps, as if killed two steps after the checkpoint of the fourth, and three steps more."""
+    """Return a run of six steps that looks killed two steps after the checkpoint of step 4, with three further steps."""
     train_dir = tmp_path_factory.mktemp("history") / "run"
     settings: dict[str, Any] = {
         "scheme": "qsgd", "feedback": "ef", "batch_size": 8, "eval_freq": 2, "keep_last": 0, "local": 2, "lr": 0.02, "threads": 1,
@@ -41,7 +41,7 @@ def test_a_run_and_its_continuation_have_no_violations(resumed: Path) -> None:
     lines = lines_of(resumed)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 7]
     assert violations(resumed) == []
-    # an exact resume: the same weights again
+    # an exact resume gives the same weights
     assert [line["hash"] for line in lines if line["step"] in (5, 6)][:2] == [line["hash"] for line in lines[8:10]]
 
 

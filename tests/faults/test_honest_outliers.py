@@ -1,4 +1,4 @@
-"""Honest gradients out of all proportion to those before: taken as they are, or, where a bound was asked for, delayed."""
+"""Honest gradients that are far larger than earlier ones: accepted unchanged or, if a bound was requested, delayed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES, FEATURES, RATE, STEPS = 4096, 20, 0.5, 48
 
 
 class Rows:
-    """Examples by number; one in 256 is positive."""
+    """Numbered examples, of which one in 256 is positive."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(4)
@@ -35,7 +35,9 @@ class Rows:
 
 
 class Rare(Task):
-    """A logistic model that begins sure of the frequent class, with a scale of no dimension. Takes note of its batches."""
+    """A logistic model with a scale parameter that initially predicts the frequent class with certainty; it
+    records its batches.
+    """
 
     def __init__(self, bias: float) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("bias", [-7.0, -80.0])
 def test_one_dense_worker_is_plain_torch_however_rare_the_positives_are(tmp_path: Path, bias: float) -> None:
-    """At a bias of -80 a batch without a positive has a gradient of 1e-35, and one with a positive of .03."""
+    """With a bias of -80, a batch without a positive has a gradient of 1e-35, and a batch with a positive one of .03."""
     task = Rare(bias)
     assert run(config(tmp_path, 1), task) == 0
     assert told(tmp_path) == []
@@ -112,7 +114,9 @@ def test_of_several_workers_nothing_is_refused_either(tmp_path: Path, workers: i
 
 
 def test_with_a_bound_what_most_workers_have_met_once_is_usual(tmp_path: Path) -> None:
-    """Positives come about every eighth batch of a worker: they are refused until most have had one, and no worker is lost."""
+    """A worker has a positive in about every eighth batch: such gradients are refused until most workers have had one;
+    no worker is lost.
+    """
     assert run(config(tmp_path, 4, norm_cap=10.0), Rare(-7.0)) == 0
     found = told(tmp_path)
     assert {event["event"] for event in found} <= {"rejected"}
@@ -121,7 +125,7 @@ def test_with_a_bound_what_most_workers_have_met_once_is_usual(tmp_path: Path) -
 
 
 class Outlier(Task):
-    """loss = <weights, G>, all ones; in its fifth step worker 2 meets a hundred times that."""
+    """loss = <weights, G> with G all ones; in its fifth step worker 2 gets 100 times this gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +152,7 @@ class Outlier(Task):
 
 
 def test_what_a_bound_takes_returns_to_the_memory_and_the_worker_stays(tmp_path: Path) -> None:
-    """The gradients given are applied and remembered: 3 workers, STEPS steps, 99 more of one."""
+    """The sum of applied and remembered gradients is that of 3 workers over STEPS steps, plus 99 from the outlier."""
     changed = {"scheme": "topk:ratio=0.25", "feedback": "ef", "norm_cap": 10.0, "momentum": 0.0, "min_compress_bytes": 0}
     task = Outlier()
     assert run(config(tmp_path, 3, downlink="dense", **changed), task) == 0

@@ -1,4 +1,4 @@
-"""A worker that lies: its frames are rejected, counted and never added, and after three in a row the job goes on without it."""
+"""A worker that lies: its frames are rejected, counted and never added; after three in a row the job continues without it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Lie = Callable[[np.ndarray], np.ndarray]
 
 
 def garbage(frame: np.ndarray) -> np.ndarray:
-    """Payloads of noise under a right length and a right checksum."""
+    """Return a frame with random payloads, correct length and correct checksum."""
     opened = wire.unpack(frame, job=int(frame[40:48].view("<u8")[0]))
     body = np.array(opened.body)
     start = 4 * (1 + int(body[:4].view("<u4")[0]))
@@ -41,38 +41,38 @@ def garbage(frame: np.ndarray) -> np.ndarray:
 
 
 def altered(frame: np.ndarray) -> np.ndarray:
-    """A bit of the body flipped."""
+    """Return the frame with one bit of the body flipped."""
     found = frame.copy()
     found[-1] ^= 1
     return found
 
 
 def truncated(frame: np.ndarray) -> np.ndarray:
-    """The second half missing."""
+    """Return the first half of the frame."""
     return frame[: HEADER_BYTES + (frame.size - HEADER_BYTES) // 2].copy()
 
 
 def of_another_job(frame: np.ndarray) -> np.ndarray:
-    """A replay from an earlier start: another digest, sealed as that job would have."""
+    """Return a replay from an earlier start of the job, sealed with that job's digest."""
     opened = wire.unpack(frame, job=int(frame[40:48].view("<u8")[0]))
     return wire.pack(opened.kind, opened.body, sender=opened.sender, job=77, group=opened.group, step=opened.step)
 
 
 def no_message(frame: np.ndarray) -> np.ndarray:
-    """JSON that is no report, deeper than a parser goes, under a right length and a right checksum."""
+    """Return a frame whose JSON is no report and is nested deeper than a parser can follow, with correct length and checksum."""
     opened = wire.unpack(frame, job=int(frame[40:48].view("<u8")[0]))
     body = b'{"loss":' * 5000
     return wire.pack(opened.kind, body, sender=opened.sender, job=int(frame[40:48].view("<u8")[0]), step=opened.step)
 
 
 def not_its_to_send(frame: np.ndarray) -> np.ndarray:
-    """A ROUND, which only the master sends."""
+    """Return a frame of a kind that only the master sends."""
     job = int(frame[40:48].view("<u8")[0])
     return wire.pack(Kind.VERSION_COMPLETE, sender=int(frame[8:12].view("<u4")[0]), job=job, step=4, version=4)
 
 
 def with_body(change: Callable[[bytes], bytes]) -> Lie:
-    """A frame whose body is changed, under a right length and a right checksum."""
+    """Return a lie that changes the body of a frame and corrects length and checksum."""
 
     def lie(frame: np.ndarray) -> np.ndarray:
         job = int(frame[40:48].view("<u8")[0])
@@ -85,12 +85,12 @@ def with_body(change: Callable[[bytes], bytes]) -> Lie:
 
 
 def reporting(**fields: Any) -> Lie:
-    """A report with other fields."""
+    """Return a lie that replaces fields of a report."""
     return with_body(lambda body: json.dumps({**json.loads(body), **fields}).encode())
 
 
 def too_long(body: bytes) -> bytes:
-    """The first payload followed by a megabyte of zeros."""
+    """Append a megabyte of zeros to the first payload."""
     count, first = struct.unpack_from("<II", body)
     head = 4 * (1 + count)
     table = struct.pack("<II", count, first + (1 << 20)) + body[8:head]
@@ -98,7 +98,7 @@ def too_long(body: bytes) -> bytes:
 
 
 class Lying(Wrapped):
-    """A worker's end that replaces its frames of one kind by lies, from `step` on and at most `most` of them."""
+    """A worker's end that replaces its frames of one kind by lies, at most `most` times, from `step` on."""
 
     def __init__(self, end: Transport, lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30) -> None:
         super().__init__(end)
@@ -116,7 +116,7 @@ class Lying(Wrapped):
 def train(
     config: Config, workers: int, liar: int | Sequence[int], lie: Lie, step: int, kind: Kind = Kind.GRADIENT, most: int = 1 << 30
 ) -> int:
-    """A whole job over the loopback in which worker `liar`, or each of these, lies from `step` on."""
+    """Run a whole job over the loopback in which worker `liar`, or each of several, lies from `step` on; return the exit code."""
     ends: list[Transport] = list(loopback_group(workers + 1))
     for rank in [liar] if isinstance(liar, int) else liar:
         ends[rank] = Lying(ends[rank], lie, step, kind, most)
@@ -142,7 +142,7 @@ def test_lies_are_rejected_and_the_job_goes_on_without_the_liar(tmp_path: Path, 
 
 
 def narrower(body: bytes) -> bytes:
-    """Every sketch of the frame in a row less: a sound payload, but of another geometry."""
+    """Remove a row from every sketch of the frame: valid payloads, but of another geometry."""
     count = struct.unpack_from("<I", body)[0]
     lengths = struct.unpack_from(f"<{count}I", body, 4)
     start, found, rows = 4 * (1 + count), b"", []
@@ -159,7 +159,7 @@ def narrower(body: bytes) -> bytes:
 
 
 def test_the_first_sketch_of_a_round_is_not_the_reference(tmp_path: Path) -> None:
-    """The liar comes first in the order of ranks; those after it are of the master's own geometry."""
+    """The liar has the lowest rank; the ranks after it use the master's geometry."""
     config = Config(**{**settings(tmp_path / "run"), "scheme": "countmean", "group_by": "model", "downlink": "dense"})
     assert train(config, 3, liar=1, lie=with_body(narrower), step=4, most=1) == 0
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -167,7 +167,7 @@ def test_the_first_sketch_of_a_round_is_not_the_reference(tmp_path: Path) -> Non
 
 
 def test_nothing_of_a_lie_is_added(tmp_path: Path) -> None:
-    """A rank that lies from the first step on might as well be absent: the sums of the others end in the same weights."""
+    """A rank that always lies is like an absent rank: the sums of the others give the same weights."""
     hashes = []
     for name, lie in (("garbage", garbage), ("altered", altered)):
         assert train(Config(**settings(tmp_path / name)), 3, liar=3, lie=lie, step=1) == 0
@@ -199,7 +199,7 @@ def test_one_bad_frame_costs_a_worker_no_more_than_a_round(tmp_path: Path, kind:
 
 
 def extra_buffer(body: bytes) -> bytes:
-    """A buffer that the model does not have: the checkpoint would fit no model."""
+    """Add a buffer that the model does not have, so that the checkpoint would fit no model."""
     return tensorfile.dump({**tensorfile.parse(body, "state"), "buffer/running_mean": torch.zeros(3)})
 
 

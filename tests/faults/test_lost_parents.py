@@ -42,7 +42,7 @@ FLAGS = ["--max-steps", "100000", "--batch-size", "8", "--threads", "1", "--no-t
 
 
 def processes(mark: str) -> list[int]:
-    """Those that have `mark` in their environment, zombies left out."""
+    """Return the processes with `mark` in their environment, except zombies."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def processes(mark: str) -> list[int]:
 
 
 def wait(what: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
-    """Block until `what` is true."""
+    """Block until `what` returns a true value; fail if the process ends first, or after 240 s."""
     end = time.monotonic() + 240
     while not what():
         assert time.monotonic() < end, "it did not come"
@@ -61,12 +61,14 @@ def wait(what: Callable[[], object], process: subprocess.Popen[bytes] | None = N
 
 
 def folders(job: Path) -> set[str]:
-    """Folders of sockets, and those of a launcher's job, which are in TMPDIR."""
+    """Return the folders of sockets, and the folders of a launcher's job in TMPDIR."""
     return {entry.name for entry in Path("/tmp").glob("pymp-*")} | {entry.name for entry in job.glob("x*/psnode-*")}
 
 
 def ranks_of(mark: str) -> dict[str, int]:
-    """Processes of the ranks and of mpirun, by rank; those for data have the ranks' environment too, the oldest is the rank."""
+    """Return the processes of the ranks, by rank, and of mpirun. Data processes share the rank's environment; the oldest is the
+    rank.
+    """
     found: dict[str, int] = {}
     for pid in sorted(processes(mark), key=began):
         with contextlib.suppress(OSError):
@@ -79,7 +81,7 @@ def ranks_of(mark: str) -> dict[str, int]:
 
 
 def began(pid: int) -> int:
-    """Ticks since the boot; as good as never for a process that is gone."""
+    """Return the start time in ticks since the boot, or sys.maxsize if the process is gone."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return sys.maxsize
@@ -95,7 +97,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a training with two processes for its data in a group of its own, below a TMPDIR that is long for sockets."""
+    """Yield a function that starts a training with two data processes, in its own process group, under a long TMPDIR."""
     (tmp_path / "task.py").write_text(TASK)
     long = tmp_path / ("x" * 100)
     long.mkdir()
@@ -126,7 +128,7 @@ def test_a_local_training_ignores_an_interrupt_that_is_ignored_and_saves_itself_
     os.killpg(job.pid, signal.SIGINT)
     before = trained(tmp_path)
     wait(lambda: trained(tmp_path) > before + 5, job)
-    os.killpg(job.pid, signal.SIGHUP)  # its data processes get it too
+    os.killpg(job.pid, signal.SIGHUP)  # its data processes get the signal too
     assert job.wait(240) == 75
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
     wait(lambda: not processes(f"MARK=of-{tmp_path}"))

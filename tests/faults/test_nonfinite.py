@@ -1,4 +1,4 @@
-"""Gradients with NaN or infinity: left out and counted, and the end of the job when there are three in a row; flipped bits."""
+"""Gradients with NaN or infinity are left out and counted, and three in a row end the job; flipped bits are found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psnode.tasks.classification import Classification
 
 
 class Poisoned(Classification):
-    """Digits, but the gradient of worker 2's first layer in its backward passes `when` is NaN: the loss itself is finite."""
+    """Digits; worker 2's first layer has a NaN gradient in the backward passes `when`, with a finite loss."""
 
     def __init__(self, *when: int) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -72,7 +72,7 @@ def test_a_round_goes_on_without_a_gradient_that_is_not_finite(tmp_path: Path, c
     for line in lines:
         ranks = [[rank for rank, _, _ in group] for group in line["groups"]]
         if line["step"] in (3, 4, 7):
-            assert [1, 3] in ranks  # the first layer's group, and whatever came after it
+            assert [1, 3] in ranks  # the first layer's group, and the groups after it
             assert all(group in ([1, 3], everybody) for group in ranks)
         else:
             assert all(group == everybody for group in ranks)
@@ -89,21 +89,21 @@ def test_three_in_a_row_end_the_job_with_4(tmp_path: Path) -> None:
 
 
 def test_a_lonely_worker_that_skips_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
-    """No other worker closes the round; an optimizer that is not called does not move the weights by its momentum either."""
+    """No other worker closes the round; since the optimizer is not called, momentum does not move the weights either."""
 
     class Lonely(Poisoned):
         def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
             threading.current_thread().name = "worker-2"
             return super().loss(model, batch)
 
-    # one group: nothing is sent before the NaN is seen; the first pass measures the order of gradients, so the fifth is step 4
+    # one group, so nothing is sent before the NaN is seen; the first pass measures the order of gradients, so pass 5 is step 4
     assert run(config(tmp_path, local=1, group_by="model"), Lonely(5)) == 0
     hashes = [line["hash"] for line in read_records(tmp_path / "history.jsonl") if "groups" in line]
     assert [a == b for a, b in itertools.pairwise(hashes)] == [version == 3 for version in range(1, 10)]
 
 
 class Flipped(Classification):
-    """Digits, but in its fifth step worker 2's memory loses a bit: the lowest of one weight."""
+    """Digits; in its fifth step one bit of worker 2's memory flips, the lowest bit of a weight."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)
@@ -119,7 +119,7 @@ class Flipped(Classification):
 
 
 def test_a_flipped_bit_in_a_workers_weights_is_found_and_its_rank_named(tmp_path: Path) -> None:
-    """Of 431 080 weights one differs by one unit in the last place; weights that travel as changes never heal it."""
+    """One of 431 080 weights differs in the last place, and changes on the downlink never repair the difference."""
     with pytest.raises(DivergedError, match=r"rank 2 computed step 7 .* version 6") as caught:
         run(config(tmp_path, hash_every=3, downlink="bf16", max_steps=12), Flipped())
     assert caught.value.exit_code == 4

@@ -1,4 +1,4 @@
-"""One finite gradient out of all proportion, a lie or a flipped bit: refused, told with its rank, and not in the weights."""
+"""One disproportionate but finite gradient, a lie or a flipped bit: refused, reported with its rank, and not in the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.faults.test_hostile import Lie, settings, train, with_body
 
 
 def decoded(change: Any) -> Lie:
-    """A filter of frames that travel as they are: `change` is applied to the float32 values of every payload."""
+    """Return a lie that applies `change` to the float32 values of every payload; for uncoded frames."""
 
     def changed(body: bytes) -> bytes:
         count = struct.unpack_from("<I", body)[0]
@@ -72,7 +72,7 @@ def test_one_finite_gradient_of_3e38_is_refused_and_told_with_its_rank(
 
 
 def test_nothing_of_a_refused_gradient_is_in_the_weights(tmp_path: Path) -> None:
-    """A worker that always lies might as well be absent."""
+    """A worker that always lies is like an absent worker."""
     hashes = []
     for name, lie in (("large", decoded(one_large)), ("scaled", decoded(lambda values: 1000 * values))):
         config = dense(tmp_path / name, norm_cap=10.0 if name == "scaled" else 1e6)
@@ -84,7 +84,7 @@ def test_nothing_of_a_refused_gradient_is_in_the_weights(tmp_path: Path) -> None
 
 
 def test_without_a_cap_a_sum_that_is_not_finite_is_not_applied(tmp_path: Path) -> None:
-    """Two finite gradients of 3e38 make infinity."""
+    """The sum of two finite gradients of 3e38 is infinite."""
     config = dense(tmp_path / "run", local=2, norm_cap=0.0)
     assert train(config, 2, liar=(1, 2), lie=decoded(one_large), step=3, most=1) == 0
     found = [event for event in events(tmp_path / "run") if event["event"] == "not applied"]
@@ -94,7 +94,7 @@ def test_without_a_cap_a_sum_that_is_not_finite_is_not_applied(tmp_path: Path) -
 
 
 def test_without_a_cap_who_is_told_is_who_sent_it_and_not_who_met_it_first(tmp_path: Path) -> None:
-    """The weights of all are ruined: every loss is, and the workers that report it are not to blame."""
+    """All weights are ruined, and so is every loss; the workers that report this are not to blame."""
 
     def all_large(values: np.ndarray) -> np.ndarray:
         return np.float32(3e38) * np.sign(values)
@@ -104,7 +104,7 @@ def test_without_a_cap_who_is_told_is_who_sent_it_and_not_who_met_it_first(tmp_p
 
 
 def flipped(values: np.ndarray) -> np.ndarray:
-    """The highest bit of the exponent of the largest value."""
+    """Flip the highest exponent bit of the largest value."""
     values.view(np.uint32)[np.abs(values).argmax()] ^= 1 << 30
     return values
 

@@ -1,4 +1,4 @@
-"""Runs that are resumed after the program was given another model: refused in one line that names the parameter."""
+"""Runs that are resumed with another model: refused with a one-line error that names the parameter."""
 
 from __future__ import annotations
 

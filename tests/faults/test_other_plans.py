@@ -1,4 +1,4 @@
-"""Runs that are resumed with other groups, or by a checkpoint of layout 1: every memory goes on tensor by tensor."""
+"""Runs resumed with other groups, or from a checkpoint of layout 1: every memory is carried over, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def newest(train_dir: Path) -> Path:
 
 
 def test_the_momentum_of_a_tensor_in_the_file_is_torchs_after_three_steps(tmp_path: Path) -> None:
-    """Dense, one worker, a plain loop over the same batches; and by hand, v = .9 v + g."""
+    """Compare a dense run of one worker with a torch loop over the same batches, and with v = .9 v + g."""
     run(config(tmp_path, local=1, network="LeNet", max_steps=3))
     task = Classification("LeNet", "digits", seed=3)
     torch.manual_seed(3)
@@ -82,7 +82,7 @@ def test_the_momentum_of_a_tensor_in_the_file_is_torchs_after_three_steps(tmp_pa
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_dense_run_ends_alike_however_often_its_groups_change(tmp_path: Path, optimizer: str) -> None:
-    """Sums and updates are coordinate by coordinate, so the groups are no part of the result."""
+    """Sums and updates work per coordinate, so the groups do not affect the result."""
     run(config(tmp_path / "whole", optimizer=optimizer, max_steps=8, **ONE))
     for end, groups in ((2, ONE), (4, CUT), (6, LAYERS), (8, ONE)):
         run(config(tmp_path / "parts", optimizer=optimizer, max_steps=end, resume=end > 2, **groups))
@@ -103,8 +103,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_coded_run_goes_on_with_other_groups_and_says_what_is_left_out(tmp_path: Path, scheme: str) -> None:
-    """Replicas agree after every step. Of three tensors with a codebook two are cut by the second plan."""
-    cap = {} if scheme == "signum" else {"norm_cap": 10.0}  # which alone has norms of groups
+    """Replicas agree after every step. The second plan cuts two of the three tensors that have a codebook."""
+    cap = {} if scheme == "signum" else {"norm_cap": 10.0}  # signum alone has no norms of groups
     run(config(tmp_path, max_steps=3, **cap, **SCHEMES[scheme], **ONE))
     expected = ["codebooks of segments (2)"] * (scheme == "lss") + ["norms of groups (1)"] * (scheme != "signum")
     run(config(tmp_path, max_steps=6, resume=True, **SCHEMES[scheme], **CUT))
@@ -117,7 +117,7 @@ def test_a_coded_run_goes_on_with_other_groups_and_says_what_is_left_out(tmp_pat
 
 
 def test_nothing_that_is_owed_is_lost_where_tensors_are_compressed_no_more(tmp_path: Path) -> None:
-    """The loss is linear: after one step with all tensors as they are the weights have moved by the sum of all gradients."""
+    """The loss is linear: after one step with all tensors uncoded, the weights have moved by the sum of all gradients."""
     task = Linear(2)
     run(linear(tmp_path, "topk", "ef", 2), task)
     assert any(value.any() for value in owed(newest(tmp_path)).values())
@@ -130,7 +130,7 @@ def test_nothing_that_is_owed_is_lost_where_tensors_are_compressed_no_more(tmp_p
 
 
 def owed(path: Path) -> dict[str, np.ndarray]:
-    """Residuals of both workers."""
+    """Return the residuals of both workers."""
     files = [read(path / checkpoint.worker_file(rank)) for rank in (1, 2)]
     return {
         f"{rank}/{name}": value
@@ -141,7 +141,7 @@ def owed(path: Path) -> dict[str, np.ndarray]:
 
 
 def as_layout_1(train_dir: Path) -> None:
-    """Name the state of the newest checkpoint by group and segment, as versions before did. By hand, from the recorded plan."""
+    """Rename the state in the newest checkpoint by group and segment, as earlier versions did, following the recorded plan."""
     path, plan = newest(train_dir), Plan.from_dict(recorded(train_dir)["plan"])
     manifest = json.loads((path / "manifest.json").read_bytes())
     for file in manifest["files"]:
@@ -182,7 +182,7 @@ OLD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OLD)
 def test_a_checkpoint_of_layout_1_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
-    """By groups that cut tensors."""
+    """Use groups that cut tensors."""
     changed = {"norm_cap": 0.0, **OLD[name], **CUT}
     run(config(tmp_path / "whole", max_steps=6, **changed))
     run(config(tmp_path / "parts", max_steps=3, **changed))
@@ -201,7 +201,7 @@ def test_layout_1_is_read_by_the_first_plan_of_the_run_also_when_the_job_that_ch
     run(config(tmp_path / "parts", max_steps=3, **changed, **ONE))
     first = recorded(tmp_path / "parts")["plan"]
     as_layout_1(tmp_path / "parts")
-    run(config(tmp_path / "parts", max_steps=3, resume=True, **changed, **CUT))  # it is at its end already
+    run(config(tmp_path / "parts", max_steps=3, resume=True, **changed, **CUT))  # the run has already reached its end
     assert recorded(tmp_path / "parts")["first_plan"] == first != recorded(tmp_path / "parts")["plan"]
     assert not (newest(tmp_path / "parts") / "manifest.json").read_text().count('"layout"')
     run(config(tmp_path / "parts", max_steps=6, resume=True, **changed, **CUT))

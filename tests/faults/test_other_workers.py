@@ -1,4 +1,4 @@
-"""Runs that are resumed with another number of workers: nothing that the weights are owed is lost, and it is told."""
+"""Runs resumed with another number of workers: nothing that the weights are owed is lost, and the change is reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def flat(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def sgd(batches: list[np.ndarray]) -> torch.Tensor:
-    """The weights of LeNet after a plain torch loop over these batches of digits."""
+    """Return LeNet's weights after a plain torch loop over these batches of digits."""
     task = Classification("LeNet", "digits", seed=3)
     torch.manual_seed(3)
     model = task.model()
@@ -57,16 +57,18 @@ def sgd(batches: list[np.ndarray]) -> torch.Tensor:
 
 
 def test_weights_and_momentum_go_on_and_the_rest_of_the_epoch_is_dealt_among_those_who_are_there(tmp_path: Path) -> None:
-    """Steps of 4 x 8 examples, then of 1 x 8, then of 3 x 8: the joint batches are runs of one permutation."""
+    """Take steps of 4 x 8, then 1 x 8, then 3 x 8 examples: the joint batches are consecutive parts of one permutation."""
     for workers, steps in ((4, 8), (1, 14), (3, 18)):
         assert run(config(tmp_path, local=workers, max_steps=steps, lr=0.005, resume=workers != 4)) == 0
     order = permutation(1437, 3, 0)
     sizes = [32] * 8 + [8] * 6 + [24] * 4
     starts = np.cumsum([0, *sizes[:14]]).tolist()
-    starts = starts[:14] + [24 * (-(-starts[14] // 24) + step) for step in range(4)]  # where a step of three begins
+    # positions at which steps of three workers begin
+    starts = starts[:14] + [24 * (-(-starts[14] // 24) + step) for step in range(4)]
     batches = [order[start : start + size] for start, size in zip(starts, sizes, strict=True)]
     found, expected = flat(newest(tmp_path).tensors(checkpoint.MODEL)), sgd(batches)
-    way = float((expected - sgd([])).norm())  # rounding differs; one other batch makes a hundredth of the way and more
+    # rounding differs; a single wrong batch would change at least a hundredth of this distance
+    way = float((expected - sgd([])).norm())
     assert float((found - expected).norm()) < 1e-3 * way
     records = list(read_records(tmp_path / "metrics.jsonl"))
     assert [record["workers"] for record in records] == [4] * 8 + [1] * 6 + [3] * 4
@@ -107,7 +109,7 @@ def test_every_kind_of_memory_finds_its_new_owners(tmp_path: Path, scheme: str) 
 
 
 def test_the_mean_of_the_memories_stays_what_it_was(tmp_path: Path) -> None:
-    """The update is the mean of the workers' pushes, so the weights are owed this."""
+    """The update is the mean of the workers' pushes, so the weights are owed the mean of the memories."""
     rng = np.random.default_rng(1)
     memories = [rng.standard_normal(50).astype(np.float32) for _ in range(3)]
     draft = StagedCheckpoint(tmp_path, 5)

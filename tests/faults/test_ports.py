@@ -1,4 +1,4 @@
-"""A job on one host listens to no network: its ranks share memory."""
+"""A job on one host listens on no network: its ranks use shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Launched = Callable[..., Any]
 
 
 def listening(pid: int) -> list[str]:
-    """The local addresses of the TCP sockets on which a process listens, as /proc has them."""
+    """Return the local addresses of the TCP sockets on which a process listens, as written in /proc."""
     found = []
     inodes = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     for table in ("tcp", "tcp6"):

@@ -1,4 +1,4 @@
-"""Another process that removes files of a run while a checkpoint is being written: to make room, say."""
+"""A process that removes files of a run during the writing of a checkpoint, for instance to free space."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def remove_the_run(train_dir: Path) -> None:
 
 
 def remove_at_once(path: Path) -> None:
-    """Remove a directory in one moment: rmtree gives up where a file is written meanwhile into an emptied directory."""
+    """Rename a directory, then remove it: rmtree alone fails if a file is added meanwhile to a directory that it has emptied."""
     shutil.rmtree(path.rename(path.with_name("gone")), ignore_errors=True)
 
 
@@ -60,7 +60,7 @@ def remove_latest(train_dir: Path) -> None:
 
 
 def meddled(monkeypatch: pytest.MonkeyPatch, moment: str, remove: Callable[[Path], None], train_dir: Path, step: int) -> None:
-    """Have `remove` called once, before or after the `moment` of the checkpoint of `step`."""
+    """Make `remove` run once, before or after the `moment` of the checkpoint of `step`."""
     where: Any
     when, name = moment.split()
     where = {"write_part": staging, "seal": Draft, "publish": StagedCheckpoint, "name_latest": staging}[name]
@@ -82,7 +82,7 @@ def meddled(monkeypatch: pytest.MonkeyPatch, moment: str, remove: Callable[[Path
 
 
 def check_whole(train_dir: Path) -> list[int]:
-    """Steps of the published checkpoints, each with all files that its manifest lists."""
+    """Verify all files of the published checkpoints, and return their steps."""
     for path in checkpoint.complete(train_dir):
         Checkpoint.open(path).verify()
     return [checkpoint.step_of(path) for path in checkpoint.complete(train_dir)]
@@ -112,7 +112,7 @@ def test_a_checkpoint_whose_files_are_removed_is_given_up_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """With 2 workers: no worker is suspended or lost, published checkpoints are whole, and --resume takes it up."""
+    """With 2 workers: no worker is suspended or lost, published checkpoints are complete, and --resume continues the run."""
     train_dir = tmp_path / "run"
     meddled(monkeypatch, moment, remove, train_dir, STEP)
     assert run(config(train_dir)) == 0

@@ -1,4 +1,4 @@
-"""ef:rescale=true keeps memories in units of weights while the learning rate changes, whatever versions a worker leaves out."""
+"""ef:rescale=true keeps memories in units of weights while the learning rate changes, whichever versions a worker skips."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from psnode.transport.loopback import loopback_group
 from tests.exchange.given import Given
 
 SIZE = 4000
-KEPT = 400  # of the coordinates, a tenth
+KEPT = 400  # a tenth of the coordinates
 
 
 def lr(step: int) -> float:
-    """Changes by a factor from step to step."""
+    """Return the learning rate, which changes by a constant factor per step."""
     return 0.1 * 0.8**step
 
 
@@ -51,7 +51,7 @@ def sender(given: Given) -> Iterator[GradientSender]:
 
 
 def sent(sender: GradientSender, step: int) -> np.ndarray:
-    """Part of the memory that a push carries, in units of its gradient: the largest of gradient and memory."""
+    """Push, and return the part of the memory that the push sends, in units of its gradient: the largest of gradient + memory."""
     memory = sender.state()["feedback/residual/a"].numpy()
     sender.begin(Round.after(step - 1), measure=False)
     sender.push(0)
@@ -61,7 +61,7 @@ def sent(sender: GradientSender, step: int) -> np.ndarray:
 
 @pytest.mark.parametrize("steps", [[1, 2, 3, 4], [1, 2, 5, 9, 10, 17], [3, 9]], ids=str)
 def test_a_memory_is_rescaled_from_the_last_step_its_worker_took(sender: GradientSender, given: Given, steps: list[int]) -> None:
-    """In units of weights: e + lr g, the largest tenth is sent, the rest stays; by hand in float64. Step t has lr(t - 1)."""
+    """Compute e + lr g in float64, of which the largest tenth is sent and the rest kept; step t has lr(t - 1)."""
     rng, owed = np.random.default_rng(2), np.zeros(SIZE)
     for step in steps:
         given.vector[:] = rng.standard_normal(SIZE)
@@ -72,7 +72,7 @@ def test_a_memory_is_rescaled_from_the_last_step_its_worker_took(sender: Gradien
 
 
 def test_what_was_not_used_is_owed_in_weights_too(sender: GradientSender, given: Given) -> None:
-    """As under kofn: steps are left out, and some gradients come too late and return."""
+    """As under kofn, skip steps and return gradients that arrive too late."""
     rng, owed = np.random.default_rng(3), np.zeros(SIZE)
     for step, used in [(1, True), (2, False), (5, True), (8, False), (9, True)]:
         given.vector[:] = rng.standard_normal(SIZE)
@@ -106,7 +106,7 @@ def test_a_memory_goes_on_from_a_checkpoint_in_its_own_units(sender: GradientSen
 
 
 class Linear(Task):
-    """Every gradient is the same vector, so that every push follows from the versions a gradient was computed on."""
+    """A task whose every gradient is the same vector, so that pushes follow from the versions of their gradients."""
 
     def model(self) -> torch.nn.Module:
         return torch.nn.Linear(100, 40, bias=False)
@@ -141,7 +141,7 @@ def tensors(folder: Path, file: str = checkpoint.MODEL) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("rule", [{"consistency": "asp"}, {"consistency": "ssp", "staleness": 2}], ids=str)
 def test_a_stale_gradient_is_applied_with_the_learning_rate_of_its_own_version(tmp_path: Path, rule: dict[str, Any]) -> None:
-    """The weights that follow from the history by hand, in float64: version t has .1 (1 - t/30)^2."""
+    """Compute the weights from the history in float64; version t has learning rate .1 (1 - t/30)^2."""
     settings: dict[str, Any] = {"scheme": "topk:ratio=0.1", "feedback": "ef:rescale=true", "downlink": "dense", "momentum": 0.0}
     settings |= {"lr": 0.1, "lr_schedule": "poly", "lr_power": 2.0, "max_steps": 30, "batch_size": 4, "local": 3, "threads": 1}
     run(Config(train_dir=tmp_path, **settings, **rule, record_history=True, tensorboard=False, deadline=60.0), Linear())
@@ -170,7 +170,7 @@ def test_memories_of_workers_at_different_steps_are_dealt_by_what_they_owe(tmp_p
         tensorfile.write_tensors(folder / checkpoint.worker_file(rank), values)
 
     class Found:
-        """As much of a checkpoint as is read."""
+        """The parts of a checkpoint that are read."""
 
         facts = {"files": [checkpoint.worker_file(rank) for rank in (1, 2)]}
         layout = checkpoint.LAYOUT

@@ -1,4 +1,4 @@
-"""A dead worker's examples: those that are left take them, from the next epoch on."""
+"""The remaining workers take a dead worker's examples from the next epoch on."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Digits(Classification):
 def test_the_others_take_a_killed_workers_examples_in_the_next_epoch(
     launched: Callable[..., Any], tmp_path: Path, rule: tuple[str, ...]
 ) -> None:
-    """1437 digits: 19 steps of 3 x 24, then 29 of 2 x 24, in which 1392 are drawn once.
+    """Of 1437 digits, 19 steps of 3 x 24 and then 29 steps of 2 x 24 draw 1392 once.
 
-    All three make a step, so that no worker is late and takes examples of the first epoch along.
+    Each step takes all three workers, so that no late worker takes examples of the first epoch into the second.
     """
     (tmp_path / "task.py").write_text(TASK)
     flags = ["--task", str(tmp_path / "task.py"), "--batch-size", "24", "--epochs", "2", "--record-history", *rule]

@@ -1,4 +1,4 @@
-"""A job that dies is started again by `psnode launch --restarts`, and ends as if nothing had happened."""
+"""A job that dies is started again by `psnode launch --restarts`, and ends as an undisturbed job does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_and_ends_as_an_unbroken_one(
     flags = ["--scheme", "qsgd", "--feedback", "ef", "--max-steps", "40", "--eval-freq", "5", "--record-history"]
     gate = tmp_path / "gate"
     job = launched(2, *flags, *halting.flags(20, gate), launch=["--restarts", "1", "--kill-after", "3"])
-    job.wait_for_step(16)  # the checkpoint of step 15 came due, and waited for that of step 10 to be complete
+    job.wait_for_step(16)  # the checkpoint of step 15 is due, and waits until that of step 10 is complete
     for pid in [job.pid(rank) for rank in killed]:
         os.kill(pid, signal.SIGKILL)
     gate.touch()

@@ -1,4 +1,4 @@
-"""Runs that get SIGKILL three times end as unbroken ones: three of the schemes that scripts/resume_table.py tries."""
+"""Runs that are killed three times with SIGKILL end like unbroken runs, for three of the schemes in scripts/resume_table.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that wait take the places of workers who are killed or stop answering."""
+"""Spare ranks take the places of workers that are killed or stop answering."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--record-history", "--hash-eve
 
 
 def told(job: Any) -> list[tuple[str, int | None]]:
-    """Events with their ranks; an epoch may have ended meanwhile."""
+    """Return the events with their ranks, without the end of an epoch, which may come at any time."""
     return [(event["event"], event["rank"]) for event in job.events() if event["event"] != "resharded"]
 
 
 @pytest.mark.parametrize("downlink", ["dense", "bf16"])
 def test_a_spare_takes_the_place_of_a_killed_worker(launched: Launched, downlink: str) -> None:
-    """It has followed every version: the hash of its weights is compared like everybody's. The next death is one too many."""
+    """The spare has followed every version, and its weights are compared like all others. A second death is one too many."""
     job = launched(2, *FLAGS, "--spares", "1", "--min-workers", "2", "--downlink", downlink)
     job.wait_for_step(10)
     os.kill(job.pid(1), signal.SIGKILL)
@@ -114,7 +114,7 @@ class Digits(Classification):
 def test_a_round_of_nobody_goes_on_with_a_spare_and_no_batch_is_skipped(
     launched: Launched, tmp_path: Path, rule: tuple[str, ...]
 ) -> None:
-    """The weights are those of a run that nothing happened to: LeNet draws no random numbers."""
+    """The weights equal those of an undisturbed run, since LeNet draws no random numbers."""
     (tmp_path / "task.py").write_text(TORN)
     how = ["--task", str(tmp_path / "task.py"), "--spares", "1"]
     job = launched(1, *how, "--scheme", "dense", "--downlink", "bf16", "--max-steps", "9", "--seed", "1", "--no-overlap", *rule)

@@ -1,4 +1,4 @@
-"""Requests to stop that come at a bad moment, and stalls without a fault."""
+"""Requests to stop at a bad moment, and stalls without a fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psnode.records.history import violations
 pytestmark = pytest.mark.serial
 
 Launched = Callable[..., Any]
-# with a high rate the losses of old gradients may speak against the last checkpoint, which is then not the newest
+# at a high rate, losses of old gradients may make the last checkpoint unsound, which is then not the newest
 ASP = ["--consistency", "asp", "--scheme", "qsgd", "--feedback", "ef", "--lr", "0.001", "--momentum", "0", "--record-history"]
 
 SLOW_DATA = """
@@ -38,7 +38,7 @@ class Slow(Classification):
 
 
 def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(launched: Launched) -> None:
-    """No worker waits for it round by round, and a job that was told to stop has no time to."""
+    """No round waits for the stopped worker, and a job that was asked to stop has no time to wait."""
     job = launched(3, *ASP, "--max-steps", "1000000")
     job.wait_for_step(10)
     os.kill(job.pid(2), signal.SIGSTOP)
@@ -55,7 +55,7 @@ def test_a_stopped_worker_does_not_keep_an_asynchronous_job_from_its_checkpoint(
 
 
 def test_a_job_whose_host_stands_still_goes_on_as_if_nothing_had_happened(launched: Launched) -> None:
-    """Everything is stopped for longer than every deadline, and continued: master first."""
+    """All processes are stopped for longer than every deadline, and then continued, the master first."""
     job = launched(2, "--max-steps", "100000", "--deadline", "3", "--pause-deadline", "5", "--record-history")
     job.wait_for_step(10)
     pids = [job.pid(rank) for rank in (0, 1, 2)]
@@ -81,7 +81,7 @@ def test_a_job_that_is_told_to_stop_while_it_builds_its_data_stops(launched: Lau
     while not (tmp_path / "building").exists() and time.monotonic() < end:
         time.sleep(0.1)
     job.process.send_signal(signal.SIGTERM)
-    code, out = job.end()  # nothing says "go"
+    code, out = job.end()  # the file "go" never appears
     assert code == 75, out
     assert "stopped by SIGTERM before the first step" in out
     assert not (job.train_dir / checkpoint.CHECKPOINTS).exists()

@@ -1,4 +1,4 @@
-"""Workers that stop answering: stopped with SIGSTOP, suspended, and readmitted with SIGCONT."""
+"""Workers that stop answering: stopped with SIGSTOP, suspended, continued with SIGCONT, and readmitted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ pytestmark = pytest.mark.serial
 
 Launched = Callable[..., Any]
 FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--deadline", "6", "--record-history", "--hash-every", "10"]
-FLAGS += ["--pause-deadline", "20"]  # rounds that compare weights are pauses, and one of them may be the one that is held up
+# rounds that compare weights count as pauses, and one of these may be the one that is delayed
+FLAGS += ["--pause-deadline", "20"]
 
 
 def wait_for(job: Any, event: str) -> int:
-    """The number of steps when `event` was told."""
+    """Return the number of steps at the time when `event` is recorded."""
     end = time.monotonic() + 300
     while time.monotonic() < end and job.process.poll() is None:
         found = [entry for entry in job.events() if entry["event"] == event]
@@ -35,7 +36,7 @@ def wait_for(job: Any, event: str) -> int:
 
 @pytest.mark.parametrize("downlink", ["dense", "bf16"])
 def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, downlink: str) -> None:
-    """The deltas that it missed are replaced by whole weights: hashes of all replicas are compared every ten steps."""
+    """Whole weights replace the changes that the worker missed: hashes of all replicas are compared every ten steps."""
     job = launched(3, *FLAGS, "--max-steps", "100000", "--downlink", downlink)
     job.wait_for_step(5)
     pid = job.pid(2)
@@ -58,7 +59,7 @@ def test_a_stopped_worker_is_put_aside_and_let_in_again(launched: Launched, down
 
 
 def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched: Launched) -> None:
-    """Steps take milliseconds. Every round is of both workers all the same, unless --deadline asks for another rule."""
+    """Steps take milliseconds; still, every round includes both workers unless --deadline sets another rule."""
     job = launched(2, "--scheme", "dense", "--max-steps", "100000", deadline="")
     job.wait_for_step(20)
     pid = job.pid(2)
@@ -75,7 +76,7 @@ def test_a_stall_of_nine_seconds_leaves_nobody_out_of_a_synchronous_run(launched
 
 
 def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launched: Launched) -> None:
-    """Checkpoints are made without it meanwhile, in order, and it keeps none back when it has returned."""
+    """Meanwhile checkpoints are made without the worker, in order; after its return it delays none."""
     rule = [
         "--consistency",
         "kofn",
@@ -105,9 +106,7 @@ def test_a_silent_worker_that_no_round_waits_for_is_put_aside_and_returns(launch
     assert told[:2] == ["suspended", "returned"]
     steps = [checkpoint.step_of(path) for path in checkpoint.complete(job.train_dir)]
     assert steps == [*range(20, steps[-1], 20), steps[-1]]
-    assert (
-        steps[-1] == job.summary()["steps"]
-    )  # `latest` may name an older one: a spike of the loss on the last is no matter here
+    assert steps[-1] == job.summary()["steps"]  # `latest` may name an older one, if the loss of the last step is too high
     assert violations(job.train_dir) == []
 
 
@@ -129,7 +128,7 @@ def test_when_all_workers_stop_the_master_leaves_a_checkpoint_and_no_process(lau
 
 
 def runs(pid: int, train_dir: Path) -> bool:
-    """True if the process is one of the job's still, and not a zombie, which has no command line, or another of that number."""
+    """Return True if the process still belongs to the job: it is neither a zombie, which has no command line, nor a reused id."""
     try:
         return str(train_dir).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

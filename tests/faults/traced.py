@@ -1,7 +1,7 @@
-"""A function run in a process whose every system call that changes files can be made its last one, or fail.
+"""Runs a function in a process in which each system call that changes files can be made to fail, or to be the last call.
 
-The kernel stops the process at each call (ptrace), so that native code's writes are seen like Python's, and the
-function itself knows nothing of it. Linux on x86-64 only: numbers and registers of system calls differ elsewhere.
+ptrace stops the process at each call, so that writes of native code are seen like Python's, and the function is unchanged. Linux
+on x86-64 only: system call numbers and registers differ elsewhere.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ AVAILABLE = sys.platform == "linux" and platform.machine() == "x86_64"
 RAISED = 3  # the exit code of a function that raised OSError
 
 _TRACEME, _PEEKUSER, _POKEUSER, _CONTINUE_TO_CALL, _SETOPTIONS = 0, 3, 6, 24, 0x4200
-_OPTIONS = 0x1 | 0x100000  # mark stops at system calls; no tracee outlives its tracer
+_OPTIONS = 0x1 | 0x100000  # mark stops at system calls; kill the traced process when its tracer ends
 _AT_CALL = signal.SIGTRAP | 0x80
 _NUMBER, _RESULT, _ARGUMENTS = 15 * 8, 10 * 8, (14 * 8, 13 * 8, 12 * 8, 7 * 8)  # orig_rax, rax; rdi, rsi, rdx, r10
 _AT_FDCWD = 0xFFFFFF9C
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
-# name: number, and the arguments that name the changed file: a descriptor, a path, or a directory's descriptor and a path
+# number: name, and the kind of argument that names the changed file: a descriptor, a path, or a directory's descriptor and a path
 _CALLS = {
     1: ("write", "fd"), 18: ("pwrite64", "fd"), 20: ("writev", "fd"), 40: ("sendfile", "fd"), 74: ("fsync", "fd"),
     75: ("fdatasync", "fd"), 77: ("ftruncate", "fd"), 285: ("fallocate", "fd"), 326: ("copy_file_range", "fd"),
@@ -40,18 +40,19 @@ _libc.ptrace.restype = ctypes.c_long
 
 @dataclass
 class Trace:
-    """The calls that were begun, (name, path), how the process ended, and the inodes of files written and not synced since."""
+    """The calls begun, as (name, path), the exit of the process, and the inodes of files written but not synced since."""
 
     pid: int
     calls: list[tuple[str, str]] = field(default_factory=list)
-    code: int = 0  # as of subprocess: the exit code, or minus the signal
+    code: int = 0  # as in subprocess: the exit code, or the negated signal
     volatile: set[int] = field(default_factory=set)
 
 
 def traced(body: Callable[[], object], folder: Path, *, last: int = 0, fails: int = 0, error: int = 0) -> Trace:
-    """Run `body` in a fork of this process; its calls below `folder` are counted from 1.
+    """Run `body` in a fork of this process. Calls that change files below `folder` are counted from 1.
 
-    At call `last` the process gets SIGKILL before anything is done; call `fails` does nothing and returns `error` (an errno).
+    At call `last` the process gets SIGKILL before the call is carried out. Call `fails` is not carried out, and returns `error`
+    (an errno).
     """
     pid = os.fork()
     if pid == 0:
@@ -96,7 +97,7 @@ def _be_traced(body: Callable[[], object]) -> None:
 
 
 def _call(pid: int, folder: Path) -> tuple[str, str] | None:
-    """The call that `pid` is about to make, if it changes something in `folder`."""
+    """Return the call that `pid` is about to make, as (name, path), if it changes a file in `folder`; else None."""
     name, kind = _CALLS.get(_libc.ptrace(_PEEKUSER, pid, _NUMBER, None), ("", ""))
     first, second, third, _ = (_libc.ptrace(_PEEKUSER, pid, place, None) & 0xFFFFFFFFFFFFFFFF for place in _ARGUMENTS)
     if not name or (name == "open" and not second & _WRITING) or (name == "openat" and not third & _WRITING):
@@ -125,7 +126,7 @@ def _text(pid: int, address: int) -> str:
 
 
 def _note(trace: Trace, pid: int, name: str) -> None:
-    """Keep account of the files that a loss of power would take away."""
+    """Update the set of files whose contents a power failure would lose."""
     if name in ("write", "pwrite64", "writev", "ftruncate", "fsync"):
         inode = os.stat(f"/proc/{pid}/fd/{_libc.ptrace(_PEEKUSER, pid, _ARGUMENTS[0], None)}").st_ino
         (trace.volatile.discard if name == "fsync" else trace.volatile.add)(inode)

@@ -1,4 +1,4 @@
-"""Jobs over the loopback whose ends do more than send."""
+"""Jobs over the loopback transport in which an end can do more than send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psnode.worker import work
 
 
 class Wrapped(Transport):
-    """An end that passes everything on to another one."""
+    """An end of a transport that forwards all calls to another end."""
 
     def __init__(self, end: Transport) -> None:
         self.rank, self.size, self.inboxes, self.local_rank = end.rank, end.size, end.inboxes, end.local_rank
@@ -33,7 +33,7 @@ class Wrapped(Transport):
 
 
 def train(ends: Sequence[Transport], config: Config) -> int:
-    """The exit code of a whole job, the master at the first of `ends` and a worker at each of the others."""
+    """Run a whole job, with the master at the first of `ends` and a worker at each other end, and return the exit code."""
     torch_lock, hello = threading.RLock(), Hello("host", 1, psnode.__version__, "").to_bytes()
 
     def be_worker(end: Transport) -> None:

@@ -1,4 +1,4 @@
-"""A recorded stream: the gradients of a small network of one hidden layer while it is trained, in NumPy alone."""
+"""A recorded stream: the gradients of a small network with one hidden layer during its training, in NumPy alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ SIZE = INPUTS * HIDDEN + HIDDEN * CLASSES
 
 @cache
 def gradients(steps: int = 200) -> tuple[Floats, ...]:
-    """One flat float32 array a step. Those of hidden units that no example of a batch of 8 wakes are exact zeros."""
+    """Return one flat float32 array per step. Hidden units that no example of the batch of 8 activates have exactly zero
+    gradients.
+    """
     rng = np.random.default_rng(44)
     centres = rng.standard_normal((CLASSES, INPUTS))
     first, second = rng.standard_normal((INPUTS, HIDDEN)) / 6, rng.standard_normal((HIDDEN, CLASSES)) / 7

@@ -1,4 +1,4 @@
-"""ECQ-SGD: the recursion of the paper, the sum that it conserves, and the variance that its memory settles at."""
+"""ECQ-SGD: the paper's recursion, the sum that it conserves, and the variance at which its memory settles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_parameters_out_of_bounds_are_one_typed_line(text: str) -> None:
 
 @pytest.mark.parametrize("spec", QUANTISERS)
 def test_200_steps_of_a_recorded_stream_are_those_of_the_papers_equations_bit_for_bit(spec: str) -> None:
-    """g~ = Q(g + alpha h), h' = beta h + g - g~ in float32, from left to right. A reader that shares no code decodes qsgd."""
+    """Compute g~ = Q(g + alpha h), h' = beta h + g - g~ in float32, left to right; an independent reader decodes qsgd."""
     rule, codec = get_feedback("ecq:alpha=0.3,beta=0.8"), get_codec(spec)
     assert rule.form(codec) is codec
     state, h = rule.init(SIZE), np.zeros(SIZE, np.float32)
@@ -51,7 +51,7 @@ def test_200_steps_of_a_recorded_stream_are_those_of_the_papers_equations_bit_fo
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_the_memory_is_the_decayed_sum_of_gradients_minus_sent_values(alpha: float, beta: float) -> None:
-    """In float64. With beta = 1: all that was sent + memory = all gradients. Each step rounds at most thrice."""
+    """Compare in float64; with beta = 1, sent values + memory = gradients. Each step rounds at most three times."""
     rule, codec = get_feedback(f"ecq:alpha={alpha},beta={beta}"), get_codec("qsgd")
     state, owed, scale = rule.init(SIZE), np.zeros(SIZE), 0.0
     for step, g in enumerate(gradients(60)):
@@ -62,7 +62,7 @@ def test_the_memory_is_the_decayed_sum_of_gradients_minus_sent_values(alpha: flo
 
 
 def test_with_both_parameters_1_it_is_error_feedback() -> None:
-    """In its own form, so with a codec that is a contraction already: the same bytes and the same memory."""
+    """Use a codec that is already a contraction, so that both rules code alike: the same bytes and the same memory."""
     ours, theirs, codec = get_feedback("ecq:alpha=1,beta=1"), get_feedback("ef"), get_codec("topk:ratio=0.05")
     error, residual = ours.init(SIZE), theirs.init(SIZE)
     for step, g in enumerate(gradients(50)):
@@ -73,10 +73,11 @@ def test_with_both_parameters_1_it_is_error_feedback() -> None:
 
 @pytest.mark.parametrize("parameters", [(0.2, 0.9), (0.1, 0.5), (0.15, 1.0)])
 def test_the_memory_settles_at_the_variance_of_the_recursion(parameters: tuple[float, float]) -> None:
-    """E h^2 = omega / (1 - alpha^2 omega - (beta - alpha)^2) for gradients of variance 1 and a codec of variance omega ||p||^2.
+    """Check E h^2 = omega / (1 - alpha^2 omega - (beta - alpha)^2), for unit variance of gradients and codec variance omega
+    ||p||^2.
 
-    randk draws 1024 of 10240 coordinates: omega is 9. Over 400 steps the mean varies by less than 1.5 %, found by repetition
-    with other seeds; the test allows 8 %.
+    randk draws 1024 of 10240 coordinates, so omega is 9. Repetition with other seeds shows that the mean over 400 steps varies by
+    less than 1.5 %; the test allows 8 %.
     """
     alpha, beta = parameters
     rule, codec, size = get_feedback(f"ecq:alpha={alpha},beta={beta}"), get_codec("randk:ratio=0.1"), 10_240

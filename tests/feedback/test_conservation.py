@@ -1,13 +1,13 @@
-"""Conservation in whole jobs: the weights have moved by the sum of all gradients but for the workers' memories.
+"""Conservation in whole jobs: the weights move by the sum of all gradients minus the workers' memories.
 
-    ef (decay=1)     applied sum + memories = sum of gradients
-    ef:rescale=true  the same of learning rate times gradient, memories at the last step's learning rate
-    dgc              applied sum + velocities = sum of the momentum-corrected gradients u
-    ecq:beta=1       applied sum + accumulated errors = sum of gradients
+ef (decay=1)     applied sum + memories = sum of gradients
+ef:rescale=true  as for ef, with learning rate times gradient, and memories times the last step's learning rate
+dgc              applied sum + velocities = sum of the momentum-corrected gradients u
+ecq:beta=1       applied sum + accumulated errors = sum of gradients
 
-The loss is linear in the weights, so every gradient is known beforehand, and an epoch is one step, so every worker's gradient
-is used once a step whatever the shuffling. The applied sum is read off the master's weights, which SGD at a learning rate of
-1 moves by the decoded sum; memories are read off the checkpoint.
+The loss is linear in the weights, so every gradient is known in advance. An epoch is one step, so each worker's gradient is used
+once per step, whatever the shuffling. The applied sum is read from the master's weights, which SGD at learning rate 1 moves by
+the decoded sum; memories are read from the checkpoint.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from psnode.task import Task
 Float64s = npt.NDArray[np.float64]
 
 STEPS = 4
-SHRINKAGE = 0.5  # of the learning rate, a step
-SHAPES = {"matrix": (48, 64), "square": (40, 40), "bias": (16,)}  # the last one travels as it is
-ROUNDING = 2e-6  # of the gradients' length: some float32 additions
+SHRINKAGE = 0.5  # factor of the learning rate per step
+SHAPES = {"matrix": (48, 64), "square": (40, 40), "bias": (16,)}  # "bias" is sent uncoded
+ROUNDING = 2e-6  # relative to the gradients' norm: a few float32 additions
 
 CONSERVING = ["ef", "ef:rescale=true", "dgc:momentum=0.5"]
 NOT_CONSERVING = {
@@ -48,7 +48,7 @@ NOT_CONSERVING = {
     "momentum:momentum=0.5": "what coding loses of the momentum is not remembered",
 }
 
-DECAYING = "ecq:alpha=0.5,beta=0.5"  # conserved is the sum with the weights of the decay
+DECAYING = "ecq:alpha=0.5,beta=0.5"  # conserves the sum with decaying weights
 
 
 class Examples:
@@ -65,7 +65,7 @@ class Examples:
 
 
 class Linear(Task):
-    """loss = <weights, G_i> for example i: its gradient is G_i, whatever the weights."""
+    """loss = <weights, G_i> for example i, so that its gradient is G_i for any weights."""
 
     def __init__(self, workers: int) -> None:
         super().__init__()
@@ -93,9 +93,9 @@ class Linear(Task):
 
 
 class Outcome(NamedTuple):
-    """Sums over workers and steps, as vectors in the plan's order, `applied` and `gradients` weighted with the learning rate.
+    """Sums over workers and steps, in the plan's order; `applied` and `gradients` are weighted with the learning rate.
 
-    `momenta`: those that steps began with. `memories`: those owed after the last step, weighted with its learning rate.
+    `momenta`: those at the start of steps. `memories`: those after the last step, weighted with its learning rate.
     """
 
     applied: Float64s
@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
 
     @property
     def missing(self) -> float:
-        """The length of the part neither applied nor remembered, over that of the gradients."""
+        """Return the norm of the part that is neither applied nor remembered, relative to the norm of the gradients."""
         return float(np.linalg.norm(self.applied + self.memories - self.gradients) / np.linalg.norm(self.gradients))
 
 
@@ -124,7 +124,7 @@ def config(folder: Path, scheme: str, feedback: str, workers: int, **changed: An
 
 
 def outcome(folder: Path, scheme: str, feedback: str, workers: int, **changed: Any) -> Outcome:
-    """That of a job in which the learning rate halves every step if memories are rescaled."""
+    """Run a job, in which the learning rate halves at every step if memories are rescaled, and return its outcome."""
     task, shrinks = Linear(workers), "rescale" in feedback
     if shrinks:
         changed |= {"lr_schedule": "shrink", "lr_shrinkage": SHRINKAGE}
@@ -145,7 +145,7 @@ def outcome(folder: Path, scheme: str, feedback: str, workers: int, **changed: A
 
 
 def memory(saved: checkpoint.Checkpoint, plan: Plan, name: str, workers: int) -> Float64s:
-    """The sum of the workers' memories called `name`, zeros where there are none."""
+    """Return the sum of the workers' memories called `name`, with zeros where there is no memory."""
     found = np.zeros(plan.size)
     for rank in range(1, workers + 1):
         tensors = saved.tensors(checkpoint.worker_file(rank))
@@ -156,7 +156,7 @@ def memory(saved: checkpoint.Checkpoint, plan: Plan, name: str, workers: int) ->
 
 
 def is_refused(folder: Path, scheme: str, feedback: str) -> bool:
-    """True if the pair is refused; only votes and a momentum that no coordinate could keep may be."""
+    """Return True if the pair is refused; only votes, and a momentum that no coordinate could keep, may be refused."""
     try:
         resolve(config(folder, scheme, feedback, 1))
     except ConfigurationError:
@@ -188,7 +188,7 @@ CLIPPED = [
 
 @pytest.mark.parametrize(("scheme", "feedback"), CLIPPED)
 def test_what_is_clipped_away_is_remembered(tmp_path: Path, scheme: str, feedback: str) -> None:
-    """Four gradients of unlike norms: two pushes a round are scaled. The bias, which travels as it is, has a memory too."""
+    """Use four gradients of different norms, two of which are scaled per round. The uncoded bias has a memory too."""
     found = outcome(tmp_path, scheme, feedback, 4, aggregator="mean:clip=median")
     if get_feedback(feedback).gathering is not None:
         found = found._replace(gradients=found.gradients + 0.5 * found.momenta)
@@ -224,7 +224,7 @@ def test_an_accumulated_error_that_never_decays_loses_nothing(tmp_path: Path, sc
 
 @pytest.mark.parametrize("scheme", ["qsgd", "topk"])
 def test_a_decaying_error_conserves_the_decayed_sum(tmp_path: Path, scheme: str) -> None:
-    """The sum of 0.5^(last - t) (gradients - applied) is the memory. A step's applied sum is read off the weights."""
+    """The memory is the sum of 0.5^(last - t) (gradients - applied); a step's applied sum is read from the weights."""
     found = outcome(tmp_path, scheme, DECAYING, 2)
     assert found.missing > 0.01
     steps = [checkpoint.Checkpoint.open(step) for step in sorted((tmp_path / checkpoint.CHECKPOINTS).glob("step-*"))]

@@ -1,4 +1,4 @@
-"""Momentum is applied once, by its owner, and gathers weight decay wherever it is applied."""
+"""Momentum is applied once, by one owner, and includes weight decay wherever it is applied."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nesterov_without_a_momentum_on_the_master_is_refused(fields: dict[str, 
 
 
 def gradient(model: torch.nn.Module, task: Classification, order: np.ndarray, step: int) -> dict[str, torch.Tensor]:
-    """That of the step's eight examples."""
+    """Return the gradient of the step's eight examples, by name."""
     model.zero_grad()
     loss, _ = task.loss(model, task.train_data().batch(order[8 * step : 8 * step + 8], None))
     loss.backward()
@@ -58,7 +58,7 @@ def gradient(model: torch.nn.Module, task: Classification, order: np.ndarray, st
 
 
 def start() -> tuple[Classification, torch.nn.Module, np.ndarray]:
-    """Task, model and order of the examples as psnode derives them from seed 1."""
+    """Return task, model and order of the examples as psnode derives them from seed 1."""
     task = Classification("LeNet", "digits", seed=1)
     torch.manual_seed(1)
     source = np.random.SeedSequence((1, int.from_bytes(b"shuf", "big"), 0))
@@ -66,7 +66,7 @@ def start() -> tuple[Classification, torch.nn.Module, np.ndarray]:
 
 
 def trained(train_dir: Path, **changed: Any) -> dict[str, torch.Tensor]:
-    """The weights after some steps of one worker."""
+    """Return the weights after some steps of one worker."""
     settings: dict[str, Any] = {"batch_size": 8, "max_steps": 12, "local": 1, "lr": 0.02, "threads": 1, "tensorboard": False}
     run(Config(train_dir=train_dir, **{**settings, **changed}))
     newest = checkpoint.latest(train_dir)
@@ -80,7 +80,7 @@ def assert_close(found: dict[str, torch.Tensor], expected: torch.nn.Module) -> N
 
 
 def test_a_moving_average_at_the_worker_is_all_the_momentum_there_is(tmp_path: Path) -> None:
-    """m = .9 m + .1 (g + decay w), w = w - lr m, in plain PyTorch."""
+    """Compute m = .9 m + .1 (g + decay w), w = w - lr m in plain PyTorch."""
     found = trained(tmp_path, scheme="dense", feedback="ema:beta=0.9", weight_decay=0.1)
     task, model, order = start()
     average = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
@@ -95,7 +95,7 @@ def test_a_moving_average_at_the_worker_is_all_the_momentum_there_is(tmp_path: P
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_weight_decay_under_dgc_is_gathered_as_torch_does(tmp_path: Path, nesterov: bool) -> None:
-    """Everything travels whole: the sender's momentum then is plain SGD's, which gathers the decay ten times."""
+    """Send all tensors whole: the sender's momentum is then plain SGD's, which accumulates the decay tenfold."""
     found = trained(
         tmp_path,
         scheme="dgc",

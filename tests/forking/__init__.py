@@ -1,14 +1,14 @@
-"""Processes of tests that are forked from one which has imported torch, Numba and psnode already.
+"""Processes of tests that are forked from a server which has already imported torch, Numba and psnode.
 
-Five sixths of a rank's processor time are imports when its job trains for three steps. `FORKING.python()` is an executable
-file that takes a command line as Python does (client.py). It asks a server (server.py), one for every process of tests, for a
-fork with its own arguments, environment, folder and files, and stays as its stand-in: signals pass through it, it ends as the
-fork ends, and the fork is killed with it. The server refuses a process that would differ from one with an interpreter of its
-own: by a variable that is read during imports, by limits, cores or namespaces, by another psnode. Such a process gets its own
-interpreter.
+Imports take five sixths of a rank's processor time when its job trains for three steps. `FORKING.python()` returns the path of an
+executable that takes a command line as Python does (client.py). The client asks a server (server.py; one per process of tests)
+for a fork with the client's arguments, environment, folder and files, and stays as the fork's stand-in: it forwards signals, ends
+as the fork ends, and the fork is killed if the client is. The server refuses if the fork would differ from a new interpreter:
+because of a variable that is read during imports, limits, cores, namespaces, or another psnode on the path. The client then
+becomes an ordinary interpreter.
 
-The fork's process id is not that of the client: a test that stops a process (SIGSTOP), reads its /proc or compares its id with
-one it wrote down starts `sys.executable`.
+The fork's process id is not that of the client. A test must start `sys.executable` instead if it stops a process (SIGSTOP), reads
+its /proc, or compares its id with a recorded one.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-VARIABLE = "FORKING_SERVER"  # names the server's socket
+VARIABLE = "FORKING_SERVER"  # holds the path of the server's socket
 
 
 class Forking:
-    """Starts the server when the first process is wanted."""
+    """Starts the server when the first process is requested."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._folder = Path()
 
     def python(self) -> str:
-        """The executable file."""
+        """Return the path of the executable, and start the server at the first call."""
         if self._server is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="forks-"))  # a short path: the socket's is bounded
+            self._folder = Path(tempfile.mkdtemp(prefix="forks-"))  # short, since the socket's path is limited
             self._start()
         return str(self._folder / "python")
 
@@ -50,7 +50,7 @@ class Forking:
             [sys.executable, "-c", "from tests.forking.server import main; main()"],
             env={name: value for name, value in environment.items() if not name.startswith("PSNODE_")},
             cwd=self._folder,
-            stdin=subprocess.PIPE,  # its end is the server's
+            stdin=subprocess.PIPE,  # the server ends when this pipe is closed
             stdout=subprocess.PIPE,
         )
         assert self._server.stdout is not None
@@ -58,7 +58,7 @@ class Forking:
             raise RuntimeError(f"the server of forks has ended with {self._server.wait()}")
 
     def processor_time(self) -> float:
-        """Seconds that the server and the forks that have ended took."""
+        """Return the seconds of processor time used by the server and its ended forks."""
         if self._server is None:
             return 0.0
         with contextlib.suppress(OSError):
@@ -67,7 +67,7 @@ class Forking:
         return 0.0
 
     def close(self) -> None:
-        """End the server and every fork."""
+        """Stop the server and kill every fork."""
         if self._server is not None:
             self._server.communicate()
             os.environ.pop(VARIABLE, None)
@@ -75,4 +75,4 @@ class Forking:
             shutil.rmtree(self._folder)
 
 
-FORKING = Forking()  # of this process of tests, which closes it (tests/conftest.py)
+FORKING = Forking()  # the instance of this process of tests; tests/conftest.py closes it

@@ -1,8 +1,8 @@
-"""The program that stands for a forked process: see the package. It runs without site-packages, to start in 20 ms.
+"""The client that stands for a forked process (see the package). It runs without site-packages, so that it starts in 20 ms.
 
-A request is a list in JSON (arguments, environment, folder, facts, limits), preceded by its length in 8 bytes and accompanied
-by the three standard files. The reply is the fork's process id, 8 bytes, 0 if the server refuses; the second reply,
-when the fork ends, its status as os.waitpid gives it.
+A request is a JSON list (arguments, environment, folder, facts, limits), preceded by its length in 8 bytes and accompanied by the
+file descriptors of the three standard streams. The first reply, in 8 bytes, is the fork's process id, or 0 if the server refuses.
+The second reply, sent when the fork ends, is its status as os.waitpid returns it. Integers are little-endian.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VARIABLE = "FORKING_SERVER"
 
 
 def facts() -> dict[str, str]:
-    """Properties of this process that a fork has from the server: they have to be equal."""
+    """Return the properties of this process that a fork inherits from the server, and that therefore must be equal in both."""
     found = {name: os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid", "user")}
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         found["cgroup"] = file.read()
@@ -29,13 +29,13 @@ def facts() -> dict[str, str]:
 
 
 def limits() -> list[tuple[int, int, int]]:
-    """Limits of this process, each with its soft and its hard value, which the fork takes over."""
+    """Return the resource limits of this process, which the fork takes over: (number, soft value, hard value)."""
     numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     return [(number, *resource.getrlimit(number)) for number in sorted(numbers)]
 
 
 def ask(words: list[str]) -> socket.socket | None:
-    """The connection, with the request sent; None without a server."""
+    """Connect to the server, send the request and return the connection; return None if there is no server."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.environ[VARIABLE])
@@ -49,7 +49,7 @@ def ask(words: list[str]) -> socket.socket | None:
 
 
 def number(connection: socket.socket) -> int | None:
-    """The next reply; None at the connection's end."""
+    """Return the next reply, or None if the connection is closed."""
     reply = b""
     while len(reply) < 8:
         more = connection.recv(8 - len(reply))
@@ -60,7 +60,7 @@ def number(connection: socket.socket) -> int | None:
 
 
 def forward(pid: int) -> None:
-    """Pass signals to the fork."""
+    """Forward signals to the fork."""
 
     def handle(given: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -73,7 +73,7 @@ def forward(pid: int) -> None:
 
 
 def main(words: list[str]) -> None:
-    """End as the fork ends, or become an interpreter."""
+    """End as the fork ends, or become an ordinary interpreter."""
     plain = len(words) > 1 if words[:1] in (["-m"], ["-c"]) else bool(words) and not words[0].startswith("-")
     held = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
     signal.pthread_sigmask(signal.SIG_BLOCK, held)
@@ -90,7 +90,7 @@ def main(words: list[str]) -> None:
     if status is None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif os.WIFSIGNALED(status):
-        with contextlib.suppress(OSError):  # SIGKILL's is never another
+        with contextlib.suppress(OSError):  # SIGKILL's handler cannot be set
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status or 0))

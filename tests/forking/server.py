@@ -1,7 +1,7 @@
-"""The server of forks: see the package. It imports the modules of ranks, has one thread and runs nothing of psnode's.
+"""The server of forks (see the package). It imports the modules that ranks need, has one thread and runs no part of psnode.
 
-It ends with its standard input. A fork leaves `serve` with its request and goes on as the interpreter's main program, so that
-its end is that of any program: threads are joined, exit handlers run, an exception is printed.
+The server ends when its standard input is closed. In a fork, `serve` returns the request, and the fork continues as the
+interpreter's main program. It thus ends as any program does: threads are joined, exit handlers run, an exception is printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.forking.client import facts
 ROOT = Path(__file__).resolve().parents[2]
 
 PACKAGES = ("cli", "codecs", "config", "exchange", "feedback", "jobs", "master", "plan", "protocol", "records", "tasks", "worker")
-OPTIONAL = {"cupy", "mpi4py.MPI", "tensorboard", "torchvision", "transformers"}  # a rank that wants one imports it
+OPTIONAL = {"cupy", "mpi4py.MPI", "tensorboard", "torchvision", "transformers"}  # imported only by the ranks that need them
 _IMPORTS = (
     "CUDA",
     "GOTO",
@@ -54,14 +54,14 @@ _IMPORTS = (
     "PYTHON",
 )
 _IMPORTS += ("TORCH", "VECLIB", "XDG_", "HOME", "VIRTUAL_ENV", "TMPDIR", "TZ")
-_LATER = {"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH"}  # done in the fork
-_LATER |= {"TORCHINDUCTOR_CACHE_DIR"}  # torch names it itself when its compiler is imported
-_LIBRARIES = os.path.join(sys.prefix, "lib")  # mpirun names its own library's folder, once more on every way
+_LATER = {"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH"}  # these take effect in the fork
+_LATER |= {"TORCHINDUCTOR_CACHE_DIR"}  # torch sets this variable when its compiler is imported
+_LIBRARIES = os.path.join(sys.prefix, "lib")  # mpirun adds the folder of its own library, possibly several times
 _PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
 class Request(NamedTuple):
-    """A client's request."""
+    """A client's request; the fields are those of client.py, with the descriptors received."""
 
     words: list[str]
     environment: dict[str, str]
@@ -72,7 +72,7 @@ class Request(NamedTuple):
 
 
 def import_all() -> None:
-    """Import torch, Numba and psnode's modules. None of them starts MPI, a thread or a device when it is imported."""
+    """Import torch, Numba and psnode's modules. No import starts MPI, a thread or a device."""
     import numba
     import safetensors.torch  # noqa: F401
     import torch  # noqa: F401
@@ -83,19 +83,19 @@ def import_all() -> None:
     for package in PACKAGES:
         for module in pkgutil.walk_packages([str(ROOT / "psnode" / package)], f"psnode.{package}."):
             importlib.import_module(module.name)
-    numba.njit(lambda x: x + 1)(1.0)  # its first function loads the types that it knows
+    numba.njit(lambda x: x + 1)(1.0)  # compiling a first function loads the types that Numba knows
     assert not OPTIONAL.intersection(sys.modules)
 
 
 def read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that are read during imports."""
+    """Return the variables that are read during imports."""
     folders = set(environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)) - {"", _LIBRARIES}
     named = {**environment, "LD_LIBRARY_PATH": repr(folders)}
     return {name: value for name, value in named.items() if name.startswith(_IMPORTS) and name not in _LATER}
 
 
 def would_differ(request: Request, own: dict[str, str]) -> bool:
-    """True if an interpreter of the client's own would not be as this one is."""
+    """Return True if a new interpreter of the client would differ from this one."""
     paths = request.environment.get("PYTHONPATH", str(ROOT)).split(os.pathsep)
     other = paths[0] != str(ROOT) or (request.folder != str(ROOT) and Path(request.folder, "psnode").exists())
     higher = any(hard > resource.getrlimit(number)[1] >= 0 for number, _, hard in request.limits)
@@ -104,7 +104,7 @@ def would_differ(request: Request, own: dict[str, str]) -> bool:
 
 
 def received(connection: socket.socket) -> Request | None:
-    """The request of a client; None if it has gone."""
+    """Receive and return a client's request, or None if the client has gone."""
     head, extra, _flags, _address = connection.recvmsg(8, socket.CMSG_SPACE(12))
     files = array.array("i")
     for _level, _kind, found in extra:
@@ -120,7 +120,7 @@ def received(connection: socket.socket) -> Request | None:
 
 
 class Server:
-    """The loop. `clients`: the connection of each fork."""
+    """The server's loop. `_clients` maps the process id of each fork to its connection."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener, self._facts = listener, facts()
@@ -132,7 +132,7 @@ class Server:
         self._wakes = wakes
 
     def serve(self) -> Request | None:
-        """Return the request in a fork, and None in the server at the end."""
+        """Serve until the standard input is closed, then return None; in a fork, return its request."""
         while True:
             waiting = [0, self._woken, self._listener, *self._clients.values()]
             ready, _, _ = select.select(waiting, [], [])
@@ -141,7 +141,8 @@ class Server:
                     os.kill(pid, signal.SIGKILL)
                 return None
             for pid, connection in list(self._clients.items()):
-                if connection in ready:  # a client says nothing: it was killed
+                # clients send nothing after their request, so a ready connection is closed: the client was killed
+                if connection in ready:
                     os.kill(pid, signal.SIGKILL)
                     connection.close()
                     del self._clients[pid]
@@ -161,7 +162,7 @@ class Server:
                     connection.close()
 
     def _accept(self) -> Request | None:
-        """Fork for a client. Returns the request in the fork alone."""
+        """Accept a client and fork for it. Return the request in the fork, and None in the server."""
         connection, _ = self._listener.accept()
         request = received(connection)
         if request is None:
@@ -191,7 +192,7 @@ class Server:
 
 
 def keep_imported(imported: dict[str, ModuleType]) -> None:
-    """Have the end of the process leave these modules and their libraries alone: taking them apart takes .4 s."""
+    """Exempt these modules and their libraries from the teardown at the end of the process, which would take 0.4 s."""
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)  # called with the exit code before the destructors of C++
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(imported))
@@ -201,11 +202,11 @@ def keep_imported(imported: dict[str, ModuleType]) -> None:
             if sys.modules.get(name) is module:
                 del sys.modules[name]
 
-    atexit.register(forget)  # before every other one, so that it runs after them
+    atexit.register(forget)  # exit handlers run in reverse order, so the first one registered runs last
 
 
 def become(request: Request) -> None:
-    """Take over files, environment and folder of a client."""
+    """Take over the files, the environment, the folder and the limits of a client."""
     ctypes.CDLL(None).prctl(_PARENT_DIES, signal.SIGKILL)
     os.setpgid(0, 0)
     for number, *values in request.limits:
@@ -233,14 +234,14 @@ def become(request: Request) -> None:
 
 
 def run(words: list[str]) -> None:
-    """Do as the interpreter does with its arguments."""
+    """Run the arguments as the interpreter does: -m MODULE, -c PROGRAM or FILE."""
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:2] = given  # before: the server's folder, and its own variable
+    sys.path[:2] = given  # replaces the server's folder and its PYTHONPATH
     namespace = sys.modules["__main__"].__dict__
     if words[0] == "-m":
         sys.argv[:] = ["-m", *words[2:]]
         sys.path.insert(0, os.getcwd())
-        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # no public function leaves __main__ as -m does
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]  # no public function sets up __main__ as -m does
         return
     namespace.clear()
     namespace.update(__name__="__main__", __builtins__=builtins)
@@ -256,7 +257,7 @@ def run(words: list[str]) -> None:
 
 
 def main() -> None:
-    """Serve; in a fork, run the request."""
+    """Serve; in a fork, run its request."""
     own = set(sys.modules)
     import_all()
     imported = {name: module for name, module in sys.modules.items() if name not in own}

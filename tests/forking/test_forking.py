@@ -1,4 +1,6 @@
-"""Forks stand for interpreters: the same ends, streams, arguments and results; whatever would differ gets its own."""
+"""A fork behaves as a new interpreter does: exit status, streams, arguments, results. A process that would
+differ is not forked.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ import pytest
 
 from tests.forking import FORKING
 
-FORKED = "import sys; print('numba' in sys.modules)"  # which an interpreter of one's own has not imported
+FORKED = "import sys; print('numba' in sys.modules)"  # a new interpreter has not imported Numba
 PLACE = "import os, sys; print(sys.argv, os.getcwd(), os.environ['FORKING_TEST'], sys.stdin.read(), __name__)"
 
 
 def run(*words: str | Path, python: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    """`python words`, by default as a fork."""
+    """Run `python words`, by default as a fork."""
     line = [python or FORKING.python(), *map(str, words)]
     return subprocess.run(line, capture_output=True, text=True, env={**os.environ, **more}, input="in", check=False, timeout=100)
 
@@ -61,7 +63,7 @@ def test_it_is_a_fork_unless_it_would_differ(tmp_path: Path) -> None:
     assert run("-c", FORKED).stdout == "True\n"
     for variable in ("OMP_NUM_THREADS", "NUMBA_DISABLE_JIT", "LC_ALL", "PYTHONHASHSEED"):
         assert run("-c", FORKED, **{variable: "2" if variable != "LC_ALL" else "C"}).stdout == "False\n", variable
-    assert run("-c", FORKED, PYTHONPATH=str(tmp_path)).stdout == "False\n"  # perhaps another psnode
+    assert run("-c", FORKED, PYTHONPATH=str(tmp_path)).stdout == "False\n"  # the path may hold another psnode
     assert run("-E", "-c", FORKED).stdout == "False\n"
     nice = subprocess.run(["nice", "-n", "3", FORKING.python(), "-c", FORKED], capture_output=True, text=True, check=True)
     assert nice.stdout == "False\n"
@@ -75,7 +77,7 @@ def test_limits_are_taken_over() -> None:
 
 
 def started(program: str) -> tuple[subprocess.Popen[str], int]:
-    """A fork's client, and the fork's own process id."""
+    """Start a fork; return its client and the fork's own process id."""
     client = subprocess.Popen([FORKING.python(), "-c", f"import os; print(os.getpid(), flush=True); {program}"],
                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
     assert client.stdout is not None
@@ -83,7 +85,7 @@ def started(program: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def ended(pid: int) -> bool:
-    """True once a process is gone, after 60 s at the latest."""
+    """Wait up to 60 s for a process to disappear, and return True if it has."""
     end = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The script that `psnode launch --export slurm` prints: its requests to Slurm, the places of its ranks, and refusals."""
+"""The script printed by `psnode launch --export slurm`: its requests to Slurm, the places of its ranks, and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ printf '%s\\n' "$@" >arguments
 
 
 def run(script: str, folder: Path) -> tuple[list[str], list[str]]:
-    """The hosts that the script hands to the starter, and the starter's arguments: stand-ins for both and for scontrol."""
+    """Run the script with stand-ins for the starter and scontrol; return the hosts and arguments that the starter gets."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     for name, text in (("scontrol", SCONTROL), ("psnode", STARTER), ("srun", STARTER)):
@@ -62,7 +62,7 @@ def test_ranks_fill_the_nodes_from_the_masters_on(
     else:
         given = [int(line.partition(" slots=")[2]) for line in placed][: len(ranks)]
         assert given[:-1] == ranks[:-1]
-        assert given[-1] >= ranks[-1]  # mpirun is told how many ranks there are, and leaves the last places empty
+        assert given[-1] >= ranks[-1]  # mpirun knows the number of ranks, and leaves the last places empty
         assert arguments[:3] == ["launch", "-n", str(workers)]
 
 
@@ -74,7 +74,7 @@ def test_the_script_is_clean_shell_with_all_options_before_the_first_command(sta
         pytest.skip("no shellcheck: install the extra `dev`")
     job = BatchJob(4, 1, 2, partition="long", account="me", time="2-12", gres="gpu:4", cpus_per_rank=3, starter=starter)
     text = batch_script(job, [*TRAIN, "--init-from", "a file"], Path("runs/a run"))
-    assert text.rindex("#SBATCH") < text.index("set -euo pipefail")  # Slurm reads none after the first command
+    assert text.rindex("#SBATCH") < text.index("set -euo pipefail")  # Slurm reads no #SBATCH line after the first command
     (tmp_path / "job.sh").write_text(text)
     done = subprocess.run([shellcheck, tmp_path / "job.sh"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

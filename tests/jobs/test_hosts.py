@@ -1,4 +1,4 @@
-"""psnode doctor --hosts: through the real ssh to real sshds on addresses of this machine, each with another fault."""
+"""psnode doctor --hosts: by the real ssh to real sshds on addresses of this machine, each with a different fault."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from psnode.jobs.hosts.survey import Answer
 ROOT = Path(__file__).resolve().parents[2]
 SSHD = "/usr/sbin/sshd"
 MASTER, WORKER, REFUSES, OTHER, BARE, SHUT, NOBODY, SILENT = (f"127.0.0.{last}" for last in range(2, 10))
-PATIENT = "60"  # seconds that nothing here takes: only a hanging host would
+PATIENT = "60"  # seconds; only a host that hangs would take this long
 Report = dict[str, Any]
 
 
 class Network:
-    """One sshd that listens on all addresses but two, and an ssh that knows its keys."""
+    """An sshd that listens on all addresses but two, and an ssh that knows its keys."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Network:
         (folder / "bin" / "ssh").chmod(0o755)
 
     def _listen(self) -> tuple[int, subprocess.Popen[str]]:
-        """At the first of some free ports that is still free for sshd."""
+        """Start sshd at a port that is free and still free when sshd binds it; return the port and the process."""
         while True:
             with socket.create_server(("127.0.0.2", 0)) as server:
                 port: int = server.getsockname()[1]
@@ -68,7 +68,7 @@ class Network:
             process.wait()
 
     def _line(self, port: int) -> list[str | Path]:
-        """An sshd that does not shut out this machine for a key it refused, where it would (from OpenSSH 9.8 on)."""
+        """Return the command line of an sshd that does not block this machine after refused keys, as OpenSSH does from 9.8 on."""
         line = [SSHD, "-f", self._configuration(port)]
         lenient = [*line, "-o", "PerSourcePenalties=no"]
         return lenient if subprocess.run([*lenient, "-t"], capture_output=True).returncode == 0 else line
@@ -106,7 +106,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture
 def examine(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The report and the exit code on hosts, from a directory in which there is no psnode."""
+    """Return a function that examines hosts from a directory without psnode, and returns the report and the exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", f"{network.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -131,7 +131,7 @@ def test_hosts_that_are_alike_and_reach_each_other_have_no_problem(examine: Any)
         assert answer["facts"]["python"] == ".".join(map(str, sys.version_info[:3]))
         assert answer["facts"]["cores"] == len(os.sched_getaffinity(0))
         assert answer["facts"]["psnode"] == report["here"]["psnode"]
-        assert abs(answer["clock"]) < 1  # it is the same clock
+        assert abs(answer["clock"]) < 1  # both clocks are the same one
     assert worker["facts"]["address"] == WORKER
     for way in (worker["up"], worker["down"]):
         assert way["milliseconds"] > 0
@@ -142,7 +142,7 @@ def test_this_machine_is_asked_without_ssh_and_the_others_reach_it(examine: Any)
     report, code = examine("localhost", WORKER)
     assert (report["problems"], code) == ([], 0)
     here, worker = report["hosts"]
-    assert (here["facts"]["address"], worker["facts"]["address"]) == ("", WORKER)  # ssh tells the address
+    assert (here["facts"]["address"], worker["facts"]["address"]) == ("", WORKER)  # ssh reports the address
     assert min(worker["up"]["mbit"], worker["down"]["mbit"]) > 0
 
 
@@ -173,14 +173,14 @@ def test_every_fault_is_told_with_its_host_and_a_remedy(examine: Any) -> None:
 
 
 def test_a_host_that_hangs_is_given_up(examine: Any, network: Network) -> None:
-    with socket.create_server((SILENT, network.port)):  # which takes connections, and says nothing
+    with socket.create_server((SILENT, network.port)):  # accepts connections, and never answers
         report, code = examine(SILENT, deadline="0.3")
     assert code == 1
     assert [text for text, _ in of(report, SILENT)] == ["did not answer within 0.3 s"]
 
 
 def test_ports_that_are_shut_between_hosts_stop_a_job(examine: Any) -> None:
-    """The host's processes are in a network of their own; ssh alone comes in."""
+    """Run the host's processes in a network namespace that only ssh can enter."""
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
         pytest.skip("this system makes no network namespaces")
     report, code = examine(MASTER, SHUT)
@@ -250,7 +250,7 @@ def test_a_source_that_differs_stops_a_job_and_a_clock_that_is_ahead_is_a_note()
 
 
 def test_the_clock_is_that_of_the_host() -> None:
-    """Of this one here, through a process: their difference is less than the time that asking takes."""
+    """Compare this host's clock, read through a process: the difference is shorter than the request takes."""
     with Conversation(Host("localhost", 0), 60.0) as talk:
         assert abs(talk.clock()) < 1
 

@@ -1,4 +1,4 @@
-"""A run's weights as a Hugging Face folder: transformers itself loads it, and computes as the run's model does."""
+"""A run's weights as a Hugging Face folder: transformers loads it, and computes like the run's model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Compiled(Language):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The tests run the command line in this process, whose imports take longer than all it does."""
+    """Change to an empty directory with a task. Tests run the command line in this process, to save its long imports."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "task.py").write_text(TASK)
     return tmp_path
@@ -81,7 +81,7 @@ def test_transformers_loads_the_folder_and_computes_the_same(
     name: str, prefix: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if importlib.util.find_spec("torchvision") is not None:
-        import_torchvision()  # transformers imports it, which alone fails beside the CPU build of torch
+        import_torchvision()  # else its import by transformers fails with a CPU build of torch
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
     train = ("--task", f"task.py:{name}", "--scheme", "dense", "--max-steps", "2", "--threads", "1", "--train-dir", "run")

@@ -1,4 +1,4 @@
-"""`launch` with real mpirun jobs of small programs, stopped, hung and killed by real signals."""
+"""`launch` with real mpirun jobs of small programs that are stopped, hang, and are killed by real signals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def mark(name, text=""):
 
 
 class Launched:
-    """`launch` in a process of its own, so that it can be sent signals; `folder` is where the ranks leave traces."""
+    """`launch` in a new process, which can be sent signals; ranks leave their traces in `folder`."""
 
     def __init__(self, folder: Path, workers: int, body: str, **keywords: object) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Launched:
         )
 
     def wait_for(self, name: str) -> str:
-        """The contents of a file that a rank writes (atomically)."""
+        """Block until a rank has written a file (atomically), and return its contents."""
         end = time.monotonic() + 300
         while not (self.folder / name).exists():
             if self.process.poll() is not None or time.monotonic() > end:
@@ -64,13 +64,13 @@ class Launched:
         return (self.folder / name).read_text()
 
     def end(self) -> tuple[int, str]:
-        """Exit code and output of a launch that ends by itself."""
+        """Return exit code and output of a launch that ends by itself."""
         out, _ = self.process.communicate(timeout=300)
         return self.process.returncode, out
 
 
 def leftover(folder: Path) -> list[str]:
-    """Processes that run the test's program."""
+    """Return the processes that run the test's program."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -130,7 +130,7 @@ def test_ranks_that_ignore_every_request_are_killed_within_the_deadline(tmp_path
     job.wait_for("ready-0")
     job.wait_for("ready-1")
     job.process.terminate()
-    code, out = job.end()  # long before the ranks would
+    code, out = job.end()  # long before the ranks would end
     assert code != 0, out
     assert leftover(tmp_path) == []
 
@@ -178,7 +178,7 @@ sys.exit(75 if rank == 0 else 3)
 
 
 def test_the_summary_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) -> None:
-    """Resumed, and killed before the first round: mpirun, which tolerates deaths, calls that a success."""
+    """The job is resumed and killed before the first round, which mpirun, tolerant of deaths, calls a success."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
     (tmp_path / "run" / "summary.json").write_text('{"exit_code": 0, "stop_reason": "completed"}')
@@ -213,13 +213,13 @@ def test_a_master_that_was_told_to_stop_is_not_started_again(tmp_path: Path, rea
     [["--init-from", "w.safetensors"], ["--init-from=w.safetensors", "--new-head"], ["--init-from", "w", "--no-new-head"], []],
 )
 def test_a_job_that_began_with_weights_of_others_goes_on_with_its_own(flags: list[str]) -> None:
-    """--resume beside --init-from is refused."""
+    """--resume together with --init-from is refused."""
     assert resuming(["train", *flags, "--lr", "0.1"]) == ["train", "--lr", "0.1", "--resume", "--trust-run"]
     assert resuming(["train", "--resume", *flags]) == ["train", "--resume"]
 
 
 def test_every_mpirun_has_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
-    """In a common one mpirun fails over files of a killed one of the same process id."""
+    """In a shared folder, mpirun fails over files left by a killed mpirun with the same process id."""
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -334,7 +334,7 @@ job_end.begin()
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 3),
         ("os._exit(0) if rank == 0 else None", 3),
-        ("job_end.end(75)", 75),  # of psnode.run, whose code the program does not hand on
+        ("job_end.end(75)", 75),  # the code of psnode.run, which the program does not pass on
         ("job_end.end(0)\nsys.exit(9 if rank == 0 else 0)", 9),
         ("job_end.end(0)\nos._exit(0)", 0),
         ("job_end.end(4)\njob_end.begin()\njob_end.end(0)", 0),
@@ -386,7 +386,7 @@ def test_a_hostfile_on_which_no_job_can_start_is_told_in_one_line(tmp_path: Path
     hosts.write_text("localhost slots=1\n")
     with pytest.raises(ConfigurationError, match=r"hosts has 1 slot, and the job has 3 ranks"):
         launch(2, [], hostfile=hosts, program=["true"])
-    with pytest.raises(ConfigurationError, match="too few slots"):  # as mpirun finds
+    with pytest.raises(ConfigurationError, match="too few slots"):  # found by mpirun
         launch(2, [], hostfile=hosts, program=["true"], mpirun_args=["--timeout", "100"])
     hosts.write_text("nowhere.invalid slots=4\n")
     with pytest.raises(ConfigurationError, match=r"no host nowhere\.invalid is known here: correct"):
@@ -394,7 +394,7 @@ def test_a_hostfile_on_which_no_job_can_start_is_told_in_one_line(tmp_path: Path
 
 
 def run_launch(folder: Path, workers: int, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`psnode launch -- COMMAND` in `folder`, to its end."""
+    """Run `psnode launch -- COMMAND` in `folder` until it ends."""
     path = os.pathsep.join([environment.pop("PYTHONPATH", ""), str(ROOT)]).strip(os.pathsep)
     return subprocess.run(
         [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--", *command],
@@ -499,7 +499,7 @@ def test_a_rank_that_leaves_with_0_amid_a_session_ends_the_job_with_1(tmp_path: 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
 def test_ranks_of_a_host_with_little_shared_memory_reach_each_other_all_the_same(tmp_path: Path) -> None:
-    """A container's /dev/shm of 1 MB, where Open MPI wants 17 MB a rank."""
+    """Use a container's /dev/shm of 1 MB, although Open MPI wants 17 MB per rank."""
     program = tmp_path / "program.py"
     program.write_text("from mpi4py import MPI\nprint('sum', MPI.COMM_WORLD.allreduce(1))\n")
     inside = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'

@@ -1,4 +1,4 @@
-"""Settings of a session: those of a run, and a refusal of those that the program itself decides."""
+"""Settings of a session: those of a run, except that settings which the program itself decides are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psnode.transport.mpi.environment import WorldRank
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variables of a launcher or of psnode."""
+    """Remove variables of launchers and of psnode."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PSNODE_LR", "PSNODE_RESUME"):
         monkeypatch.delenv(name, raising=False)
 

@@ -1,4 +1,4 @@
-"""psnode tune: which trials there are, which go on, and that a kill costs nothing but time."""
+"""psnode tune: the trials, which of them continue, and that a kill costs only time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = ["--local", "1", "--network", "FC", "--threads", "1", "--batch-size", "8",
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Trials run in this process, where PyTorch is there already; the words of each."""
+    """Run trials in this process, which has imported PyTorch, and return the list of their arguments."""
     found: list[list[str]] = []
 
     def run(arguments: Sequence[str], log: Path | None = None) -> int:
@@ -40,13 +40,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def tune(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> dict[str, Any]:
-    """The outcome of `psnode tune WORDS --json -- JOB`."""
+    """Return the outcome of `psnode tune WORDS --json -- JOB`."""
     assert cli.main(["tune", *map(str, words), "--json", "--", *JOB]) == code
     return told_in_json(capsys)
 
 
 def told_in_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The last output, without the lines of evaluators in this process."""
+    """Return the last JSON output, without the lines of evaluators in this process."""
     printed = capsys.readouterr().out
     return dict(json.loads(printed[printed.index("{\n") :]))
 
@@ -145,7 +145,7 @@ def test_halving_resumes_the_best_and_says_where_the_others_ended(
     assert f"--lr {last} " in found["best"]
 
     calls.clear()
-    assert tune(capsys, *map(str, words)) == found  # failed trials do not begin again either
+    assert tune(capsys, *map(str, words)) == found  # failed trials are not started again either
     assert calls == []
 
     assert cli.main([*shlex.split(found["best"])[1:], "--print-config"]) == 0
@@ -225,7 +225,7 @@ def test_a_metric_that_the_task_does_not_have_is_told_with_those_it_has(
 
 
 def by_lr(found: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    """State, and whether there is a result, by learning rate."""
+    """Return, by learning rate, the state and whether there is a result."""
     return {row["values"]["lr"]: (row["state"], row["result"] is not None) for row in found["trials"]}
 
 
@@ -253,7 +253,7 @@ def test_an_evaluation_that_failed_is_tried_again_and_no_training_is(
 def test_more_values_and_another_metric_find_the_best_that_a_sweep_of_its_own_finds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
 ) -> None:
-    """The trials that are there are further than the first comparison, and keep no weights of it."""
+    """The existing trials are further than the first comparison, and have no weights left from that step."""
     job = [*JOB, "--keep-last", "1"]
 
     def sweep(place: str, metric: str, lrs: str) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class Killer:
 
 @pytest.mark.serial
 def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_as_a_training_without_a_kill(tmp_path: Path) -> None:
-    """SIGKILL to the command, by a logger of its first trial, in the middle of it; the job stops by itself, with a checkpoint."""
+    """A logger of the first trial kills the command with SIGKILL; the job then stops by itself, with a checkpoint."""
     (tmp_path / "killer.py").write_text(KILLER)
     job = [*(word for word in JOB if word != "--quiet"), "--eval-freq", "0"]
     words = [

@@ -1,6 +1,6 @@
-"""Small models of every kind that docs/models.md lists. Each takes x, float32 (N, 8), and gives (N, 4).
+"""Small models of every kind listed in docs/models.md. Input x: float32 (N, 8); output: (N, 4).
 
-A model may have a loss of its own, `loss(x, y)`, and a constraint, `constrain()`, which plain PyTorch applies after each update.
+A model may define its own loss, `loss(x, y)`, and a constraint, `constrain()`, which is applied after each update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def linear() -> nn.Linear:
 
 
 class Body(nn.Module):
-    """A layer before and after the special part, which `middle(x)` computes from (N, 8) to (N, 8)."""
+    """A network with a layer before and after the special part, `middle(x)`, which maps (N, 8) to (N, 8)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Body(nn.Module):
 
 
 class Around(Body):
-    """A network with a special module in its middle."""
+    """A network with the special module `inner` in its middle."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Around(Body):
 
 
 class Weighted(Body):
-    """A network with a special weight."""
+    """A network with a special weight, of shape (8, 8)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def convolutions() -> Around:
 
 
 class EvalNorm(Around):
-    """Batch norm that keeps to its statistics."""
+    """Batch norm that stays in evaluation mode, with its statistics unchanged."""
 
     def __init__(self) -> None:
         super().__init__(nn.BatchNorm1d(WIDTH))
@@ -80,7 +80,7 @@ class EvalNorm(Around):
 
 
 class Tied(Body):
-    """A weight that two modules own."""
+    """Two modules that share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Tied(Body):
 
 
 class Twice(Body):
-    """A module that is called twice."""
+    """A model that calls one module twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Twice(Body):
 
 
 class Outside(Body):
-    """A weight that is used without a call of the module that owns it."""
+    """A weight that is used without a call of its module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Outside(Body):
 
 
 class Held(Body):
-    """Weights that the forward pass takes from a list of its own."""
+    """Weights that the forward pass reads from the list `held`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Frozen(Around):
 
 
 class Adapter(Body):
-    """A frozen base in bfloat16 with trainable adapters of low rank beside it."""
+    """A frozen base in bfloat16, and beside it a trainable adapter of rank 2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Autocast(Around):
 
 
 class Checkpointed(Around):
-    """`uses` segments around one module, whose activations are computed again in the backward pass."""
+    """`uses` checkpointed calls of one module, whose activations are recomputed in the backward pass."""
 
     def __init__(self, reentrant: bool, uses: int = 1) -> None:
         super().__init__(nn.Sequential(linear(), nn.Tanh()))
@@ -170,7 +170,7 @@ class Checkpointed(Around):
 
 
 class Penalty(Around):
-    """A gradient penalty: the gradient of a gradient."""
+    """A gradient penalty, which needs the gradient of a gradient."""
 
     def __init__(self) -> None:
         super().__init__(nn.Sequential(linear(), nn.Tanh()))
@@ -183,7 +183,7 @@ class Penalty(Around):
 
 
 class Regularised(Around):
-    """A loss that reads the weights."""
+    """A loss with a penalty on the weights."""
 
     def __init__(self) -> None:
         super().__init__(linear())
@@ -246,7 +246,7 @@ def module_traced() -> Around:
 
 
 class Mapped(Body):
-    """torch.vmap over the members of an ensemble."""
+    """torch.vmap over the three members of an ensemble."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class Mapped(Body):
 
 
 class Functional(Around):
-    """torch.func.functional_call with weights that were computed from the model's."""
+    """torch.func.functional_call with weights computed from the model's."""
 
     def __init__(self) -> None:
         super().__init__(linear())
@@ -279,7 +279,7 @@ class Recurrent(Body):
         return result
 
     def pack(self) -> None:
-        """Act as cuDNN's flatten_parameters on a GPU: move the weights side by side into memory of its own."""
+        """Move the weights side by side into new memory, as cuDNN's flatten_parameters does on a GPU."""
         weights = list(self.rnn.parameters())
         memory = torch.cat([weight.detach().reshape(-1) for weight in weights])
         for weight, part in zip(weights, memory.split([weight.numel() for weight in weights]), strict=True):
@@ -303,7 +303,7 @@ def transformer() -> Around:
 
 
 class Embedded(Body):
-    """A table of vectors, looked up by the number that the input's signs spell."""
+    """An embedding table, indexed by the signs of the first three inputs read as a binary number."""
 
     def __init__(self, *, constrained: bool = False, **options: Any) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ class Embedded(Body):
 
 
 class Clamped(Weighted):
-    """A weight that is kept within bounds: by the forward pass, or by the constraint that the task declares."""
+    """A weight that is kept within bounds by the forward pass or by the declared constraint, in the way `how`."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ class Clamped(Weighted):
 
 
 class Averaged(Weighted):
-    """The forward pass keeps a moving average of a weight in a buffer and uses both."""
+    """A forward pass that keeps a moving average of a weight in a buffer and uses both."""
 
     average: torch.Tensor
 
@@ -360,7 +360,7 @@ class Averaged(Weighted):
 
 
 class Teacher(Around):
-    """The forward pass moves weights that are not trained after those that are: a mean teacher, a momentum encoder."""
+    """A forward pass that moves untrained weights towards the trained ones, as for a mean teacher or a momentum encoder."""
 
     def __init__(self) -> None:
         super().__init__(linear())
@@ -374,7 +374,7 @@ class Teacher(Around):
 
 
 class Buffered(Body):
-    """Buffers of other types: a complex rotation, whole numbers."""
+    """A buffer that is not floating-point: a complex rotation, or integer indices."""
 
     def __init__(self, values: torch.Tensor) -> None:
         super().__init__()
@@ -390,7 +390,7 @@ class Buffered(Body):
 
 
 class Masked(Body):
-    """A buffer of ones that the forward pass makes when it first knows its shape, or when it has run `after` times."""
+    """A buffer of ones that the forward pass creates when it learns the shape, or after `after` passes."""
 
     mask: torch.Tensor | None
 
@@ -420,7 +420,7 @@ def extra_state() -> Around:
 
 
 class Remembering(Around):
-    """The forward pass keeps a part of its batch."""
+    """A forward pass that stores an example of its batch in a buffer."""
 
     last_batch: torch.Tensor
 
@@ -434,7 +434,7 @@ class Remembering(Around):
 
 
 class OneMemory(Body):
-    """Two parameters in the same memory."""
+    """Two parameters that share memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -447,7 +447,7 @@ class OneMemory(Body):
 
 
 class Alias(Weighted):
-    """A view that was made of the weight's memory when the model was built."""
+    """A view of the weight's memory, created when the model is built."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -464,7 +464,7 @@ class Unused(Around):
 
 
 class Unfinished(Around):
-    """A trained parameter that nothing uses and nothing has set."""
+    """A trained parameter that is not used and holds NaN."""
 
     def __init__(self) -> None:
         super().__init__(linear())
@@ -482,7 +482,7 @@ class Lists(Body):
 
 
 class Hooked(Around):
-    """Hooks on a gradient and on a module."""
+    """A hook on a gradient and a backward hook on a module."""
 
     def __init__(self) -> None:
         super().__init__(linear())
@@ -491,7 +491,7 @@ class Hooked(Around):
 
 
 class _ByNumpy(torch.autograd.Function):
-    """A product outside torch: as by a kernel of one's own that reads memory by its address."""
+    """A product computed outside torch, as by a kernel that reads memory by its address."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -525,7 +525,7 @@ class Foreign(Weighted):
 
 
 class Stochastic(Around):
-    """A layer that is skipped at random."""
+    """A model that skips a layer at random for each example."""
 
     def __init__(self) -> None:
         super().__init__(linear())
@@ -535,7 +535,7 @@ class Stochastic(Around):
 
 
 class Chain(Body):
-    """Blocks drawn from `seed` that use weights from a common pool, in and outside of the modules that own them."""
+    """12 blocks drawn from `seed` that use weights of a common pool, inside and outside the modules that own them."""
 
     def __init__(self, seed: int, verdict: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The rows of docs/models.md: a kind of model or feature, a model of that kind, and psnode's answer."""
+"""The rows of docs/models.md: a kind of model or feature, a model of this kind, and psnode's verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ SUPPORTED, WAITS, REFUSED = "supported", "supported, waits", "refused"
 
 @dataclass(frozen=True)
 class Kind:
-    """`name`: the first column of the page. `refusal`: the words of the line. `settings`: those of the run that matter here."""
+    """A row. `name`: the first column of the page; `refusal`: a pattern of the error message; `settings`: settings that the run
+    needs.
+    """
 
     name: str
     make: Callable[[], nn.Module]

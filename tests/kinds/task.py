@@ -1,4 +1,4 @@
-"""A task of one model of tests.kinds, or of many of them side by side."""
+"""A task for one model of tests.kinds, or for several models side by side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kinds.table import KINDS
 
 
 class Points:
-    """`count` points; a batch of all of them has them in one order."""
+    """`count` random points; a batch is sorted by index, so a batch of all points always has the same order."""
 
     def __init__(self, count: int) -> None:
         rng = np.random.default_rng(3)
@@ -41,7 +41,7 @@ class Points:
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The model's own loss, or the cross entropy of its output."""
+    """Return the model's own loss if it has one, else the cross entropy of its output."""
     own: Any = getattr(model, "loss", None)
     return own(x, y) if own is not None else functional.cross_entropy(model(x).float(), y)
 
@@ -49,7 +49,7 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def torch_steps(
     model: nn.Module, optimizer: torch.optim.Optimizer, examples: int, steps: int, then: Callable[[], object]
 ) -> dict[str, torch.Tensor]:
-    """Parameters after `steps` of plain PyTorch on all of Points; `then` is called after each."""
+    """Train in plain PyTorch on all of Points for `steps` steps, call `then` after each, and return the parameters."""
     batch = Points(examples).batch(np.arange(examples), None)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -60,7 +60,7 @@ def torch_steps(
 
 
 def weights_after(task: Task, config: Config) -> dict[str, torch.Tensor]:
-    """Tensors of the model that a whole run leaves in `config.train_dir`."""
+    """Run `task` with `config`, and return the tensors of the model in the last checkpoint."""
     assert psnode.run(task, config) == 0 and config.train_dir is not None
     newest = checkpoint.latest(config.train_dir)
     assert newest is not None
@@ -68,7 +68,7 @@ def weights_after(task: Task, config: Config) -> dict[str, torch.Tensor]:
 
 
 class Trains(Task):
-    """`make`'s model on Points."""
+    """Trains the model that `make` builds, on Points."""
 
     def __init__(self, make: Callable[[], nn.Module], examples: int) -> None:
         super().__init__()
@@ -91,14 +91,14 @@ class Trains(Task):
 
 
 class Constrained(Trains):
-    """The model's constraint is the task's."""
+    """Trains a model whose `constrain()`, if any, is the task's constraint."""
 
     def constrain(self, model: Any) -> None:
         getattr(model, "constrain", lambda: None)()
 
 
 class SideBySide(nn.Module):
-    """Models that do not know of each other; the loss is the mean of theirs. They are asked one after the other."""
+    """Independent models, evaluated one after another; the loss is the mean of their losses."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -114,10 +114,10 @@ class SideBySide(nn.Module):
 
 
 class Many(Constrained):
-    """Rows of the table side by side: those of option `verdict`, or those named in option `kinds`, by commas.
+    """Rows of the table side by side: those with the verdict of option `verdict`, or those listed in option `kinds` (commas).
 
-    With option `seed` a chain of blocks drawn from it. With option `slow` every frame of weights leaves so many seconds late.
-    With option `uses` each worker adds a byte to a file of its own in that folder for each use of a weight that waited.
+    With option `seed`, the model is a Chain drawn from it. With option `slow`, every frame of weights leaves that many seconds
+    late. With option `uses`, each worker appends a byte to its own file in that folder for each use of a weight that had to wait.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
@@ -137,7 +137,7 @@ class Many(Constrained):
 
 
 def _slow_down(seconds: float) -> None:
-    """Have the master's frames leave late: a slow downlink, in which weights come one by one."""
+    """Delay the master's frames by `seconds`, as a slow downlink does, so that weights arrive one by one."""
     post = Downlink._post
 
     def late(self: Downlink, *arguments: Any, **named: Any) -> int:
@@ -148,7 +148,7 @@ def _slow_down(seconds: float) -> None:
 
 
 def _note_waits(folder: Path) -> None:
-    """Have every use of a weight that waited for it leave a byte in the file of this process."""
+    """Have each process append a byte to its own file in `folder` for every use of a weight that had to wait."""
     require = Receiver.require
 
     def noted(self: Receiver, start: int, stop: int) -> None:

@@ -1,4 +1,4 @@
-"""docs/models.md has a row for every kind that is tested, in that order, with the results of the tests."""
+"""docs/models.md has a row for every kind that is tested, in the same order, with the results of the tests."""
 
 from __future__ import annotations
 

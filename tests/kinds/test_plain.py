@@ -1,6 +1,6 @@
-"""docs/models.md, row by row: a supported kind ends where plain PyTorch ends, a refusal is one line.
+"""docs/models.md row by row: a supported kind ends with plain PyTorch's weights, and a refusal is one line.
 
-One worker in this process, dense, SGD: the weights after 20 steps are those of a loop of torch alone.
+One worker in this process, dense, SGD: the weights after 20 steps equal those of a torch loop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ EXAMPLES, STEPS, SEED, LR = 16, 20, 3, 0.05
 
 
 def trained_by_torch(kind: Kind) -> dict[str, torch.Tensor]:
-    """The trainable parameters after the same steps of a loop that knows nothing of psnode but how it seeds a step."""
+    """Return the trainable parameters after the same steps in plain PyTorch, with psnode's seeds of steps."""
     torch.manual_seed(SEED)
     model = kind.make()
     model.train()
-    examples = EXAMPLES * int(kind.settings.get("batches_per_step", 1))  # the mean of batches is the mean of them together
+    examples = EXAMPLES * int(kind.settings.get("batches_per_step", 1))  # the mean over batches equals the mean over their union
     optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], LR)
     batch = Points(examples).batch(torch.arange(examples).numpy(), None)
     for step in range(1, STEPS + 1):

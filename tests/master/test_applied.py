@@ -1,4 +1,4 @@
-"""A stop under ssp or asp takes along the count of applied gradients, and places in the data."""
+"""A stop under ssp or asp keeps the count of applied gradients and the positions in the data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.tasks.data.sampler import Sampler
 
 
 def test_a_gradient_counts_once_also_across_a_stop(tmp_path: Path) -> None:
-    """Of three groups, one may be applied before a stop and two after it."""
+    """Of three groups, apply one before a stop and two after the stop."""
     rule = Bounded(None)
     before = applied_before(rule, None)
     assert before is not None
@@ -42,7 +42,7 @@ def test_a_run_that_did_not_count_does_not_begin_to(tmp_path: Path) -> None:
 def test_a_place_among_others_leaves_out_less_than_a_step_and_repeats_nothing(
     place: int, before: int, now: int, length: int, epoch_offset: int
 ) -> None:
-    """Counted in examples: those that all have taken of the epoch by then, and the position of the first one after it."""
+    """Count in examples: those of the epoch that all workers have taken, and the position of the next one."""
     batch = 3
     finished = Sampler(length, 0, now, batch, epoch_offset=epoch_offset).finished(place, before)
     epoch, within = divmod(place, length // (before * batch))

@@ -1,4 +1,4 @@
-"""Deadlines that follow the rounds."""
+"""Deadlines that adapt to the durations of rounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_uneven_rounds_have_six_median_deviations_more(seed: int) -> None:
 
 
 def test_long_and_even_rounds_have_five_seconds_more() -> None:
-    """60 s, give or take .05: six deviations would be .3 s, less than a pause of the network takes."""
+    """Rounds take 60 s +- .05: six deviations are .3 s, which is shorter than a pause of the network."""
     assert adapted([59.95, 60.0, 60.05] * 5) == pytest.approx(65.0)
 
 
@@ -55,7 +55,7 @@ def test_a_fixed_deadline_does_not_adapt_and_declared_pauses_are_longer() -> Non
 
 
 def of_a_run(seconds: float, **settings: Any) -> float:
-    """The deadline after 50 rounds that took `seconds` each."""
+    """Return the deadline after 50 rounds that took `seconds` each."""
     config = Config(pause_deadline=90.0, **settings)
     patience = patience_of(config, rule_of(config, 4))
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Members of a job: those counted, those that may return, and the unused parts of a returned worker's gradient."""
+"""Members of a job: active members, members that may return, and unused parts of a returned worker's gradient."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_only_who_was_heard_since_returns() -> None:
 
 
 def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
-    """Groups 0 and 2 of step 5 were taken before it was suspended; 1 and 3 came, or come, afterwards."""
+    """Groups 0 and 2 of step 5 were taken before the suspension; 1 and 3 arrived or arrive afterwards."""
     members = Members([1, 2], Clock())
     members.remove(2)
     members.suspend(2, {0: 5, 1: 4, 2: 5, 3: 4}, 5)
@@ -45,7 +45,7 @@ def test_groups_of_its_last_step_that_were_not_taken_are_named() -> None:
 
 
 def test_a_step_that_it_took_while_it_was_aside_is_its_last() -> None:
-    """Under rules that take stale gradients its step is unknown before it is heard."""
+    """Under rules that accept stale gradients, the worker's step is unknown until it sends a message."""
     members = Members([1, 2], Clock())
     members.remove(2)
     members.suspend(2, {0: 7, 1: 3}, 0)

@@ -1,4 +1,4 @@
-"""Workers that hold up a round or a checkpoint, and the job's end: who is put aside, and when."""
+"""Workers that delay a round, a checkpoint or the job's end: which are put aside, and when."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.master.checkpoints.test_pending import bench
 
 
 def membership(folder: Path, seconds: list[float]) -> Membership:
-    """Of three workers in the first round of a synchronous run. `seconds`: the clock."""
+    """Return the membership of three workers in the first round of a synchronous run. `seconds` is the clock."""
     clock = Clock(lambda: seconds[0])
     members = Members([1, 2, 3], clock)
     shard = small_shard(nn.Linear(2, 3), Config(scheme="dense"))
@@ -65,7 +65,7 @@ def test_whose_part_of_a_checkpoint_is_missing_is_put_aside_if_that_holds_up_the
 
 @pytest.mark.parametrize("seconds_taken", [6.5, 110.0])
 def test_behind_the_last_round_only_who_owes_something_is_put_aside(tmp_path: Path, seconds_taken: float) -> None:
-    """No worker sends a gradient of a round that will not be: a trace is owed, or a part of the last checkpoint."""
+    """No worker sends a gradient for a round that never opens, but one may owe a trace or a part of the last checkpoint."""
     seconds = [0.0]
     found = membership(tmp_path, seconds)
     found.job_state.stopping = True

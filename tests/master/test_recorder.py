@@ -1,4 +1,4 @@
-"""Accounts: a record a step, once everything about the step is known, and no byte lost."""
+"""Accounting: one record per step, written when everything about the step is known, without lost bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_records_come_in_order_even_if_a_later_step_is_complete_first() -> None:
 
 
 def test_every_byte_is_in_exactly_one_record() -> None:
-    control = Counter[str](received=3, sent=5)  # of the start
+    control = Counter[str](received=3, sent=5)  # bytes of the start
     recorder = StepRecorder(
         workers=1, steps_per_epoch=10, step=0, control=lambda: ControlBytes(control["received"], control["sent"])
     )
@@ -52,7 +52,7 @@ def test_every_byte_is_in_exactly_one_record() -> None:
     seen_up = seen_down = 0
     for step in (1, 2, 3):
         recorder.up(10 * step, step)
-        recorder.up(1000, step + 1)  # the next round's frames may come before this step's last report
+        recorder.up(1000, step + 1)  # frames of the next round may arrive before this step's last report
         recorder.down(20 * step, step)
         recorder.close(step, 0.1, {(1, step)}, {})
         recorder.report(step, 1, report())
@@ -62,14 +62,14 @@ def test_every_byte_is_in_exactly_one_record() -> None:
             beside.append((record.uplink_control_bytes, record.downlink_control_bytes))
         control["received"] += 100 * step
         control["sent"] += 200
-        recorder.up(7, step)  # late, about a step whose record is out
+        recorder.up(7, step)  # late: the record of this step is already written
     assert seen_up == 1 + 10 * (1 + 2 + 3) + 1000 * 2 + 7 * 2
     assert seen_down == 2 + 20 * (1 + 2 + 3)
     assert beside == [(3, 5), (100, 200), (200, 200)]
 
 
 def test_a_record_waits_for_the_report_of_a_worker_that_left_its_gradient_out() -> None:
-    """Some of its frames may have left before: they count in this record, whenever the report comes."""
+    """Some of its frames may have been sent earlier; this record counts them, whenever the report arrives."""
     recorder = StepRecorder(workers=2, steps_per_epoch=10, step=0)
     recorder.skipped(1, 2)
     recorder.report(1, 1, report(loss=1.0))
@@ -80,7 +80,7 @@ def test_a_record_waits_for_the_report_of_a_worker_that_left_its_gradient_out() 
     recorder.report(1, 2, report(loss=9.0))
     [record] = recorder.due()
     assert (record.uplink_bytes, record.loss, record.contributing) == (14, 1.0, 1)
-    recorder.skipped(1, 2)  # told again, after the record
+    recorder.skipped(1, 2)  # reported again, after the record
     recorder.skipped(2, 2)
     recorder.report(2, 1, report())
     recorder.close(2, 0.1, {(1, 2)}, {})
@@ -108,7 +108,7 @@ def test_a_record_does_not_wait_for_the_report_of_a_lost_worker() -> None:
     recorder.close(2, 0.1, {(2, 2)}, {})
     recorder.lost(2)
     [record] = recorder.due()
-    assert record.loss == 4.0  # the last that is known
+    assert record.loss == 4.0  # the last known loss
 
 
 def test_the_stopwatch_adds_up_by_name_and_starts_afresh() -> None:
@@ -127,7 +127,7 @@ def test_the_stopwatch_adds_up_by_name_and_starts_afresh() -> None:
 
 @pytest.mark.parametrize(("early", "known"), [(64, True), (65, False)])
 def test_of_reports_that_come_early_64_are_kept(early: int, known: bool) -> None:
-    """One of a worker that is further would push out the oldest: the record is then made of the others' alone."""
+    """A worker further ahead pushes out the oldest report, so that the record uses only the others' reports."""
     recorder = StepRecorder(workers=2, steps_per_epoch=10, step=0)
     for step in range(1, early + 1):
         recorder.report(step, 1, report(loss=1.0))

@@ -1,4 +1,4 @@
-"""The messages at the end of a version: each worker is told of its own last gradient, and of no other's."""
+"""The messages at the end of a version: each worker is told about its own last gradient only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Told = dict[int, tuple[int, list[int], Flag]]  # by rank: step, unused groups an
 
 
 class Ground:
-    """The boundary of a kofn run of three workers and one spare, whose ends are read here. `steps`: those of a round."""
+    """The boundary of a kofn run of three workers and a spare, with rounds of `steps` steps; the test reads the ranks' ends."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self.steps, ends = steps, loopback_group(5)
@@ -63,7 +63,7 @@ class Ground:
         )  # fmt: skip
 
     def publish(self, version: int, left_out: dict[int, list[int]]) -> Told:
-        """Publish `version`, whose round did not use these groups; what each rank is told with it."""
+        """Publish `version`, whose round did not use these groups, and return the message to each rank."""
         self.job_state.round = Round.after(version, self.steps)
         self.boundary.catch_up()
         self.boundary.readmit()
@@ -95,7 +95,7 @@ def ground(tmp_path: Path, request: pytest.FixtureRequest) -> Ground:
 
 
 def test_who_follows_is_told_of_the_round_that_made_the_version(ground: Ground) -> None:
-    """The spare, which has sent no gradient, too: it has no step of its own."""
+    """The spare is told too; it has sent no gradient and has no step of its own."""
     last, plain, spare = 6 * ground.steps, Flag.NONE, Flag.SPARE
     told = ground.publish(6, {1: [0], 2: [], 3: [0, 1]})
     assert told == {1: (last, [0], plain), 2: (last, [], plain), 3: (last, [0, 1], plain), 4: (last, [], spare)}
@@ -120,7 +120,7 @@ def test_who_was_held_is_told_of_its_own_last_round_when_it_is_back(ground: Grou
 
 
 def test_who_was_suspended_is_told_of_the_groups_of_its_last_step_when_it_is_back(ground: Ground) -> None:
-    """The spare has taken its place by then, so that it waits as a spare itself."""
+    """The spare has taken its place by then, so that the worker now waits as a spare."""
     steps = ground.steps
     ground.members.remove(2)
     ground.members.suspend(2, {0: 5 * steps, 1: 4 * steps}, 5 * steps)

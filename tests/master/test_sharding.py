@@ -1,4 +1,4 @@
-"""Among whom the examples of an epoch are dealt, and who draws which of them."""
+"""Distribution of an epoch's examples over the workers, and the examples that each worker draws."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def sharding(**settings: object) -> Sharding:
 
 
 def taken(found: Sharding, rank: int, first: int, last: int) -> list[int]:
-    """The examples that `rank` takes in steps `first` to `last`."""
+    """Return the examples that `rank` takes in steps `first` to `last`."""
     deal = found.deal
     share = Sampler(EXAMPLES, rank - 1, 4, BATCH, seed=5).dealt(rank, deal.ranks, deal.sample_shift)
     return [int(example) for wanted in share.wanted(first, last) for batch in wanted for example in batch.indices]
 
 
 def test_a_dead_workers_examples_are_the_others_from_the_next_epoch_on() -> None:
-    """25 steps of 40 make the first epoch, 33 steps of 30 the second: all but 10 of the examples, each once."""
+    """25 steps of 40 make the first epoch, and 33 steps of 30 the second: all but 10 examples, each once."""
     found = sharding(epochs=3)
     assert not found.renew(24, [1, 2, 4])
     assert found.renew(25, [1, 2, 4])
@@ -76,7 +76,7 @@ def test_an_outsider_draws_examples_of_its_own_choice_each_once_in_an_epoch(rank
     assert len(set(drawn)) == len(drawn) == 330
     shares = [set(taken(found, other, 26, 58)) for other in found.ranks]
     overlaps = [len(share & set(drawn)) for share in shares]
-    # of 1000 examples 330 and 330: hypergeometric, mean 108.9, deviation 7.0; five deviations: one in 5e5
+    # two sets of 330 out of 1000: hypergeometric, mean 108.9, deviation 7.0; five deviations: 5e-7 of seeds would fail
     np.testing.assert_allclose(overlaps, 108.9, atol=35)
 
 
@@ -91,7 +91,7 @@ def test_who_takes_a_place_takes_its_share() -> None:
 
 
 def test_the_rate_of_a_round_is_the_schedules_at_its_first_step_whatever_the_schedule_is_later() -> None:
-    """Steps of a schedule count from 0: after 50 steps of 25 an epoch two milestones are over."""
+    """Steps of a schedule count from 0: after 50 steps, at 25 per epoch, two milestones have passed."""
     found = sharding(epochs=3, lr_schedule="multistep", lr_milestones=[1, 2], lr_gamma=0.5)
     assert [found.rate(Round(version, 25 * version + 1, 25)) for version in range(3)] == [0.1, 0.05, 0.025]
     found.schedule = lambda step: 7.0

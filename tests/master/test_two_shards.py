@@ -1,4 +1,4 @@
-"""A master that asks a handle alone: a run whose groups lie in two shards is the run of one, to the bit."""
+"""A master that uses only the shard's handle: a run with groups in two shards equals a run with one, to the bit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.kinds.task import Trains
 
 
 class Halves:
-    """The groups of even and of odd numbers in a shard each, one handle for both: ShardHandle."""
+    """A ShardHandle for two shards, one with the groups of even and one with those of odd numbers."""
 
     on_host: Sequence[str] = ()
 
@@ -137,7 +137,7 @@ class Halves:
         return self.whole.digest()
 
     def state(self) -> ShardState:
-        """Copies, so that later versions change nothing."""
+        """Return copies, which later versions do not change."""
         self._gather()
         states = [shard.state() for shard in self.shards]
         memories = {name: value.clone() for state in states for name, value in state.optimizer.items()}

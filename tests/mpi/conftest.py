@@ -1,6 +1,6 @@
-"""The fixture `mpirun`: real MPI jobs, ended together with every process they started.
+"""The fixture `mpirun`: real MPI jobs, which are killed after the test together with every process that they started.
 
-To its end, and with a hand on its processes:
+A job that runs to its end, and a job whose ranks get signals:
 
     job = mpirun(3, ["-m", "psnode", "train", "--max-steps", "3"])
     assert job.code == 0, job
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Finished(NamedTuple):
-    """End of a job: mpirun's exit code, the output of all ranks, and its duration."""
+    """The end of a job: exit code of mpirun, output of all ranks, and duration in seconds."""
 
     code: int
     out: str
@@ -40,7 +40,9 @@ class Finished(NamedTuple):
 
 
 def _session(leader: int) -> list[int]:
-    """Every process that mpirun started: ranks have process groups of their own, but stay in its session."""
+    """Return the processes of the session that `leader` leads. mpirun leads one: ranks form process groups but stay in its
+    session.
+    """
     members = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -48,12 +50,12 @@ def _session(leader: int) -> list[int]:
                 if os.getsid(int(entry.name)) == leader:
                     members.append(int(entry.name))
             except OSError:
-                pass  # ended meanwhile
+                pass  # the process has ended meanwhile
     return members
 
 
 def _runs(pid: int) -> bool:
-    """True until the process has closed its files: a zombie has."""
+    """Return True until the process has closed its files, which a zombie has done."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -61,7 +63,7 @@ def _runs(pid: int) -> bool:
 
 
 class RunningJob:
-    """A job that was started. `process` is mpirun itself."""
+    """A started job. `process` is mpirun itself."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
         self._files = folder / "out", folder / "err"
@@ -72,11 +74,11 @@ class RunningJob:
             )
 
     def output(self) -> tuple[str, str]:
-        """Standard output and standard error so far."""
+        """Return the standard output and the standard error written so far."""
         return self._files[0].read_text(errors="replace"), self._files[1].read_text(errors="replace")
 
     def rank_pids(self) -> dict[int, int]:
-        """Process id of every rank that runs now."""
+        """Return the process id of every running rank, by rank."""
         pids: dict[int, int] = {}
         for pid in _session(self.process.pid):
             try:
@@ -90,7 +92,7 @@ class RunningJob:
         return pids
 
     def wait_for(self, text: str, seconds: float = 300.0) -> None:
-        """Block until `text` is on standard output; fail with the whole output if it does not come."""
+        """Block until `text` appears on standard output. Fail, with all output, after `seconds` or when mpirun ends first."""
         end = time.monotonic() + seconds
         while text not in self.output()[0]:
             if time.monotonic() > end or self.process.poll() is not None:
@@ -99,7 +101,7 @@ class RunningJob:
             time.sleep(0.02)
 
     def wait(self, timeout: float) -> Finished:
-        """Block until mpirun ends; after `timeout` seconds dump every rank's stack, kill the job and fail."""
+        """Block until mpirun ends. After `timeout` seconds, have every rank write its stacks, kill the job and fail."""
         try:
             return Finished(self.process.wait(timeout), *self.output(), time.monotonic() - self._began)
         except subprocess.TimeoutExpired:
@@ -111,7 +113,7 @@ class RunningJob:
         pytest.fail(f"the job did not end within {timeout:g} s\n{out}\n{err}")
 
     def kill(self) -> None:
-        """End every process of the job at once, and wait until they hold no lock any more."""
+        """Kill every process of the job, and block until they hold no file locks; give up waiting after 60 s."""
         for pid in _session(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -122,9 +124,9 @@ class RunningJob:
 
 
 class Mpirun:
-    """Starts jobs of `n` ranks that run `python ARGS`; `options` go to mpirun, `env` to all ranks.
+    """Starts jobs of `n` ranks that run `python ARGS`, with `options` for mpirun and `env` for all ranks.
 
-    Ranks are forks (tests.forking), unless a test asks for interpreters of their own.
+    Ranks are forks (tests.forking) unless `forked` is False.
     """
 
     def __init__(self, executable: str, folder: Path) -> None:
@@ -144,16 +146,17 @@ class Mpirun:
         command = [self.executable, "-n", str(n), "--oversubscribe", "--bind-to", "none"]
         if fault_tolerant:
             command += ["--with-ft", "ulfm"]
-        if "btl" not in options:  # looking for other networks takes a second
+        if "btl" not in options:  # the search for other networks takes a second
             command += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
         command += [*options, FORKING.python() if forked else sys.executable, *map(str, args)]
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
-        defaults["PSNODE_DEADLINE"] = "60"  # a machine that is busy for five seconds puts no worker aside
-        defaults["OMPI_MCA_btl_tcp_if_include"] = "lo"  # other tests make and remove interfaces: connections over them would hang
+        defaults["PSNODE_DEADLINE"] = "60"  # no worker is put aside if a busy machine delays it by five seconds
+        defaults["OMPI_MCA_btl_tcp_if_include"] = "lo"  # other tests change interfaces: connections over them would hang
         folder = self._folder / f"job-{len(self._jobs)}"
         folder.mkdir()
-        sessions = {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}  # mpirun fails over files of a killed one of its process id
+        # else mpirun fails over files left by a killed mpirun with the same process id
+        sessions = {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}
         self._jobs.append(RunningJob(command, {**os.environ, **allowed, **defaults, **sessions, **(env or {})}, folder))
         return self._jobs[-1]
 
@@ -168,11 +171,11 @@ class Mpirun:
         env: Mapping[str, str] | None = None,
         forked: bool = True,
     ) -> Finished:
-        """Run a job to its end, for at most `timeout` seconds."""
+        """Run a job until it ends; fail after `timeout` seconds."""
         return self.start(n, args, fault_tolerant=fault_tolerant, options=options, env=env, forked=forked).wait(timeout)
 
     def end(self) -> None:
-        """Kill whatever still runs."""
+        """Kill all jobs that still run."""
         for job in self._jobs:
             if _session(job.process.pid):
                 job.kill()
@@ -180,7 +183,7 @@ class Mpirun:
 
 @pytest.fixture
 def mpirun(tmp_path: Path) -> Iterator[Mpirun]:
-    """Real MPI jobs; skipped where neither this Python's environment nor the PATH has mpirun."""
+    """Yield a starter of MPI jobs; skip the test if mpirun is neither in this Python's environment nor on the PATH."""
     pytest.importorskip("mpi4py")
     beside = Path(sys.executable).with_name("mpirun")
     executable = str(beside) if beside.exists() else shutil.which("mpirun")

@@ -1,20 +1,21 @@
-"""A plain PyTorch loop with psnode.session in it, run by tests/mpi/test_session.py on every rank.
+"""A plain PyTorch loop that uses psnode.session; tests/mpi/test_session.py runs this program on every rank.
 
-session_program.py DIRECTORY JSON: `settings` of the session, and the peculiarity of the loop:
+session_program.py DIRECTORY JSON. The JSON holds `settings` of the session and options of the loop:
 
-    fail      [rank, step]: raise an exception there
-    fail_behind  the same, once the step is taken
-    leave     [rank, step]: break off the loop there
-    pass_over    take no step with the batch there
-    repeat    have a second backward pass there
-    die       [rank, step]: be killed there
-    augment   draw noise for every example
-    dropout   have a layer of it
-    halve     have a schedule of the program's own: half the rate after every so many steps
-    workers   processes of the DataLoader
-    stream    an IterableDataset's loader, with so many steps an epoch
+fail         [rank, step]: raise an exception at this step
+fail_behind  [rank, step]: raise an exception after the step is taken
+leave        [rank, step]: leave the loop at this step
+pass_over    [rank, step]: take no step with the batch
+repeat       [rank, step]: run a second backward pass
+die          [rank, step]: be killed at this step
+augment      add random noise to every example
+dropout      use a dropout layer
+halve        halve the learning rate after every given number of steps, by a schedule of the program
+workers      the number of processes of the DataLoader
+stream       use the loader of an IterableDataset; the value is the number of steps per epoch
 
-Each rank leaves rank-R.json: the examples that it drew at each step, its weights' digest, updates.
+Each rank writes rank-R.json: the examples drawn at each step, the digest of its weights, its version and loss, and whether each
+tensor has its own memory.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ EXAMPLES, WIDTH, CLASSES = 64, 32, 5
 
 
 class Points(torch.utils.data.Dataset[Any]):
-    """Points with their numbers."""
+    """Random points with their indices."""
 
     def __init__(self, augment: bool = False) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -54,7 +55,7 @@ class Points(torch.utils.data.Dataset[Any]):
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
-    """Points of a rank: others on every one."""
+    """A stream of points that differs between ranks."""
 
     def __iter__(self) -> Any:
         rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
@@ -63,13 +64,13 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 def network(dropout: float = 0.0) -> nn.Module:
-    """The same on every rank."""
+    """Return the same network on every rank."""
     torch.manual_seed(11)
     return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, CLASSES))
 
 
 def digest(model: nn.Module) -> str:
-    """Digest of a model's state dict, by name."""
+    """Return the digest of a model's state dict, sorted by name."""
     parts = (value.numpy().tobytes() for _, value in sorted(model.state_dict().items()))
     return xxhash.xxh3_128_hexdigest(b"".join(parts))
 

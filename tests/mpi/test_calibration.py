@@ -1,4 +1,4 @@
-"""The size of groups that rehearsed steps choose: recorded, kept by --resume, and without a trace in the weights."""
+"""The group size that rehearsed steps choose: recorded, kept by --resume, and without effect on the weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from psnode.plan.rule import DEFAULT_GROUP_BYTES
 
 pytestmark = pytest.mark.serial
 
-# 1.3 million weights make several groups; running statistics and dropout would show the traces of a rehearsal.
+# 1.3 million weights make several groups; running statistics and dropout would show effects of a rehearsal
 TASK = """
 from torch import nn
 from psnode.tasks.classification import Classification
@@ -36,7 +36,7 @@ class Mine(Classification):
 
 
 def contents(train_dir: Path, step: int) -> dict[str, str]:
-    """Hashes of the files of a checkpoint: weights, statistics, momentum, residuals."""
+    """Return the hashes of a checkpoint's files: weights, statistics, momentum, residuals."""
     folder = train_dir / "checkpoints" / f"step-{step:08}"
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.safetensors")
@@ -68,7 +68,7 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
     assert f"groups of {size} bytes" in event["reason"]
     tried = re.findall(r"([\d.]+) ms with (\d+)", event["reason"])
     assert int(tried[0][1]) == DEFAULT_GROUP_BYTES
-    assert len(tried) >= 2 or float(tried[0][0]) > 1000  # another size too, unless this machine is too busy for that
+    assert len(tried) >= 2 or float(tried[0][0]) > 1000  # a second size was tried, unless this machine is too busy
 
     assert run(replace(config, train_dir=fixed, max_steps=2, group_bytes=size, local=2)) == 0
     assert len(contents(auto, 2)) == 6  # the model, the optimizer, y, norms of pushes, and the memories of two workers
@@ -80,7 +80,7 @@ def test_a_calibrated_run_is_the_run_with_what_was_chosen_and_resumes_with_it(mp
     assert len((auto / "events.jsonl").read_text().splitlines()) == 1
 
 
-# A part that two segments of reentrant checkpointing use: its gradient is complete when the pass is over.
+# two segments of reentrant checkpointing use one part: its gradient is complete after the pass
 TWICE = """
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -1,8 +1,9 @@
-"""Models of every kind of docs/models.md, coded both ways, over a slow downlink.
+"""Models of every kind in docs/models.md, coded in both directions, over a slow downlink.
 
-Forward passes that begin before their weights are there end with the same weights, bit for bit, as those that wait for all.
-Replicas are compared in one step, whose forward pass waits for all weights; in the others uses wait, and are counted. The models
-stand side by side in one job; their layers travel one by one, so that each of them is used before the next one has come.
+Forward passes that begin before their weights have arrived must give the same weights bit for bit as passes that wait for all.
+Replicas are compared in one step, whose forward pass waits for all weights; in the other steps each use waits, and waits are
+counted. The models run side by side in one job; their layers travel one by one, so that each is used before the next one has
+arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ STEPS = 6
 
 
 def command(folder: Path, options: dict[str, object], group_by: str = "layer") -> list[object]:
-    """The arguments of psnode for a run into `folder`."""
+    """Return the arguments of psnode for a run into `folder`."""
     coded = ["--scheme", "topk:ratio=0.25", "--downlink", "topk:ratio=0.25", "--min-compress-bytes", 0, "--lr", 0.1]
     common = ["--group-by", group_by, "--batch-size", 16, "--threads", 1, "--no-tensorboard", "--eval-freq", 0, "--hash-every", 3]
     own = [word for key, value in options.items() for word in ("--task-option", f"{key}={value}")]
@@ -34,7 +35,7 @@ def command(folder: Path, options: dict[str, object], group_by: str = "layer") -
 
 
 def final_weights(folder: Path) -> dict[str, Any]:
-    """The weights after the last step."""
+    """Return the weights after the last step."""
     newest = checkpoint.latest(folder)
     assert newest is not None and json.loads((folder / "summary.json").read_bytes())["steps"] == STEPS
     return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
@@ -43,7 +44,7 @@ def final_weights(folder: Path) -> dict[str, Any]:
 def differences(
     mpirun: Any, folder: Path, options: dict[str, object], group_by: str = "layer", *, waits: bool, workers: int = 2
 ) -> list[str]:
-    """The tensors that a run with overlap leaves otherwise than one without, which one process makes over the loopback."""
+    """Return the tensors in which a run with overlap differs from a run without, which one process makes over the loopback."""
     uses = folder / "uses"
     uses.mkdir()
     early = command(folder / "early", {**options, "slow": 0.001, "uses": uses}, group_by)

@@ -1,4 +1,4 @@
-"""A forward pass that begins before its weights are there ends with the same weights, statistics and checkpoints."""
+"""A forward pass that begins before its weights have arrived gives the same weights, statistics and checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Mine(Classification):
 
 
 def trained(mpirun: Any, task: Path, train_dir: Path, *flags: object) -> dict[str, Any]:
-    """Hashes of the files of every checkpoint, by their path; and of the final weights. Without mpirun in this process."""
+    """Train, without mpirun in this process; return hashes of all checkpoint files, by path, and of the final weights."""
     common = [
         "train",
         "--batch-size",

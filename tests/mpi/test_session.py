@@ -1,4 +1,4 @@
-"""psnode.session in real MPI jobs: a plain PyTorch loop with the master inside the same program."""
+"""psnode.session in real MPI jobs: a plain PyTorch loop, with the master inside the same program."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_dense_steps_are_those_of_plain_sgd_on_the_joined_batch_and_those_of_psn
     settings = {**DENSE, "max_steps": steps, "batch_size": 8, "local": 2, "threads": 1, "tensorboard": False}
     assert psnode.run(SameTask(), Config(train_dir=tmp_path / "train", **settings)) == 0
     model.load_state_dict(saved(tmp_path / "train"))
-    assert {each["digest"] for each in found} == {digest(model)}  # on rank 0, too
+    assert {each["digest"] for each in found} == {digest(model)}  # on rank 0 too
 
 
 def test_a_coded_session_ends_with_equal_replicas_and_resumes_to_the_bit(mpirun: Any, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_epochs_of_an_iterable_are_the_stated_steps_also_for_another_number_of_w
     settings = {**DENSE, "eval_freq": 0, "epochs": 3}
     first = train(mpirun, tmp_path, {**settings, "max_steps": 8}, stream=4)
     assert [each["version"] for each in first] == [8] * 3
-    for rank in (1, 2):  # two batches of 8, over and over
+    for rank in (1, 2):  # two batches of 8, repeatedly
         assert first[rank]["drawn"] == [list(range(rank, 32, 4)), list(range(32 + rank, 64, 4))] * 4
     plan = {"settings": {**settings, "max_steps": None, "resume": True}, "stream": 4}
     job = mpirun(2, [PROGRAM, tmp_path, json.dumps(plan)])
@@ -165,7 +165,7 @@ def test_a_mistake_behind_the_last_step_shows_its_traceback_of_a_run_that_is_com
 def test_a_loop_that_does_wrong_after_steps_ends_the_job_in_one_line_after_a_checkpoint(
     how: str, told: str, mpirun: Any, tmp_path: Path
 ) -> None:
-    """Also where one worker fewer would be enough."""
+    """This holds even if one worker fewer would be enough."""
     plan = {"settings": {**DENSE, "max_steps": 500, "eval_freq": 0, "min_workers": 1}, how: [1, 3]}
     job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)])
     assert job.code == 2, job
@@ -173,7 +173,7 @@ def test_a_loop_that_does_wrong_after_steps_ends_the_job_in_one_line_after_a_che
     assert line.startswith("psnode: error: rank 1: ")
     assert told in line
     step = json.loads((tmp_path / "run" / "summary.json").read_bytes())["steps"]
-    assert step in (3, 4, 5)  # the gradients before the second pass have been sent
+    assert step in (3, 4, 5)  # the gradients before the second pass are already sent
     assert f"the checkpoint of step {step} is written" in line
     assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").is_dir()
     assert saved(tmp_path / "run")
@@ -184,7 +184,7 @@ def test_a_worker_that_dies_is_done_without_where_fewer_are_enough(mpirun: Any, 
     job = mpirun(3, [PROGRAM, tmp_path, json.dumps(plan)], fault_tolerant=True)
     assert job.code == 0, job
     left = [json.loads((tmp_path / f"rank-{rank}.json").read_bytes()) for rank in (0, 1)]
-    assert left[0]["version"] == left[1]["version"] >= 8  # an epoch of one worker has twice the steps
+    assert left[0]["version"] == left[1]["version"] >= 8  # an epoch of one worker has twice as many steps
     assert left[0]["digest"] == left[1]["digest"]
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert ("lost", 2) in [(event["event"], event["rank"]) for event in events]
@@ -194,7 +194,7 @@ def test_a_signal_leaves_a_checkpoint_and_ends_every_rank_with_75(mpirun: Any, t
     plan = {"settings": {**DENSE, "max_steps": 100_000, "eval_freq": 0}}
     job = mpirun.start(3, [PROGRAM, tmp_path, json.dumps(plan)])
     job.wait_for("rank 1 at 5")
-    job.process.send_signal(signal.SIGUSR1)  # which mpirun hands to the ranks
+    job.process.send_signal(signal.SIGUSR1)  # mpirun passes this signal to the ranks
     done = job.wait(300)
     assert done.code == 75, done
     ended = json.loads((tmp_path / "run" / "summary.json").read_bytes())
@@ -276,7 +276,7 @@ with psnode.session(torch.nn.Linear(2, 1), train_dir="two", start_deadline=91.0)
 
 
 def test_the_start_deadline_bounds_mpis_own_start(mpirun: Any, tmp_path: Path) -> None:
-    """One below MPI's usual time for it is met by real ranks, of which one never comes; longer ones are noted as they arrive."""
+    """A deadline below MPI's usual start time is met by real ranks, one of which never starts; longer ones report arrivals."""
     os.mkfifo(tmp_path / "held")
     program = tmp_path / "held.py"
     program.write_text(

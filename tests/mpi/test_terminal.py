@@ -1,4 +1,4 @@
-"""A job that is watched on a real terminal moves while it runs: bars, lines, and drawings of a user's program."""
+"""A job watched on a real terminal shows progress while it runs: bars, lines, and drawings of a user's program."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ with psnode.session(model, train_dir=sys.argv[1], scheme="dense", lr=1e-3, max_s
 
 
 class Terminal:
-    """A process on a terminal of its own, 100 columns wide, and the bytes that it received."""
+    """A process on its own terminal, 100 columns wide, and the bytes that the terminal received."""
 
     def __init__(self, command: Sequence[str | Path], folder: Path) -> None:
         self._end, end = pty.openpty()
@@ -60,7 +60,7 @@ class Terminal:
         self.seen = b""
 
     def read(self) -> bool:
-        """Take the bytes that have come, waiting a little for it; False once nothing can come any more."""
+        """Read the bytes that have arrived, after a short wait; return False once no more can arrive."""
         if not select.select([self._end], [], [], 0.2)[0]:
             return True
         try:
@@ -72,7 +72,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All of it, without colours and moves of the cursor."""
+        """Return all text, without colours and cursor movements."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.seen.decode(errors="replace"))
 
     def watch(self, *patterns: str) -> None:
@@ -83,14 +83,14 @@ class Terminal:
                 pytest.fail(f"the terminal stood still (exit code {self.process.poll()}): {self.text[-2000:]!r}")
 
     def stop(self, number: int) -> int:
-        """Ask the process to stop and return its exit code."""
+        """Send the process a signal, and return its exit code."""
         os.killpg(self.process.pid, number)  # as Ctrl-C does
         while self.read():
             pass
         return self.process.wait(120)
 
     def close(self) -> None:
-        """Kill processes that still run."""
+        """Kill all processes that still run."""
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if os.getsid(int(entry.name)) == self.process.pid or self._started(entry):
@@ -106,7 +106,7 @@ class Terminal:
 
 @pytest.fixture
 def terminals() -> Iterator[list[Terminal]]:
-    """Terminals to be closed."""
+    """Yield a list of terminals, which are closed after the test."""
     opened: list[Terminal] = []
     yield opened
     for terminal in opened:
@@ -118,7 +118,7 @@ def test_launch_draws_a_bar_as_wide_as_the_terminal(tmp_path: Path, terminals: l
     terminals.append(Terminal(command, tmp_path))
     terminals[0].watch(r"step +(\d+)/1000000 ", r"loss (\d+\.\d+)")
     assert terminals[0].stop(signal.SIGTERM) == 75
-    assert b"\x1b[?25h" in terminals[0].seen.rpartition(b"\x1b[?25l")[2]  # the cursor is back
+    assert b"\x1b[?25h" in terminals[0].seen.rpartition(b"\x1b[?25l")[2]  # the cursor is visible again
     drawn = max(len(line) for line in terminals[0].text.splitlines() if "ms/step" in line)
     assert 80 < drawn <= 100
 

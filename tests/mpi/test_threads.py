@@ -1,4 +1,4 @@
-"""Ranks of a machine share its cores, whatever their hosts are called, and a resume may have other threads."""
+"""Ranks on one machine share its cores, whatever their hosts are called; a resume may use other numbers of threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.config.cores import usable_cores
 
 pytestmark = pytest.mark.serial
 
-# as on hosts that one machine emulates: each is told that it is alone on its host
+# as on emulated hosts of one machine, each rank is told that it is alone on its host
 PROGRAM = """
 import os, socket, sys
 rank = os.environ["OMPI_COMM_WORLD_RANK"]

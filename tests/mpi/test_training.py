@@ -1,4 +1,4 @@
-"""Real MPI jobs: they train, are killed, resume, stop on a signal, and end on every rank when something is wrong."""
+"""Real MPI jobs: they train, are killed, resume, stop on a signal, and end on every rank after an error."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def summary(train_dir: Path) -> dict[str, Any]:
 
 
 def local(train_dir: Path, **changed: Any) -> Config:
-    """The same job as TRAIN with three workers, in this process."""
+    """Return the settings of the same job as TRAIN with three workers, for this process."""
     same = {"local": 3, "batch_size": 8, "threads": 1, "lr": 0.02, "eval_freq": 4, "tensorboard": False}
     return Config(train_dir=train_dir, **{**same, **changed})
 
 
 def alive(text: str) -> list[int]:
-    """Processes whose command line holds `text`."""
+    """Return the processes whose command line contains `text`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -81,7 +81,7 @@ def test_a_killed_job_resumes_to_the_same_weights(
     if killed_at == 18:
         resumed = mpirun(3, [*flags, "--train-dir", tmp_path / "killed", "--resume"])
         assert resumed.code == 0, resumed
-    else:  # without three more imports of PyTorch
+    else:  # without importing PyTorch three more times
         assert run(local(tmp_path / "killed", **same, resume=True)) == 0
     assert summary(tmp_path / "killed")["model_hash"] == summary(tmp_path / "whole")["model_hash"]
     steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
@@ -118,13 +118,13 @@ def test_a_signal_to_a_worker_stops_the_job_with_a_checkpoint(mpirun: Any, tmp_p
     assert summary(tmp_path / "run")["stop_reason"] == "signal"
 
 
-# One of each place where a job is refused; tests/cli/test_cli.py has the refusals, and their lines.
+# one case for each place where a job is refused; tests/cli/test_cli.py has all refusals and their lines
 BAD = [
-    (["--unknown-flag"], 2, "--unknown-flag"),  # as the command line is read
+    (["--unknown-flag"], 2, "--unknown-flag"),  # when the command line is read
     (["--lr", "fast"], 2, "--lr"),
-    (["--dataset", "mnist", "--data-dir", "nowhere"], 2, "--data-dir"),  # as the task is made
-    (["--num-aggregate", "1"], 2, "--num-aggregate"),  # by the number of workers
-    (["--lr", "1e12"], 4, "rank"),  # by the training
+    (["--dataset", "mnist", "--data-dir", "nowhere"], 2, "--data-dir"),  # when the task is made
+    (["--num-aggregate", "1"], 2, "--num-aggregate"),  # because of the number of workers
+    (["--lr", "1e12"], 4, "rank"),  # during the training
 ]
 
 
@@ -150,7 +150,7 @@ def test_one_rank_is_not_a_job(mpirun: Any, tmp_path: Path) -> None:
 
 
 def mistaken(folder: Path) -> str:
-    """A task of one's own whose loss cannot be computed on rank 2."""
+    """Write a user's own task whose loss cannot be computed on rank 2, and return its path."""
     task = folder / "task.py"
     task.write_text(
         "import os\n"
@@ -179,7 +179,7 @@ def test_what_goes_wrong_on_one_worker_is_said_once_and_names_it(mpirun: Any, tm
 
 
 def test_the_others_end_as_they_should_when_one_worker_has_raised_an_exception(mpirun: Any, tmp_path: Path) -> None:
-    """Under plain mpirun the end of one process would be the end of all: it stays, and does nothing."""
+    """Under plain mpirun the end of one process would end all, so the failed worker stays and does nothing."""
     done = mpirun(3, [*TRAIN, "--task", mistaken(tmp_path), "--max-steps", "5", "--train-dir", tmp_path / "run"])
     assert done.code == 0, done
     assert summary(tmp_path / "run")["steps"] == 5
@@ -232,7 +232,7 @@ def test_a_task_of_ones_own_runs_from_python(mpirun: Any, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a rank needs root")
 def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp_path: Path) -> None:
-    """Worker 2 runs in a mount namespace of its own where the run's parent directory is empty."""
+    """Run worker 2 in its own mount namespace, in which the run's parent directory is empty."""
     (tmp_path / "hidden").mkdir()
     wrapper = tmp_path / "wrapper.py"
     wrapper.write_text(
@@ -260,7 +260,7 @@ def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp
 def test_launch_runs_a_job_and_returns_its_exit_code(tmp_path: Path) -> None:
     flags = ["--max-steps", "3", "--batch-size", "8", "--threads", "1", "--no-tensorboard", "--train-dir", str(tmp_path / "run")]
     command = [sys.executable, "-m", "psnode", "launch", "-n", "1", "--", "train", *flags]
-    for code in (0, 2):  # the second time the directory holds a run
+    for code in (0, 2):  # at the second start the directory holds a run
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == code, done.stdout + done.stderr
     assert "already holds a run" in done.stdout + done.stderr

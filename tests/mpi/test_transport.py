@@ -1,4 +1,4 @@
-"""The MPI transport in real jobs: the common contract, death, missing ranks, idling, and leaving."""
+"""The MPI transport in real jobs: the transport contract, death, missing ranks, idling, and leaving."""
 
 from __future__ import annotations
 

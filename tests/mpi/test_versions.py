@@ -1,4 +1,4 @@
-"""Ranks of unlike versions refuse each other by name, before anything is trained or written."""
+"""Ranks with different versions refuse each other by name, before anything is trained or written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psnode
 from psnode.config.source import source
 
 HOME = Path(psnode.__file__).parent
-# psnode as other hosts have it: of another number, and of another commit, in which only a comment differs
+# psnode as on other hosts: with another version number, and with another commit in which only a comment differs
 PROGRAM = """
 import os, sys
 rank, last = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1

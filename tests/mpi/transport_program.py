@@ -17,12 +17,12 @@ from tests.transport.contract import run_contract
 
 
 def say(*words: object) -> None:
-    """One line, written at once so that ranks do not mix theirs."""
+    """Print one line with a single write, so that lines of different ranks do not mix."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def contract(piece_bytes: str, big: str) -> None:
-    """Every check of the contract."""
+    """Run every check of the contract."""
     assert place() is not None
     transport = mpi.start(piece_bytes=int(piece_bytes))
     assert place() == (transport.rank, transport.size)
@@ -32,7 +32,7 @@ def contract(piece_bytes: str, big: str) -> None:
 
 
 def death() -> None:
-    """Ranks talk to rank 0 until one is killed from outside; then the others go on, and leave."""
+    """Exchange messages with rank 0 until one rank is killed from outside; the remaining ranks then continue, and leave."""
     transport = mpi.start()
     say("up", transport.rank)
     if transport.rank:
@@ -60,7 +60,7 @@ def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
         event = transport.inbox(1).wait(end - time.monotonic())
         if isinstance(event, PeerLost):
             lost, answers = event.rank, 0
-            assert transport.inbox(2).wait(30) == event  # every role of a rank learns it
+            assert transport.inbox(2).wait(30) == event  # every role of a rank receives the event
             say("lost", event.rank, "at", time.time(), "alive", *sorted(transport.alive()))
             assert transport.send(event.rank, 1, [b"to the dead"] * 2).wait(60) is None
         elif isinstance(event, Arrival):
@@ -74,7 +74,7 @@ def _lead_through_death(mpi_transport: mpi.MpiTransport) -> None:
 
 
 def orphans() -> None:
-    """Rank 0 is killed from outside: the workers learn it and leave in time."""
+    """Wait until rank 0 is killed from outside, and check that the workers receive the event and leave in time."""
     transport = mpi.start()
     say("up", transport.rank)
     event = transport.inbox(0).wait(30)
@@ -86,7 +86,7 @@ def orphans() -> None:
 
 
 def missing() -> None:
-    """Rank 2 starts MPI but never reports."""
+    """Have rank 2 start MPI but never report."""
     transport = mpi.start()
     if transport.rank == 0:
         try:
@@ -99,7 +99,7 @@ def missing() -> None:
 
 
 def late() -> None:
-    """Rank 1 does not call MPI_Init in time."""
+    """Have rank 1 call MPI_Init too late."""
     found = place()
     assert found is not None
     if found.rank == 1:
@@ -113,7 +113,7 @@ def late() -> None:
 
 
 def idle(seconds: str) -> None:
-    """Nothing to do: how much of a core does a process use?"""
+    """Print the share of a core that an idle process uses over `seconds` seconds."""
     transport = mpi.start()
     time.sleep(0.5)
     cpu, wall = time.process_time(), time.monotonic()
@@ -123,10 +123,10 @@ def idle(seconds: str) -> None:
 
 
 def broken() -> None:
-    """The MPI thread of rank 1 fails: its owner learns it from the inbox, from `wait`, and from the next send."""
+    """Break the MPI thread of rank 1: its owner learns this from the inbox, from `wait` and from the next send."""
     transport = mpi.start()
     if transport.rank == 0:
-        transport.call(lambda module: time.sleep(3), 10)  # takes nothing in
+        transport.call(lambda module: time.sleep(3), 10)  # receives nothing meanwhile
     else:
         pending = transport.send(0, 0, [bytes(10_000_000)])
         transport._body.order(Call(lambda module: module.COMM_WORLD.Send([b"", module.BYTE], 99)))
@@ -152,7 +152,7 @@ def broken() -> None:
 
 
 def abort() -> None:
-    """Rank 1 gives up while rank 0 waits."""
+    """Have rank 1 abort while rank 0 waits."""
     transport = mpi.start()
     if transport.rank == 1:
         transport.abort(7)
@@ -160,7 +160,7 @@ def abort() -> None:
 
 
 def stays() -> None:
-    """Rank 1 does not close: rank 0 still leaves within its deadline, and knows that it was not together."""
+    """Have rank 1 stay open: rank 0 still leaves within its deadline, and is told that not all ranks closed."""
     transport = mpi.start()
     if transport.rank == 1:
         signal.pause()
@@ -171,7 +171,7 @@ def stays() -> None:
 
 
 def malformed(part: str, nbytes: str) -> None:
-    """Rank 1 sends bytes that are no part of any message; rank 0 drops it as lost, and goes on with rank 2."""
+    """Have rank 1 send bytes that are not part of a message; rank 0 treats rank 1 as lost, and continues with rank 2."""
     transport = mpi.start()
     if transport.rank == 1:
         data = (1 << 62).to_bytes(8, "little") + bytes(1 << 16)
@@ -189,7 +189,7 @@ def malformed(part: str, nbytes: str) -> None:
 
 
 def refused() -> None:
-    """Piece sizes out of bounds."""
+    """Try piece sizes that are out of bounds."""
     for piece_bytes in (0, (1 << 30) + 1):
         try:
             mpi.start(piece_bytes=piece_bytes)

@@ -1,4 +1,4 @@
-"""The fixture `netlab`: scripts/netlab.sh, where this system lets us make network namespaces and shape them."""
+"""The fixture `netlab`: scripts/netlab.sh, on systems that can create network namespaces and shape their traffic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "netlab.sh"
-HEADERS = 66  # bytes of a packet that are not payload: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12
+HEADERS = 66  # bytes of a packet beside its payload: Ethernet 14, IPv4 20, TCP 20, TCP timestamps 12
 
 
 class Finished(NamedTuple):
@@ -35,17 +35,17 @@ def _die_with_parent() -> None:
 
 
 class Netlab:
-    """Starts scripts/netlab.sh with this Python, its mpirun, and one thread a process."""
+    """Starts scripts/netlab.sh with this Python, its mpirun, and one thread per process."""
 
     def start(self, *args: object) -> subprocess.Popen[str]:
-        """Start the script and return at once. It is killed when we are: its hosts go with it."""
+        """Start the script and return at once. When this process is killed, the script and its hosts are killed too."""
         env = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PSNODE_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
-            "PSNODE_DEADLINE": "60",  # a machine that is busy for five seconds puts no worker aside
+            "PSNODE_DEADLINE": "60",  # no worker is put aside if a busy machine delays it by five seconds
         }
         return subprocess.Popen(
             [SCRIPT, *map(str, args)],
@@ -58,23 +58,23 @@ class Netlab:
         )
 
     def __call__(self, *args: object, timeout: float = 300.0) -> Finished:
-        """Run the script to its end."""
+        """Run the script until it ends; kill it and fail after `timeout` seconds."""
         process = self.start(*args)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.kill()  # its hosts go with it
+            process.kill()  # the script's hosts end with it
             out, err = process.communicate()
             pytest.fail(f"no end within {timeout:g} s\n{out}\n{err}")
         return Finished(process.returncode, out, err)
 
     def namespaces(self, pid: int) -> list[str]:
-        """Those of the lab that process `pid` made."""
+        """Return the names of the network namespaces that process `pid` created for the lab."""
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         return [line.split()[0] for line in listed.splitlines() if line.startswith(f"netlab-{pid}-")]
 
     def payload(self, counters: Path) -> list[int]:
-        """Bytes that every host sent while the command ran, without the headers of the packets they travelled in."""
+        """Return the bytes that each host sent while the command ran, without packet headers, from the file `counters`."""
         hosts: list[dict[str, Any]] = json.loads(counters.read_text())["hosts"]
         spans = [(host["before"], host["after"]) for host in hosts]
         return [
@@ -84,7 +84,9 @@ class Netlab:
 
 
 def obstacle() -> str | None:
-    """Why no hosts can be emulated here; found out without the script, so that it cannot excuse itself."""
+    """Return the reason why this system cannot emulate hosts, or None; the script is not used, so it cannot excuse its own
+    failures.
+    """
     if os.geteuid() != 0:
         return "emulated hosts need root"
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
@@ -107,7 +109,7 @@ def _fails(*command: str) -> bool:
 
 @pytest.fixture(scope="session")
 def netlab() -> Netlab:
-    """Emulated hosts; skipped where there can be none."""
+    """Return a starter of emulated hosts; skip the test where hosts cannot be emulated."""
     if reason := obstacle():
         pytest.skip(reason)
     return Netlab()

@@ -1,4 +1,6 @@
-"""A job on three emulated hosts whose last worker is cut off for a while: `python cut_program.py TRAIN_DIR`, beside them."""
+"""A job on three emulated hosts whose last worker is cut off for a while: `python cut_program.py TRAIN_DIR`, run beside the
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from running import Job, cut, host_port, mend  # noqa: E402
 
 from psnode.records.history import violations  # noqa: E402
 
-COMPARED = 400  # steps; a round in which weights are compared has the deadline of pauses, and must not be the one that is cut
+COMPARED = 400  # steps; a round that compares weights has the longer deadline of pauses, so it must not be the one cut
 FLAGS = [
     "--batch-size",
     "4",
@@ -29,7 +31,7 @@ FLAGS += ["--scheme", "qsgd", "--feedback", "ef", "--max-steps", "100000", "--ev
 
 
 def wait_for(job: Job, event: str) -> None:
-    """Until the job has told `event`."""
+    """Block until the job has recorded `event`; exit with its log if the job ends first, or after 90 s."""
     end = time.monotonic() + 90
     while event not in [found["event"] for found in job.events()]:
         if not job.running or time.monotonic() > end:
@@ -38,7 +40,7 @@ def wait_for(job: Job, event: str) -> None:
 
 
 def main(train_dir: Path) -> None:
-    """Cut, wait, mend, wait, stop."""
+    """Cut the link and restore it, wait for the event of each, and stop the job."""
     job = Job(train_dir, 2, FLAGS, ["--kill-after", "5"])
     try:
         job.wait_for(8)

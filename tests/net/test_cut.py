@@ -1,4 +1,4 @@
-"""A link that is cut: nothing is heard of it, and nothing raises."""
+"""A link that is cut: no message arrives, and no exception is raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/netlab.sh: hosts that are apart, links that hold their rate, and nothing left behind."""
+"""scripts/netlab.sh: isolated hosts, links that keep their rate, and nothing left afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "netlab.sh"
 
-# host 0 sends argv[1] bytes to host 1, which tells how many came and the seconds from the first to the last
+# host 0 sends argv[1] bytes to host 1, which prints the bytes received and the seconds from the first to the last
 TRANSFER = """
 import os, socket, sys, time
 if os.environ["RANK"] == "0":
@@ -35,7 +35,7 @@ else:
     print(got, time.perf_counter() - began)
 """
 
-# host 1 asks host 0, which answers with the round trip of that connection and the counters of its own network interface
+# host 1 queries host 0, which answers with the connection's round-trip time and the counters of its network interface
 SECRET = "a gradient that nobody else may read"
 FAR = """
 import os, socket, sys, threading, time
@@ -76,7 +76,7 @@ if world.rank == 0:
 
 
 def eventually(fact: Callable[[], bool], looks: int = 400) -> bool:
-    """True as soon as `fact` is. Looks are counted, not seconds: a machine that stood still has not looked."""
+    """Return True as soon as `fact` holds. Attempts are counted instead of seconds, since a stalled machine makes no attempts."""
     for _ in range(looks):
         if fact():
             return True
@@ -85,13 +85,13 @@ def eventually(fact: Callable[[], bool], looks: int = 400) -> bool:
 
 
 def output(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Output and errors of a lab that is ended now."""
+    """End a lab, and return its output and errors."""
     process.kill()
     return process.communicate()
 
 
 def alive(mark: str) -> list[int]:
-    """Processes whose command line holds `mark`, other than the script itself."""
+    """Return the processes, except the script itself, whose command line contains `mark`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -113,7 +113,7 @@ def test_each_host_has_a_name_an_address_and_a_rank_of_its_own(netlab: Any) -> N
 
 
 def test_mpirun_starts_a_rank_on_every_host_and_binds_none(netlab: Any, tmp_path: Path) -> None:
-    """Bound, as mpirun does with two ranks unless told, both would sit on core 0."""
+    """Bound to cores, as mpirun does by default with two ranks, both would run on core 0."""
     pytest.importorskip("mpi4py")
     program = tmp_path / "rank.py"
     program.write_text(RANK)
@@ -125,7 +125,7 @@ def test_mpirun_starts_a_rank_on_every_host_and_binds_none(netlab: Any, tmp_path
 
 
 def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_headers(netlab: Any, tmp_path: Path) -> None:
-    """20 Mbit/s are 2.5 MB/s; 256 KiB may pass at once, the burst of the sender's shaper and of the switch's."""
+    """20 Mbit/s are 2.5 MB/s. 256 KiB may pass at once: the burst of the sender's shaper, and again of the switch's."""
     size, rate, bursts = 5_000_000, 20e6 / 8, 2 * (256 << 10)
     counters = tmp_path / "counters.json"
     done = netlab("--hosts", 2, "--rate", "20mbit", "--counters", counters, "--each", "--", sys.executable, "-c", TRANSFER, size)
@@ -134,21 +134,21 @@ def test_a_link_is_no_faster_than_asked_and_its_packets_carry_66_bytes_of_header
     assert int(got) == size
     assert float(seconds) >= (size - bursts) / rate
     there, back = netlab.payload(counters)
-    # beside the payload there are two packets with 8 bytes of options more (SYN), and perhaps an ARP's 42 bytes
+    # besides, two packets carry 8 more bytes of options (SYN), and an ARP packet may take 42 bytes
     assert there == pytest.approx(size, abs=100)
     assert back == pytest.approx(0, abs=100)
     assert all(0 < rate < 20.5 for rate in json.loads(counters.read_text())["goodput_mbit"])
 
 
 def far(done: Any) -> tuple[float, list[str]]:
-    """Seconds until hosts of FAR were connected; the peer's address, if the bytes are right, and if they were seen."""
+    """Return the seconds until FAR's hosts connected, the peer's address, whether the bytes were correct, and whether seen."""
     assert done.code == 0, done
     told = {line.split()[0] == "connected": line.split() for line in done.out.splitlines()}
     return float(told[True][1]), told[False]
 
 
 def test_a_packet_and_its_answer_are_under_way_for_the_round_trip(netlab: Any) -> None:
-    """TCP is connected when the answer to its first packet has come."""
+    """TCP is connected when the answer to its first packet has arrived."""
     done = netlab("--hosts", 2, "--rate", "100mbit,60ms", "--each", "--", sys.executable, "-c", FAR, SECRET)
     seconds, told = far(done)
     assert seconds >= 0.060
@@ -183,7 +183,7 @@ def test_nothing_is_left_when_the_lab_is_ended(netlab: Any, number: int) -> None
 
 
 def test_what_is_left_when_everything_is_killed_at_once_goes_with_the_next_lab(netlab: Any) -> None:
-    """As when a container ends: the process beside the lab, which would sweep, dies with it."""
+    """As when a container ends: the process that would clean up the lab dies with it."""
     process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"607.{os.getpid()}")
     living = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sleep", f"608.{os.getpid()}")
     assert eventually(lambda: len(alive(f"sleep 607.{os.getpid()}")) == len(alive(f"sleep 608.{os.getpid()}")) == 2)
@@ -206,7 +206,7 @@ def test_what_is_left_when_everything_is_killed_at_once_goes_with_the_next_lab(n
 def test_nothing_is_left_of_a_job_whose_processes_refuse_to_end(netlab: Any) -> None:
     stubborn = f"trap '' TERM INT; while :; do sleep 0.1{os.getpid()}; done"
     process = netlab.start("--hosts", 2, "--rate", "none", "--each", "--", "sh", "-c", stubborn)
-    assert eventually(lambda: len(alive(f"sleep 0.1{os.getpid()}")) - len(alive(stubborn)) >= 2)  # both are past their trap
+    assert eventually(lambda: len(alive(f"sleep 0.1{os.getpid()}")) - len(alive(stubborn)) >= 2)  # both have set their trap
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     assert process.poll() is None

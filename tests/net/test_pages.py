@@ -1,4 +1,4 @@
-"""docs/far-sites.md as it stands: its WireGuard configurations connect the hosts, and no others."""
+"""docs/far-sites.md as written: its WireGuard configurations connect the page's hosts, and no others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "far-sites.md").read_text()
 CONFIGURATIONS = dict(re.findall(r"```ini\n# (\w+)\n(.*?)```", PAGE, re.S))
 
-# every host keeps to its configuration, host 0 as alpha; KEYS/NAME and KEYS/NAME.pub are there
+# each host uses its own configuration, host 0 as alpha; KEYS/NAME and KEYS/NAME.pub exist
 JOIN = """
 set -eu
 number=$((RANK + 1)) keys=$1 device=wgp$2-$RANK
@@ -53,7 +53,7 @@ else:
 
 
 def configurations(folder: Path, keys: dict[str, tuple[str, str]]) -> None:
-    """Write the page's configurations with keys in their places; gamma's is beta's with an address of its own."""
+    """Write the page's configurations with keys filled in; gamma's is beta's with its own address."""
     texts = dict(CONFIGURATIONS)
     texts["gamma"] = texts["beta"].replace("10.78.0.2/24", "10.78.0.3/24").replace("OF-BETA", "OF-GAMMA")
     for name, text in texts.items():

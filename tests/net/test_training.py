@@ -1,4 +1,4 @@
-"""A master and two workers on three hosts at 100 Mbit/s: they train, and their books agree with the interfaces."""
+"""A master and two workers on three hosts at 100 Mbit/s: they train, and their records agree with the interfaces."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from psnode.jobs.job import run
 TRAIN = ["-m", "psnode", "train", "--threads", 1, "--eval-freq", 0, "--no-tensorboard", "--hash-every", 5]
 
 
-# as many steps as make launching and greeting, of which the books know nothing, a small part of all bytes
+# enough steps to make launching and greeting, which the records do not count, a small part of all bytes
 @pytest.mark.parametrize(("scheme", "downlink", "steps"), [("dense", "dense", 10), ("atomo", "bf16", 30)])
 def test_the_books_agree_with_the_interfaces_and_the_weights_with_a_run_in_one_process(
     netlab: Any, tmp_path: Path, scheme: str, downlink: str, steps: int
 ) -> None:
-    """Every byte of the job leaves one host once. The interfaces also count the headers of the packets, which are taken off."""
+    """Each byte of the job leaves one host once. The interfaces also count packet headers, which are subtracted."""
     pytest.importorskip("mpi4py")
     counters, train_dir = tmp_path / "counters.json", tmp_path / "hosts"
     flags = ["--max-steps", steps, "--scheme", scheme, "--downlink", downlink, "--train-dir", train_dir]

@@ -1,4 +1,4 @@
-"""The task of the recorded runs: a small perceptron on eight blurred classes. Its arithmetic is part of the record."""
+"""The task of the recorded runs: a small perceptron on eight blurred classes. The records depend on its exact arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psnode.task import Batch, Task
 
 
 class Blobs:
-    """512 points of 48 coordinates around eight centres."""
+    """512 points of 48 coordinates, scattered around eight centres."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(5)

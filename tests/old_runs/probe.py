@@ -1,4 +1,4 @@
-"""Print a digest of a processor's result for one gradient of the old runs' task: equal digests, equal runs."""
+"""Print a digest of the old runs' gradients and of their svd payloads; processors with equal digests give equal runs."""
 
 from __future__ import annotations
 

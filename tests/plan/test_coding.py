@@ -1,4 +1,4 @@
-"""The coding of segments, asked with plain values: both directions, all phases, limits; no model and no link."""
+"""The coding of segments, tested with plain values: both directions, all phases, limits; without a model or a link."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MIXED = scheme(feedback="ef", downlink="topk:ratio=0.005", ratio_warmup=(0.25, 0
 
 
 def test_segments_of_one_plan_have_codecs_of_their_own_in_both_directions() -> None:
-    """Under error feedback the unbiased quantiser is in its contractive form; tensors that go up whole come down whole."""
+    """Under error feedback an unbiased quantiser is used in its contractive form; tensors sent up uncoded come down uncoded."""
     coding = Coding(PLAN, MIXED)
     assert coding.up == [
         get_codec("topk:ratio=0.01"), get_codec("contractive(qsgd:levels=1,bucket=512)"), get_codec("identity"),
@@ -51,7 +51,7 @@ def test_a_warm_up_of_ratios_is_that_of_the_segments_that_have_a_ratio() -> None
 
 
 def test_phases_are_counted_in_parts_of_an_epoch() -> None:
-    """Half an epoch of ten steps each: five steps."""
+    """Each phase lasts half an epoch of ten steps, so five steps."""
     coding = Coding(PLAN, MIXED)
     assert [coding.phase(steps, 10) for steps in (0, 4, 5, 9, 10)] == [0, 0, 1, 1, 2]
 
@@ -62,7 +62,7 @@ def test_no_payload_of_any_phase_is_larger_than_its_segments_limit() -> None:
         sizes = [codec.encode(rng.standard_normal(each.segment.shape).astype("f4"), Key.derive(1)).nbytes for codec in each.ups]
         assert max(sizes) <= limit
         assert limit == max(codec.max_nbytes(each.segment.shape) for codec in each.ups)
-    assert coding.limits[0] >= 4096 // 4 * 4  # of the first phase: a quarter of the values, four bytes each
+    assert coding.limits[0] >= 4096 // 4 * 4  # in the first phase: a quarter of the values, four bytes each
 
 
 def test_a_dense_downlink_has_no_codecs() -> None:
@@ -71,7 +71,7 @@ def test_a_dense_downlink_has_no_codecs() -> None:
 
 
 def test_changes_that_a_codec_would_not_make_smaller_go_as_they_are() -> None:
-    """A short vector as float32 is smaller than its top values with their places and a header."""
+    """A short vector as float32 is smaller than its largest values with their indices and a header."""
     whole = Plan.from_dict({"tensors": [["a", [3]], ["b", [4096]]], "groups": [[["identity", 0, [3]], ["identity", 3, [4096]]]]})
     assert Coding(whole, scheme(downlink="topk:ratio=0.01")).down == [get_codec("identity"), get_codec("topk:ratio=0.01")]
 
@@ -88,7 +88,7 @@ def test_a_segment_that_travels_whole_has_a_memory_only_where_a_part_of_it_may_b
 
 
 def test_only_sketches_that_cost_less_together_are_merged() -> None:
-    """They add up like the vectors that they are of; so does float32, at no less work."""
+    """Sketches add up as their vectors do; float32 does too, but without saving work."""
     coded = [SegmentCoding.of(Segment(0, spec, 0, (4096,)), get_feedback("none")) for spec in ("countsketch", "topk", "identity")]
     assert [each.merges for each in coded] == [True, False, False]
 

@@ -1,4 +1,4 @@
-"""Plans: every coordinate in exactly one segment, small tensors uncoded, cuts where they may be."""
+"""Plans: every coordinate in exactly one segment, small tensors uncoded, cuts only where allowed."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ def test_segments_cover_every_coordinate_once_and_in_order(
 
 
 def test_a_small_model_is_one_group_and_a_large_ones_groups_shrink_towards_the_end() -> None:
-    small = [Tensor(f"layer{i}.weight", (512, 256)) for i in range(8)]  # 512 KiB each, 4 MiB
+    small = [Tensor(f"layer{i}.weight", (512, 256)) for i in range(8)]  # 512 KiB each, 4 MiB in total
     assert [4 * group.size >> 10 for group in make_plan(small, "qsgd").groups] == [4096]
     assert [4 * group.size >> 10 for group in make_plan(small, "qsgd", group_bytes=1 << 20).groups] == [1024] * 4
-    large = [Tensor(f"layer{i}.weight", (512, 256)) for i in range(64)]  # 32 MiB: 16, 2/3 of 16, of 5, of 1.5, the rest
+    # 32 MiB: 16, then 2/3 of 16, of 5 and of 1.5, and the rest
+    large = [Tensor(f"layer{i}.weight", (512, 256)) for i in range(64)]
     assert [4 * group.size >> 10 for group in make_plan(large, "qsgd").groups] == [16384, 11264, 3584, 1024, 512]
-    tail = [*large, Tensor("last.weight", (8, 256)), Tensor("last.bias", (256,))]  # 9 KiB: no group of their own
+    tail = [*large, Tensor("last.weight", (8, 256)), Tensor("last.bias", (256,))]  # 9 KiB: too small for their own group
     assert [4 * group.size >> 10 for group in make_plan(tail, "qsgd").groups] == [16384, 11264, 3584, 1545]
 
 
@@ -126,7 +127,7 @@ def test_tensors_whose_scales_are_their_own_or_fixed_are_fused(codec: str) -> No
 
 
 def test_one_scale_for_tensors_of_unlike_magnitude_would_lose_the_smaller_one() -> None:
-    """Signs times the mean magnitude leave 1 - 2 / pi of a Gaussian's energy; with a scale that is 50 times too large, 2500."""
+    """Signs times the mean magnitude lose 1 - 2 / pi of a Gaussian's energy; with a scale 50 times too large, 2500."""
     rng = np.random.default_rng(5)
     large, small = 100 * rng.standard_normal((64, 64)), rng.standard_normal((64, 64))
     x = np.concatenate([large.ravel(), small.ravel()]).astype(np.float32)
@@ -160,7 +161,7 @@ def test_a_large_embedding_is_coded_by_its_shape_in_tall_blocks_of_rows_that_are
     shapes = [segment.shape for segment in plan.segments]
     assert shapes == [(5585, 768)] * 8 + [(50257 - 8 * 5585, 768), (3072, 768)]
     assert max(len(group.segments) for group in plan.groups) == 1
-    # rank (rows + columns) values a block: a quarter more than uncut at most, where a block has four times more rows than columns
+    # rank (rows + columns) values per block: at most a quarter more than uncut, if a block has four times more rows than columns
     assert sum(sum(shape) for shape in shapes[:-1]) <= 1.25 * (50257 + 768)
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
@@ -208,7 +209,7 @@ def test_a_codec_whose_payloads_depend_on_the_values_is_used_although_they_might
 @pytest.mark.parametrize("group_by", ["layer", "bytes", "model"])
 @pytest.mark.parametrize("codec", sorted({scheme.codec for scheme in SCHEMES.values()}))
 def test_no_payload_holds_more_than_its_format_can_count(codec: str, group_by: GroupBy) -> None:
-    """2^28 values at most, in segments that go up and in whole groups that go down; or the plan is refused in one line."""
+    """Limit payloads to 2^28 values, in uplink segments and in whole downlink groups, or refuse the plan with one line."""
     tensors = [Tensor("a.weight", (1 << 15, 1 << 15)), Tensor("a.bias", (1 << 15,)), Tensor("b.weight", (1 << 14, 1 << 14))]
     if get_codec(codec).shaped:
         with pytest.raises(ConfigurationError, match=r"a\.weight"):

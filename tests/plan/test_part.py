@@ -1,4 +1,4 @@
-"""A part of a plan: the same groups and segments, with a vector of their own."""
+"""A part of a plan: the same groups and segments, with a vector of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plan_of(sizes: list[int], group_bytes: int) -> Plan:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 40000), min_size=1, max_size=8), st.sampled_from([16384, 65536]), st.data())
 def test_a_part_has_each_coordinate_of_its_groups_once_in_order(sizes: list[int], group_bytes: int, data: st.DataObject) -> None:
-    """Every coordinate is told by its place in the whole vector; tensors by theirs."""
+    """Identify every coordinate by its position in the whole vector, and tensors by theirs."""
     plan = plan_of(sizes, group_bytes)
     chosen = data.draw(st.sets(st.sampled_from(range(len(plan.groups)))))
     part, places = part_of(plan, chosen), np.arange(plan.size)
@@ -44,7 +44,7 @@ def test_a_part_has_each_coordinate_of_its_groups_once_in_order(sizes: list[int]
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 20000), min_size=1, max_size=8), st.data())
 def test_a_group_covers_the_same_tensors_in_a_part(sizes: list[int], data: st.DataObject) -> None:
-    """Frames name tensors without a gradient by their number among these."""
+    """Frames identify tensors without a gradient by their number among these tensors."""
     plan = plan_of(sizes, 16384)
     part = part_of(plan, data.draw(st.sets(st.sampled_from(range(len(plan.groups))))))
     for index, group in part.groups.items():

@@ -1,4 +1,4 @@
-"""Roles of the ranks of small jobs, against their definition."""
+"""Roles of the ranks of small jobs, compared with their definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels of frames: one a role, over one transport."""
+"""Channels of frames: one per role, over one transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control messages: strict both ways."""
+"""Control messages: strict when written and when read."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ LIES = [
     (READY, {"backward": [["w", 10**400]]}),
     (READY, {"backward": [["w", 0.1, 3]]}),
     (READY, {"backward": [["w", 0.1], ["w", 0.1]]}),
-    (READY, {"backward": [["v", 0.1]]}),  # a tensor that is none
+    (READY, {"backward": [["v", 0.1]]}),  # there is no such tensor
     (READY, {"backward": []}),
     (READY, {"backward": [3]}),
     (READY, {"backward": {"w": 0.1}}),
-    (READY, {"tensors": [["w", [2]], ["v", [2]]], "backward": [["w", 0.2], ["v", 0.1]]}),  # it ends before it begins
+    (READY, {"tensors": [["w", [2]], ["v", [2]]], "backward": [["w", 0.2], ["v", 0.1]]}),  # its end precedes its start
     (READY, {"host": 3}),
     (READY, {"host": "x" * 1001}),
     (READY, {"cores": 0}),
@@ -93,7 +93,7 @@ LIES = [
     (READY, {"arithmetic": {"fma": True, "aten": "AVX2", "sve": 2}}),
     (READY, {"arithmetic": [True, "AVX2"]}),
     (READY, {"examples": -1}),
-    (Failure("bad", 2), {"exit_code": 0}),  # a failed job would be a success
+    (Failure("bad", 2), {"exit_code": 0}),  # a failed job would count as a success
     (Failure("bad", 2), {"exit_code": 10**6}),
 ]
 

@@ -1,4 +1,4 @@
-"""Rounds of one step, in which a version's number tells the step, and of several, in which it does not."""
+"""Rounds of one step, in which a version's number gives the step, and rounds of several steps, in which it does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_rounds_of_several_steps_count_on_without_a_gap() -> None:
 
 
 def test_a_round_whose_versions_began_with_others_steps_finds_the_rounds_around_it() -> None:
-    now = Round(5, 6, 4)  # five rounds of one step before
+    now = Round(5, 6, 4)  # after five rounds of one step
     assert (now.finished, now.last_step) == (5, 9)
     assert now.at(7) == Round(7, 14, 4) == now.following.following
     assert now.at(7).at(5) == now

@@ -1,4 +1,4 @@
-"""Frames: exact bytes, and nothing but whole frames of this job gets through."""
+"""Frames: exact bytes, and only whole frames of this job are accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = 0x1122334455667788
 
 
 def crc32c_bitwise(data: bytes) -> int:
-    """CRC32C from its definition: reflected polynomial 0x82F63B78, initial and final value all ones."""
+    """Return the CRC32C by its definition: reflected polynomial 0x82F63B78, initial and final value all ones."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -31,7 +31,7 @@ def a_frame(body: bytes = b"body") -> np.ndarray:
 
 
 def resealed(data: bytearray) -> np.ndarray:
-    """`data` with the right checksum put in, so that only the change is wrong."""
+    """Return `data` with a corrected checksum, so that only the change is wrong."""
     struct.pack_into("<I", data, 48, crc32c_bitwise(bytes(data[:48]) + bytes(data[52:])))
     return np.frombuffer(bytes(data), np.uint8)
 

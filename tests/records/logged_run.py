@@ -1,4 +1,4 @@
-"""A run with every logger, resumed and evaluated in one process; then the findings of the packages' own readers, as JSON.
+"""A run with every logger, resumed and evaluated in one process. Prints the findings of the loggers' own readers as JSON.
 
 logged_run.py DIRECTORY
 """
@@ -73,7 +73,7 @@ def one_offline_run(path: Path) -> dict[str, Any]:
 
 
 def offline_records(path: Path) -> Iterator[Any]:
-    """The messages of a file: seven bytes, then the records of a LevelDB log in blocks of 32 KiB."""
+    """Yield the messages of a W&B file: seven bytes, then records of a LevelDB log in blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content, place, message = path.read_bytes(), 7, b""
@@ -85,7 +85,7 @@ def offline_records(path: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack_from("<IHB", content, place)
         message += content[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or the last part of one
             record = Record()
             record.ParseFromString(message)
             yield record

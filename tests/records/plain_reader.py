@@ -1,4 +1,4 @@
-"""A reader of safetensors files in NumPy and JSON, which shares no code with psnode or with the library."""
+"""A reader of safetensors files with NumPy and JSON; it shares no code with psnode or the safetensors library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1"}
 
 
 def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays of a file, by name."""
+    """Return the arrays of a file, by name."""
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or absent, and altered ones are not read."""
+"""Checkpoints are complete or absent, and altered ones are refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_file_of_another_size_and_one_that_is_not_listed_are_told_apart(tmp_pa
 
 
 def test_an_old_checkpoint_stays_for_the_parts_of_the_jobs_workers_alone(tmp_path: Path) -> None:
-    """Worker 2 of 2 is lacking after step 1; no rank needs the files of a third in step 2."""
+    """After step 1, worker 2 of 2 is missing; in step 2 no rank needs the files of a third worker."""
     for step, ranks in ((1, (1, 2)), (2, (1, 3)), (3, (1,)), (4, (1,))):
         draft = StagedCheckpoint(tmp_path, step)
         for rank in ranks:

@@ -1,4 +1,4 @@
-"""Epochs go on when a run is resumed with another number of workers: counted out example by example."""
+"""Epochs continue when a run is resumed with another number of workers, checked example by example."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ parts = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=1, m
 
 
 def examples_of(length: int, lengths: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(epoch, example) in the order in which a run takes them whose parts are `lengths`: (steps, workers)."""
+    """Return (epoch, example) in the order of a run with parts `lengths`: (steps, workers)."""
     taken, history, done = list[tuple[int, int]](), tuple[Generation, ...](), 0
     for steps, workers in lengths:
         history = continued(history, done, workers)
@@ -50,7 +50,7 @@ def test_without_a_change_nothing_moves() -> None:
 
 
 def test_half_the_workers_take_twice_the_steps() -> None:
-    """An epoch of 96 examples: 6 steps of 16, or 12 of 8. After 9 steps, half of the second epoch is over."""
+    """An epoch of 96 examples has 6 steps of 16, or 12 of 8: after 9 steps, half of the second epoch is over."""
     assert epoch_offset([Generation(0, 4), Generation(9, 2)], 96, lambda workers: 4 * workers) + 9 == 12 + 6
 
 
@@ -74,7 +74,7 @@ def test_parts_that_were_undone_are_forgotten() -> None:
     ids=lambda settings: settings["lr_schedule"],
 )
 def test_learning_rates_depend_on_the_epochs_that_are_over(settings: dict[str, object]) -> None:
-    """Epochs of 6 steps, then of 12: the rate after e epochs is that of a run that had 12 from the start."""
+    """With epochs of 6 and then 12 steps, the rate after e epochs equals that of a run with 12 steps from the start."""
     config = Config(epochs=6, lr=0.01, **settings)  # type: ignore[arg-type]
     moved = epoch_offset([Generation(0, 4), Generation(9, 2)], 96, lambda workers: 4 * workers)
     resumed, always = learning_rate(config, 12, moved), learning_rate(config, 12)

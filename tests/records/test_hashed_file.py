@@ -1,4 +1,4 @@
-"""Files that are hashed on their way to the disk."""
+"""Files that are hashed while they are written to the disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_disk_with_other_blocks_or_that_takes_little_at_a_time_gets_it_all(
     with HashedFile(tmp_path / "file", content.size) as file:
         file.write(content)
     assert (tmp_path / "file").read_bytes() == content.tobytes()
-    assert len(calls) == 8  # six blocks, one of them three times
+    assert len(calls) == 8  # six blocks, one of which takes three calls
 
 
 def test_an_error_of_the_disk_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Lines reach a file at once, and wait in order where the disk does not take them."""
+"""Lines are written to a file at once, and wait in order while the disk refuses them."""
 
 from __future__ import annotations
 

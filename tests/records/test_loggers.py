@@ -1,4 +1,4 @@
-"""Loggers receive the contents of the run's own files, and cannot delay it."""
+"""Loggers receive the contents of the run's own files, and cannot delay the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Exits(Own):
     def begin(self, run):
         raise SystemExit(3)
 """
-# sockets may reach this machine alone
+# sockets can reach only this machine
 GUARD = """
 import os, socket
 
@@ -77,7 +77,7 @@ def config(tmp_path: Path, *log_to: str, **settings: Any) -> Config:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A file with loggers."""
+    """Write a file with loggers, and return its path."""
     path = tmp_path / "own.py"
     path.write_text(OWN)
     return path
@@ -160,14 +160,14 @@ def test_a_logger_that_hangs_is_not_waited_for_and_what_is_too_much_for_it_is_dr
     with shown(0):
         thread = Background("it", lambda: stuck, waiting=2)
         for step in range(10):
-            thread.put(put(step))  # returns
+            thread.put(put(step))  # does not block
         thread.close(0.0)
     errors = capsys.readouterr().err
     assert errors.count("slower than the steps") == errors.count("not waited for") == 1
     stuck.answers.set()
     thread.close(threading.TIMEOUT_MAX)
     assert stuck.steps == sorted(stuck.steps)
-    assert 2 <= len(stuck.steps) <= 3  # those that waited, and the one that was at work
+    assert 2 <= len(stuck.steps) <= 3  # the waiting ones, and the one being sent
 
 
 def test_a_package_that_is_not_there_is_named_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +224,9 @@ def test_tensorboard_gets_figures_settings_events_and_summary(tmp_path: Path) ->
 
 @pytest.mark.serial
 def test_weights_and_biases_mlflow_and_trackio_hold_the_run_without_a_network(tmp_path: Path) -> None:
-    """One run of 4 steps, resumed to 6, evaluated three times; read by each package, from its own files."""
+    """Make one run of 4 steps, resumed to 6 and evaluated three times, and read it with each package from its own files."""
     for package in ("wandb", "mlflow", "alembic", "sqlalchemy", "trackio"):
-        if importlib.util.find_spec(package) is None:  # not imported here
+        if importlib.util.find_spec(package) is None:  # the package is not imported here
             pytest.skip(f"needs {package}")
     guard, directory = tmp_path / "guard", tmp_path / "run"
     guard.mkdir()

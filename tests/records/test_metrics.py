@@ -1,4 +1,4 @@
-"""Records: whole lines, totals that add up, files that are replaced in one step."""
+"""Records: whole lines, totals that add up, and files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_records_of_an_earlier_version_have_totals_without_control_messages(tmp_
     assert (found.uplink_bytes, found.downlink_bytes) == (
         70_302 + 100,
         111_632 + 200,
-    )  # of its summary.json, and more
+    )  # the bytes of its summary.json, and 100 or 200 more
     assert (found.uplink_control_bytes, found.downlink_control_bytes) == (7, 9)
 
 
@@ -138,8 +138,8 @@ def test_the_peak_of_memory_is_this_process_s_own_and_stays_when_the_memory_is_g
     command = [sys.executable, "-c", parent, "-c", code]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     before, after = map(int, told)
-    assert before < 400e6  # half of its parent's
-    assert 195e6 <= after - before < 220e6  # the peak before may be of something gone by then
+    assert before < 400e6  # half of its parent's peak
+    assert 195e6 <= after - before < 220e6  # the earlier peak may include memory that has been released since
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names of tensors of compiled, nested and parallel models, and of plain ones."""
+"""Names of tensors of plain, compiled, nested and parallel models."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Checkpoints that stay: the newest three, the best one that an evaluator found, and one that is being read."""
+"""Checkpoints that are kept: the newest three, the best one that an evaluator found, and one that is being read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_one_that_is_being_read_stays_until_it_is_not(tmp_path: Path) -> None:
 
 
 def test_one_that_is_being_read_stays_also_when_its_verdict_is_written_meanwhile(tmp_path: Path) -> None:
-    """The verdict is another file in the manifest's place."""
+    """The verdict replaces the manifest by another file."""
     published(tmp_path, range(1, 5))
     first = checkpoint.complete(tmp_path)[0]
     with reading(first):
@@ -73,7 +73,7 @@ def test_one_that_is_being_read_stays_also_when_its_verdict_is_written_meanwhile
 
 
 def of_start(train_dir: Path, begun: str, since: int, steps: list[int]) -> None:
-    """Checkpoints of the start `begun` of a job, which went on from the step `since`; their weights name the start."""
+    """Publish checkpoints of the start `begun` of a job, which continued from step `since`; the weights name the start."""
     for step in steps:
         draft = staging.StagedCheckpoint(train_dir, step)
         draft.add(checkpoint.MODEL, f"{begun} {step}".encode())
@@ -86,7 +86,7 @@ def digest_of(train_dir: Path, step: int) -> str:
 
 
 def test_nothing_of_another_future_is_the_best_or_takes_a_place(tmp_path: Path) -> None:
-    """To step 40, back to 20, and on to 50 without a checkpoint of 40."""
+    """Run to step 40, return to 20, and continue to 50 without a checkpoint of 40."""
     of_start(tmp_path, "first", 0, [10, 20, 30, 40])
     digests = {step: digest_of(tmp_path, step) for step in (10, 20, 30, 40)}
     records = [{"step": step, "loss": 0.5, "top1": step / 100, "model": digests[step]} for step in digests]
@@ -96,12 +96,13 @@ def test_nothing_of_another_future_is_the_best_or_takes_a_place(tmp_path: Path) 
     assert best_evaluated(tmp_path) == checkpoint.complete(tmp_path)[1]
     assert [record["step"] for record in evaluations(tmp_path, EVALUATIONS)] == [10, 20]
 
-    of_start(tmp_path, "second", 20, [30])  # other weights, of which there is no evaluation yet
+    of_start(tmp_path, "second", 20, [30])  # other weights, which are not yet evaluated
     assert best_evaluated(tmp_path) == checkpoint.complete(tmp_path)[1]
     of_start(tmp_path, "second", 20, [50])
     prune(tmp_path, 50, keep_last=3)
     assert there(tmp_path) == [20, 30, 50]
-    assert [record["step"] for record in evaluations(tmp_path, EVALUATIONS)] == [10, 20, 40]  # nothing tells of 40 any more
+    # nothing else mentions step 40 any more
+    assert [record["step"] for record in evaluations(tmp_path, EVALUATIONS)] == [10, 20, 40]
 
 
 def test_reading_one_that_is_gone_is_for_its_reader_to_find_out(tmp_path: Path) -> None:
@@ -122,5 +123,5 @@ def test_three_are_kept_unless_asked_otherwise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("minutes", "kept"), [(1e-9, [1, 2, 3, 4, 5, 6]), (1e6, [6]), (0.0, [6])])
 def test_checkpoints_by_time(tmp_path: Path, minutes: float, kept: list[int]) -> None:
-    """Every step takes longer than a billionth of a minute, and all of them take less than a million."""
+    """Every step takes longer than a billionth of a minute, and all steps together take less than a million minutes."""
     assert steps_kept(tmp_path, eval_freq=0, keep_last=0, checkpoint_minutes=minutes) == kept

@@ -1,4 +1,4 @@
-"""Values as of one moment, while the memory that holds them goes on changing."""
+"""Values at one moment, while the memory that holds them keeps changing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENSORS = {"a": (0, 3), "b": (3, 12), "c": (12, 12), "d": (12, 29), "e": (29, 30
 
 
 class State:
-    """Three vectors that are changed group by group, cut into tensors that groups do not respect, and a tensor of no group."""
+    """Three vectors changed group by group, with tensors that may span groups, and a tensor that belongs to no group."""
 
     def __init__(self, room: int) -> None:
         self.vectors = [torch.arange(30, dtype=torch.float32) + 100 * number for number in range(3)]
@@ -40,7 +40,7 @@ class State:
             vector[slice(*GROUPS[group])] = torch.nan
 
     def read(self, name: str) -> None:
-        """All of a tensor, in pieces of 5 bytes, is as it was."""
+        """Check, in pieces of 5 bytes, that a whole tensor reads as it was at the moment of the snapshot."""
         value = self.values[name]
         found = np.empty(value.nbytes, np.uint8)
         for start in range(0, found.size, 5):
@@ -85,7 +85,7 @@ def test_a_change_while_bytes_are_being_copied_has_them_copied_again(monkeypatch
         half = source.size // 2
         own(target[:half], source[:half])
         while late:
-            state.update(late.pop())  # which copies too
+            state.update(late.pop())  # the update copies too
         own(target[half:], source[half:])
 
     monkeypatch.setattr(np, "copyto", copyto)
@@ -93,7 +93,7 @@ def test_a_change_while_bytes_are_being_copied_has_them_copied_again(monkeypatch
 
 
 def test_copies_take_no_more_than_their_room_and_who_finds_none_waits_for_the_reader() -> None:
-    state = State(room=30)  # 7 values of 4 bytes, and group 2 has 7 of each of three vectors
+    state = State(room=30)  # room for 7 values of 4 bytes; group 2 has 7 values in each of three vectors
     changed = threading.Event()
 
     def change() -> None:

@@ -1,4 +1,4 @@
-"""Memory for copies: within its bound, no byte twice, and the same bytes again."""
+"""Memory for copies: within its bound, no byte used twice, and released bytes reused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def begun(limit: int) -> SnapshotMemory:
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40))))
 @settings(deadline=None, max_examples=80)
 def test_copies_lie_side_by_side_inside_of_the_room(asked: list[tuple[bool, int]]) -> None:
-    """By brute force: the bytes that are taken, one by one. There is room exactly if a run of free bytes is long enough."""
+    """Compare with brute force over single bytes: there is room exactly if a run of free bytes is long enough."""
     room, held, taken = begun(100), list[Allocation](), [False] * 100
     for takes, number in asked:
         with room.changed:

@@ -1,4 +1,4 @@
-"""A checkpoint in the making is invisible, and holds only declared content."""
+"""An unfinished checkpoint is invisible, and holds only declared content."""
 
 from __future__ import annotations
 

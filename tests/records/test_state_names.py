@@ -1,4 +1,4 @@
-"""Names of state within a checkpoint: ranges and numbers by tensor, against sets of coordinates; refusals."""
+"""Names of state in a checkpoint: ranges and numbers by tensor, compared with sets of coordinates; and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = {"a": 7, "empty": 0, "b/c": 1, "d": 12, "e": 5}
 
 
 def plan_of(*cuts: int, groups: int = 1) -> Plan:
-    """The tensors of SIZES, in segments that end at `cuts` and at the end, the first of them in a group of their own."""
+    """Return a plan of the tensors of SIZES, in segments that end at `cuts` and at the end; the first ones form single groups."""
     edges = [0, *cuts, sum(SIZES.values())]
     segments = [Segment(i, "identity", low, (high - low,)) for i, (low, high) in enumerate(pairwise(edges))]
     head = [Group(i, (segment,)) for i, segment in enumerate(segments[: groups - 1])]
@@ -30,7 +30,7 @@ def plan_of(*cuts: int, groups: int = 1) -> Plan:
 
 
 def owners() -> list[tuple[str, int]]:
-    """Name and offset of every coordinate of the flat vector."""
+    """Return the tensor's name and the offset of every coordinate of the flat vector."""
     return [(name, offset) for name, size in SIZES.items() for offset in range(size)]
 
 
@@ -119,7 +119,7 @@ OLD: dict[str, dict[str, torch.Tensor]] = {
 
 
 def old(folder: Path, plan: Plan | None, content: dict[str, dict[str, torch.Tensor]]) -> Checkpoint:
-    """A checkpoint of layout 1, of which that plan is known."""
+    """Return a checkpoint of layout 1, with the given plan recorded, if any."""
     staged = StagedCheckpoint(folder, 3)
     for file, tensors in content.items():
         staged.add_tensors(file, tensors)

@@ -1,4 +1,4 @@
-"""Tensors that share memory keep their values in a file, and garbage is told by its name."""
+"""Tensors that share memory keep their values in a file, and damaged files are reported by name."""
 
 from __future__ import annotations
 

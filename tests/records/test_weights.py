@@ -1,4 +1,4 @@
-"""Weights alone: a run that begins with those of another one, and a file for use elsewhere."""
+"""Weights alone: a run that starts from another run's weights, and a file for use elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMON: dict[str, Any] = {"scheme": "dense", "local": 1, "threads": 1, "batch_si
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two checkpoints, after 4 and 8 steps."""
+    """Return a run with checkpoints after 4 and 8 steps."""
     train_dir = tmp_path_factory.mktemp("earlier") / "run"
     run(Config(train_dir=train_dir, max_steps=8, eval_freq=4, lr=0.05, seed=5, **COMMON))
     return train_dir
@@ -32,7 +32,7 @@ def weights(train_dir: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def sgd_step(start: dict[str, torch.Tensor], lr: float) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and weights of one step of plain PyTorch from `start`, on the first batch that seed 1 deals one worker."""
+    """Return loss and weights of one plain PyTorch step from `start`, on the first batch that seed 1 gives to a single worker."""
     task = Classification("LeNet", "digits", seed=1)
     model = task.model()
     model.load_state_dict(start)
@@ -60,7 +60,7 @@ def test_a_run_begins_with_the_weights_of_another_and_no_momentum(source: str, e
 
 
 def begin(capfd: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    """The error of a run that is refused."""
+    """Start a run that is refused, and return its error line."""
     assert main(["train", "--local", "1", "--no-tensorboard", *map(str, words)]) == 2
     [line] = capfd.readouterr().err.splitlines()
     return line

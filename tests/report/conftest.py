@@ -1,4 +1,4 @@
-"""Runs for the tests of reports: one that psnode has made, and one that is written out by hand."""
+"""Runs for the tests of reports: a run made by psnode, and runs whose files are written directly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
 
 
 def record(step: int, **fields: Any) -> dict[str, Any]:
-    """A line of metrics.jsonl: 2 seconds, 300 bytes up and 100 down, a loss of 1 / step."""
+    """Return a line of metrics.jsonl: 2 seconds, 300 bytes up, 100 bytes down, and loss 1 / step."""
     parts = ("forward_backward", "encode", "wait", "decode", "update", "downlink")
     seconds = {"step": 2.0, **dict.fromkeys(parts, 0.5)}
     made = {
@@ -37,12 +37,12 @@ def record(step: int, **fields: Any) -> dict[str, Any]:
 
 
 def lines(path: Path, records: Sequence[Any]) -> None:
-    """Write a file of a JSON object a line."""
+    """Write a file with one JSON object per line."""
     path.write_text("".join(json.dumps(each) + "\n" for each in records))
 
 
 def write_run(path: Path, steps: Sequence[dict[str, Any]], **changes: Any) -> Path:
-    """A run without checkpoints, with `changes` to its config.json."""
+    """Write a run without checkpoints, with `changes` to its config.json, and return its path."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(CONFIG | changes))
     lines(path / "metrics.jsonl", steps)
@@ -51,7 +51,7 @@ def write_run(path: Path, steps: Sequence[dict[str, Any]], **changes: Any) -> Pa
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two workers with a timeline, whose checkpoints are evaluated."""
+    """Return the path of a run of two workers with a timeline and evaluated checkpoints."""
     path = tmp_path_factory.mktemp("runs") / "trained"
     train = ["train", "--local", "2", "--network", "FC", "--scheme", "dense", "--batch-size", "8", "--max-steps", "6"]
     train += ["--eval-freq", "2", "--timeline", "--quiet", "--no-tensorboard", "--train-dir", str(path)]

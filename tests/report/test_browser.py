@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing is complained of, nothing is asked for, and the axis can be changed."""
+"""The page in a real browser: no complaints, no requests, and an axis that can be changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ document.body.dataset.seen = seen.join(" ");
 
 
 class Seen(NamedTuple):
-    """A page as a browser saw it: the document after its scripts ran, lines of its console, hosts that it asked for."""
+    """A page as a browser saw it: the document after its scripts, console lines, and requested hosts."""
 
     dom: str
     console: list[str]
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
 
 class Proxy(socketserver.ThreadingTCPServer):
-    """Takes every request of a browser, keeps whom it was for, and answers none."""
+    """A proxy that records the host of every request of a browser and answers none."""
 
     daemon_threads = True
 
@@ -64,13 +64,13 @@ class Request(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         words = self.rfile.readline(4096).decode("latin-1").split()
         host = words[1].removeprefix("http://").split("/")[0].partition(":")[0] if len(words) > 1 else "?"
-        if not host.endswith((".google.com", ".googleapis.com", ".gvt1.com")):  # the browser's own, page or not
+        if not host.endswith((".google.com", ".googleapis.com", ".gvt1.com")):  # requests of the browser itself, for any page
             self.server.asked.append(host)
 
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Callable[..., Seen]:
-    """Load a page from a file, with `place` appended to the address. All requests go to a proxy that records them."""
+    """Return a function that loads a page from a file, with `place` appended to the address, and all requests sent to a proxy."""
 
     def load(content: bytes, *flags: str, place: str = "") -> Seen:
         file = tmp_path / "page.html"
@@ -92,7 +92,7 @@ def test_the_page_loads_without_a_complaint_or_a_request_and_takes_its_axis_from
 ) -> None:
     seen = browse(render([read(trained)]), place="#axis=bytes")
     assert (seen.console, seen.requests) == ([], [])
-    assert re.search(r"<html[^>]* data-axis=\"bytes\"", seen.dom)  # its script has run, under its own policy
+    assert re.search(r"<html[^>]* data-axis=\"bytes\"", seen.dom)  # its script has run under the page's own policy
 
 
 def test_complaints_and_requests_would_be_seen(browse: Callable[..., Seen]) -> None:
@@ -112,7 +112,7 @@ def test_a_hostile_run_runs_nothing_and_asks_for_nothing(browse: Callable[..., S
 
 
 def test_a_click_changes_the_axis_of_every_curve(browse: Callable[..., Seen], tmp_path: Path) -> None:
-    """In a copy of the page whose policy lets another script click."""
+    """Use a copy of the page whose policy lets another script click."""
     runs = read_all([write_run(tmp_path / name, [record(k) for k in (1, 2, 3)]) for name in ("one", "two")])
     content = re.sub(r"<meta http-equiv=[^>]*>", "", render(runs).decode()).replace("</body>", f"{CLICK}</body>")
     seen = browse(content.encode())
@@ -122,7 +122,7 @@ def test_a_click_changes_the_axis_of_every_curve(browse: Callable[..., Seen], tm
 
 
 def test_it_is_as_wide_as_a_telephone(browse: Callable[..., Seen], trained: Path) -> None:
-    """Nothing but the frames of tables is wider than the window."""
+    """Only the frames of tables may be wider than the window."""
     told = "<script>document.body.dataset.wide = document.documentElement.scrollWidth - innerWidth;</script>"
     content = re.sub(r"<meta http-equiv=[^>]*>", "", render([read(trained)]).decode()).replace("</body>", f"{told}</body>")
     seen = browse(content.encode(), "--window-size=500,900", "--dump-dom")
@@ -134,4 +134,4 @@ def test_it_is_drawn(browse: Callable[..., Seen], trained: Path, tmp_path: Path)
     browse(render([read(trained)]), "--window-size=1200,900", f"--screenshot={picture}")
     content = picture.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", content[16:24]) == (1200, 900)
-    assert len(content) > 20_000  # an empty page has a tenth of that
+    assert len(content) > 20_000  # an empty page has a tenth of this size

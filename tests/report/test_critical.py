@@ -1,4 +1,4 @@
-"""The critical path of a step, from spans that are made up, and from those of a run."""
+"""The critical path of a step, from made-up spans, and from the spans of a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def worker(rank: int, name: str, start: float, stop: float, **facts: int) -> Wor
 
 
 def step(late: int) -> list[WorkSpan]:
-    """Step 1 from second 0 to 10; the gradient of worker `late` comes last, and that of the other is decoded before."""
+    """Return step 1 from second 0 to 10; worker `late`'s gradient arrives last, after the other worker's is decoded."""
     early = 3 - late
     return [
         master("downlink", -0.2, 0.0, version=0),
         worker(late, "wait", 0.0, 1.0, version=0),
-        worker(late, "forward_backward", 0.5, 6.0, step=1),  # the first half second of it is part of the wait
+        worker(late, "forward_backward", 0.5, 6.0, step=1),  # its first half second is part of the wait
         worker(early, "forward_backward", 0.5, 3.0, step=1),
         master("decode", 3.5, 4.0, sender=early, group=0),
         master("decode", 8.0, 8.5, sender=late, group=0),
@@ -50,7 +50,7 @@ def test_the_path_leads_through_the_worker_whose_gradient_came_last(late: int) -
 
 
 def test_gradients_that_waited_for_an_earlier_rank_do_not_hold_up_the_step() -> None:
-    """Sums are made in order of rank: the last one decoded came before the first."""
+    """Sums are made in order of rank: the gradient decoded last arrived before the first."""
     spans = [span for span in step(1) if span.name != "decode"]
     spans += [master("decode", 8.0, 8.3, sender=1, group=0), master("decode", 8.3, 8.5, sender=2, group=0)]
     [path] = paths(sorted(spans, key=lambda span: span.start))

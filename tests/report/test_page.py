@@ -1,4 +1,4 @@
-"""The page: its contents for all kinds of runs, and text of a run stays text."""
+"""The page: its contents for all kinds of runs; text from a run stays text."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_file_that_is_no_page_is_not_overwritten(tmp_path: Path, capsys: pytes
     assert notes.read_text() == "mine"
     output = tmp_path / "new" / "page.html"
     assert main(["report", str(trained), "-o", str(output)]) == 0
-    assert main(["report", str(trained), "-o", str(output)]) == 0  # its own page it does replace
+    assert main(["report", str(trained), "-o", str(output)]) == 0  # its own page is replaced
     assert capsys.readouterr().out.splitlines()[0] == f"1 run in {output}"
 
 

@@ -1,4 +1,4 @@
-"""Whatever a directory holds is read as far as it goes, in bounded time, and nothing of it is executed."""
+"""Any directory is read as far as possible, in bounded time, without executing its contents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(60)
 def test_sums_and_ratios_are_those_of_the_records(tmp_path: Path) -> None:
     run = read(write_run(tmp_path / "run", [record(k) for k in range(1, 6)]))
     assert (run.reached, run.workers, run.last("loss"), run.sent) == (5, 2, 0.2, 2000)
-    assert run.ratio == 8 * 100 * 2 * 5 / 2000  # 100 coordinates, 2 workers, 4 bytes up and 4 down each
+    assert run.ratio == 8 * 100 * 2 * 5 / 2000  # 100 coordinates, 2 workers, 4 bytes up and 4 bytes down each
     assert run.best is None
     assert run.problems == []
 
@@ -91,7 +91,7 @@ def test_records_before_a_damaged_line_and_before_a_torn_one_are_shown(tmp_path:
     assert "line 3 of" in run.problems[0]
     lines(path / "metrics.jsonl", [record(1)])
     with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "lo')  # as a reader finds it while it is written
+        file.write('{"step": 2, "lo')  # a line that is read while it is being written
     assert (read(path).reached, read(path).problems) == (1, [])
 
 
@@ -131,7 +131,7 @@ def test_a_codec_that_only_a_record_names_is_not_executed(tmp_path: Path) -> Non
 
 def test_runs_are_found_below_a_directory_and_links_are_not_followed(tmp_path: Path) -> None:
     made = [write_run(tmp_path / name, []) for name in ("a/one", "a/two", "b")]
-    write_run(made[0] / "inner", [])  # part of a run
+    write_run(made[0] / "inner", [])  # belongs to a run
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     (tmp_path / "a" / "empty").mkdir()
     assert find([tmp_path]) == made

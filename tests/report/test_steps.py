@@ -1,4 +1,4 @@
-"""Columns of records, their sums along the way, and curves of few points."""
+"""Columns of records, their cumulative sums, and curves with few points."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A fake device: a stand-in for the few calls of CuPy that psnode makes. Its NVRTC is g++, so that the very text runs.
+"""A fake device: stands in for the few calls of CuPy that psnode makes, with g++ as NVRTC, so that the actual kernel text runs.
 
-Device memory is the host's: torch's device is its CPU. Speed and the effects of a GPU's compiler it cannot show.
+Device memory is host memory, and torch's device is the CPU. Speed and the effects of a GPU's compiler cannot be tested.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ARGUMENTS = {np.uint64: ctypes.c_uint64, np.uint32: ctypes.c_uint32, np.int32: 
 
 @functools.cache
 def _built(text: str) -> bytes:
-    """The library of kernels in `text`, which g++ makes once for all tests of a process."""
+    """Return the library of the kernels in `text`, which g++ builds once per process of tests."""
     with tempfile.TemporaryDirectory() as folder:
         build(text, Path(folder))
         return (Path(folder) / "kernels.so").read_bytes()
 
 
 class Device:
-    """A CUDA device by its number, or None for the current one; also the context in which it is current."""
+    """A CUDA device, by its number (None: the current device), and the context in which it is current."""
 
     compute_capability = "90"
 
@@ -49,7 +49,9 @@ class Device:
 
 
 class FakeCupy(ModuleType):
-    """`compiled`: compiled texts with their options; `launched`: names of kernels; `edit`: changes a text before."""
+    """Stand-in for the module cupy. `compiled`: texts with options; `launched`: names of kernels; `edit`
+    changes a text before.
+    """
 
     __version__ = "14.0.0"
 
@@ -98,7 +100,7 @@ STREAM = 4711  # the address of torch's current stream
 
 
 class Event:
-    """An event of torch's, on a clock that only goes forward by one millisecond an event."""
+    """Stand-in for a CUDA event of torch, on a clock that advances by one millisecond per event."""
 
     now = 0.0
 
@@ -117,7 +119,7 @@ class Event:
 
 
 class Stream:
-    """A stream of torch's, and the context in which it is the current one."""
+    """Stand-in for a CUDA stream of torch, and the context in which it is current."""
 
     cuda_stream = STREAM
 
@@ -129,7 +131,7 @@ class Stream:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, cache: Path) -> FakeCupy:
-    """Have `import cupy` find the stand-in, torch say which stream is current, and compiled kernels lie in `cache`."""
+    """Make `import cupy` find the stand-in, make torch report its stream as current, and store compiled kernels in `cache`."""
     fake = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
     stream = Stream()

@@ -1,4 +1,4 @@
-"""Subjects of the tests of formulas: codecs of psnode's at settings that have one, and the functions that run a program."""
+"""Subjects of the tests of formulas: psnode's codecs at settings that have a formula, and functions that run a program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.codecs.test_low_bit_golden import SPECS as LOW_BIT
 from tests.codecs.test_low_bit_golden import scaled_input
 
 EMPTY = np.empty(0, np.float32)
-KEY = Key.derive(1, "golden")  # that of the golden payloads
+KEY = Key.derive(1, "golden")  # the key of the golden payloads
 
-# Codecs with formulas, at their defaults and at others.
+# codecs with formulas, at default and other settings
 FORMS = [
     "bf16",
     "dithered",
@@ -45,7 +45,7 @@ FORMS = [
     "terngrad",
     "terngrad:clip=2.5",
 ]
-# Golden payloads of codecs that have a formula: file and spec.
+# golden payloads of codecs with a formula: file and spec
 GOLDEN = {
     name: name for name in ("bf16", "fp16", "minmax", "natural", "nuqsgd", "onebit", "qsgd", "scaledsign", "sign", "terngrad")
 } | {
@@ -59,7 +59,7 @@ GOLDEN = {
 
 
 def with_formula() -> set[str]:
-    """Ids of all codecs that have a formula at their default settings."""
+    """Return the ids of all codecs that have a formula at their default settings."""
     return {name for name in table.CODECS if table.is_known(name) and formula_of(get_codec(name)) is not None}
 
 
@@ -70,28 +70,34 @@ def program(codec: Codec) -> Program:
 
 
 def ties(n: int) -> Floats:
-    """Multiples of 1/2 of a bucket's largest value, 15: half of them lie between two levels of qsgd with norm=max."""
+    """Return multiples of 1/2, with maximum 15 in each bucket; half of them lie midway between two levels of
+    qsgd with norm=max.
+    """
     x = (np.arange(n) % 61 - 30).astype(np.float32) / 2
     x[::512] = 15
     return x
 
 
 def undecided(number: int) -> Floats:
-    """2100 fractions that the 16 random bits of stage `number` leave open: the sum is 2^16 - 1/2 in units of 2^-16."""
+    """Return 2100 fractions that the 16 random bits of stage `number` cannot decide: their sum is 2^16 - 1/2,
+    in units of 2^-16.
+    """
     drawn = words(np.array(KEY.words, np.uint64), number, 5 * 64).reshape(5, 64, 4).transpose(0, 2, 1).reshape(5, 256)
     sixteen = np.concatenate([drawn & 0xFFFF, drawn >> 16], axis=1).reshape(-1)[:2100]
     return ((0xFFFF - sixteen + 0.5) / 65536).astype(np.float32)
 
 
 def all_ties(number: int) -> Iterator[tuple[str, Floats]]:
-    """Rows from 0 to 1 of nothing but ties, for codecs that round to multiples of the largest value, or to its powers of two."""
+    """Yield rows in [0, 1] that contain only ties, for codecs that round to multiples of the maximum or to its powers of two."""
     for name, x in (("all ties", undecided(number)), ("all ties of powers", (1 + undecided(number)) / 2)):
         x[::512], x[1::512] = 1, 0
         yield name, x
 
 
 def inputs(number: int) -> Iterator[tuple[str, Floats]]:
-    """All contract inputs that are not empty, longer ones, and those that stage `number` cannot decide by 16 bits."""
+    """Yield all contract inputs that are not empty, longer inputs, and inputs that 16 random bits of stage `number` cannot
+    decide.
+    """
     yield "golden", fixed_input()
     yield "ties", ties(4 * 512 + 100)
     yield from all_ties(number)
@@ -104,7 +110,7 @@ def inputs(number: int) -> Iterator[tuple[str, Floats]]:
 
 
 def check(codec: Codec, functions: Functions, x: Floats) -> None:
-    """Body, error, decoded and added values of a program are those of the codec, bit for bit."""
+    """Check that a program's body, error, decoded and added values equal those of the codec bit for bit."""
     coder, key = Coder(program(codec), functions), np.array(KEY.words, np.uint64)
     expected_error = np.empty_like(x)
     payload = codec.encode(x, KEY, error=expected_error)
@@ -126,7 +132,7 @@ def check(codec: Codec, functions: Functions, x: Floats) -> None:
 
 
 def check_golden(name: str, functions: Functions) -> None:
-    """The stored payload `name` is made of its input."""
+    """Check that a program encodes the input of the stored payload `name` to that payload."""
     stored = Payload.from_bytes((FOLDER / f"{name}.bin").read_bytes())
     x = (scaled_input() if name in LOW_BIT else fixed_input()).reshape(-1)
     coder = Coder(program(get_codec(GOLDEN[name])), functions)
@@ -136,7 +142,7 @@ def check_golden(name: str, functions: Functions) -> None:
 
 
 def check_all(spec: str, functions: Functions) -> None:
-    """`check` of every input, which an error names."""
+    """Run `check` on every input; an error names the input."""
     codec = get_codec(spec)
     for name, x in inputs(table.number_of(codec.id)):
         try:

@@ -1,4 +1,4 @@
-"""CUDA text as C++: built by g++ with a warp as a vector of 32 lanes, and called like any other kernels."""
+"""CUDA text compiled as C++ by g++, with a warp as a vector of 32 lanes, and called like the other kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = ["-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared"
 
 
 def build(text: str, folder: Path) -> ctypes.CDLL:
-    """The library of kernels in `text`."""
+    """Build the kernels in `text` in `folder`, and return the library."""
     source, library = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text(text)
     command = [str(GXX), *FLAGS, f"-I{HEADERS}", str(source), "-o", str(library)]
@@ -34,7 +34,7 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def starts_of(packed: np.ndarray, size: int) -> np.ndarray:
-    """The places where blocks of 20480 codes begin, and the end of the last one."""
+    """Return the positions at which blocks of 20480 codes begin, and the end of the last block."""
     starts = [0]
     for _ in range(size // 20480):
         listed = int(packed[starts[-1] : starts[-1] + 2].view(np.uint16)[0])
@@ -43,18 +43,18 @@ def starts_of(packed: np.ndarray, size: int) -> np.ndarray:
 
 
 class Hosted:
-    """Kernels of such a library, with the interface of psnode.codecs.rows.coder.Functions."""
+    """Kernels of a library from `build`, with the interface of psnode.codecs.rows.coder.Functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library, self.varies, self.fits = library, hasattr(library, "place_blocks"), hasattr(library, "measure")
 
     def survey(self, x: np.ndarray, tops: np.ndarray) -> bool:
-        padded = np.resize(x, -(-x.size // 512) * 512)  # repeats values, which changes no extreme
+        padded = np.resize(x, -(-x.size // 512) * 512)  # repeated values change no extreme
         self.library.survey(address(padded), address(tops), ctypes.c_uint32(padded.size // 512))
         return bool(tops[0] < 0x7F800000)
 
     def sum_up(self, x: np.ndarray, key: Any, tops: np.ndarray) -> bool:
-        """512 numbers become one, until one is left."""
+        """Sum the rows of `x`: each group of 512 numbers becomes one, repeatedly, until one is left."""
         count, sums = -(-x.size // 512), tops.size // 2 - 3
         padded, parts, done = np.zeros(512 * count, np.float32), np.empty(sums * count), np.array([count], np.uint32)
         padded[: x.size] = x
@@ -91,7 +91,7 @@ class Hosted:
         return int(done[0]) * 512
 
     def _places(self, side: Any, first: Any, rows: Any, count: Any) -> np.ndarray:
-        """The places where buckets begin, of which there are at most as many as rows."""
+        """Return the positions at which buckets begin; there are at most as many buckets as rows."""
         starts = np.zeros(count.value + 1, np.uint32)
         self.library.place_buckets(address(side), address(starts), first, rows, count)
         return starts

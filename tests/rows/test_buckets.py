@@ -1,4 +1,4 @@
-"""Buckets of rows: their numbers, codes in as many bits as the largest of a bucket has, and random bits that decode has too."""
+"""Buckets of rows: their numbers, codes with the width of the bucket's largest code, and random bits that decode also uses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BUCKET = 512 * ROWS
 
 
 class Whole:
-    """Magnitudes without their fractions; decode adds the random bits of a coordinate before it, and its place."""
+    """A formula that sends magnitudes without fractions; decode adds random bits of the previous coordinate, and its position."""
 
     id, number, may_overflow = "whole", 250, False
 
@@ -67,7 +67,7 @@ class Whole:
 
 
 def inputs(size: int, most: int) -> np.ndarray:
-    """Buckets of other widths each, the last of them of the most."""
+    """Return buckets of different widths, the last of maximal width."""
     scale = 2.0 ** (np.arange(size) // BUCKET * 3 % most - 1.0)
     x = np.clip(gaussian(size) * scale, 0.25 - 2.0**most, 2.0**most - 0.25).astype(np.float32)
     x[-1] = 0.5 - 2.0**most
@@ -193,11 +193,11 @@ def test_what_kernels_could_not_know_is_refused() -> None:
 
 
 def tied(size: int) -> np.ndarray:
-    """Multiples of 2^-16 of a bucket's root mean square, of which the dither of dithered makes a tie, but for a few beside."""
+    """Return multiples of 2^-16 of a bucket's RMS that are ties under dithered's dither, except for a few."""
     k = dither(KEY.words, size)[0][:size].astype(float)
     fractions = (0xFFFF - k + 0.5) / 65536 - (np.arange(size) % 3 > 0)  # a, in units of the root mean square
     x = fractions.reshape(-1, 512)
-    x[:, 511] = np.sqrt(np.maximum(512 - (x[:, :511] ** 2).sum(axis=1), 0))  # which makes that 1
+    x[:, 511] = np.sqrt(np.maximum(512 - (x[:, :511] ** 2).sum(axis=1), 0))  # which makes the RMS 1
     return x.reshape(-1).astype(np.float32)
 
 
@@ -214,7 +214,7 @@ def test_dithers_that_leave_a_coordinate_open_are_settled(
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_buckets_of_the_most_rows_with_codes_of_more_than_a_byte(make: Callable[[Program], Functions]) -> None:
-    """60000 is 256 root mean squares, less than 8192 steps; 2000 is 70.7, or 2262 steps. Codes are twice that."""
+    """Use 60000, which is 256 times the RMS or below 8192 steps, and 2000, 70.7 times or 2262 steps; codes are twice as large."""
     codec, x = get_codec("dithered:step=0.03125,bucket=65536"), gaussian(65536 + 5000)
     x[100] = 60000
     x[-1] = -2000
@@ -223,7 +223,7 @@ def test_buckets_of_the_most_rows_with_codes_of_more_than_a_byte(make: Callable[
 
 
 class Apart:
-    """Key words with a number between them, and random bits that decode asks for."""
+    """A formula with a number between its key words, and with random bits that decode uses."""
 
     id, number, may_overflow = "apart", 251, False
 

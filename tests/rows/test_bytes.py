@@ -1,4 +1,4 @@
-"""Everything that is made of a formula writes the bytes of the codec, leaves its error and decodes to its values."""
+"""All code generated from a formula writes the codec's bytes, leaves its error and decodes to its values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_all_contract_inputs(spec: str, make) -> None:
     ],
 )
 def test_all_ties_are_ties(spec: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the inputs above reach the code that settles them."""
+    """Check that these inputs reach the code that settles ties."""
     asked, chance = [], interpreter._chance
     monkeypatch.setattr(interpreter, "_chance", lambda *arguments: asked.append(arguments) or chance(*arguments))
     x = dict(all_ties(number_of(get_codec(spec).id)))[name]
@@ -88,7 +88,7 @@ def test_a_value_that_is_not_finite_ends_the_sweep_before_its_row(spec: str, mak
 @pytest.mark.parametrize("make", [interpreted, by_numba])
 @pytest.mark.parametrize("scale", [0.0, 2.0**-149, 1.5, 3.4e38])
 def test_the_three_digits_of_terngrad_have_the_signs_of_their_products(make, scale: float) -> None:
-    """-0 among them: bytes 0, 121 and 242 are five times the digits 0, 1 and 2."""
+    """Include -0; bytes 0, 121 and 242 are five times the digits 0, 1 and 2."""
     body = np.repeat(np.array([0, 121, 242], np.uint8), 512)
     body = np.concatenate([np.array([scale], np.float32).view(np.uint8), body])
     out = np.empty(3 * 2560, np.float32)

@@ -1,6 +1,6 @@
-"""CUDA text without a GPU: run as C++, a warp as a vector of 32 lanes, and compiled for GPUs by NVRTC.
+"""CUDA text without a GPU: run as C++ with a warp as a vector of 32 lanes, and compiled for GPUs by NVRTC.
 
-The text itself is run: indices, layouts, rounding, ties. Rows share nothing, so there are no races to miss.
+This runs the actual text, with its indices, layouts, rounding and ties. Rows share no data, so there are no races to miss.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ with_nvrtc = pytest.mark.skipif(not nvrtc.find(), reason="no NVRTC: pip install 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory):
-    """Kernels by spec, each built once."""
+    """Return a function that builds the kernels of a spec once."""
     made: dict[str, Hosted] = {}
 
     def functions(spec: str) -> Hosted:
@@ -62,7 +62,7 @@ def test_a_value_that_is_not_finite_is_found_in_its_row(built) -> None:
 @with_gxx
 @pytest.mark.usefixtures("forgotten_codecs")
 def test_a_codec_of_ones_own(tmp_path: Path) -> None:
-    """Its kernels on a CPU are those of Numba."""
+    """Compare with the codec's own kernels on a CPU, which are Numba's."""
     codec = get_codec(load_codec(EXAMPLE))
     coder = Coder(program(codec), Hosted(build(text_of(program(codec)), tmp_path)))
     for name, x in inputs(codec.number):
@@ -81,7 +81,7 @@ def test_a_codec_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("spec", sorted(with_formula()))
 def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, architecture: str) -> None:
-    """No value spills to memory, and no product and sum are contracted to one operation that rounds once."""
+    """Check that no value spills to memory, and that no product and sum are contracted to one operation with one rounding."""
     found = nvrtc.compile_text(standalone(text_of(program(get_codec(spec)))), architecture)
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
     entries = {"encode", "decode", "survey", "fold_sums"} | ({"sum_rows"} if program(get_codec(spec)).sums else set())

@@ -1,4 +1,4 @@
-"""The way through CuPy to a device and back, on a stand-in that runs the text of the kernels."""
+"""Kernels on a device through CuPy, on a stand-in that runs the kernels' text."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_a_file_that_no_driver_takes_is_compiled_anew(cupy: FakeCupy) -> None:
 
 
 def test_what_is_compiled_includes_nothing_from_files_but_on_a_processor() -> None:
-    """A file of kernels is found by the text: a header that it named would not count."""
+    """Check this because a file of kernels is identified by the text: changes of an included header would not be noticed."""
     text = standalone(text_of(program(get_codec("qsgd"))))
     assert [line for line in text.splitlines() if line.startswith("#include")] == ['#include "host.h"']
 
 
 def test_denormals_are_not_flushed_by_an_option_of_cupys() -> None:
-    """RawModule adds -ftz=true after a caller's options, so kernels come to it compiled."""
+    """Check that kernels reach RawModule compiled, since RawModule adds -ftz=true after the caller's options."""
     assert "--ftz=false" in OPTIONS and "--fmad=false" in OPTIONS
     assert {"--prec-div=true", "--prec-sqrt=true"} <= set(OPTIONS)
 

@@ -1,4 +1,4 @@
-"""Foundations of the formulas of psnode's codecs: corrections that end after as many steps as they have."""
+"""Foundations of psnode's formulas: corrections that end after a fixed number of steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = np.float32
 
 
 def hard_pairs(size: int) -> tuple[Any, Any]:
-    """Least and greatest values of either sign: of any ratio, near each other, and next to powers of two."""
+    """Return minima and maxima of either sign, with any ratio, close to each other, or next to powers of two."""
     rng = np.random.default_rng(1)
     one, other = (rng.integers(0, 1 << 32, size, dtype=np.uint32) for _ in range(2))
     kinds = rng.integers(0, 4, size)
@@ -30,7 +30,7 @@ def hard_pairs(size: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_the_step_of_minmax_is_found_by_two_corrections(bits: int) -> None:
-    """By the rule of docs/payload-format.md, in NumPy."""
+    """Compare with the rule of docs/payload-format.md in NumPy."""
     least, greatest = hard_pairs(400_000)
     steps, span = 2**bits - 1, greatest.astype(float) - least
     up = np.where((span > 0) & (span < 2.0**-64), 2.0**64, np.where(span > 2.0**120, 0.25, 1.0))
@@ -46,7 +46,7 @@ def test_the_step_of_minmax_is_found_by_two_corrections(bits: int) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 15, 255])
 def test_the_factor_is_the_float32_next_to_the_quotient_or_the_one_below(steps: int) -> None:
-    """Its product with the span is not to lead beyond the last step."""
+    """Check that its product with the span does not exceed the last step."""
     span = np.abs(np.concatenate(hard_pairs(400_000)))
     span = span[(span > F(2.0**-100)) & (span < F(2.0**125))]
     nearest = (steps * 65536 / span.astype(float)).astype(F)

@@ -1,4 +1,4 @@
-"""Formulas: the value of each word, by NumPy's arithmetic, and refusals when a formula is written down."""
+"""Formulas: the value of each word, compared with NumPy, and errors that are raised when a formula is defined."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ EMPTY = np.empty(0, np.float32)
 
 
 class Shown:
-    """A formula that sends the upper and the lower half of the bits of a float32 or an integer, one of them, or a condition."""
+    """A formula that sends the upper or the lower half of the 32 bits of `make(v)`: a float32, an integer or a condition."""
 
     id, number, may_overflow = "shown", 250, False  # the number of DRAWN
 
@@ -73,7 +73,7 @@ class Shown:
     def to_fields(self, v: Value) -> Fields:
         found = self.make(v)
         found = bits(found) if found.kind.real else u32(found)
-        found = found + (bits(v) & 0)  # a number of the row for every coordinate
+        found = found + (bits(v) & 0)  # makes a per-row number one per coordinate
         return Fields(codes=halves((found >> self.shift) & 0xFFFF))
 
     def from_fields(self, codes: Value) -> Value:
@@ -81,7 +81,7 @@ class Shown:
 
 
 def shown(make: Callable[[Value], Value], functions: Callable[[Program], Functions]) -> np.ndarray:
-    """The bits of `make(X)`."""
+    """Return the bits of `make(X)`."""
     found = np.zeros(X.size, np.uint32)
     for shift in (0, 16):
         coder = Coder(program_of(Shown(make, shift)), functions(program_of(Shown(make, shift))))
@@ -92,7 +92,7 @@ def shown(make: Callable[[Value], Value], functions: Callable[[Program], Functio
 
 
 def row_sum(x: np.ndarray) -> Any:
-    """Lane l of 64 takes coordinates l mod 64 in pairs of pairs; then 64 lanes fold to 16 and 16 to 1."""
+    """Sum as the kernels do: lane l of 64 adds coordinates l mod 64 as pairs of pairs, then 64 lanes fold to 16, and 16 to 1."""
     lanes = []
     for lane in range(64):
         e = list(x[lane::64])
@@ -106,13 +106,13 @@ F = np.float32
 NUMBER = 250
 DRAWN = words(np.array(Key.derive(3).words, np.uint64), NUMBER, 2 * 64).reshape(2, 64, 4).transpose(0, 2, 1).reshape(2, 256)
 SIXTEEN = np.concatenate([DRAWN & 0xFFFF, DRAWN >> 16], axis=1).astype(np.int64)
-# bit i mod 32 of word i // 32, the words of the first 64 calls in four planes
+# bit i mod 32 of word i // 32, with the words of the first 64 calls in four planes
 COINS = (DRAWN[0, np.arange(1024) // 32] >> (np.arange(1024) % 32).astype(np.uint32) & 1).reshape(2, 512)
 ROUNDED = (np.floor(X * F(65536)).astype(np.int64) + SIXTEEN >> 16) + 64
 
 
 def rounded(v: Value) -> Value:
-    """v rounded at random, + 64."""
+    """Return v rounded at random, plus 64."""
     return stochastic(v * 65536.0, -64)
 
 
@@ -179,7 +179,7 @@ def test_a_word_computes_what_numpy_does(word: str) -> None:
 
 
 def mixed(v: Value) -> Value:
-    """All words at once: a change of any bit of any of them shows."""
+    """Combine all words, so that a change of any bit of any word shows."""
     found = bits(v)
     for make, _ in WORDS.values():
         value = make(v)
@@ -210,7 +210,7 @@ def test_cuda_text_computes_what_the_interpreter_does() -> None:
 
 
 class Thirds:
-    """2 above 1, 0 below -1, else 1, five to a byte; values that are not finite are met on the way, not by a sweep."""
+    """A formula that sends 2 above 1, 0 below -1, else 1, five to a byte; finiteness is checked while coding, not by a sweep."""
 
     id, number, may_overflow = "thirds", 250, False
 
@@ -222,7 +222,7 @@ class Thirds:
 
 
 def five_to_a_byte(digits: np.ndarray) -> bytes:
-    """Blocks of 2560: byte j holds digits j, j + S, j + 2 S ... of a block of S bytes, the first one lowest."""
+    """Pack blocks of 2560 digits: byte j of S bytes holds digits j, j + S, j + 2 S ..., the first one lowest."""
     found = []
     for start in range(0, digits.size, 2560):
         block = digits[start : start + 2560].tolist()
@@ -261,14 +261,14 @@ def test_a_value_that_is_not_finite_ends_the_sweep_before_the_rows_it_is_packed_
     assert coder.encode(over, np.zeros(2, np.uint64), body, over) == done
     kept = np.where(x > 1, 1, np.where(x < -1, -1, 0)).astype(np.float32)[:done]
     np.testing.assert_array_equal(coder.beginning(body, x.size, done), kept)
-    if make is not by_cuda_text:  # on a GPU the following units are coded as well, each by a warp of its own
+    if make is not by_cuda_text:  # on a GPU, warps also code the units after this one
         np.testing.assert_array_equal(over, np.concatenate([x[:done] - kept, x[done:]]))
 
 
 def test_bytes_that_are_no_trits_are_refused() -> None:
     program = program_of(Thirds())
     coder = Coder(program, Interpreted(program))
-    for data in (b"", b"\xf3", b"\x01\x01", b"\x03"):  # for one digit: one byte, and nothing after the digit
+    for data in (b"", b"\xf3", b"\x01\x01", b"\x03"):  # one digit needs one byte, with nothing after the digit
         with pytest.raises(PayloadError, match="thirds"):
             coder.check(np.frombuffer(data, np.uint8), 1)
 

@@ -1,4 +1,4 @@
-"""natural by its formula: the rule of docs/payload-format.md in whole numbers, at exponents that float32 has room for or not."""
+"""natural by its formula: the rule of docs/payload-format.md in integers, for exponents inside and outside float32's range."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MAKERS = [Interpreted, by_numba, pytest.param(by_cuda_text, marks=with_gxx)]
 
 
 def spread(low: int, high: int, seed: int) -> np.ndarray:
-    """Values of either sign with exponents from `low` to `high`, and zeros of either sign."""
+    """Return values of either sign with exponents from `low` to `high`, and zeros of either sign."""
     rng = np.random.default_rng(seed)
     x = np.ldexp(1 + rng.random(SIZE), rng.integers(low, high + 1, SIZE)) * rng.choice([-1, 1], SIZE)
     return np.where(rng.random(SIZE) < 0.1, x * 0, np.clip(x, -LARGEST, LARGEST)).astype(np.float32)
 
 
 def undecided(top: int) -> np.ndarray:
-    """Fractions of the least of 255 powers of two that 16 random bits leave open, after 2^top and 2^-149."""
+    """Return 2^top, 2^-149, and fractions of the lowest of 255 powers of two that 16 random bits cannot decide."""
     x = np.ldexp(0xFFFF - SIXTEEN + 0.5, top - 254 - 16).astype(np.float32)
     x[:2] = min(2.0**top, float(LARGEST)), 2.0**-149
     return x
@@ -62,13 +62,13 @@ def subjects() -> Iterator[tuple[str, np.ndarray]]:
 
 
 def exponent(x: Fraction) -> int:
-    """The exponent of the power of two at or below `x`."""
+    """Return the exponent of the power of two at or below `x`."""
     found = x.numerator.bit_length() - x.denominator.bit_length()
     return found if x >= Fraction(2) ** found else found - 1
 
 
 def expected(x: np.ndarray) -> tuple[int, int, list[int], int]:
-    """The fields, the codes, and how many of them 16 random bits did not decide."""
+    """Return the fields, the codes, and the number of codes that 16 random bits did not decide."""
     magnitudes = [abs(Fraction(float(value))) for value in x]
     if not any(magnitudes):
         return 0, 0, [0] * x.size, 0

@@ -1,4 +1,4 @@
-"""examples/row_codec.py: two formulas are a codec like any other, and payloads of peers cause no compilation."""
+"""examples/row_codec.py: two formulas work like any other codec, and payloads of peers cause no compilation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("forgotten_codecs")
 
 
 def test_values_are_rounded_at_random_to_levels_of_their_row() -> None:
-    """By the definition, in float64; where that is within rounding errors of a boundary, either side will do."""
+    """Compare with the definition in float64; within rounding errors of a boundary, either side is accepted."""
     codec, key = get_codec(load_codec(f"{EXAMPLE}:levels=3")), Key.derive(1)
     x = gaussian(1200)
     payload = codec.encode(x, key)
@@ -77,7 +77,7 @@ def test_numbers_that_no_encoder_writes_decode_to_finite_values() -> None:
     codec = get_codec(load_codec(f"{EXAMPLE}:levels=1"))
     data = bytearray(codec.encode(gaussian(512), Key.derive(2)).to_bytes())
     data[20:24] = np.float32(3e38).tobytes()
-    data[24:] = b"\xff" * (len(data) - 24)  # codes 3, where 2 is the largest
+    data[24:] = b"\xff" * (len(data) - 24)  # codes of 3, although 2 is the largest
     np.testing.assert_array_equal(codec.decode(Payload.from_bytes(bytes(data))), np.full(512, np.finfo(np.float32).max))
     data[20:24] = np.float32(np.nan).tobytes()
     with pytest.raises(PayloadError, match="top is not finite"):
@@ -90,7 +90,7 @@ def test_a_job_trains_with_it_and_the_bench_measures_it(psnode: Callable[..., An
     assert done.code == 0, done.err
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["loss"] < 0.5 * rows[0]["loss"]
-    assert 0.1 < rows[-1]["uplink_bytes"] / rows[-1]["downlink_bytes"] < 0.25  # four bits a coordinate up, 32 down
+    assert 0.1 < rows[-1]["uplink_bytes"] / rows[-1]["downlink_bytes"] < 0.25  # four bits per coordinate up, 32 down
     done = psnode("bench", "codecs", "--codec", EXAMPLE, "--size", "4096", "--seconds", "0", "--copies", "1")
     assert (done.code, "levels" in done.out) == (0, True), done.err
 
@@ -103,7 +103,7 @@ print(module.answer(), module.__file__)
 
 
 def test_a_generated_module_that_somebody_changed_is_written_anew(tmp_path: Path) -> None:
-    """And where others may write, no file is executed that was there before."""
+    """Check too that a file which existed before is not executed where others may write."""
 
     def answer() -> tuple[str, Path]:
         environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""Selections by a formula: the text of their kernels, as C++ on a processor and compiled for GPUs."""
+"""Selections by a formula: the text of their kernels, run as C++ on a processor and compiled for GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with_nvrtc = pytest.mark.skipif(not nvrtc.find(), reason="no NVRTC: pip install 
 
 
 class Positive:
-    """Values above 0 by their size; none of the others."""
+    """A selection that ranks positive values by size and selects no others."""
 
     id = "positive"
 
@@ -32,7 +32,7 @@ class Positive:
 
 
 def found(ranking: Ranking, x: np.ndarray, limit: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values that the kernels of a rank find in whole rows `x`."""
+    """Return the indices and values that the kernels of a rank find in the whole rows of `x`."""
     library = build(text_of(ranking), folder)
     rows = x.size // 512
     blocks = -(-rows // BLOCK_ROWS)

@@ -1,4 +1,4 @@
-"""Sums and counts over a whole input: their order is that of docs/payload-format.md, wherever they are taken."""
+"""Sums and counts over a whole input: every implementation uses the order of docs/payload-format.md."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.rows.test_language import EMPTY, by_cuda_text, by_numba, row_sum, wit
 
 KEY = Key.derive(3)
 NUMBER = 250
-SIZES = (1, 511, 513, 512 * 512 + 700)  # of one tree, and of more
+SIZES = (1, 511, 513, 512 * 512 + 700)  # sizes of one tree, and of more
 
 
 def in_two_sweeps(make: Callable[[Program], Functions]) -> Callable[[Program], Coder]:
@@ -68,7 +68,7 @@ CODERS = [
 
 
 class Summed:
-    """Sums of values and of rows' numbers, in two float32 each; counts of known and of drawn values."""
+    """A formula with sums of values and of rows' numbers, two float32 each, and counts of known and of drawn values."""
 
     id, number, may_overflow = "summed", NUMBER, False
 
@@ -93,7 +93,7 @@ class Summed:
 
 
 def folded(sums: list[float]) -> float:
-    """512 at a time, until one is left."""
+    """Sum 512 numbers at a time, until one is left."""
     while len(sums) > 1:
         sums += [0.0] * (-len(sums) % 512)
         sums = [float(row_sum(np.array(sums[start : start + 512]))) for start in range(0, len(sums), 512)]
@@ -101,7 +101,7 @@ def folded(sums: list[float]) -> float:
 
 
 def summed(x: np.ndarray) -> float:
-    """Rows in float32, those beyond its range at 2^-10 of their size, then trees in float64."""
+    """Sum rows in float32 (rows beyond its range scaled by 2^-10), then trees in float64."""
     rows = np.concatenate([x, np.zeros(-x.size % 512, np.float32)]).reshape(-1, 512)
     with np.errstate(all="ignore"):
         found = [float(row_sum(row)) for row in rows]
@@ -190,7 +190,7 @@ class Means(RowCodec):
 
 @pytest.mark.usefixtures("forgotten_codecs")
 def test_a_codec_with_sums_takes_parts_beforehand(tmp_path: Path) -> None:
-    """One sweep of error feedback is the step in three; a part that is not finite leaves everything before it as it was."""
+    """Compare one sweep of error feedback with three steps; a part that is not finite leaves earlier data unchanged."""
     (tmp_path / "means.py").write_text(MEANS)
     codec = get_codec(load_codec(f"{tmp_path / 'means.py'}:Means"))
     for size in (1, 700, 30_001):
@@ -207,7 +207,7 @@ def test_a_codec_with_sums_takes_parts_beforehand(tmp_path: Path) -> None:
 
 
 class Halved:
-    """The high halves of values, and the sum of their magnitudes: nothing of a row is sent beside them."""
+    """A formula that sends the high halves of values and the sum of their magnitudes, without fields per row."""
 
     id, number, may_overflow = "halved", NUMBER, False
 

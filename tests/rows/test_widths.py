@@ -1,4 +1,4 @@
-"""Planes whose width is a number that is sent: as many bytes as it says, from none at all to the most."""
+"""Planes whose width is a number in the payload: their size follows this number, from no planes to the maximum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAKERS = [Interpreted, by_numba, pytest.param(by_cuda_text, marks=with_gxx)]
 
 
 class Whole:
-    """Magnitudes without their fractions, in as many bits as the largest of them has; a number of every row beside."""
+    """A formula that sends magnitudes without fractions, with the bits of the largest one, and a number per row."""
 
     id, number, may_overflow = "whole", 250, False
 

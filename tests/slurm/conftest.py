@@ -1,4 +1,4 @@
-"""The fixture `slurm`: a slurmctld, a slurmd and a munged of this user on this machine, ended together with all of their jobs."""
+"""The fixture `slurm`: slurmctld, slurmd and munged, run by this user on this machine and stopped together with all jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol")
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
-# one node that stands for a bigger one than this machine; no cgroups, which containers do not give away
+# one node with more cores than this machine may have; no cgroups, since containers do not allow their use
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -54,17 +54,17 @@ def _free_port() -> int:
 
 
 class Slurm:
-    """A cluster of one node. `folder`: its files, and the output of its programs; a short path, for sockets lie in it."""
+    """A cluster of one node. `folder` holds its files and logs; its path must be short, since sockets lie in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._daemons = folder, list[subprocess.Popen[bytes]]()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PSNODE"))}
         self.environment = {**kept, "PATH": SBIN, "SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
-        # other tests make and remove interfaces: connections over them would hang
+        # other tests add and remove network interfaces; connections over them would hang
         self.environment |= {"OMPI_MCA_btl_tcp_if_include": "lo", "PSNODE_DEADLINE": "60"}
 
     def begin(self) -> None:
-        """Start the daemons, and wait until the node takes jobs."""
+        """Start the daemons, and block until the node accepts jobs."""
         for name in ("munge", "state", "spool"):
             (self.folder / name).mkdir(mode=0o700)
         host, user = socket.gethostname(), getpass.getuser()
@@ -75,7 +75,7 @@ class Slurm:
         (munge / "key").touch(mode=0o600)
         (munge / "key").write_bytes(os.urandom(128))
         files = [f"--{name}-file={munge / name}" for name in ("key", "log", "pid", "seed")]
-        # --force: the temporary directory is one that all may write to
+        # munged refuses a socket below a directory that every user may write to, unless --force is given
         self._daemon("munged", "--foreground", "--force", "--num-threads=2", f"--socket={self.folder}/munge.socket", *files)
         self.wait_for(lambda: (self.folder / "munge.socket").exists(), "munged")
         self._daemon("slurmctld", "-D", "-c")
@@ -83,22 +83,22 @@ class Slurm:
         self.wait_for(lambda: "idle" in self._ask("sinfo", "--noheader", "--format=%T"), "an idle node")
 
     def submit(self, script: str, cwd: Path) -> str:
-        """Number of the job that runs `script`."""
+        """Submit `script`, to run in `cwd`, and return the job's number."""
         (cwd / "job.sh").write_text(script)
         done = subprocess.run(["sbatch", "--parsable", "job.sh"], cwd=cwd, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def facts(self, job: str) -> dict[str, str]:
-        """Slurm's word of a job: JobState, Restarts, NumTasks, ..."""
+        """Return the fields that `scontrol show job` prints: JobState, Restarts, NumTasks, ..."""
         return dict(re.findall(r"(\S+?)=(\S*)", self._ask("scontrol", "show", "job", job)))
 
     def signal(self, job: str, name: str) -> None:
-        """Send the batch script a signal, as Slurm itself does before a time limit."""
+        """Send signal `name` to the batch script, as Slurm does before a time limit."""
         self._ask("scancel", "--batch", f"--signal={name}", job)
 
     def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
-        """Block until `condition` holds; fail with all that the cluster said if it does not come true."""
+        """Block until `condition` holds. Fail after `seconds`, or as soon as a daemon exits, and show the end of every log."""
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end or any(each.poll() is not None for each in self._daemons):
@@ -107,7 +107,7 @@ class Slurm:
             time.sleep(0.05)
 
     def end(self) -> None:
-        """Cancel all jobs, and end the daemons when nothing of a job runs any more."""
+        """Cancel all jobs, block until they have ended, and stop the daemons."""
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             jobs = self._ask("squeue", "--noheader", "--format=%i").split()
             if jobs:
@@ -134,13 +134,13 @@ class Slurm:
 
 
 def missing(programs: Sequence[str] = PROGRAMS) -> list[str]:
-    """Missing programs."""
+    """Return the names of `programs` that are not installed."""
     return [name for name in programs if shutil.which(name, path=SBIN) is None]
 
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
-    """A cluster of this machine; skipped where there is no Slurm."""
+    """Yield a running cluster on this machine; skip the test where Slurm is not installed."""
     pytest.importorskip("mpi4py")
     if absent := missing():
         pytest.skip(f"no {absent[0]}: install slurmctld, slurmd, slurm-client and munge")

@@ -1,4 +1,4 @@
-"""Exported scripts in a real Slurm: they train, are stopped in time, queued again, and go on from their checkpoint."""
+"""Exported scripts in a real Slurm: they train, are stopped in time, queued again, and resumed from their checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import ROOT, Finished
 from tests.slurm.conftest import Slurm
 
 STEPS = 30
-# In its first life the first worker waits in the midst of the run, until the test has opened the pipe and closed it again.
+# in its first start, the first worker waits during the run until the test has opened and closed the pipe
 TASK = """
 import os
 import sys
@@ -36,7 +36,7 @@ class Gated(Regression):
 
 @pytest.fixture
 def flags(tmp_path: Path) -> list[str]:
-    """Of a run that waits at the pipe `gate`; the directory has a space in its name, as directories may."""
+    """Return flags of a run that waits at the pipe `gate`, in a directory with a space in its name."""
     os.mkfifo(tmp_path / "gate")
     (tmp_path / "task.py").write_text(TASK.format(examples=str(ROOT / "examples"), gate=str(tmp_path / "gate")))
     return ["--task", "task.py:Gated", "--scheme", "topk", "--max-steps", str(STEPS), "--threads", "1", "--log-interval", "1"]
@@ -58,7 +58,7 @@ def test_a_job_that_is_warned_goes_back_to_the_queue_and_ends_with_the_weights_o
 ) -> None:
     options = ("--partition", "short", "--gres", "gpu:2", "--time", "30", "--cpus-per-rank", "2", "--workers-per-node", "2")
     job = slurm.submit(exported(psnode, flags, *options, "--job-name", "many"), tmp_path)
-    with (tmp_path / "gate").open("w"):  # opens when the worker does
+    with (tmp_path / "gate").open("w"):  # blocks until the worker opens the pipe too
         running = slurm.facts(job)
         assert (running["JobState"], running["NumNodes"], running["CPUs/Task"]) == ("RUNNING", "1", "2")
         assert running["TresPerNode"] == "gres:gpu:2"

@@ -1,4 +1,4 @@
-"""`python -m studies.atomo`: its variances against theory, and the command on models of a few layers."""
+"""`python -m studies.atomo`: its variances compared with theory, and the command on models of a few layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from studies.harness import main
 
 
 def fully_connected() -> list[torch.Tensor]:
-    """The parameters of the network that the command is tried on."""
+    """Return the parameters of the network on which the command is tested."""
     return list(make_task(Config(network="FC", dataset="synthetic", synthetic_shape=(1, 28, 28))).model().parameters())
 
 
 def test_costs_are_those_of_theory() -> None:
-    """Of n = 100 equal singular values at rank 2 any basis has the variance n^2 / 2 - n; with one far above, no longer."""
+    """At rank 2, n = 100 equal singular values give any basis the variance n^2 / 2 - n; a dominant value changes this."""
     rng = np.random.default_rng(1)
     flat = (np.linalg.qr(rng.standard_normal((300, 100)))[0]).astype(np.float32)
     found = atomo._costs(rng.standard_normal((300, 100)).astype(np.float32), flat, 2)

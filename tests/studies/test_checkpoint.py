@@ -1,4 +1,4 @@
-"""Figures of checkpoints out of the times at which steps began."""
+"""Figures of checkpoints, computed from the times at which steps begin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from studies.checkpoint import Options, figures, measure
 
 
 def test_the_hold_up_is_what_the_two_steps_around_a_checkpoint_take_more_than_two_usual_ones() -> None:
-    """Steps of 1 s; the checkpoint of step 8 adds .2 s to that and .1 s to the next, and a tenth to the two after these."""
+    """Steps take 1 s; the checkpoint of step 8 adds .2 s to this step, and .1 s to each of the next three."""
     seconds = [5.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.1, 1.1, 1.1, 1.0, 1.0, 1.0]
     times = [0.0, *accumulate(seconds)]
     usual, [found] = figures(times, {8: (times[10] + 0.5, 777)})

@@ -1,4 +1,4 @@
-"""`python -m studies.feedback`: the steps that are timed are those of a worker's sender."""
+"""`python -m studies.feedback`: the timed steps are those of a worker's sender."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 4096
 
 
 def test_a_step_adds_the_gradient_and_leaves_the_residual() -> None:
-    """Of top-k, by hand: all of the sum stays but its largest entries."""
+    """Compute top-k by hand: everything stays in the sum except the largest entries."""
     gradient = gaussian(SIZE).flat
     steps = _Steps("topk:ratio=0.25", Rotation(gradient, 0), SIZE)
     expected = np.zeros(SIZE, np.float32)
@@ -31,7 +31,7 @@ def test_a_step_adds_the_gradient_and_leaves_the_residual() -> None:
 
 
 def test_all_codecs_are_used_in_their_contractive_forms() -> None:
-    """Each leaves less than there was; qsgd with one level would blow it up."""
+    """Each form leaves less than there was; the residual of qsgd with one level would otherwise grow without bound."""
     gradient = gaussian(SIZE).flat
     for spec in (*CODECS, "qsgd:levels=1"):
         steps = _Steps(spec, Rotation(gradient, 0), SIZE)

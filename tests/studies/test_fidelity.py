@@ -1,4 +1,4 @@
-"""`python -m studies.fidelity`: its figures from bits and errors, against theory."""
+"""`python -m studies.fidelity`: its figures from bits and errors, compared with theory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_entropy_and_error_of_a_quantiser_are_those_of_quadrature() -> None:
 
 
 def test_scalar_quantisers_are_a_quarter_of_a_bit_above_the_limit_at_high_rates() -> None:
-    """log2(2 pi e / 12) / 2 = .2546, approached from below."""
+    """The limit is log2(2 pi e / 12) / 2 = .2546, approached from below."""
     bits = np.array([0.5, 1, 3])
     over = bits + 0.5 * np.log2(scalar_quantiser(bits))
     assert over[2] == pytest.approx(0.5 * np.log2(2 * np.pi * np.e / 12), abs=1e-3)

@@ -1,4 +1,4 @@
-"""The plot of `python -m studies.fidelity` can be read: one legend, every point inside."""
+"""The plot of `python -m studies.fidelity` is readable: one legend, every point inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m studies.gpu_bounds`: the bounds by registers and instructions, and the reading of NVRTC's output."""
+"""`python -m studies.gpu_bounds`: bounds by registers and instructions, and the parsing of NVRTC's output."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ extern "C" __global__ void __launch_bounds__(256) two(double *x) { x[threadIdx.x
     ("registers", "warps"), [(16, 64), (32, 64), (33, 48), (40, 48), (64, 32), (72, 24), (128, 16), (255, 8)]
 )
 def test_warps_that_registers_leave_room_for(registers: int, warps: int) -> None:
-    """As NVIDIA's occupancy calculator has it for blocks of 256 threads: registers are given in units of eight a thread."""
+    """Compare with NVIDIA's occupancy calculator for blocks of 256 threads; registers are allotted in units
+    of eight per thread.
+    """
     assert resident_warps(registers) == warps
     assert warps * 32 * registers <= 65536
 
 
 def test_a_kernel_takes_as_long_as_memory_or_instructions() -> None:
-    device = Device("one", 1, 1e9, 1e9)  # 512e9 values a second by one instruction a row, 1e9 bytes a second
+    device = Device("one", 1, 1e9, 1e9)  # 512e9 values a second with one instruction per row, 1e9 bytes a second
     assert share_of_copy(device, 4.0, [(4.0, 100)], 1) == 1.0
     assert share_of_copy(device, 4.0, [(4.0, 8 * 512)], 1) == pytest.approx(0.5)
     assert share_of_copy(device, 4.0, [(4.0, 8 * 512)], 4) == 1.0
-    assert share_of_copy(device, 4.5, [(4.0, 1), (4.5, 1)], 1) == pytest.approx(4.5 / 8.5)  # a sweep before it
+    assert share_of_copy(device, 4.5, [(4.0, 1), (4.5, 1)], 1) == pytest.approx(4.5 / 8.5)  # preceded by a sweep
 
 
 @with_nvrtc
@@ -49,7 +51,7 @@ def test_what_the_assembler_says_of_each_kernel() -> None:
     assert set(found) == {"one", "two"}
     assert all(8 <= kernel.registers <= 64 and kernel.spilled == 0 for kernel in found.values())
     assert 5 <= found["one"].instructions < 32
-    assert found["one"].instructions < found["two"].instructions < 120  # whose rare cases are a subroutine
+    assert found["one"].instructions < found["two"].instructions < 120  # the second kernel has its rare cases in a subroutine
 
 
 @with_nvrtc
@@ -77,12 +79,12 @@ def test_the_page_has_every_architecture(tmp_path: Path, capsys: pytest.CaptureF
     assert [(row["spec"], row["architecture"]) for row in rows] == [(s, a) for a in DEVICES for s in ("fp16", "minmax")]
     for row in rows:
         assert row["encode_kernel"]["spilled"] == row["decode_kernel"]["spilled"] == 0
-        assert row["decode"]["instructions"] < row["decode_add"]["instructions"]  # which loads as well
+        assert row["decode"]["instructions"] < row["decode_add"]["instructions"]  # decode_add loads too
         assert row["encode"]["instructions"] < row["error"]["instructions"]
         assert all(0 < low <= high <= 1 for high, low in (row[action]["shares"] for action in ("encode", "decode")))
         assert shown.count(f"| {row['spec']} |") == len(DEVICES)
     fp16, minmax = rows[0], rows[1]
-    assert fp16["encode"]["shares"][0] > minmax["encode"]["shares"][0]  # which sweeps over all values first
+    assert fp16["encode"]["shares"][0] > minmax["encode"]["shares"][0]  # minmax first sweeps over all values
 
 
 def test_a_codec_without_a_formula_is_refused() -> None:

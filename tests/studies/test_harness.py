@@ -1,4 +1,4 @@
-"""The harness of studies, on a study of two lines: options, JSON, page, tables, an earlier result, refusals."""
+"""The harness of studies, on a study of two rows: options, JSON, page, tables, an earlier result, refusals."""
 
 from __future__ import annotations
 

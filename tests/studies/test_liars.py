@@ -1,4 +1,4 @@
-"""The table of liars: each lie is true to its name, one worker tells it, and runs that are done are read."""
+"""The table of liars: each lie does as its name says, one worker lies, and finished runs are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_lies_are_what_their_names_say() -> None:
     for name, factor in ((HONEST, 1), ("flip", -1), ("x100", 100), ("x-10", -10)):
         assert torch.equal(found[name](gradient), factor * gradient)
     noise = found["noise"](gradient) - gradient
-    assert float(noise.norm() / gradient.norm()) == pytest.approx(10, rel=5 / math.sqrt(2 * 1000))  # one seed of 10^6 fails
+    # a share of 1e-6 of the seeds would fail
+    assert float(noise.norm() / gradient.norm()) == pytest.approx(10, rel=5 / math.sqrt(2 * 1000))
     assert torch.equal(found["replay"](gradient), gradient)
     assert torch.equal(found["replay"](-5 * gradient), gradient)
 
@@ -30,7 +31,7 @@ def test_a_row_for_every_lie_and_defence_and_done_runs_are_read(tmp_path: Path) 
     rows = measure(options).rows
     assert [row["lie"] for row in rows] == [HONEST, "x100"]
     accuracies = {(row["lie"], name): row[name]["all_top1"][0] for row in rows for name in ("mean", "clip")}
-    assert accuracies["x100", "mean"] != accuracies[HONEST, "mean"]  # two steps of 1.5 suffice to spoil it
+    assert accuracies["x100", "mean"] != accuracies[HONEST, "mean"]  # two steps of 1.5 are enough to spoil the result
     assert all(0 <= value <= 1 for value in accuracies.values())
     (tmp_path / "x100-mean-1" / "trial.json").write_text('{"top1": null, "step": 1.0, "decode": 1.0}')
     again = measure(options)

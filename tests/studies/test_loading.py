@@ -15,7 +15,7 @@ from studies.loading import STUDY
 def test_both_give_images_and_the_table_has_a_row_a_number_of_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if find_spec("torchvision") is None:  # imported by psnode alone, which may have to declare operators before
+    if find_spec("torchvision") is None:  # only psnode imports torchvision, since operators may have to be declared first
         pytest.skip("torchvision is not installed")
     sizes = ["--size", "16", "--batch-size", "8", "--data-workers", "0", "--batches", "2", "--rounds", "1"]
     assert main(STUDY, [*sizes, "--json", str(tmp_path / "found.json")]) == 0

@@ -1,4 +1,4 @@
-"""Memory of the master and of the workers: no copy of the model for every worker, and about the predicted amount."""
+"""Memory of the master and of the workers: no copy of the model per worker, and about the predicted amount."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ pytestmark = [pytest.mark.serial, pytest.mark.skipif(peak_memory() is None, reas
 
 
 def test_four_workers_add_their_coded_gradients_and_no_copy_of_the_model() -> None:
-    """A worker's coded gradient (.16 of the model) is in flight twice at most: being received, and waiting to be added."""
+    """A worker's coded gradient (.16 of the model) is in flight at most twice: being received, and waiting to be added."""
     pytest.importorskip("mpi4py")
     result = run(STUDY, Options(workers=(1, 4), scheme=("nuqsgd",)))
     one, four = (row for row in result["rows"] if row["role"] == "master")
     assert one["model_bytes"] == four["model_bytes"] == 4 * 11_181_642  # torchvision's, with 10 classes
     assert 0.15 < one["coded"] < 0.17
     assert four["copies"] - one["copies"] < 3 * 2 * one["coded"] + 0.1
-    # weights, momentum, accumulator, y; and the additions by a base of another size and fragments
+    # weights, momentum, accumulator, y; in addition, a different base and fragmentation
     assert 3.5 < one["copies"] < 6.5
     for row in result["rows"]:
-        assert row["peak_bytes"] == pytest.approx(row["expected_bytes"], rel=0.15)  # small beside the libraries: fragments count
+        # the model is small beside the libraries, so fragmentation matters
+        assert row["peak_bytes"] == pytest.approx(row["expected_bytes"], rel=0.15)
     assert "| torchvision:resnet18 | 44.7 | nuqsgd | 4 | master |" in page(STUDY, result)

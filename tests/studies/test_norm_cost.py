@@ -1,4 +1,4 @@
-"""`python -m studies.norm_cost` runs with the codecs and the downlink as they are now, and has a row a codec."""
+"""`python -m studies.norm_cost` runs with today's codecs and downlink, and has a row per codec."""
 
 from __future__ import annotations
 

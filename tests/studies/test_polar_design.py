@@ -1,4 +1,4 @@
-"""polar-design: invariants of the polar transform, and that a seed makes the designs."""
+"""polar-design: invariants of the polar transform, and designs that depend on the seed alone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RATE = 1.0
 
 
 def entropies_of_a_value(levels: int, step: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """H(bit l | bits below) and the same given x, in bits, by summation and by quadrature."""
+    """Return H(bit l | bits below) by summation, and the same given x by quadrature, in bits."""
     k = np.arange(2**levels)
     points = (k - (k.size - 1) / 2) * step
     p = np.exp(-(points**2) / (2 * (1 - noise)))
     p /= p.sum()
 
     def joint(weights: np.ndarray, level: int) -> float:
-        """H of the lowest `level` bits, times the total weight."""
+        """Return the entropy of the lowest `level` bits, times the total weight."""
         sums = np.bincount(k % 2**level, weights)
         return float(-np.sum(sums * np.log2(np.maximum(sums / sums.sum(), 1e-300))))
 
@@ -38,7 +38,7 @@ def entropies_of_a_value(levels: int, step: float, noise: float) -> tuple[np.nda
 
 
 def test_the_entropies_of_all_bits_add_up_to_those_of_the_values() -> None:
-    """The chain rule: the transform is one to one. 1024 blocks of 64: sums spread by half a per cent, f loses as much."""
+    """By the chain rule, as the transform is one to one. 1024 blocks of 64: sums scatter by .5 %, and f loses as much."""
     channel = CHANNELS[RATE]
     found = entropies(channel, 6, 32, seed=3).mean(axis=2)
     priors, posts = entropies_of_a_value(*channel)
@@ -47,7 +47,7 @@ def test_the_entropies_of_all_bits_add_up_to_those_of_the_values() -> None:
 
 
 def test_the_transform_is_the_kronecker_power_of_its_kernel() -> None:
-    """Rows of G = [[1, 0], [1, 1]] to the fourth power, lane by lane."""
+    """Compare with the rows of the fourth Kronecker power of G = [[1, 0], [1, 1]], lane by lane."""
     power = np.array([[1]])
     for _ in range(4):
         power = np.kron(power, [[1, 0], [1, 1]])

@@ -1,4 +1,4 @@
-"""`python -m studies.polar_stages`: its stages are those of the codec, so that its decoded values have the codec's error."""
+"""`python -m studies.polar_stages`: its stages equal the codec's, so that its decoded values have the codec's error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from studies.polar_stages import STUDY, Bench, Stages
 
 @pytest.mark.parametrize("rate", [0.5, 1.0, 3.0])
 def test_what_the_stages_read_has_the_error_of_the_codec(rate: float) -> None:
-    """After the best factor, which the codec finds itself. Random words differ, which spreads either error by one per cent."""
+    """Compare after the best factor, which the codec finds itself. Different random words change either error by one per cent."""
     bench, out = Bench(rate, 10), np.empty(32 << 10, np.float32)
     stages = Stages()
     bench.decode(stages, *bench.encode(stages), out)

@@ -1,4 +1,4 @@
-"""`python -m studies.rows`: a row for every codec that has a formula and kernels by hand, their ratios, refusals."""
+"""`python -m studies.rows`: a row for every codec with a formula and hand-written kernels, their ratios, and refusals."""
 
 from __future__ import annotations
 

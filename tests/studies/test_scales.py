@@ -1,4 +1,4 @@
-"""One scale for all tensors, against one for each: figures that theory gives."""
+"""One scale for all tensors compared with one scale per tensor: figures that theory gives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from studies.scales import STUDY, Options, measure
 
 
 def test_a_fused_scale_leaves_what_theory_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Gaussians of 1 and of k: by tensor 1 - 2/pi is left, fused 1 - (2/pi) ((1 + k) / 2)^2 / ((1 + k^2) / 2).
+    """For Gaussians of scale 1 and k, 1 - 2/pi is left per tensor, and 1 - (2/pi) ((1 + k) / 2)^2 / ((1 + k^2) / 2) fused.
 
-    On 2 x 2^16 values both scatter by about .002; .02 is ten times that.
+    With 2 x 2^16 values, both scatter by about .002; the tolerance .02 is ten times larger.
     """
     k, rng = 10, np.random.default_rng(3)
     tensors = {name: (scale * rng.standard_normal((256, 256))).astype(np.float32) for name, scale in (("a", 1), ("b", k))}

@@ -1,4 +1,4 @@
-"""`python -m studies.threads`: times read off /proc are those a process knows to have used, under the threads' names."""
+"""`python -m studies.threads`: times from /proc equal those that a process has used, under its threads' names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_threads_are_booked_by_rank_and_name_and_only_those_of_the_job(tmp_path:
     assert {thread[:2] for thread in found} == {(3, process.pid)}
     own = {thread.name: milliseconds for thread, milliseconds in found.items() if not thread.is_main}
     main_thread = {thread.number: milliseconds for thread, milliseconds in found.items() if thread.is_main}
-    # starting Python costs some time of its own
+    # the start of Python takes some time too
     assert 190 < own["encode-3"] < 10_000
     assert 390 < main_thread[process.pid] < 30_000
     assert ranks(str(tmp_path / "another")) == {}

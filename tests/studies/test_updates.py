@@ -1,4 +1,4 @@
-"""`python -m studies.updates`: both steps that are timed are the same step."""
+"""`python -m studies.updates`: both timed steps are the same step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from studies.harness import main
 
 @pytest.mark.parametrize("name", updates.KINDS)
 def test_both_take_the_same_step(name: str) -> None:
-    """By hand for plain SGD: 1 - .001 (.5 + .01)."""
+    """For plain SGD, compare with 1 - .001 (.5 + .01)."""
     ours, theirs = updates.Ours(name, 5), updates.Theirs(name, 5)
     ours.take()
     theirs.take()

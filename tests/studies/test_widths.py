@@ -1,4 +1,4 @@
-"""`python -m studies.widths`: targets that differ, figures of every one, and the message if a process ends."""
+"""`python -m studies.widths`: distinct targets, figures for each, and the message if a process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in task: loss, metrics, refusals, and that it learns."""
+"""The built-in task: loss, metrics, refusals, and learning."""
 
 import math
 
@@ -13,7 +13,7 @@ from psnode.tasks.data.sampler import Sampler
 
 
 class Fixed(torch.nn.Module):
-    """Returns the same logits whatever it sees."""
+    """A model that returns the same logits for any input."""
 
     def __init__(self, logits) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ def task() -> Classification:
 
 @pytest.fixture
 def one_thread():
-    """Small models on a busy machine lose by more."""
+    """Use one thread: on a busy machine, several threads slow small models down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,6 @@
-"""Runs of models that are compiled, whole or in part: names are those of the plain model, and each goes on as the other."""
+"""Runs of models compiled as a whole or in part: names are those of the plain model, and each form can
+continue the others' runs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from psnode.tasks import tensor_names
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch.compile loads deprecated modules
-    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),  # it looks at that of each part of the model
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),  # torch.compile reads .grad of each part of the model
 ]
 
 
@@ -38,7 +40,7 @@ def compiled(model: nn.Module) -> nn.Module:
 
 
 class Net(nn.Module):
-    """A batch norm, a frozen layer, tied weights, and a buffer of its own: names of every kind."""
+    """A model with names of every kind: a batch norm, a frozen layer, tied weights, and its own buffer."""
 
     def __init__(self, wrap=lambda part: part) -> None:
         super().__init__()
@@ -89,7 +91,8 @@ class Small(Task):
     def parameter_groups(self, model):
         if not self.groups:
             return []
-        heads = [name for name, _ in model.named_parameters() if "head" in name]  # as a program of a compiled model says them
+        # with the names that a program of a compiled model sees
+        heads = [name for name, _ in model.named_parameters() if "head" in name]
         rest = [name for name, _ in model.named_parameters() if "head" not in name]
         return [{"params": rest}, {"params": heads, "lr_factor": 0.5}]
 
@@ -110,12 +113,12 @@ def train(path: Path, form: str, steps: int, kind: str = "topk", *, resume: bool
 
 
 def events(path: Path) -> str:
-    """Events that a run has told; a file without events does not exist."""
+    """Return the events that a run has recorded; without events the file does not exist."""
     return (path / "events.jsonl").read_text() if (path / "events.jsonl").exists() else ""
 
 
 def files(path: Path, step: int) -> dict[str, str]:
-    """Hashes of a checkpoint's files."""
+    """Return the hashes of a checkpoint's files."""
     return {
         name: entry["xxh3_128"]
         for name, entry in checkpoint.Checkpoint.open(path / checkpoint.CHECKPOINTS / checkpoint.step_directory(step))
@@ -173,7 +176,7 @@ def test_what_is_exported_and_evaluated_has_plain_names(tmp_path) -> None:
 
 
 def as_earlier_versions_wrote_it(path: Path) -> None:
-    """Rename the tensors written by a run of a model in the form `both` to those of its state dict."""
+    """Rename the tensors in a run of a model in the form `both` to the names of its own state dict."""
     own = FORMS["both"]()
     names = dict(zip(Net().state_dict(), own.state_dict(), strict=True))
 

@@ -1,4 +1,4 @@
-"""The device that a rank computes on, and how gradients leave it. Without one: fakes stand where torch would speak to CUDA."""
+"""The device of a rank, and the copies of gradients from the device to the host; fakes replace torch's calls to CUDA."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}
 
 
 def test_a_batch_that_is_a_mapping_of_its_own_kind_is_moved_too() -> None:
-    batch = UserDict(x=torch.ones(2), names=["a"], pair=(torch.ones(1), 3))  # as a Hugging Face BatchEncoding is one
+    batch = UserDict(x=torch.ones(2), names=["a"], pair=(torch.ones(1), 3))  # like a Hugging Face BatchEncoding
     moved = to_device(batch, torch.device("meta"))
     assert isinstance(moved, UserDict)
     assert (moved["x"].device.type, moved["pair"][0].device.type) == ("meta", "meta")
@@ -46,7 +46,7 @@ def test_a_batch_that_is_a_mapping_of_its_own_kind_is_moved_too() -> None:
         ({"MV2_COMM_WORLD_RANK": "5", "MV2_COMM_WORLD_SIZE": "8", "MV2_COMM_WORLD_LOCAL_RANK": "3"}, 3),
         ({**SLURM, "SLURM_STEP_ID": "0", "SLURM_LOCALID": "1"}, 1),
         ({"PMIX_RANK": "5", **SLURM, "SLURM_STEP_ID": "0", "SLURM_LOCALID": "1"}, 1),
-        ({**SLURM, "SLURM_LOCALID": "1"}, None),  # a batch script, which is no job step
+        ({**SLURM, "SLURM_LOCALID": "1"}, None),  # a batch script, which is not a job step
         ({**OMPI, "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}, None),  # mpirun's daemon
         ({**OMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "x"}, None),
         ({}, None),
@@ -57,7 +57,7 @@ def test_the_launcher_says_which_rank_of_its_host_a_process_is(environ: dict[str
 
 
 class FakeMPI:
-    """A world whose ranks 4, 5 and 6 share this host; this is 6."""
+    """A world in which ranks 4, 5 and 6 share this host; this is rank 6."""
 
     COMM_TYPE_SHARED = "shared"
 
@@ -90,7 +90,7 @@ def test_threads_of_one_process_count_as_ranks_of_its_host() -> None:
 
 @pytest.fixture
 def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A host with four devices, and which of them was made the current one."""
+    """Fake a host with four devices, and return the list of devices made current."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -99,7 +99,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_each_rank_of_a_host_computes_on_a_device_of_its_own(current: list[int]) -> None:
-    workers = [choose_device(True, rank).index for rank in (1, 2, 3, 4)]  # the master is rank 0 of this host
+    workers = [choose_device(True, rank).index for rank in (1, 2, 3, 4)]  # rank 0 of this host is the master
     assert sorted(workers) == [0, 1, 2, 3] and current == workers
     assert [choose_device(True, rank).index for rank in (0, 1, 2, 3)] == [0, 1, 2, 3]  # a host without the master
     assert choose_device(False, 3) == torch.device("cpu") and len(current) == 8
@@ -115,13 +115,14 @@ def test_dropout_is_seeded_on_the_ranks_own_device_and_on_no_other(monkeypatch: 
     torch.rand(3, generator=generators[1])
     seed_torch(1, 2, 3, torch.device("cuda", 1))
     assert generators[1].initial_seed() == first == torch.default_generator.initial_seed()
-    assert torch.equal(torch.rand(3, generator=generators[1]), torch.rand(3))  # a step has the same numbers whenever it is taken
+    # a step has the same random numbers whenever it is taken
+    assert torch.equal(torch.rand(3, generator=generators[1]), torch.rand(3))
     seed_torch(1, 2, 4, torch.device("cuda", 1))
     assert generators[1].initial_seed() != first
 
 
 def test_a_steps_copy_of_the_buffers_stays_where_the_model_is() -> None:
-    """Nothing can be copied from the meta device to the host, so that an attempt would be an error."""
+    """Copying from the meta device to the host is an error, so that an attempt would be noticed."""
     model = TrainedModel.__new__(TrainedModel)
     model.model = nn.BatchNorm1d(3, device="meta")
     found = model.buffers()
@@ -132,7 +133,7 @@ def test_a_steps_copy_of_the_buffers_stays_where_the_model_is() -> None:
 
 
 class Copies:
-    """A device from which copies come only when they are waited for."""
+    """A device whose copies complete only when they are awaited."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []  # sizes, in the order of the calls
@@ -160,7 +161,7 @@ def test_gradients_leave_the_device_as_they_are_finished_and_only_their_reader_w
     gradients = Gradients(parameters, plan, torch.device("cpu"), copies)
     begun_at_the_end_of: list[list[int]] = []
     hooks = GroupHooks(parameters, plan, gradients.collect, lambda group: begun_at_the_end_of.append(list(copies.begun)))
-    for _ in range(2):  # nothing of the first step is left in the second
+    for _ in range(2):  # nothing of the first step remains in the second
         copies.begun.clear()
         copies.over.clear()
         begun_at_the_end_of.clear()
@@ -169,7 +170,8 @@ def test_gradients_leave_the_device_as_they_are_finished_and_only_their_reader_w
         hooks.arm()
         model(x).square().sum().backward()
         hooks.flush()
-        assert begun_at_the_end_of == [[14], [14, 35], [14, 35, 15]]  # groups of the last layer first, while others compute
+        # the last layer's groups first, while other layers still compute
+        assert begun_at_the_end_of == [[14], [14, 35], [14, 35, 15]]
         assert copies.over == []
         for group, gradient, read in zip(plan.groups, expected, ([14], [14, 35], [14, 35, 15]), strict=True):
             assert np.array_equal(gradients.flat(group.start, group.stop), gradient.reshape(-1).numpy())

@@ -1,4 +1,4 @@
-"""psnode.tasks.region_ops: nms and roi_align against loops written from their definitions, gradients by differences."""
+"""psnode.tasks.region_ops: nms and roi_align compared with loops from their definitions, and gradients with differences."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ def test_nms_of_no_boxes_and_of_equal_scores():
 
 
 def bilinear(image: np.ndarray, y: float, x: float) -> np.ndarray:
-    """Value of image (C, H, W) at (y, x), by the four neighbours; 0 beyond the outer pixels' neighbours."""
+    """Return the value of image (C, H, W) at (y, x) by its four neighbours; 0 more than one pixel outside."""
     _, height, width = image.shape
     if not (-1 <= y <= height and -1 <= x <= width):
         return np.zeros(len(image))
@@ -72,7 +72,7 @@ def brute_roi_align(features, rois, scale, height, width, ratio, aligned):
 
 
 def regions(count: int, images: int, seed: int) -> torch.Tensor:
-    """Regions of which some reach over every edge, or lie outside."""
+    """Return regions, some of which extend over an edge or lie outside."""
     outside = torch.tensor([[-6.0, -3, 2, 4], [14, 10, 40, 30], [50, 50, 60, 60], [3, 3, 3.2, 3.1]])
     given = torch.cat([boxes(count - len(outside), seed), outside])
     return torch.cat([torch.arange(count)[:, None] % images, given], 1)
@@ -95,7 +95,7 @@ def test_the_gradient_of_roi_align_is_that_of_differences():
     weights = torch.randn(6, 1, 2, 3, generator=generator)
     align = import_torchvision("ops").roi_align
     (align(features, rois, (2, 3), 0.5, 2, True) * weights).sum().backward()
-    # linear in the features: a difference over a whole unit is exact but for rounding
+    # linear in the features: a difference over a whole unit is exact except for rounding
     with torch.no_grad():
         for place in itertools.product(range(2), [0], range(5), range(6)):
             moved = features.clone()

@@ -1,4 +1,4 @@
-"""Buffers that the model sizes itself: its own storages stay, checkpoints hold the grown buffers, a resume restores them."""
+"""Buffers that the model sizes itself: their storage stays, checkpoints hold their final size, and a resume restores it."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def test_looking_at_a_buffer_leaves_it_free_to_be_resized(dtype: torch.dtype, co
 
 
 class Sized(nn.Module):
-    """A saved buffer and one that is not saved, both of size 0 until the first batch."""
+    """A model with a saved and an unsaved buffer, both of size 0 until the first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class OwnWidth(Sized):
 
 
 class Unequal(Small):
-    """The model of each rank sizes its buffer by how many were built before it."""
+    """A task whose models size their buffer by the number of models built before."""
 
     def __init__(self) -> None:
         self.turn = itertools.count(1)

@@ -1,11 +1,11 @@
-"""Contract of every transport, as checks that all ranks of a job run together.
+"""The contract of every transport, as checks that all ranks of a job run together.
 
     for check in CHECKS:                  # every rank, in this order, on one connected group
         check(Ranks(transport))
     check_closing(transport)              # last
 
-A check that fails raises ContractError. Every pair of ranks is checked, both ways; a rank's messages to itself must arrive like
-any others.
+A check that fails raises ContractError. Every pair of ranks is checked in both directions. Messages of a rank to itself must
+arrive like all others.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _SIZES = (0, 1, 2, 15, 16, 17, 1023, 1024, 1025, 4095, 4097, 65_535, 65_537, 1 <
 
 
 class ContractError(AssertionError):
-    """A transport breaks its contract."""
+    """An error that names the term of the contract that a transport breaks."""
 
 
 class Ranks:
-    """One rank's view of a group under test: receives by source and tag, independent of the order in which sources arrive.
+    """One rank's view of the group under test. Receives messages by source and tag, in any order of the sources.
 
-    `peers`: all ranks, this one first, so that not all of them send to the same one at a time.
+    `peers` holds all ranks, this rank first and the others in cyclic order, so that the ranks do not all send to the same peer at
+    once.
     """
 
     def __init__(self, transport: Transport, big: int = 32 << 20) -> None:
@@ -44,7 +45,7 @@ class Ranks:
         self._meetings = 0
 
     def take(self, source: int, tag: int, seconds: float = SECONDS) -> Arrival:
-        """Return the oldest message from `source` with `tag` that was not taken yet."""
+        """Return the oldest message from `source` with `tag` that was not taken yet; raise an error after `seconds`."""
         if self._waiting[source, tag]:
             return self._waiting[source, tag].popleft()
         end = time.monotonic() + seconds
@@ -56,7 +57,7 @@ class Ranks:
             self._waiting[arrival.source, tag].append(arrival)
 
     def meet(self) -> None:
-        """Return when all ranks have called this equally often; nothing unexpected may have arrived by then."""
+        """Block until every rank has called this method equally often; fail if any other message has arrived by then."""
         self._meetings += 1
         word = b"%d" % self._meetings
         others = range(1, self.size) if self.rank == 0 else range(1)
@@ -76,7 +77,7 @@ def expect(truth: bool, otherwise: str) -> None:
 
 
 def pattern(sender: int, number: int, nbytes: int) -> Bytes:
-    """Return bytes that identify the sender and the message: the same at both ends."""
+    """Return `nbytes` bytes that identify the sender and the message; sender and receiver compute the same bytes."""
     return np.random.default_rng((sender, number, nbytes)).integers(0, 256, nbytes, np.uint8)
 
 
@@ -89,7 +90,7 @@ def expect_pattern(arrival: Arrival, number: int, nbytes: int) -> None:
 
 
 def check_sizes(ranks: Ranks) -> None:
-    """Every message arrives with exactly its own length and bytes, empty ones too."""
+    """Check that every message, empty ones included, arrives with its own length and bytes."""
     for peer in ranks.peers:
         for number, nbytes in enumerate(_SIZES):
             ranks.transport.send(peer, 1, [pattern(ranks.rank, number, nbytes)])
@@ -101,7 +102,7 @@ def check_sizes(ranks: Ranks) -> None:
 
 
 def check_big(ranks: Ranks) -> None:
-    """A message of `ranks.big` bytes each way at the same time, between all pairs."""
+    """Check that all pairs of ranks can exchange messages of `ranks.big` bytes in both directions at the same time."""
     sends = [ranks.transport.send(peer, 2, [pattern(ranks.rank, 7, ranks.big)]) for peer in ranks.peers]
     for peer in ranks.peers:
         arrival = ranks.take(peer, 2)
@@ -112,7 +113,7 @@ def check_big(ranks: Ranks) -> None:
 
 
 def check_order(ranks: Ranks) -> None:
-    """Between two ranks a small message does not overtake a large one, whatever their tags: it comes with all before it."""
+    """Check that between two ranks a small message does not overtake a large one, even with another tag."""
     sizes = [(200_000, 8, 70_000, 0, 3000)[i % 5] for i in range(60)]
     for number, nbytes in enumerate(sizes):
         for peer in ranks.peers:
@@ -132,7 +133,7 @@ def check_order(ranks: Ranks) -> None:
 
 
 def check_many(ranks: Ranks) -> None:
-    """Two thousand small messages of every rank, to all ranks in turn, all arrive."""
+    """Check that 2000 small messages from every rank, sent to all ranks in turn, arrive."""
     count = 2000 // ranks.size
     for number in range(count):
         for peer in ranks.peers:
@@ -146,7 +147,7 @@ def check_many(ranks: Ranks) -> None:
 
 
 def check_tags(ranks: Ranks) -> None:
-    """Tags 0..4095 arrive as they were sent; other tags and ranks are refused."""
+    """Check that tags 0 to 4095 arrive as they were sent, and that other tags and ranks are refused."""
     for peer in ranks.peers:
         for tag in (0, 5, 4095):
             ranks.transport.send(peer, tag, [b"%d" % tag])
@@ -160,7 +161,7 @@ def check_tags(ranks: Ranks) -> None:
 
 
 def check_inboxes(ranks: Ranks) -> None:
-    """Readers of two tags wait at the same time, and each gets all messages of its own tag and no other."""
+    """Check that readers of two tags can wait at the same time, and that each receives exactly the messages of its tag."""
     found: dict[int, list[str]] = {30: [], 31: []}
 
     def read(tag: int) -> None:
@@ -185,7 +186,7 @@ def check_inboxes(ranks: Ranks) -> None:
 
 
 def check_buffers(ranks: Ranks) -> None:
-    """Any kinds of buffers are sent end to end, also strided ones and none at all."""
+    """Check that buffers of any kind, strided and empty ones included, are sent joined end to end."""
     floats = np.arange(5, dtype=np.float32)
     strided = memoryview(b"a-b-c-")[::2]
     for peer in ranks.peers:
@@ -198,7 +199,7 @@ def check_buffers(ranks: Ranks) -> None:
 
 
 def check_reuse_by_sender(ranks: Ranks) -> None:
-    """Once a send is done its buffer may be overwritten: the receiver has, or gets, its earlier contents."""
+    """Check that a buffer may be overwritten once its send is done: the receiver still gets the earlier contents."""
     buffer = np.empty(300_000, np.uint8)
     for number in range(6):
         buffer[:] = pattern(ranks.rank, number, buffer.size)
@@ -211,7 +212,9 @@ def check_reuse_by_sender(ranks: Ranks) -> None:
 
 
 def check_reuse_by_receiver(ranks: Ranks) -> None:
-    """Memory that was released may be used again, even if released twice; memory that was not keeps its contents."""
+    """Check that released memory is reused safely, even if it is released twice, and that unreleased memory
+    keeps its contents.
+    """
     kept: list[tuple[Arrival, int]] = []
     for number in range(30):
         for peer in ranks.peers:
@@ -229,7 +232,7 @@ def check_reuse_by_receiver(ranks: Ranks) -> None:
 
 
 def check_threads(ranks: Ranks) -> None:
-    """Several threads send at once; each one's messages arrive in its order."""
+    """Check that several threads can send at once, and that the messages of each thread arrive in order."""
 
     def send_all(tag: int) -> None:
         for number in range(100):
@@ -249,7 +252,7 @@ def check_threads(ranks: Ranks) -> None:
 
 
 def check_deadline(ranks: Ranks) -> None:
-    """Waiting in vain ends with DeadlineExceededError, not early and not much too late."""
+    """Check that waiting without a message raises DeadlineExceededError, neither early nor much too late."""
     for peer in ranks.peers:
         ranks.transport.send(peer, 7, [b"not for that reader"])
     began = time.monotonic()
@@ -266,12 +269,12 @@ def check_deadline(ranks: Ranks) -> None:
 
 
 def check_alive(ranks: Ranks) -> None:
-    """All ranks are alive while none has died."""
+    """Check that all ranks are reported alive while no rank has died."""
     expect(ranks.transport.alive() == frozenset(range(ranks.size)), f"alive are {sorted(ranks.transport.alive())}")
 
 
 def check_closing(transport: Transport) -> None:
-    """Closing returns in time, may be repeated, and ends sending. All ranks run it last."""
+    """Check that closing returns in time, may be repeated, and ends sending. All ranks call this check last."""
     began = time.monotonic()
     transport.close(SECONDS)
     transport.close(SECONDS)
@@ -296,7 +299,7 @@ CHECKS: tuple[Callable[[Ranks], None], ...] = (
 
 
 def run_contract(transport: Transport, big: int = 32 << 20) -> Iterator[str]:
-    """Run every check on this rank and close the transport; yields the name of each check that passed."""
+    """Run every check on this rank, yield the name of each check that passed, and close the transport."""
     ranks = Ranks(transport, big)
     for check in CHECKS:
         ranks.meet()

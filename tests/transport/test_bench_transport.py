@@ -1,4 +1,4 @@
-"""`psnode bench transport` on a small scale: its report follows from its measurements."""
+"""`psnode bench transport` at small scale: its report follows from its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock for deadlines counts the time in which its process could listen, and no other."""
+"""A clock for deadlines counts only the time in which its process could receive messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.transport.clock import Clock
 
 
 class Seconds:
-    """A source of time that is moved by hand."""
+    """A source of time that the test moves."""
 
     value = 100.0
 
@@ -24,7 +24,7 @@ class Seconds:
 
 
 def waited(clock: Clock, seconds: Seconds, until: float, stall: float = 0.0) -> float:
-    """One wait in which nothing comes, longer by `stall` than it was to be: the seconds it was given."""
+    """Wait once without an event, `stall` longer than asked, and return the seconds that the wait was given."""
     with clock.listening(until) as given:
         seconds.value += given + stall
     return given
@@ -68,7 +68,7 @@ def test_behind_the_deadline_what_came_in_is_still_waited_for() -> None:
 
 
 def test_a_process_that_was_stopped_does_not_find_its_deadline_over() -> None:
-    """Stopped with SIGSTOP for longer than the deadline, .3 s after it began to wait, by itself: that cannot come late."""
+    """A process stops itself with SIGSTOP for longer than its deadline, .3 s after its wait began; the deadline must not pass."""
     program = """
 import os, queue, signal, time
 from psnode.transport.clock import Clock
@@ -100,4 +100,4 @@ print(time.monotonic())
         ended = float(process.communicate(timeout=30)[0])
     finally:
         process.kill()
-    assert ended - continued >= 0.8  # of the 2 s, one slice of a second had passed and is known to have
+    assert ended - continued >= 0.8  # of the 2 s, only one slice of a second was counted

@@ -1,4 +1,4 @@
-"""The loopback: the common contract, and death of a rank."""
+"""The loopback transport: the transport contract, and the death of a rank."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_a_rank_that_dies_is_announced_to_all_others_after_its_last_message() ->
     assert ends[0].wait(9, 60).data.tobytes() == b"last words"
     lost = PeerLost(2, "its thread failed")
     assert ends[0].inbox(9).wait(60) == lost
-    assert waiting.wait(60) == lost  # every role of a rank learns it
-    assert ends[0].inbox(4).wait(60) == lost  # also one that begins later
+    assert waiting.wait(60) == lost  # every role of a rank receives the event
+    assert ends[0].inbox(4).wait(60) == lost  # also a role that begins later
     assert ends[1].inbox(9).wait(60) == lost
     assert ends[0].alive() == {0, 1}
     assert ends[0].send(2, 0, [b"dropped"]).done

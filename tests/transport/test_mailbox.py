@@ -1,4 +1,4 @@
-"""The queue that a transport's threads wait on."""
+"""The queue on which a transport's threads wait."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_items_come_out_in_the_order_in_which_they_were_put() -> None:
 def test_a_wait_for_nothing_ends_when_it_should() -> None:
     mailbox: Mailbox[int] = Mailbox()
     mailbox.put(1)
-    assert mailbox.get_nowait() == 1  # the item that woke the reader is gone: the next wait may not see it again
+    assert mailbox.get_nowait() == 1  # the item that woke the reader is taken: the next wait must not see it again
     begin = time.monotonic()
     with pytest.raises(queue.Empty):
         mailbox.get(0.2)
@@ -56,7 +56,7 @@ def test_nothing_is_lost_or_told_twice_while_many_threads_put() -> None:
 
 
 def test_a_wait_ends_though_a_handler_outlasted_it() -> None:
-    """queue.SimpleQueue would wait for ever."""
+    """Check a wait for which queue.SimpleQueue would block for ever."""
     program = """
 import queue, signal, time
 from psnode.transport.mailbox import Mailbox

@@ -1,4 +1,4 @@
-"""The parts of the MPI transport that need no MPI: pieces, pace, ears, farewell, environment, barrier."""
+"""The parts of the MPI transport that need no MPI: pieces, pace, listeners, farewell, environment, barrier."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_fast_transfer_is_polled_without_sleep_and_a_slow_one_is_not() -> None
 
 @pytest.mark.skipif(not can_listen(), reason="needs Linux")
 class TestListener:
-    """One second is far more than any of this takes; a timeout of 20 s would show as a hang."""
+    """Tests of Listener. Each step takes far less than a second; a timeout of 20 s would indicate a hang."""
 
     def test_silence_is_silence(self) -> None:
         ears = Listener(f"test-{os.getpid()}", 0)
@@ -171,9 +171,9 @@ def test_a_rank_alone_leaves_at_once() -> None:
         ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, WorldRank(1, 2)),
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, WorldRank(3, 4)),
         ({"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, WorldRank(1, 4)),
-        # a batch script of Slurm is no rank
+        # a batch script of Slurm is not a rank
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
-        # mpirun inside of a Slurm job
+        # mpirun inside a Slurm job
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "9"}, WorldRank(1, 2)),
         ({}, None),
         ({"PMI_RANK": "zero", "PMI_SIZE": "3"}, None),

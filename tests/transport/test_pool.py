@@ -1,4 +1,4 @@
-"""The pool of receive memory."""
+"""The pool of memory for received messages."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from psnode.worker.backward_hooks import BackwardWatch, GroupHooks, finish_times
 
 
 class Branches(nn.Module):
-    """Two layers in a row, and one that the loss does not use."""
+    """Two layers in sequence, and a layer that the loss does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def test_measuring_the_order_leaves_no_gradients() -> None:
 def test_seconds_count_from_the_beginning_of_the_pass_and_unused_parameters_have_those_of_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a clock that is one second later whenever it is looked at."""
+    """Use a clock that advances by one second whenever it is read."""
     monkeypatch.setattr("psnode.worker.backward_hooks.time", SimpleNamespace(perf_counter=partial(next, map(float, count()))))
     model = Branches()
 
@@ -102,13 +102,13 @@ def test_unarmed_passes_are_not_looked_at_but_accumulate() -> None:
     where = plan.slices()["second.bias"]
     group = next(g for g in plan.groups if g.start <= where.start < g.stop)
     assert group.start <= where.start and where.stop <= group.stop
-    assert gradients.flat(where.start, where.stop).tolist() == [4.0] * 4  # 2 examples a pass, d sum/d bias = 1 each
+    assert gradients.flat(where.start, where.stop).tolist() == [4.0] * 4  # 2 examples per pass, d sum/d bias = 1 each
 
 
 def test_gradients_lie_in_the_flat_vector_where_the_plan_says_whole_or_in_pieces() -> None:
     model, plan, gradients, _, hooks = prepared("model")
     reference = Branches()
-    for _ in range(2):  # the second pass: nothing of the first is left
+    for _ in range(2):  # the second pass finds nothing of the first
         reference.load_state_dict(model.state_dict())
         x = torch.randn(5, 8)
         reference.zero_grad()
@@ -149,7 +149,7 @@ def test_a_changed_weight_changes_the_digest() -> None:
 
 
 class Segments(nn.Module):
-    """One layer in `uses` segments of reentrant checkpointing: each adds to the gradients of the layer, one after the other."""
+    """A layer in `uses` segments of reentrant checkpointing, which add to the layer's gradients one after another."""
 
     def __init__(self, uses: int) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Segments(nn.Module):
 
 
 def collected(model: Segments, late: list[str]) -> dict[str, np.ndarray]:
-    """The gradients of three uses, as they are when their groups are reported."""
+    """Return the gradients of three uses at the moment when their groups are reported."""
     plan = make_plan(describe(model), "identity", group_by="layer")
     gradients = Gradients(trainable(model), plan, torch.device("cpu"))
     sent: dict[int, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""A worker's part of a checkpoint, written while its memories go on changing."""
+"""A worker's part of a checkpoint, written while its memories keep changing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Worker:
         self.sent.append((flags, tensorfile.parse(body, "sent")))
 
     def push(self) -> None:
-        """Every group's memory changes, as in the step that follows."""
+        """Change every group's memory, as the following step does."""
         for group, part in enumerate(self.sender.memory()):
             self.sender.before_change(group)
             part[0] += 1
@@ -52,7 +52,7 @@ class Worker:
 
 @pytest.fixture
 def amid(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The functions in the list are called when something of the memories has been put into the file."""
+    """Return a list of functions to call once a part of the memories has been written to the file."""
     found: list[Any] = []
     own = HashedFile.take
 
@@ -67,7 +67,7 @@ def amid(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def adopted(folder: Path, draft: StagedCheckpoint, worker: Worker) -> dict[str, torch.Tensor]:
-    """The worker's part as its checkpoint has it."""
+    """Return the worker's part as the checkpoint stores it."""
     [(flags, told)] = worker.sent
     assert flags is Flag.WRITTEN and torch.equal(told["buffer/count"], PLACE["buffer/count"])
     entry = staging.told(told, RANK)
@@ -174,5 +174,5 @@ def test_an_error_that_is_none_of_the_disk_s_ends_the_training(tmp_path: Path, a
     worker.part.begin(STEP, PLACE)
     worker.part.finish()
     assert [type(event) for event in worker.posted] == [ZeroDivisionError] and worker.sent == []
-    worker.push()  # does not wait
+    worker.push()  # does not block
     worker.part.close()

@@ -1,4 +1,4 @@
-"""Sizes and metrics of a task that cannot be reported are its author's to mend: told by name, before they are sent."""
+"""Sizes and metrics of a task that cannot be reported: the author gets an error that names them before they are sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kinds.task import Points, Trains
 
 
 class Counts(Trains):
-    """A linear model, with this size of a batch and these metrics."""
+    """Trains a linear model and reports this batch size and these metrics."""
 
     def __init__(self, size: Any, metrics: dict[Any, Any]) -> None:
         super().__init__(lambda: nn.Linear(WIDTH, CLASSES), 16)
@@ -74,7 +74,7 @@ def test_metrics_are_sums_over_batches_of_any_number() -> None:
 
 
 def test_dropout_is_drawn_by_seed_rank_and_step_as_in_runs_of_before() -> None:
-    """Runs that are resumed go on with the masks that they would have had: NumPy's first word of (seed, 2, rank, step)."""
+    """Resumed runs must continue with the same masks, whose seed is NumPy's first word of (seed, 2, rank, step)."""
     for seed, rank, step in ((1, 1, 1), (1, 2, 1), (7, 3, 40)):
         seed_torch(seed, rank, step, torch.device("cpu"))
         [expected] = np.random.SeedSequence((seed, 2, rank, step)).generate_state(1, np.uint64)
@@ -82,7 +82,7 @@ def test_dropout_is_drawn_by_seed_rank_and_step_as_in_runs_of_before() -> None:
 
 
 def computation(*layers: nn.Module) -> Computation:
-    """Of this model, on Points."""
+    """Return the computation of a model of these layers, on Points."""
     task = Trains(lambda: nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES)), 16)
     return Computation(task, task.model(), torch.device("cpu"), rank=1, seed=3, torch_lock=contextlib.nullcontext())
 

@@ -1,4 +1,4 @@
-"""A weight is waited for before any function of torch computes with it, however the model comes to use it."""
+"""A weight is awaited before any torch function computes with it, however the model uses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from psnode.worker.first_use import FirstUse
 
 
 class Recorder:
-    """Writes down the required weights; all are missing for ever."""
+    """Records the weights that are required; all weights are missing for ever."""
 
     def __init__(self) -> None:
         self.missing: set[int] = {0}
@@ -31,7 +31,7 @@ class Recorder:
 
 
 def flat(model: nn.Module) -> tuple[torch.Tensor, dict[str, tuple[int, int]]]:
-    """The parameters of `model` become views of one vector; where each lies in it."""
+    """Turn the parameters of `model` into views of one vector; return the vector and the place of each parameter."""
     vector = torch.randn(sum(parameter.numel() for parameter in model.parameters()))
     found, start = {}, 0
     for name, parameter in model.named_parameters():
@@ -57,7 +57,7 @@ def test_layers_are_asked_for_in_the_order_of_the_forward_pass() -> None:
 
 
 def test_weights_used_without_a_call_of_their_module_are_noticed() -> None:
-    """MultiheadAttention never calls its out_proj, nor does an LSTM pass its weights one by one."""
+    """MultiheadAttention never calls its out_proj, and an LSTM passes its weights together."""
     x = torch.ones(4, 2, 8)
     for model, inputs in ((nn.MultiheadAttention(8, 2), (x, x, x)), (nn.LSTM(8, 3), (x,))):
         asked, where = first_uses(model, *inputs)
@@ -133,7 +133,7 @@ def scripted_function() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*TypedStorage", "ignore:.*torch.jit.script")
 @pytest.mark.parametrize("use", USES)
 def test_a_weight_is_waited_for_however_it_is_used(use: str) -> None:
-    """The weight is used outside the module that owns it, so that the call of that module shows nothing."""
+    """The weight is used outside the module that owns it, so that no call of this module shows the use."""
     model = nn.Linear(4, 4)
     vector, where = flat(model)
     recorder = Recorder()
@@ -154,7 +154,7 @@ def test_cuda_kernels_of_others_ask_for_the_array_interface() -> None:
 
 
 def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
-    """Also for weights that only a custom kernel reads."""
+    """This includes weights that only a custom kernel reads."""
 
     class Opaque(nn.Module):
         def __init__(self) -> None:
@@ -170,7 +170,7 @@ def test_the_call_of_a_module_waits_for_what_it_owns() -> None:
 
 @pytest.mark.parametrize("use", [lambda model: model(torch.ones(2, 4)), lambda model: model.weight.data_ptr()])
 def test_what_puts_weights_in_place_does_not_wait_for_them(use: Callable[[nn.Linear], object]) -> None:
-    """On a GPU a group that has come is copied to the vector by operators of torch."""
+    """On a GPU, operators of torch copy an arrived group to the vector."""
     model = nn.Linear(4, 4)
     vector, where = flat(model)
 
@@ -200,7 +200,7 @@ def test_nothing_is_asked_for_when_all_is_there_or_outside() -> None:
 
 
 def test_compiled_code_runs_operator_by_operator_under_the_watch() -> None:
-    """It is found before the first step; should it come later, nothing of it is missed."""
+    """Compiled code is found before the first step; if it is added later, its uses are still noticed."""
     model = nn.Linear(4, 4)
     vector, where = flat(model)
     compiled = torch.compile(scripted, backend="eager")
@@ -212,7 +212,7 @@ def test_compiled_code_runs_operator_by_operator_under_the_watch() -> None:
 
 
 class AtOnce(Recorder):
-    """Everything comes with the first weight that is required."""
+    """A recorder for which everything arrives with the first required weight."""
 
     def require(self, start: int, stop: int) -> None:
         super().require(start, stop)
@@ -220,7 +220,7 @@ class AtOnce(Recorder):
 
 
 def modes() -> list[Any]:
-    """The modes that this thread has entered."""
+    """Return the modes that this thread has entered."""
     return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]  # type: ignore[no-untyped-call]
 
 
@@ -260,7 +260,7 @@ def test_modes_stay_while_something_is_missing() -> None:
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators; calls `then` before each."""
+    """A mode that counts operators and calls `then` before each."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -273,7 +273,7 @@ class Operators(TorchDispatchMode):
 
 
 class Compilable(Operators):
-    """Its handler is called by no function of torch that is written in Python."""
+    """A mode whose handler is not called by torch functions written in Python."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -285,7 +285,7 @@ class Compilable(Operators):
 
 
 class Functions(TorchFunctionMode):
-    """Counts functions; calls `then` before each."""
+    """A mode that counts functions and calls `then` before each."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class Functions(TorchFunctionMode):
 
 @pytest.mark.parametrize("kind", [Operators, Functions])
 def test_modes_are_left_in_the_order_in_which_they_were_entered(kind: Callable[[], Any]) -> None:
-    """A mode of the model's own that was entered after them is left before them."""
+    """The model's own mode, entered after psnode's modes, is left before them."""
     model = nn.Linear(3, 3)
     vector, _ = flat(model)
     with FirstUse(model, AtOnce(), vector):
@@ -322,7 +322,7 @@ def in_a_thread(function: Callable[[], object]) -> None:
 
 
 def among(operators: Any, call: Callable[[], object]) -> None:
-    """Call with the modes of another thread, as a backward pass on a GPU does."""
+    """Call under the modes of another thread, as a backward pass on a GPU does."""
     functions = operators._watch._modes[0]
     with functions:
         torch._C._push_on_torch_dispatch_stack(operators)
@@ -336,7 +336,7 @@ def under(context: Any, function: Callable[[], object]) -> None:
 
 
 class Calls(torch.autograd.Function):
-    """Calls a function in its forward and backward passes."""
+    """A function that calls another function in its forward and backward passes."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, function: Callable[[], object]) -> torch.Tensor:
@@ -351,13 +351,13 @@ class Calls(torch.autograd.Function):
 
 
 def unseen() -> None:
-    """An operator that no mode of functions is told of."""
+    """Run an operator that no function mode sees."""
     with torch._C.DisableTorchFunction():
         torch.neg(torch.ones(3))
 
 
 def hooked(call: Callable[[], object]) -> None:
-    """A backward pass in the forward pass that calls the model first."""
+    """Run a backward pass within the forward pass that first calls the model."""
     x = torch.ones(3, requires_grad=True)
     x.register_hook(lambda _: under(nullcontext(), call))
     y = x.sum()
@@ -366,7 +366,7 @@ def hooked(call: Callable[[], object]) -> None:
 
 
 def differentiated(model: nn.Module, *, reentrant: bool) -> None:
-    """Gradients taken in the forward pass, by a backward pass that calls the model again."""
+    """Compute gradients within the forward pass, by a backward pass that calls the model again."""
     x = torch.ones(2, 3, requires_grad=True)
     y = checkpoint.checkpoint(model, x, use_reentrant=reentrant)
     y.sum().backward() if reentrant else torch.autograd.grad(y.sum(), x)
@@ -394,7 +394,7 @@ SHELTERS: dict[str, Callable[[nn.Module, Callable[[], Any]], object]] = {
 
 @pytest.mark.parametrize("shelter", SHELTERS)
 def test_torch_is_as_before_wherever_the_last_weight_comes(shelter: str) -> None:
-    """Functions that put modes or keys back when they return find the earlier modes, and all are left at the end."""
+    """Functions that restore modes or keys when they return find the earlier modes, and no mode is left at the end."""
     keys = str(torch._C._dispatch_tls_local_include_set())
     flag = torch.utils._python_dispatch._is_in_torch_dispatch_mode
     model = nn.Linear(3, 3)

@@ -1,4 +1,4 @@
-"""Rehearsed steps leave the model as it was."""
+"""Rehearsed steps leave the model unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kinds.task import Trains
 
 
 class Rehearsing(WorkerContext):
-    """A worker of it takes two forward passes."""
+    """A context whose worker takes two forward passes."""
 
     def worker(self, start: Start) -> Any:
         def take_steps() -> None:
@@ -47,7 +47,7 @@ def test_buffers_and_attributes_are_those_from_before_a_rehearsal(tmp_path: Path
 
 
 class Noting(Trains):
-    """Notes how many threads torch has in its forward passes."""
+    """Records the number of torch's threads in the forward passes."""
 
     def __init__(self) -> None:
         super().__init__(lambda: nn.Linear(models.WIDTH, models.CLASSES), 16)

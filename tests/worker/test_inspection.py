@@ -1,4 +1,4 @@
-"""Inspection of a model before the first step."""
+"""Inspection of a model before its first step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning",
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process have compiled and scripted functions; only those that a model runs itself count here."""
+    """Forget functions that other tests have compiled or scripted, since only those that a model runs must count."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     models._CACHE.clear()
@@ -110,7 +110,7 @@ def test_the_models_that_come_with_psnode_need_not_wait(make: Any, monkeypatch: 
 
 
 class Threaded(models.Weighted):
-    """A use in a thread, where no mode of torch is on."""
+    """A model that uses a weight in a thread, where no mode of torch is active."""
 
     def middle(self, x: torch.Tensor) -> torch.Tensor:
         found: list[torch.Tensor] = []
@@ -138,7 +138,7 @@ def test_a_model_of_which_no_pass_is_like_another_waits() -> None:
 
 
 class Remembers(models.Weighted):
-    """The forward pass counts, keeps and draws outside of torch."""
+    """A model whose forward pass counts, stores and draws outside torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def test_buffers_that_a_pass_makes_or_resizes_are_as_before(first: torch.Tensor 
 
 
 def test_a_loss_that_is_rounded_by_where_its_weights_lie_need_not_wait() -> None:
-    """torch's memory begins at a multiple of 64 bytes; in the vector the weight comes after 8 x 8 + 8 + 1 others."""
+    """torch's memory begins at multiples of 64 bytes; in the vector, the weight follows 8 x 8 + 8 + 1 other values."""
 
     class Aligned(models.Weighted):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The worker's loop, driven by hand: no model computes, the gradient of a round is given, and the master is played here."""
+"""The worker's loop without a model: the test gives the gradient of each round, and plays the master."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IDENTITY = get_codec("identity")
 
 
 class Batches:
-    """Every batch is the number of the step that takes it, once for each of its examples."""
+    """Batches in which every example is the number of the step that takes the batch."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -50,11 +50,11 @@ class Batches:
         return [[self.step] * BATCH]
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class Source(Given):
-    """The gradient of a round. `cleared`: how often the loop has said that it was sent."""
+    """The gradient of a round. `cleared`: how often the loop has reported that it was sent."""
 
     cleared = 0
 
@@ -63,7 +63,7 @@ class Source(Given):
 
 
 class Ground:
-    """A worker of rank 1 in a run of `last_step` steps, `steps` of them a round, and the master's end of its link."""
+    """A worker of rank 1 in a run of `last_step` steps, with `steps` steps per round, and the master's end of its link."""
 
     def __init__(self, steps: int, last_step: int) -> None:
         config = Config(scheme="dense", lr=0.1, batch_size=BATCH, hash_every=0)
@@ -112,7 +112,7 @@ class Ground:
     def publish(
         self, version: int, step: int, weights: np.ndarray, flags: Flag = Flag.NONE, unused: tuple[int, ...] = ()
     ) -> None:
-        """Send `version` of the weights, made of the gradient of `step`, of which groups are `unused`."""
+        """Send `version` of the weights, made from the gradient of `step`, of which the groups `unused` were not used."""
         for group in self.plan.groups:
             frame = wire.GroupFrame(1, wire.padded(IDENTITY.max_nbytes((group.size,))))
             frame.take(IDENTITY.encode(weights[group.start : group.stop], Key.derive(0), out=frame.room).nbytes)
@@ -122,7 +122,7 @@ class Ground:
         self.master.send(1, Kind.VERSION_COMPLETE, body, step=step, version=version, flags=flags)
 
     def heard(self, kind: Kind, count: int) -> list[Frame]:
-        """The next `count` frames at the master's end, which are of this kind."""
+        """Return the next `count` frames at the master's end, and check that they have this kind."""
         found = [self.master.next(SECONDS) for _ in range(count)]
         assert all(isinstance(frame, Frame) and frame.kind is kind for frame in found)
         return found  # type: ignore[return-value]
@@ -143,7 +143,7 @@ def made() -> Iterator[list[Ground]]:
 
 
 def gradient_of(frames: list[Frame], ground: Ground) -> tuple[np.ndarray, set[int]]:
-    """The gradient in the frames of all groups, and the weights that they state."""
+    """Return the gradient in the frames of all groups, and the weights that they state."""
     found, weights = np.empty(ground.plan.size, np.float32), set()
     for frame in frames:
         group = ground.plan.groups[frame.group]
@@ -194,7 +194,7 @@ def test_a_round_of_two_steps_sends_one_gradient_and_one_report(made: list[Groun
 
 
 def test_a_gradient_has_the_learning_rate_of_its_rounds_first_step(made: list[Ground]) -> None:
-    """The schedule counts from 0; a memory that does not tell its unit is rescaled from the rate of the round before."""
+    """The schedule counts from 0; a memory without a recorded unit is rescaled from the rate of the previous round."""
     made.append(ground := Ground(steps=3, last_step=6))
     steps, weights = ground.worker.steps(), np.zeros(ground.plan.size, np.float32)
     passes = next(steps)

@@ -21,7 +21,7 @@ STEPS = 3
 
 
 class Row(NamedTuple):
-    """A row of the page: the code, its place in the loop, the verdict, and the words in backticks of the last column."""
+    """A row of the page: the code, its place in the loop, the verdict, and the words in backticks in the last column."""
 
     code: str
     place: str
@@ -74,7 +74,7 @@ def loss_of(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def variables(net: nn.Module) -> dict[str, Any]:
-    """Objects that a program has beside its loop, such as the optimizer it used before."""
+    """Return objects that a program has outside its loop, such as the optimizer that it used before."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     other = nn.Linear(CLASSES, 1)
     return {
@@ -118,7 +118,8 @@ def test_the_page_has_lines_of_both_kinds() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # torch's own hint at the same mistake
+# torch's own warning about the same mistake
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.place}{'-step' * row.holds}-{row.code[:40]}")
 def test_a_line_trains_as_in_plain_pytorch_or_is_refused_by_what_there_is_instead(row: Row, tmp_path: Path) -> None:
     net = network()

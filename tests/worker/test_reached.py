@@ -1,4 +1,4 @@
-"""Leaves of a loss's graph: parameters count, inputs do not, whatever lies between."""
+"""Leaves of a loss's graph: parameters are found, inputs are not, whatever lies between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psnode.worker.reached import Reach, name_of, parameters_of
 
 
 class Criterion(nn.Module):
-    """Something with a parameter."""
+    """A criterion with a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Criterion(nn.Module):
 
 
 class Twice(torch.autograd.Function):
-    """x -> 2 x, by a function of one's own."""
+    """x -> 2 x, as a custom function."""
 
     @staticmethod
     def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ class Twice(torch.autograd.Function):
         return 2 * gradient
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch.compile looks
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # raised by torch.compile
 @pytest.mark.parametrize("way", ["plain", "own function", "checkpointed", "compiled", "frozen", "detached"])
 def test_the_parameters_of_a_graph_are_found_unless_nothing_trains_them(way: str) -> None:
     net, criterion, x = nn.Linear(3, 4), Criterion(), torch.randn(2, 3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The loss that a backward pass began from against the one that the step is told."""
+"""The loss from which a backward pass began, compared with the loss that is passed to the step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.worker.roots import Roots
 
 
 class Parts:
-    """A loss of a batch, a penalty and a second loss, of one parameter."""
+    """A loss of a batch, a penalty and a second loss, all functions of one parameter."""
 
     def __init__(self) -> None:
         self.weight = torch.tensor([0.5, -2.0, 3.0], requires_grad=True)

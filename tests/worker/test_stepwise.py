@@ -1,4 +1,4 @@
-"""Steps whose passes the caller runs: the same as plain PyTorch's, and refused in one line where they cannot be."""
+"""Steps whose passes the caller runs: they equal plain PyTorch's, or are refused with a one-line error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WIDTH, CLASSES = 6, 3
 
 
 class Net(nn.Module):
-    """A layer that is used and one that is not."""
+    """A network with one layer that is used and one that is not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 def stepping(
     folder: Path, model: nn.Module, *, holds: bool = False, beside: Iterable[nn.Parameter] = (), **changed: Any
 ) -> Iterator[StepwiseWorker]:
-    """A worker that steps through `batches`, with a master in a thread."""
+    """Yield a worker that steps through `batches`, with a master in a thread."""
     settings = {"scheme": "dense", "lr": 0.1, "momentum": 0.9, "batch_size": 4, "max_steps": 6, "eval_freq": 0, **changed}
     config = Config(train_dir=folder, threads=1, tensorboard=False, overlap=False, group_bytes=1 << 20, **settings)
     ends = loopback_group(2)
@@ -114,11 +114,11 @@ def test_steps_are_those_of_plain_sgd_also_where_batches_are_accumulated(
                 assert worker.step(loss, {}) == (index == count - 1)
             assert worker.version == step + 1
         assert worker.draw() is None
-    assert clipped  # some of them, so that it matters
+    assert clipped  # only some steps are clipped
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
     assert [record["loss"] for record in read_records(tmp_path / "metrics.jsonl")] == pytest.approx(losses, rel=1e-5)
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())  # the model is the program's again
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())  # the program owns the model again
 
 
 def test_losses_need_not_be_told_and_no_checkpoint_is_judged_then(tmp_path: Path) -> None:
@@ -136,7 +136,8 @@ def test_losses_need_not_be_told_and_no_checkpoint_is_judged_then(tmp_path: Path
 
 def test_examples_of_a_batch_are_the_loaders_or_those_of_its_first_tensor() -> None:
     image = torch.zeros(3, 8, 8)
-    assert OwnLoop(Net(), None, None, examples=5).size([[image] * 5, {}]) == 5  # as detection collates: a tensor's length is 3
+    # as detection data are collated: the length of a tensor is 3
+    assert OwnLoop(Net(), None, None, examples=5).size([[image] * 5, {}]) == 5
     assert OwnLoop(Net(), None, None).size(UserDict(ids=torch.zeros(4, 7))) == 4
     assert OwnLoop(Net(), None, None).size(("no", "tensor")) == 1
 
@@ -290,7 +291,7 @@ def test_a_loss_that_is_not_finite_is_told_with_rank_and_step(tmp_path: Path) ->
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_weighed_steps_are_those_of_plain_sgd_on_the_joined_examples(tmp_path: Path, count: int) -> None:
-    """The first n examples of a batch count, another n in each."""
+    """In each batch only the first n examples count, with a different n."""
     counts, plain, model, steps = [4, 1, 3, 2, 1, 4], Net(), Net(), 6 // count
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -316,7 +317,7 @@ def test_weighed_steps_are_those_of_plain_sgd_on_the_joined_examples(tmp_path: P
 
 
 def test_a_backward_pass_without_weights_accumulates_by_itself(tmp_path: Path) -> None:
-    """s.backward(loss) is (loss / batches_per_step).backward()."""
+    """s.backward(loss) equals (loss / batches_per_step).backward()."""
     found = []
     for own in (True, False):
         model = Net()
@@ -356,7 +357,7 @@ def test_a_plain_backward_pass_in_a_weighted_session_is_refused(tmp_path: Path) 
 
 
 class Tied(nn.Module):
-    """Two layers with one weight, and statistics."""
+    """Two layers with a shared weight, and running statistics."""
 
     def __init__(self) -> None:
         super().__init__()

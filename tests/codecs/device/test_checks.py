@@ -1,4 +1,4 @@
-"""Trust on a device, which is a stand-in that runs the text of the kernels: also one that computes something else."""
+"""The check of a device, here a stand-in that runs the kernels' text, which can be changed to compute something else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.rows.forms import KEY, with_formula
 from tests.rows.hosted import GXX
 
 pytestmark = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
-WITHOUT_FORMULA = {"graddrop", "randk", "svd", "threshold", "topk"}  # of the coded rows
+WITHOUT_FORMULA = {"graddrop", "randk", "svd", "threshold", "topk"}  # coded in rows, but without a formula
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'row_codec.py'}:Levels"
 
 
@@ -68,7 +68,7 @@ def test_a_device_that_computes_something_else_is_not_trusted(cupy: FakeCupy, ri
         return text.replace(right, wrong)
 
     cupy.edit = edit
-    for _ in range(2):  # it is not remembered
+    for _ in range(2):  # the result is not cached
         verdict = check(get_codec("bf16"), CPU)
         assert verdict is not None and verdict.on_device is None
         assert verdict.line == f"bf16 is coded on the host: the device makes {what} of N(0,1)"
@@ -114,7 +114,7 @@ def test_an_array_that_stays_on_the_device_is_coded_as_on_the_host(spec: str, si
     assert verdict is not None and verdict.on_device is not None
     coder = verdict.on_device.encoder((size,))
     assert isinstance(coder, DeviceCoder)
-    x = np.random.default_rng(2).standard_normal(size).astype(np.float32) + 3  # all above 0, which padding is not
+    x = np.random.default_rng(2).standard_normal(size).astype(np.float32) + 3  # all values are above 0, unlike the padding
     on_device = torch.zeros(coder.padded)
     on_device[:size] = torch.tensor(x)
     coder.encode(on_device, np.array(KEY.words, np.uint64), on_device)

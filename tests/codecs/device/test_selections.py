@@ -1,4 +1,4 @@
-"""Selections on a device, a stand-in that runs the kernels' text: the host's payloads and residuals, byte for byte."""
+"""Selections on a stand-in for a device, which runs the kernels' text: payloads and residuals equal the host's byte for byte."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def encoder_of(codec: Codec, size: int) -> DeviceEncoder:
 
 
 def coded(codec: Codec, x: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """The body and the residual that the device makes."""
+    """Return the body and the residual that the device computes."""
     encoder = encoder_of(codec, x.size)
     values = torch.zeros(encoder.padded)
     values[: x.size] = torch.tensor(x)
@@ -90,7 +90,7 @@ def test_arrays_of_any_length(spec: str, size: int) -> None:
 @with_gxx
 @pytest.mark.usefixtures("cupy")
 def test_topk_sends_what_sorting_finds() -> None:
-    """The largest are found without psnode, by NumPy's stable sort."""
+    """Find the largest values by NumPy's stable sort, without psnode."""
     x = np.round(np.random.default_rng(3).standard_normal(20_000), 1).astype(np.float32)  # a few dozen values, many ties
     expected = np.sort(np.argsort(-np.abs(x), kind="stable")[:200])
     codec = get_codec("topk:ratio=0.01")
@@ -177,7 +177,7 @@ def test_changes_are_added_to_weights_where_these_lie(spec: str) -> None:
 @pytest.mark.parametrize("scale", [-0.4, 1.5, 1e38])
 @pytest.mark.parametrize("spec", ["randk", "entrywise", "randk+qsgd"])
 def test_a_factor_in_front_leaves_the_signs_of_zeros_alone(spec: str, scale: float) -> None:
-    """Weights that nothing is sent of stay, to the bit, on the host and on a device: -0 does not become 0."""
+    """Check on host and device that weights without an entry in the payload keep their bits: -0 does not become 0."""
     codec = Contractive(get_codec(spec))
     data = codec.encode(np.random.default_rng(1).standard_normal(700).astype(np.float32) / 1000, KEY).data.copy()
     start = data.size - Payload(data).body.size
@@ -230,7 +230,7 @@ def test_without_cupy_nothing_is_selected_on_a_device(monkeypatch: pytest.Monkey
 @with_gxx
 @pytest.mark.usefixtures("cupy")
 def test_it_selects_where_torch_is_to_be_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA torch.kthvalue raises then; here it is made to."""
+    """Have torch.kthvalue raise the error that it raises on CUDA in deterministic mode."""
 
     def refused(*_: object) -> None:
         raise RuntimeError("kthvalue CUDA does not have a deterministic implementation")

@@ -1,7 +1,7 @@
-"""Spectral ATOMO on a device, torch's CPU here, against the codec on the host and against theory.
+"""Spectral ATOMO on a device (here torch's CPU), compared with the codec on the host and with theory.
 
-Statistical claims: seeds are fixed, so a test passes always or never; each bound of 4 standard errors would fail a right
-program on 6e-5 of the seeds.
+Seeds are fixed, so a test passes always or never. Each bound of 4 standard errors would fail a correct program for a share of
+6e-5 of the seeds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def gaussian(*shape: int, seed: int = 0) -> Floats:
 
 
 def decays(m: int = 24, n: int = 40, ratio: float = 0.8) -> Floats:
-    """A matrix with singular values ratio^i, far enough apart for equal draws to be equal terms."""
+    """Return a matrix with singular values ratio^i, far enough apart that equal draws select equal terms."""
     rng = np.random.default_rng(m)
     short = min(m, n)
     u, v = (np.linalg.qr(rng.standard_normal((side, short)))[0] for side in (m, n))
@@ -45,7 +45,7 @@ def decays(m: int = 24, n: int = 40, ratio: float = 0.8) -> Floats:
 
 
 def on_device(codec: Codec, x: Floats, key: Key = KEY) -> tuple[Payload, Floats]:
-    """The payload, and the error left over a copy of x."""
+    """Return the payload, and the error that replaces the values of a copy of x."""
     encoder = SpectralEncoder(codec, x.shape, CPU)  # type: ignore[arg-type]
     values = torch.from_numpy(x.reshape(-1).copy())
     assert encoder.padded == x.size
@@ -60,7 +60,7 @@ def on_device(codec: Codec, x: Floats, key: Key = KEY) -> tuple[Payload, Floats]
 
 
 def distance(a: Floats, b: Floats) -> float:
-    """Of b, relative to b."""
+    """Return ||a - b|| / ||b||, or ||a - b|| if b is 0."""
     difference, length = np.linalg.norm(a.astype(float) - b.astype(float)), np.linalg.norm(b.astype(float))
     return float(difference / length) if length else float(difference)
 
@@ -74,7 +74,7 @@ def test_any_shape_is_coded_as_on_the_host_and_the_error_is_what_the_payload_lac
     decoded, host = codec.decode(payload), codec.encode(x, KEY)
     assert payload.nbytes <= codec.max_nbytes(shape)
     assert error.tobytes() == (x - decoded).tobytes() if x.size else not payload.body.size
-    if "+" not in spec:  # after svd a number near the middle of two levels may take either
+    if "+" not in spec:  # after svd, a value midway between two levels may go to either
         assert payload.nbytes == host.nbytes
         assert payload.body[:8].tobytes() == host.body[:8].tobytes()
         assert distance(decoded, codec.decode(host)) <= 1e-5
@@ -109,7 +109,7 @@ def test_scale_changes_nothing_but_the_scale(scale: float, spec: str) -> None:
     assert np.abs(found - reference).max() <= (1e-2 if scale < 1e-37 else 1e-5) * np.abs(reference).max()
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in subtract")  # x - decoded may be, as on the host
+@pytest.mark.filterwarnings("ignore:overflow encountered in subtract")  # x - decoded may overflow, as on the host
 @pytest.mark.parametrize("spec", ["svd", "svd:sample=false", "svd:method=randomised,cover=true"])
 @pytest.mark.parametrize("kind", ["signs", "diagonal", "equal"])
 def test_the_largest_floats_decode_to_finite_ones(kind: str, spec: str) -> None:
@@ -154,7 +154,7 @@ def test_the_key_decides_and_the_array_is_left_alone_without_an_error() -> None:
 
 
 def test_a_host_draws_the_same_subspace() -> None:
-    """Of a key, through the randomised method's own numbers: other ones give another subspace of white noise."""
+    """Check that host and device use the random numbers of the same key: other numbers give another subspace of white noise."""
     x, codec = gaussian(60, 90), get_codec("svd:method=randomised")
     assert distance(codec.decode(on_device(codec, x)[0]), codec.decode(codec.encode(x, KEY))) <= 1e-4
     assert distance(codec.decode(on_device(codec, x)[0]), codec.decode(codec.encode(x, Key.derive(9)))) > 0.1
@@ -167,11 +167,11 @@ def test_only_svd_and_chains_behind_it_are_spectral() -> None:
     assert svd_of(get_codec("svd+qsgd").contractive()) is None
 
 
-# Values that come to the host
+# values that are copied to the host
 
 
 class Crossings:
-    """Bytes of tensors that are made host arrays or numbers."""
+    """Counts the bytes of tensors that become host arrays or Python numbers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.nbytes = 0
@@ -201,7 +201,7 @@ def test_factors_and_singular_values_alone_come_to_the_host(
     assert crossings.nbytes < 0.3 * x.nbytes
 
 
-# How it is distributed
+# the distribution of decoded arrays
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_factors_and_singular_values_alone_come_to_the_host(
     ],
 )
 def test_the_mean_of_decodes_is_x(spec: str, x: Floats) -> None:
-    """Per class of coordinates: largest, middle, smallest, one row, one column, everything; and along each singular pair."""
+    """Compare the sums over classes of coordinates (largest, middle, smallest, a row, a column, all) and along singular pairs."""
     codec = get_codec(spec)
     matrix = x.reshape(len(x), -1).astype(float)
     u, _, vt = np.linalg.svd(matrix, full_matrices=False)
@@ -230,7 +230,7 @@ def test_the_mean_of_decodes_is_x(spec: str, x: Floats) -> None:
 
 
 def theoretical_omega(x: Floats, budget: float) -> float:
-    """(sum lambda^2 / p - ||x||^2) / ||x||^2 with p = min(1, c lambda), c by bisection."""
+    """Return (sum lambda^2 / p - ||x||^2) / ||x||^2 with p = min(1, c lambda), where c is found by bisection."""
     lam = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     low, high = 0.0, 1 / lam[-1]
     for _ in range(200):
@@ -260,7 +260,7 @@ def test_the_whole_is_the_sum_of_the_largest_terms(shape: tuple[int, int]) -> No
 
 
 def test_the_subspace_has_more_columns_than_terms_are_sent() -> None:
-    """Of a matrix whose short side is within it all is known, whatever is drawn."""
+    """Check that a matrix whose short side fits into the subspace is known exactly, whatever is drawn."""
     x = gaussian(3 + randomised.OVERSAMPLING, 400)
     codec = get_codec("svd:method=randomised,sample=false")
     exact = get_codec("svd:sample=false")

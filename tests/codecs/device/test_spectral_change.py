@@ -1,4 +1,4 @@
-"""Payloads of svd added to weights on a device, torch's CPU here, as the host adds them; and the check of a device."""
+"""Payloads of svd added to weights on a device (here torch's CPU), compared with the host; and the check of a device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gaussian(*shape: int, seed: int = 0) -> Floats:
 
 
 def both(codec: Codec, payload: Payload) -> tuple[bytes, bytes]:
-    """Weights with `payload` added by the host, and on the device between neighbours that stay."""
+    """Add `payload` on the host, and on the device between other weights that must not change; return both results."""
     size = int(np.prod(payload.shape))
     weights = gaussian(size + 20, seed=5)
     there = torch.from_numpy(weights.copy())
@@ -38,7 +38,7 @@ def both(codec: Codec, payload: Payload) -> tuple[bytes, bytes]:
 
 
 def with_scale(payload: Payload, scale: float) -> Payload:
-    """A payload of a contractive form with another factor in front."""
+    """Return a payload of a contractive form with its leading factor replaced."""
     data, start = payload.data.copy(), payload.data.size - payload.body.size
     data[start : start + 4].view(np.float32)[:] = scale
     return Payload(data)
@@ -120,7 +120,7 @@ def test_blocks_of_a_large_matrix_give_what_one_gives(shape: tuple[int, int], sp
         np.testing.assert_allclose(body, bodies[0], rtol=0, atol=1e-5 * float(np.abs(bodies[0]).max()))
 
 
-# The check of a device
+# the check of a device
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def _scaled(made: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def _turned(made: Callable[..., Any]) -> Callable[..., Any]:
-    """Eigenvectors that are out by a thousandth."""
+    """Wrap an eigensolver so that its eigenvectors are wrong by a thousandth."""
 
     def turned(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         squares, basis = made(matrix)

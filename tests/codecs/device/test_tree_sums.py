@@ -1,4 +1,4 @@
-"""Sums by torch's operations beside the host's kernels: the same bits."""
+"""Sums by torch's operations give the same bits as the host's kernels."""
 
 from __future__ import annotations
 

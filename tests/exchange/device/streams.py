@@ -1,4 +1,4 @@
-"""Streams that run nothing and note who waits for whom: a stand-in for torch's, to test an order that no result shows."""
+"""Stand-ins for torch's CUDA streams that run nothing and note each wait, to test an order that does not show in results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.rows.fake_cupy import STREAM
 
 
 class Stream:
-    """A stream by its name. `waits`: the events that it was told to wait for."""
+    """A stream by its name. `waits`: the events for which it was told to wait."""
 
     cuda_stream = STREAM
 
@@ -23,9 +23,9 @@ class Stream:
 
 
 class Streams:
-    """The current stream of each thread, "training" at first, and `notes` in the order in which they were made.
+    """The current stream of each thread (at first "training"), and `notes` of all actions, in order.
 
-    A note is (what, the stream's name, its subject): an event is recorded or waited for, by a stream or by the host.
+    A note is (action, name of the stream, subject). The action is that a stream or the host records or awaits an event.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,11 +66,11 @@ class Streams:
             self._current.stream = before
 
     def entered(self, stream: Stream) -> _Again:
-        """The context in which `stream` is the current one, to be entered as often as anybody likes."""
+        """Return a reusable context in which `stream` is the current one."""
         return _Again(self, stream)
 
     def note(self, what: str, subject: object = None) -> None:
-        """Note something that is given to the current stream."""
+        """Add a note of `what` and `subject` for the current stream."""
         self.notes.append((what, self.current.name, subject))
 
 

@@ -1,4 +1,4 @@
-"""Changes of weights decoded where these lie, a stand-in for a device: the host's weights, made of payloads alone."""
+"""Changes decoded into weights on a stand-in for a device: the weights equal the host's, and only payloads are copied."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def normal(seed: int, size: int) -> np.ndarray:
 
 
 def edited(payload: Payload, nbytes: int, value: float) -> Payload:
-    """A payload whose body begins with so many bytes of `value`, float32."""
+    """Return a payload whose body begins with `nbytes` bytes of `value`, float32."""
     data, start = payload.data.copy(), payload.data.size - payload.body.size
     data[start : start + nbytes].view(np.float32)[:] = value
     return Payload(data)
@@ -84,7 +84,7 @@ def test_a_body_of_another_length_than_the_kernels_is_left_to_the_host(cupy: Fak
     expected = weights.numpy().copy()
     change = change_of(codec, weights)
     cupy.launched.clear()
-    payload = get_codec("qsgd:levels=7").encode(normal(1, 3000), KEY)  # which any qsgd decodes
+    payload = get_codec("qsgd:levels=7").encode(normal(1, 3000), KEY)  # any qsgd can decode this payload
     change.add(payload)
     codec.decode_add(payload, expected)
     np.testing.assert_array_equal(weights.numpy(), expected)
@@ -122,7 +122,7 @@ def test_a_half_that_is_not_finite_changes_nothing(spec: str, code: int) -> None
 
 @pytest.mark.usefixtures("cupy")
 def test_other_parameters_in_as_many_bits_change_nothing() -> None:
-    """Codes of 4 bits with 5 levels, and with 7."""
+    """Use codes of 4 bits with 5 levels, and with 7."""
     ours, theirs = (get_codec(f"qsgd:levels={levels}").contractive() for levels in (5, 7))
     weights = torch.from_numpy(normal(2, 700))
     with pytest.raises(PayloadError, match="levels"):
@@ -138,9 +138,9 @@ def test_a_segment_without_values_is_left_alone() -> None:
 
 
 def test_the_host_has_no_part_in_a_change_of_a_replica_on_a_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's copy is NaN, so that any value taken from it would show."""
+    """Fill the host's copy with NaN, so that any value taken from there would show."""
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
-    model = nn.Linear(40, 75)  # 3000 weights and 75 offsets
+    model = nn.Linear(40, 75)  # 3000 weights and 75 biases
     tensors = [["weight", [75, 40]], ["bias", [75]]]
     plan = Plan.from_dict({"tensors": tensors, "groups": [[["qsgd", 0, [3000]], ["identity", 3000, [75]]]]})
     theta = TrainedModel(model, plan, CPU).vector

@@ -1,4 +1,4 @@
-"""Waits between streams: a reader on one comes after the writer on another, which no result on a processor shows."""
+"""Waits between streams: a reader must wait for a writer on another stream, which results on a processor cannot show."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Streams:
 
 
 def test_memories_come_to_the_host_behind_the_masking_of_momenta(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The masking is given to the coding stream after the wait for the payload, and no other code waits for it."""
+    """Check that the coding stream masks after the wait for the payload, since no other code waits for the masking."""
     whole, read = DeviceSegment._forget, torch.Tensor.cpu
 
     def forget(segment: DeviceSegment, *given: object) -> None:
@@ -51,10 +51,10 @@ def test_memories_come_to_the_host_behind_the_masking_of_momenta(streams: Stream
         pushed, streams.notes[:] = list(streams.notes), []
         masked = [at for at, note in enumerate(pushed) if note[:2] == ("mask", "coding")]
         behind = [pushed[at + 1] for at in masked if at + 1 < len(pushed)]
-        assert [note[:2] for note in behind] == [("record", "coding")] * 2  # one of each segment
+        assert [note[:2] for note in behind] == [("record", "coding")] * 2  # one per segment
         device.state()
         read_back, streams.notes[:] = list(streams.notes), []
-        assert [note[:2] for note in read_back] == [("wait", "training"), *[("read", "training")] * 2] * 2  # of two memories
+        assert [note[:2] for note in read_back] == [("wait", "training"), *[("read", "training")] * 2] * 2  # two memories
         assert [read_back[0][2], read_back[3][2]] == [note[2] for note in behind]
     for sender in both.senders:
         sender.close()
@@ -75,7 +75,7 @@ def test_memories_that_are_home_are_waited_for_no_more(streams: Streams) -> None
 def test_a_change_on_a_stream_of_the_models_own_is_there_before_anybody_uses_it(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module may enter a stream, and gradients that come meanwhile are added on it: later layers are on another."""
+    """A module may enter a stream, on which gradients are then added, while later layers use another stream."""
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     plan = Plan.from_dict({"tensors": [["weight", [75, 40]]], "groups": [[["qsgd", 0, [3000]]]]})
     replica, codec = Replica(torch.zeros(3000)), get_codec("qsgd").contractive()

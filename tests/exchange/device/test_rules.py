@@ -1,4 +1,4 @@
-"""Feedback rules on a device, which is a stand-in, beside the host's: payloads and memories after some steps, bit for bit."""
+"""Feedback rules on a stand-in for a device: payloads and memories equal the host's bit for bit after several steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with_gxx = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++"
 
 @dataclass(frozen=True, repr=False)
 class Few(Fp16):
-    """fp16, declared to carry the values that do not decode to zero."""
+    """fp16, declared to send only values that do not decode to zero."""
 
     @property
     def traits(self) -> Traits:
@@ -40,7 +40,7 @@ class Few(Fp16):
 
 
 def gradient(step: int) -> np.ndarray:
-    """Values, most of which fp16 takes for zero, both zeros among them."""
+    """Return values that fp16 mostly rounds to zero, including zeros of both signs."""
     rng = np.random.default_rng(step)
     x = rng.standard_normal(SIZE).astype(np.float32) * np.where(rng.random(SIZE) < 0.7, np.float32(2.0**-26), np.float32(1))
     x[::50], x[1::50] = 0.0, -0.0
@@ -69,15 +69,15 @@ def test_payloads_and_memories_are_those_of_the_host(
     for step in range(1, 6):
         x, key = gradient(step), Key.derive(step, "rules")
         pieces = [(0, torch.from_numpy(x[:300].copy())), (700, torch.from_numpy(x[700:1200].copy()))]
-        x[300:700], x[1200:] = 0, 0  # of which no tensor had a gradient
+        x[300:700], x[1200:] = 0, 0  # no tensor had a gradient in these ranges
         expected = feedback.push(x, on_host, codec, key, context=Context(4, 0.5))
         found = segment.push(pieces, codec, key, np.empty(codec.max_nbytes((SIZE,)), np.uint8), Context(4, 0.5))
         assert found.data.tobytes() == expected.data.tobytes(), step
-        if step in (2, 5):  # between, they lie on the device alone
+        if step in (2, 5):  # between these steps, only the device holds current memories
             segment.settle()
             for name, memory in on_host.items():
                 assert homes[name].tobytes() == memory.tobytes(), (step, name)
-        if step == 2 and feedback.memory is not None:  # the gradient that the master gives back
+        if step == 2 and feedback.memory is not None:  # the gradient that the master returns
             for memories in (on_host, homes):
                 codec.decode_add(expected, memories[feedback.memory], 0.25)
     if feedback.masks:
@@ -118,7 +118,7 @@ def test_rules_of_ones_own_are_the_hosts() -> None:
 @with_gxx
 @pytest.mark.parametrize("rule", ["ef", "none", "momentum", "dgc"])
 def test_phases_whose_codecs_need_more_room_keep_the_memories(rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """fp16 codes rows, scaledsign too, and terngrad five rows at a time."""
+    """fp16 and scaledsign code one row at a time, terngrad five."""
     install(monkeypatch, tmp_path)
     feedback = get_feedback(rule)
     codecs = [get_codec(spec) for spec in ("fp16", "terngrad", "scaledsign", "terngrad")]

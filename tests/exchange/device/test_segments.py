@@ -1,4 +1,4 @@
-"""A sender whose segments are coded on a device beside one on the host: the same frames and memories, in trouble too."""
+"""Senders whose segments are coded on a device and on the host: the same frames and memories, also after errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMS = [["contractive(qsgd)", 0, [5000]], ["contractive(minmax)", 5000, [3000]]
 
 
 class GivenThere(Given):
-    """Gradients that lie on a device too; `kept`: tensors whose gradients are to stay on it."""
+    """Gradients that also exist on a device. `kept`: tensors whose gradients are to stay on the device."""
 
     kept: frozenset[str] = frozenset()
     device = CPU
@@ -44,14 +44,14 @@ class GivenThere(Given):
 
 
 class Both:
-    """A sender on the host and one on a device, with the same gradients."""
+    """A sender on the host and a sender on a device, with the same gradients."""
 
     def __init__(self, feedback: str, device: torch.device = CPU, segments: list[list[object]] = SEGMENTS) -> None:
         self.given = GivenThere(np.random.default_rng(1).standard_normal(8007).astype(np.float32), pieces=2)
         self.given.device = device
         self.masters: list[FrameChannel] = []
         self.senders: list[GradientSender] = []
-        codec = "topk" if feedback.startswith("dgc") else "fp16"  # which dgc is for; the plan has its own
+        codec = "topk" if feedback.startswith("dgc") else "fp16"  # dgc needs a sparse codec; the plan has codecs of its own
         scheme = resolve(Config(scheme="dense", codec=codec, feedback=feedback))
         for _ in range(2):
             first, second = loopback_group(2)
@@ -65,7 +65,7 @@ class Both:
         self.verdicts = self.senders[1].code_on(device)
 
     def step(self, number: int) -> tuple[Kind, bytes]:
-        """Take a step with a gradient of its own; the frame of both."""
+        """Take a step with a new gradient, and return the frame that both senders sent."""
         return self.sent(number, *self.senders)
 
     def sent(self, number: int, *senders: GradientSender) -> tuple[Kind, bytes]:
@@ -156,13 +156,13 @@ def test_a_gradient_that_is_not_finite_changes_no_residual(both: Both, place: in
     assert kind is Kind.SKIP_STEP and str(place) in message.decode()
     host, device = both.residuals()
     assert np.array_equal(device, before)
-    np.testing.assert_allclose(host, before, atol=1e-6)  # which has undone its additions, but for rounding
+    np.testing.assert_allclose(host, before, atol=1e-6)  # the host has undone its additions, except for rounding
     both.given.vector[place] = good
 
 
 def test_a_sum_that_is_not_finite_is_an_error(both: Both) -> None:
     both.given.vector[3] = 3e38
-    for number in (1, 2):  # fp16 sends at most 65504 of it
+    for number in (1, 2):  # fp16 sends at most 65504 of this value
         if number == 1:
             both.step(number)
             continue
@@ -181,7 +181,7 @@ def test_what_the_master_gives_back_returns_to_the_residual(both: Both, factor: 
             sender.give_back_parts(number, {0: np.float32(factor)})
     host, device = both.residuals()
     assert np.array_equal(host.view(np.uint32), device.view(np.uint32))
-    assert np.abs(host).max() > 1  # whole gradients lie there
+    assert np.abs(host).max() > 1  # whole gradients are kept in this memory
 
 
 def test_residuals_that_are_loaded_are_coded_next(both: Both) -> None:

@@ -1,4 +1,4 @@
-"""Selections on a device, a stand-in that runs the kernels' text, where a mistake shows in no payload of finite gradients."""
+"""Selections on a stand-in for a device, in cases where payloads of finite gradients would not show a mistake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 
 
 class Pushed:
-    """A segment of `size` values on the device, with error feedback, that codes by `codecs`."""
+    """A segment of `size` values on the device with error feedback, coded by `codecs`."""
 
     def __init__(self, size: int, *codecs: Codec) -> None:
         rule = get_feedback("ef")
@@ -45,7 +45,7 @@ class Pushed:
         self.segment = DeviceSegment(found, CPU, rule, (size,), {"residual": self.residual})
 
     def push(self, codec: Codec, gradient: np.ndarray) -> bytes:
-        """The body of the payload."""
+        """Push a gradient, and return the body of the payload."""
         room = np.zeros(codec.max_nbytes(gradient.shape), np.uint8)
         pieces = [(0, torch.tensor(gradient))]
         return self.segment.push(pieces, codec, KEY, room, Context(2, 1.0)).body.tobytes()
@@ -55,7 +55,7 @@ class Pushed:
 @pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", ["topk", "topk+fp16", "graddrop", "randk:ratio=1.0,scaled=false", "topk+onebit"])
 def test_a_sum_that_is_not_finite_is_reported_as_it_was(spec: str) -> None:
-    """The selection is not taken from it before: infinity less infinity is NaN."""
+    """The selection must not be subtracted first: infinity minus infinity is NaN."""
     codec, gradient = get_codec(spec), np.zeros(3000, np.float32)
     pushed = Pushed(gradient.size, codec)
     pushed.residual[1234] = gradient[1234] = -3e38
@@ -65,7 +65,7 @@ def test_a_sum_that_is_not_finite_is_reported_as_it_was(spec: str) -> None:
 
 @with_gxx
 def test_the_norm_of_zeros_is_not_added_up_one_after_the_other(cupy: FakeCupy) -> None:
-    """A single warp does that on a device, for a second where there are 2^24 values."""
+    """On a device a single warp would take a second to add 2^24 values."""
     codec = get_codec("threshold")
     pushed = Pushed(5000, codec)
     zeros = np.zeros(5000, np.float32)
@@ -90,7 +90,7 @@ def test_of_an_earlier_phase_nothing_stays_on_the_device() -> None:
 
 
 def test_groups_of_gaps_are_fitted_where_powers_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's pow may be off by a unit in the last place; 25 gaps that add up to 81 need b = 1 to the last bit of 2^1."""
+    """CUDA's pow may be wrong in the last place; 25 gaps with sum 81 need b = 1, which depends on the last bit of 2^1."""
     chosen = np.cumsum([*[1] * 320, *[1000] * 320, *[4] * 24, 10], dtype=np.uint32) - 1
     size = 1 << 20
     code = written(torch.from_numpy(chosen.astype(np.int32)), size)
@@ -108,7 +108,7 @@ def test_groups_of_gaps_are_fitted_where_powers_are_not_exact(monkeypatch: pytes
 
 @dataclass(frozen=True, repr=False)
 class Own(Selector):
-    """own: a selection from outside psnode, of values from 2 on."""
+    """A selection from outside psnode, with id "own", that selects values of at least 2."""
 
     id = "own"
     number = 200
@@ -121,7 +121,7 @@ class Own(Selector):
 
 
 class Changed(Own):
-    """The same, after its author has found another code of indices."""
+    """The selection Own in a later version, with another code of indices."""
 
     def _write_indices(self, selected: Words32, key: Words, size: int, side: Bytes) -> int:
         return indices.write((size - 1 - selected)[::-1].copy(), size, side)

@@ -1,4 +1,4 @@
-"""Rooms on the host that payloads pass through: the bytes, the waits, and memory that is pinned for CUDA alone."""
+"""Buffers on the host through which payloads pass: their bytes, the waits, and memory that is pinned only for CUDA."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Streams:
 
 
 def notes(streams: Streams) -> list[str]:
-    """Notes since the last call."""
+    """Return the notes since the last call."""
     found, streams.notes[:] = [note[0] for note in streams.notes], []
     return found
 
@@ -52,7 +52,7 @@ def test_what_goes_up_leaves_before_the_room_is_used_again(streams: Streams) -> 
 
 
 def test_copies_are_waited_for_where_the_memory_lies(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another device may be the thread's current one, as in the doctor, which asks one after the other."""
+    """The thread's current device may be another one, as in the doctor, which checks devices one after another."""
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device=None: Stream(name="elsewhere" if device is None else str(device))
     )
@@ -84,7 +84,7 @@ def test_memory_is_pinned_beside_cuda_and_taken_at_the_first_use(
 
 @pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++")
 def test_a_step_waits_for_copies_of_payloads_alone(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no payload passes through memory that is not a room's."""
+    """Check too that payloads pass only through staging buffers."""
     both = Both("ef")
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: pytest.fail("a copy through pageable memory"))
     for sender, master in zip(both.senders, both.masters, strict=True):
@@ -93,7 +93,8 @@ def test_a_step_waits_for_copies_of_payloads_alone(streams: Streams, monkeypatch
         sender.drain()
         master.next(10)
     assert {(what, stream) for what, stream, _ in streams.notes} == {("record", "coding"), ("synchronize", "coding")}
-    assert notes(streams) == ["record", "synchronize", "record"] * 2  # the payload of each segment, and its memories' end
+    # per segment: its payload, and the end of the work on its memories
+    assert notes(streams) == ["record", "synchronize", "record"] * 2
     for sender in both.senders:
         sender.close()
 
@@ -109,5 +110,5 @@ def test_a_change_is_given_to_the_device_and_not_waited_for(streams: Streams, mo
         payload = codec.encode(np.random.default_rng(seed).standard_normal(3000).astype(np.float32), KEY)
         codec.decode_add(payload, expected)
         change.add(payload)
-        assert notes(streams) == ["synchronize", "record"]  # of the copy before, which is long over
+        assert notes(streams) == ["synchronize", "record"]  # waits for the previous copy, which has long ended
     np.testing.assert_array_equal(weights.numpy(), expected)

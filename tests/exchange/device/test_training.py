@@ -1,4 +1,4 @@
-"""Training whose gradients are coded on a device, a stand-in that runs the kernels' text: the processor's weights."""
+"""Training with gradients coded on a stand-in for a device: the weights equal the processor's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 
 
 def content(train_dir: Path, step: int) -> dict[str, np.ndarray]:
-    """Everything in a checkpoint, of all ranks."""
+    """Return all tensors of a checkpoint, of all ranks."""
     folder = train_dir / "checkpoints" / f"step-{step:08d}"
     found = Checkpoint.open(folder)
     return {
@@ -82,7 +82,7 @@ def test_training_on_a_device_gives_the_weights_and_residuals_of_the_host(
 def test_weights_that_are_changed_on_the_device_alone_are_those_of_the_host(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """The model looks at memory of its own, hashed at every step; the host keeps no values that are changed on the device."""
+    """The model has its own memory, hashed after every step; the host keeps no values that the device changes."""
     assert run(Config(train_dir=tmp_path / "host", **SETTINGS, **settings)) == 0
     monkeypatch.setattr("psnode.exchange.replica._is_host", lambda device: False)
     assert run(Config(train_dir=tmp_path / "device", enable_gpu=True, hash_every=1, **SETTINGS, **settings)) == 0
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_elsewhere_has_the_weights_and_residuals_of_one_that_
 def test_atomo_is_coded_there_without_cupy_and_every_worker_keeps_the_weights_of_the_master(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Factors may differ from the host's in their last bits, so that only hashes are compared, of every version."""
+    """Factors may differ from the host's in their last bits, so only the hashes of each version are compared."""
     coded: list[tuple[int, ...]] = []
 
     class Counted(SpectralEncoder):

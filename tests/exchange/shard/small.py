@@ -1,4 +1,4 @@
-"""A shard of a small model, without a peer unless a link is given."""
+"""A shard of a small model, without peers unless a link is given."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from psnode.transport.loopback import loopback_group
 
 
 def small_plan(model: nn.Module, config: Config, group_by: str = "model") -> Plan:
-    """The plan of a `small_shard`."""
+    """Return the plan that `small_shard` uses."""
     tensors = [Tensor(name, tuple(value.shape)) for name, value in model.named_parameters()]
     return make_plan(tensors, resolve(config).codec, group_by=group_by, min_compress_bytes=0)  # type: ignore[arg-type]
 
@@ -37,7 +37,9 @@ def small_shard(
     recipients: Sequence[int] = (),
     group_by: str = "model",
 ) -> Shard:
-    """A shard of all groups of `model` under the scheme of `config`; by default with the rule of `config` for three workers."""
+    """Return a shard of all groups of `model` under `config`, by default with the consistency rule of
+    `config` for three workers.
+    """
     plan, link = small_plan(model, config, group_by), link or FrameChannel(loopback_group(1)[0])
     weights = ServedModel(model, plan, torch.empty(plan.size))
     return Shard(

@@ -1,4 +1,4 @@
-"""The aggregators against NumPy's sums; ties over many keys."""
+"""The aggregators compared with NumPy's sums; ties over many keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gradients(workers: int, size: int = 1000) -> list[Array]:
 
 
 def reduced(aggregator: Aggregator, spec: str, parts: list[Array], seed: int = 0) -> Array:
-    """The gradient to apply when every worker sends its part in `spec`."""
+    """Return the gradient to apply when every worker sends its part, coded by `spec`."""
     codec, out = get_codec(spec), np.zeros(parts[0].size, np.float32)
     for worker, part in enumerate(parts):
         aggregator.add(codec, codec.encode(part, Key.derive(seed, worker + 1)), out)
@@ -47,9 +47,9 @@ def test_votes_count_heads_and_not_magnitudes() -> None:
 
 
 def test_ties_fall_either_way_alike_often() -> None:
-    """Two workers that disagree everywhere, 500 keys: within 4.5 standard errors at each of 100 coordinates.
+    """Let two workers disagree at 100 coordinates, with 500 keys: sums are within 4.5 standard errors at each coordinate.
 
-    7e-4 of seeds would fail.
+    A share of 7e-4 of the seeds would fail.
     """
     one = gradients(1, 100)[0]
     sums = np.sum([reduced(get_aggregator("majority"), "sign", [one, -one], seed) for seed in range(500)], axis=0)
@@ -58,7 +58,7 @@ def test_ties_fall_either_way_alike_often() -> None:
 
 
 def test_coordinates_that_are_zero_for_all_do_not_drift() -> None:
-    """Zeros at four workers, signed zeros too, 500 keys: the summed updates are a random walk; 7e-4 of seeds fail."""
+    """Use zeros of both signs at four workers, with 500 keys: the summed updates are a random walk (7e-4 of seeds fail)."""
     zeros = [np.zeros(100, np.float32), np.full(100, -0.0, np.float32)] * 2
     for spec in ("sign", "identity"):
         sums = np.sum([reduced(get_aggregator("majority"), spec, zeros, seed) for seed in range(500)], axis=0)
@@ -66,9 +66,9 @@ def test_coordinates_that_are_zero_for_all_do_not_drift() -> None:
 
 
 def test_one_worker_with_a_gradient_outweighs_the_zeros_of_the_others_on_average() -> None:
-    """One vote for +1 beside two fair coins: the sum is 1 + {-2, 0, 0, 2}, up in 3 of 4 cases.
+    """Combine one vote for +1 with two random votes: the sum is 1 + {-2, 0, 0, 2}, so positive in 3 of 4 cases.
 
-    4000 coordinates: within 4.5 standard errors; 7e-6 of seeds would fail.
+    4000 coordinates, within 4.5 standard errors; a share of 7e-6 of the seeds would fail.
     """
     parts = [np.ones(4000, np.float32), np.zeros(4000, np.float32), np.zeros(4000, np.float32)]
     up = np.mean(reduced(get_aggregator("majority"), "sign", parts) > 0)

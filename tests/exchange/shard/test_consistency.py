@@ -1,4 +1,4 @@
-"""Closing rules and the order of additions, exhaustively for few workers."""
+"""Closing rules and the order of additions, tested exhaustively for few workers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_configuration_names_the_rule() -> None:
 
 def test_a_version_stands_for_the_batches_that_make_it() -> None:
     assert gradients_a_round(Config(), 4) == 4
-    assert gradients_a_round(Config(consistency="kofn", num_aggregate=3), 4) == 4  # the fourth computed its batch too
+    assert gradients_a_round(Config(consistency="kofn", num_aggregate=3), 4) == 4  # the fourth has computed its batch too
     assert gradients_a_round(Config(consistency="asp"), 4) == 1
     assert gradients_a_round(Config(consistency="ssp", num_aggregate=2), 4) == 2
 
@@ -91,7 +91,7 @@ def test_a_rank_offers_once(by_rank: bool) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_whoever_is_excused_holds_nobody_up_and_what_it_offered_counts(workers: int) -> None:
-    """Every order of arrival, and every worker lost after every number of arrivals: all that was offered is added, in order."""
+    """Try every order of arrival and the loss of every worker at every moment: all offered values are added, in order."""
     for arrival in permutations(range(1, workers + 1)):
         for lost in range(1, workers + 1):
             for moment in range(workers + 1):

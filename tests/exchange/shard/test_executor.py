@@ -1,4 +1,4 @@
-"""Lanes: one group's work stays in order, and results and errors reach the inbox."""
+"""Lanes: the work of one group stays in order, and results and errors reach the inbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_work_of_a_group_is_done_in_the_order_of_submission() -> None:
 
 
 def test_of_what_waits_the_last_group_comes_first() -> None:
-    """The plan's last group holds the first layers, with which the next forward pass begins."""
+    """The plan's last group holds the first layers, which the next forward pass uses first."""
     lanes = GroupExecutor(Inbox(), 1, range(10))
     begun, go_on = threading.Event(), threading.Event()
     done: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""A master that adds, updates and codes on a device, a stand-in that runs the kernels' text: the host's weights."""
+"""A master that adds, updates and codes on a stand-in for a device: the weights equal the host's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 
 
 def taken(cupy: FakeCupy) -> set[str]:
-    """Kernels of optimizers that ran in the job itself: those of the check are over when it begins."""
+    """Return the optimizer kernels that ran during the job; those of the device check ran earlier."""
     return STEPS & set(cupy.launched)
 
 
@@ -55,7 +55,7 @@ def taken(cupy: FakeCupy) -> set[str]:
 def test_its_checkpoints_and_versions_are_those_of_the_host(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], step: str
 ) -> None:
-    """Workers compare their weights with the master's at every version; its history has the hash of each."""
+    """Workers compare their weights with the master's at every version; the master's history holds each hash."""
     settings = SETTINGS | settings | {"hash_every": 1, "record_history": True}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0
     assert not cupy.launched
@@ -80,7 +80,7 @@ def test_a_run_begins_on_either_and_goes_on_on_the_other(cupy: FakeCupy, tmp_pat
 def test_a_checkpoint_that_is_still_being_written_keeps_its_values(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its writing begins when the host has the values of two versions later, which were brought for a hash."""
+    """Delay the writing until the host has the values of two versions later, which were copied to be hashed."""
     settings = SETTINGS | {"scheme": "qsgd", "record_history": True}
     assert run(Config(train_dir=tmp_path / "host", **settings)) == 0
     hashed, write, hash_all = threading.Semaphore(0), Draft.write_state, Shard.digest
@@ -171,7 +171,7 @@ def test_asking_for_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("scheme", ["dense", "qsgd", "topk"])
 def test_on_a_gpu_its_weights_are_those_of_the_host(tmp_path: Path, scheme: str) -> None:
-    """Workers compute on the host, so that gradients are the same."""
+    """Workers compute on the host, so that gradients are equal."""
     for folder, there in (("host", False), ("device", True)):
         assert run(Config(train_dir=tmp_path / folder, gpu_master=there, **SETTINGS | {"scheme": scheme})) == 0
     assert_same(tmp_path / "host", tmp_path / "device", 6)

@@ -1,4 +1,4 @@
-"""A master on a device beside checkpoints that wait, spectral changes, foreign payloads and faults of the device."""
+"""A master on a device with delayed checkpoints, spectral changes, foreign payloads and faults of the device."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCupy:
 def test_a_late_part_of_a_checkpoint_holds_up_nobody_where_there_is_no_room_for_copies(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any], owner: type, method: str
 ) -> None:
-    """A model with buffers is written when all parts have come. Rank 2's first one waits until weights were looked at again."""
+    """A model with buffers is written when all parts have arrived; rank 2's first part waits until the weights are read again."""
     looked, again, waited = getattr(owner, method), Event(), list[bool]()
     hand_in, first = CheckpointParts._hand_in, min(3, rule.get("eval_freq", 3))
 
@@ -117,7 +117,7 @@ def test_a_push_of_other_parameters_is_added_as_on_the_host(cupy: FakeCupy) -> N
 def test_a_device_that_fails_ends_the_job_in_one_line(
     cupy: FakeCupy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Once it has failed, every call fails."""
+    """After the first failure of the device, every call fails."""
 
     def fail(*arguments: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later")
@@ -132,7 +132,7 @@ def test_a_device_that_fails_ends_the_job_in_one_line(
 
 
 def test_a_sparse_change_that_the_host_decodes_leaves_the_sign_of_zeros(cupy: FakeCupy) -> None:
-    """As workers add it: to the coordinates that it has alone."""
+    """Workers too add to the payload's coordinates only."""
     codec = get_codec("topk:ratio=0.1")
     plan = make_plan([Tensor("t", (1000,))], "topk:ratio=0.1", group_by="model", min_compress_bytes=0)
     x, y = torch.zeros(1000), torch.full((1000,), -0.0)

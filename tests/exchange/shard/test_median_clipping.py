@@ -1,4 +1,4 @@
-"""Clipping to the median: factors by brute force, applied sums by NumPy, messages to workers."""
+"""Clipping to the median norm: factors compared with brute force, applied sums with NumPy, and messages to workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIP = "mean:clip=median"
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_at_least_half_of_the_pushes_are_added_whole_and_none_is_longer_than_an_honest_one(count: int) -> None:
-    """All orders of norms 1, 2, ..., of which fewer than half, the largest, are a liar's times 1e30."""
+    """Try all orders of norms 1, 2, ..., of which the largest, fewer than half, are multiplied by 1e30 by liars."""
     for norms in itertools.permutations([float(number) for number in range(1, count + 1)]):
         honest = count - (count - 1) // 2
         told = [norm if norm <= honest else norm * 1e30 for norm in norms]
@@ -41,7 +41,7 @@ def test_where_most_push_nothing_nothing_is_added() -> None:
 
 
 class Numbers:
-    """Four examples: each its own number."""
+    """Four examples, each of which is its own index."""
 
     def __len__(self) -> int:
         return 4
@@ -51,7 +51,7 @@ class Numbers:
 
 
 class Pull(Task):
-    """loss = <weights, G_i> for example i. G_3 is a liar's: a hundred times as long as it should be, and turned round."""
+    """loss = <weights, G_i> for example i; G_3 is a liar's: 100 times too long, with opposite direction."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Linear codecs in a job: the workers of a step share a key, and the master decodes their sum once."""
+"""Linear codecs in a job: the workers of a step share a key, and the master decodes only their sum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEED = 1
 
 
 def initial(plan: Plan) -> np.ndarray:
-    """The parameters that every rank starts from."""
+    """Return the initial parameters of every rank."""
     task = Classification("LeNet", "digits", seed=SEED)
     torch.manual_seed(SEED)
     tensors = task.model().state_dict()
@@ -31,13 +31,13 @@ def initial(plan: Plan) -> np.ndarray:
 
 
 def config(folder: Path, scheme: str, **changed: Any) -> Config:
-    """One step of three workers on the digits."""
+    """Return the settings of one step of three workers on digits."""
     settings = {"max_steps": 1, "local": 3, "batch_size": 8, "threads": 1, "tensorboard": False, "seed": SEED}
     return Config(train_dir=folder, scheme=scheme, **{**settings, **changed})
 
 
 def weights(folder: Path, scheme: str, plan: Plan) -> np.ndarray:
-    """All parameters as one vector, in the plan's order, after a step without momentum and feedback."""
+    """Return all parameters as one vector, in the plan's order, after a step without momentum and feedback."""
     run(config(folder, scheme, feedback="none", momentum=0.0, lr=LR))
     newest = checkpoint.latest(folder)
     assert newest is not None
@@ -47,7 +47,7 @@ def weights(folder: Path, scheme: str, plan: Plan) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["countsketch", "countmean"])
 def test_what_is_applied_is_the_decoded_sketch_of_the_workers_sum(tmp_path: Path, name: str) -> None:
-    """Medians of a sum are not sums of medians: decoding the workers one by one would give other weights."""
+    """The median of a sum is not the sum of medians, so decoding each worker's sketch would give other weights."""
     run(config(tmp_path / "plan", name))
     plan = Plan.from_dict(json.loads((tmp_path / "plan" / "config.json").read_bytes())["plan"])
     dense, coded = (weights(tmp_path / scheme, scheme, plan) for scheme in ("dense", name))

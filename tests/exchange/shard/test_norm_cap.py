@@ -1,4 +1,4 @@
-"""Verdicts on norms: gradients of honest workers are accepted, one out of all proportion is not."""
+"""Verdicts on norms: gradients of honest workers are accepted, and disproportionately large ones are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def plan_of(groups: int) -> Plan:
 
 
 def play(judge: Judge, rounds: list[Round], groups: int = 1, first: int = 1, members: int | None = None) -> list[tuple[int, int]]:
-    """Refusals in rounds of pushes, all of which come: pairs of round and rank. A number: all of it is in the first group."""
+    """Play rounds in which all pushes arrive, and return refusals as (round, rank). A single number is the norm of the first
+    group.
+    """
     refused = []
     for number, pushes in enumerate(rounds):
         held, ready = set(), []
@@ -51,7 +53,7 @@ def bounded(cap: float | None = 10.0, groups: int = 1) -> Judge:
     return Judge(all_of(plan_of(groups)), cap)
 
 
-# auto
+# AUTO
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -71,7 +73,7 @@ def test_by_default_nothing_below_the_limit_is_refused_whatever_came_before() ->
 
 def test_by_default_gradients_that_are_large_throughout_are_accepted() -> None:
     assert play(bounded(AUTO), rounds(50, 3, lambda number: 1e20 + 1e23 * (number % 9 == 5))) == []
-    assert play(bounded(AUTO), [{1: 1e25, 2: 2e24}] * 5) == []  # from the first
+    assert play(bounded(AUTO), [{1: 1e25, 2: 2e24}] * 5) == []  # accepted from the first round
 
 
 def test_by_default_a_single_worker_is_believed_whatever_it_sends() -> None:
@@ -87,13 +89,13 @@ def test_a_refused_norm_does_not_raise_the_limit() -> None:
     assert play(bounded(AUTO), [{1: 1.0, 2: 1.0}, {1: 1.0, 2: 3e38}, {1: 1.0, 2: 3e38}]) == [(1, 2), (2, 2)]
 
 
-# a number
+# a number as cap
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 @pytest.mark.parametrize("at", [0, 1, 7, 150])
 def test_a_push_times_100_is_refused_whoever_sends_it(workers: int, at: int) -> None:
-    """Norms within a factor of 1.5 of each other: a hundred times any of them exceeds ten times every other."""
+    """Norms are within a factor of 1.5, so that 100 times any of them exceeds ten times every other."""
     rng = np.random.default_rng(1)
     for liar in range(1, workers + 1):
         played = rounds(at + 3, workers, lambda number: float(rng.uniform(1, 1.5)))
@@ -102,7 +104,7 @@ def test_a_push_times_100_is_refused_whoever_sends_it(workers: int, at: int) -> 
 
 
 def test_a_gradient_is_judged_as_a_whole() -> None:
-    """A scale of no dimension that has a thousand times its usual gradient, in a whole gradient as large as ever."""
+    """Give one scale parameter 1000 times its usual gradient, within a whole gradient of usual size."""
     played: list[Round] = [dict.fromkeys((1, 2, 3), (1.0, 0.001)) for _ in range(30)]
     played[20][2] = (1.0, 1.0)
     assert play(bounded(groups=2), played, groups=2) == []
@@ -111,7 +113,7 @@ def test_a_gradient_is_judged_as_a_whole() -> None:
 
 
 def test_what_most_workers_have_met_once_is_usual() -> None:
-    """Every eighth gradient of each worker is a hundred times the others, at other times than those of the others."""
+    """Each worker's norm is 100 times larger in every eighth round, at different times for different workers."""
     played: list[Round] = [
         {rank: 100.0 if number % 8 == rank else 1.0 for rank in range(1, 5)} for number in range(400)
     ]  # fmt: skip
@@ -119,7 +121,7 @@ def test_what_most_workers_have_met_once_is_usual() -> None:
 
 
 def test_honest_norms_that_scatter_by_hundreds_are_accepted() -> None:
-    """Log-normal, of a deviation that grows from .1 to 1.1: in the end the largest are 50 times the median. A seed: no chance."""
+    """Use log-normal norms with a deviation from .1 to 1.1: the largest are 50 times the median. The seed is fixed."""
     rng = np.random.default_rng(2)
     played = rounds(2000, 4, lambda number: float(np.exp((0.1 + number / 2000) * rng.standard_normal())))
     assert max(max(pushes.values()) for pushes in played) > 30  # type: ignore[operator]
@@ -132,7 +134,7 @@ def test_a_rise_or_fall_that_all_workers_see_is_accepted() -> None:
 
 
 def test_zero_gradients_say_nothing() -> None:
-    """A part of the model that is used only now and then, or only later."""
+    """Norms are zero while a part of the model is not yet used, or is used only rarely."""
     assert play(bounded(), rounds(100, 3, lambda number: 1.0 if number % 7 == 6 else 0.0)) == []
     assert play(bounded(), [{1: 0.0, 2: 0.0}] * 50 + [{1: 5.0, 2: 0.0}, {1: 0.0, 2: 7.0}]) == []
 
@@ -145,11 +147,11 @@ def test_who_pushes_while_the_others_have_stopped_is_believed() -> None:
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_one_liar_cannot_raise_the_bound_step_by_step(workers: int) -> None:
-    """Nine times the last in every round, and later pushes within the bound."""
+    """Multiply the norm by nine in every round; later pushes would be within the raised bound."""
     played: list[Round] = [dict.fromkeys(range(1, workers + 1), 1.0) for _ in range(200)]
     for number in range(50, 200):
         played[number][2] = 9.0 ** (number - 49)
-    assert play(bounded(), played) == [(number, 2) for number in range(51, 200)]  # all but the first, of 9
+    assert play(bounded(), played) == [(number, 2) for number in range(51, 200)]  # all but the first, with norm 9
 
 
 def test_the_parts_of_a_step_that_come_in_two_rounds_are_one_gradient() -> None:
@@ -164,7 +166,7 @@ def test_the_parts_of_a_step_that_come_in_two_rounds_are_one_gradient() -> None:
     assert whole.tolist() == [5.0] * 10
 
 
-# both
+# AUTO and a number
 
 
 def test_a_group_waits_only_if_it_has_suspects_and_until_all_have_come() -> None:
@@ -177,7 +179,7 @@ def test_a_group_waits_only_if_it_has_suspects_and_until_all_have_come() -> None
 
 
 def test_a_reference_is_the_largest_of_three() -> None:
-    """Worker 1 has seen 8 once, worker 2 has seen 40: lower medians, so 1 or half of 8."""
+    """Worker 1 has seen 8 once, worker 2 has seen 40: the lower median gives 1, or half of 8."""
     norms = Norms()
     for step in range(40):
         norms.note({(1, step): 1.0, (2, step): 1.0})
@@ -188,7 +190,7 @@ def test_a_reference_is_the_largest_of_three() -> None:
     for step in range(42, 42 + WINDOW):
         norms.note({(1, step): 1.0, (2, step): 1.0})
     norms.renew()
-    assert norms.usual == 1.0  # forgotten
+    assert norms.usual == 1.0  # the large norms are forgotten
 
 
 def test_off_is_off() -> None:
@@ -198,7 +200,7 @@ def test_off_is_off() -> None:
 
 
 def saved(tmp_path: Path, tensors: dict[str, object]) -> checkpoint.Checkpoint:
-    """A checkpoint with these norms, as far as they are read."""
+    """Return a checkpoint with these norms, as far as they are read."""
 
     class Found:
         path = tmp_path

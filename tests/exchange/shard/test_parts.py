@@ -1,4 +1,4 @@
-"""A shard of some groups treats them as a shard of all does, bit for bit."""
+"""A shard of some groups treats them bit for bit as a shard of all groups does."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def network() -> nn.Module:
 
 
 def plan_for(config: Config) -> Plan:
-    """With tensors that are cut over groups, unless the settings want a group a layer."""
+    """Return a plan with tensors that are split over groups, unless the settings ask for a group per layer."""
     tensors = [Tensor(name, tuple(value.shape)) for name, value in reversed(list(network().named_parameters()))]
     by = "layer" if config.group_by == "layer" else "bytes"
     return make_plan(tensors, resolve(config).codec, group_by=by, group_bytes=16384, min_compress_bytes=0)  # type: ignore[arg-type]
 
 
 class Played:
-    """A shard of some groups on rank 0, and the workers' gradients."""
+    """A shard of some groups on rank 0, with the workers' gradients."""
 
     def __init__(self, config: Config, groups: Iterable[int], routes: Sequence[Route] = ()) -> None:
         self.config, self.scheme, self.plan = config, resolve(config), plan_for(config)
@@ -108,7 +108,7 @@ class Played:
         return events
 
     def received(self, rank: int = 1) -> list[tuple[int, int, bytes]]:
-        """The frames that a worker got, by version and group."""
+        """Return the frames that a worker received, by version and group."""
         channel = FrameChannel(self.ends[rank])
         frames = [channel.next(SECONDS) for _ in range(self.posted)]
         assert channel.inbox.poll() is None
@@ -119,7 +119,7 @@ class Played:
 
 
 def vectors(played: Played, index: int) -> list[Floats]:
-    """y and all that a later version changes of a group."""
+    """Return y and all other values of a group that a later version changes."""
     group = played.part.groups[index]
     return [played.shard.replica[group.start : group.stop], *(each.numpy() for each in played.shard.memory()[index])]
 
@@ -173,7 +173,7 @@ def test_a_group_goes_to_the_ranks_of_its_own_route_that_follow() -> None:
     first = played.take(0, 1)
     played.shard.send_to([2, 3])
     second = played.take(1, 2)
-    whole = played.shard.send_whole([2, 3], 2)  # to 2 of the odd groups alone
+    whole = played.shard.send_whole([2, 3], 2)  # to only 2 of the odd groups
     counted = {rank: played.flow_control.outstanding(rank) for rank in (1, 2, 3)}
     played.close()
     total = sum(event.nbytes for event in (*first, *second)) + whole

@@ -1,7 +1,7 @@
-"""Rounds of few workers and groups under every rule: all orders in which things can happen, up to a number of events.
+"""Rounds of few workers and groups under every rule: all orders of events, up to a number of events.
 
-A worker takes the newest version, computes on it, and its groups arrive one by one; then it waits for a newer version. A version
-is finished when every group has closed. The checks hold after every event.
+A worker takes the newest version, computes on this version, and sends its groups one by one; then it waits for a newer version. A
+version is finished when every group has closed. The checks hold after every event.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Event = tuple[str, int, int]
 
 
 def gradient(rank: int, group: int, based: int) -> tuple[Origin, Origin]:
-    """A gradient that is nothing but its origin."""
+    """Return a gradient that consists only of its origin."""
     origin = Origin(Slot(group), rank, based)
     return origin, origin
 
@@ -29,7 +29,7 @@ def slots(groups: int) -> list[Slot]:
 
 @dataclass
 class World:
-    """`rounds` and the workers around it; every event is one (kind, rank, group)."""
+    """`rounds` and the workers around them; an event is (kind, rank, group)."""
 
     workers: int
     groups: int
@@ -54,7 +54,7 @@ class World:
         self.closed.add(slot.group)
 
     def events(self) -> list[Event]:
-        """Events that can come next."""
+        """Return the events that can come next."""
         sends = [("send", rank, groups[0]) for rank, groups in self.unsent.items() if groups]
         takes = [("take", rank, 0) for rank, groups in self.unsent.items() if not groups and self.bases[rank] < self.version]
         return sends + takes
@@ -79,7 +79,7 @@ class World:
 
 
 def histories(workers: int, groups: int, rule: Rule, length: int, extra: str = "") -> Iterator[World]:
-    """The world after every sequence of at most `length` events, at one of which worker 1 may be lost or skip its step."""
+    """Yield the world after every sequence of at most `length` events, in one of which worker 1 may be lost or skip its step."""
 
     def replay(events: list[Event]) -> World:
         world = World(workers, groups, rule)
@@ -114,7 +114,7 @@ SIZES = [(1, 1, 8), (2, 1, 10), (3, 1, 8), (2, 2, 10)]
 
 
 def holds(world: World) -> None:
-    """At most once, never from the future, never staler than the rule allows."""
+    """Check that each gradient is added at most once, never before its version, and never staler than the rule allows."""
     assert len({entry[:3] for entry in world.added}) == len(world.added)
     for rank in (1, 2, 3):
         for group in range(world.groups):
@@ -157,7 +157,7 @@ def test_whatever_happens_first(rule: Rule, workers: int, groups: int, length: i
     assert newest >= (1 if workers == 3 else 2)
     assert (late > 0) == (isinstance(rule, Synchronous) and rule.k < workers)
     if isinstance(rule, Bounded) and rule.staleness is not None and workers > rule.k:
-        assert oldest == rule.staleness  # the bound is reached, so it is the rule that keeps it
+        assert oldest == rule.staleness  # the bound is reached, so that the rule must enforce it
 
 
 @pytest.mark.parametrize("extra", ["lose", "skip"])
@@ -224,7 +224,7 @@ def test_who_was_excused_from_a_round_is_waited_for_in_the_next(rule: Rule) -> N
 
 def test_a_round_is_untouched_until_a_gradient_of_any_group_has_come() -> None:
     rounds = Rounds[Origin](slots(2), Synchronous(2), by_rank=True, add=lambda gradient: None, close=lambda slot: None)
-    assert not rounds.untouched  # none is open
+    assert not rounds.untouched  # no round is open
     rounds.admit([1, 2], 0)
     rounds.open(0)
     assert rounds.untouched

@@ -1,4 +1,4 @@
-"""Rounds against their rules applied by brute force: the same answers, additions and closings whatever happens in any order."""
+"""Rounds compared with their rules applied by brute force: equal answers, additions and closings for any order of events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from psnode.config import Config
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 
-JOBS = 100  # of each consistency and order of addition: 800 in all
-EVENTS = 50  # in each job
+JOBS = 100  # per consistency and order of addition: 800 in all
+EVENTS = 50  # per job
 STALENESS = 1
 ODDS = {"offer": 60, "keep": 2, "restore": 1, "excuse": 4, "withdraw": 3, "admit": 4, "force": 1, "open": 1}
 
@@ -21,7 +21,7 @@ Told = tuple[str, object]  # ("add", gradient) or ("close", group)
 
 @dataclass(eq=False)
 class Gradient:
-    """A plain value: `rank` computed it on version `based`, for `group`."""
+    """A gradient as a plain value: `rank` computed it on version `based`, for `group`."""
 
     rank: int
     group: int
@@ -34,7 +34,7 @@ class Gradient:
 
 @dataclass
 class Plain:
-    """The rules as they are written down. Nothing is kept that can be found out anew from the events."""
+    """The rules in their simplest form. Anything that can be derived from the events is derived again each time."""
 
     consistency: str
     groups: int
@@ -42,11 +42,11 @@ class Plain:
     by_rank: bool
     told: list[Told] = field(default_factory=list)
     version: int = 0
-    based: dict[int, list[int]] = field(default_factory=dict)  # of each member, by group, the least base of its next gradient
+    based: dict[int, list[int]] = field(default_factory=dict)  # by member and group: the lowest base of its next gradient
     opened: set[int] = field(default_factory=set)
-    awaiting_turn: list[set[int]] = field(default_factory=list)  # by group, who is added in its turn: members when it was opened
-    came: list[list[Gradient]] = field(default_factory=list)  # in the round at hand
-    late: list[list[Gradient]] = field(default_factory=list)  # wait for the next round
+    awaiting_turn: list[set[int]] = field(default_factory=list)  # by group: the members when it was opened, who are added in turn
+    came: list[list[Gradient]] = field(default_factory=list)  # in the current round
+    late: list[list[Gradient]] = field(default_factory=list)  # these wait for the next round
     excused: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Plain:
         self.hand_out(gradient.group)
 
     def hand_out(self, group: int) -> None:
-        """Tell the additions that have become possible."""
+        """Report the additions that have become possible."""
         added = [gradient for what, gradient in self.told if what == "add"]
         ready = [gradient for gradient in self.came[group] if not any(gradient is other for other in added)]
         if self.by_rank:
@@ -189,7 +189,7 @@ class Plain:
 
 
 def a_gradient(plain: Plain, chance: random.Random, workers: int) -> Gradient:
-    """Mostly one that a worker would send next; sometimes of a stranger, another group, or a version that it should not have."""
+    """Return mostly a gradient that a worker would send next; sometimes one of an unknown rank, group or version."""
     rank = chance.choice(sorted(plain.based) or [1]) if chance.random() < 0.9 else chance.randint(1, workers + 1)
     group = chance.randrange(plain.groups + (chance.random() < 0.05))
     own = plain.based.get(rank, [0])[min(group, plain.groups - 1)] if rank in plain.based else 0
@@ -198,7 +198,7 @@ def a_gradient(plain: Plain, chance: random.Random, workers: int) -> Gradient:
 
 
 def happen(event: str, plain: Plain, rounds: Rounds[Gradient], chance: random.Random, workers: int) -> None:
-    """Let the same thing happen to both; the answers are the same."""
+    """Apply the same event to both, and check that the answers agree."""
     rank, version = chance.randint(1, workers + 1), plain.version
     match event:
         case "offer":

@@ -1,4 +1,4 @@
-"""A shard by itself: gradients in, weights out, and a checkpoint between, without a master or a worker."""
+"""A shard by itself: gradients in, weights out, and a checkpoint in between, without a master or a worker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def network() -> nn.Module:
 
 
 class Ground:
-    """A shard on rank 0 of three ranks, which are played here."""
+    """A shard on rank 0, and the ends of two workers that the test plays."""
 
     def __init__(self, rule: Rule, rate: Any = lambda now: 0.1, **settings: Any) -> None:
         self.ends: list[LoopbackTransport] = loopback_group(3)
@@ -51,7 +51,7 @@ class Ground:
         self.shard: Shard = small_shard(self.model, config, rule, self.link, rate, (1, 2), group_by="layer")
 
     def offer(self, rank: int, values: Floats, version: int) -> bool:
-        """Offer `values`, in the order of the plan, as the gradient of `rank`, one group after another; True if all are taken."""
+        """Offer `values`, in the plan's order, as the gradient of `rank`, group by group; return True if all are taken."""
         taken = [self.shard.offer(self._frame(rank, values, version, group.index)) for group in self.plan.groups]
         return all(taken)
 
@@ -66,7 +66,7 @@ class Ground:
         return wire.unpack(sealed, job=0, source=rank)
 
     def closed(self) -> list[GroupClosed]:
-        """The events of one version."""
+        """Return the events of one version."""
         found = [self.link.next(SECONDS) for _ in self.plan.groups]
         assert all(isinstance(event, GroupClosed) for event in found), found
         return sorted(found)  # type: ignore[type-var]
@@ -91,7 +91,7 @@ def gradients(ground: Ground, count: int) -> list[Floats]:
 
 
 def by_torch(means: Sequence[Floats], rates: Sequence[float], plan: Any) -> dict[str, torch.Tensor]:
-    """The weights that torch's own SGD makes of the network with these mean gradients."""
+    """Return the weights that torch's SGD computes for the network from these mean gradients."""
     model = network()
     named = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -119,7 +119,7 @@ def test_versions_are_those_of_torchs_sgd_on_the_mean_gradient(make: Any) -> Non
 
 
 def test_a_gradient_whose_step_does_not_end_the_round_on_its_version_is_not_taken(make: Any) -> None:
-    """Version 3 follows three rounds of one step, and from it on a round has two: 4 and 5, then 6 and 7."""
+    """Version 3 follows three rounds of one step; then rounds have two steps: 4 and 5, then 6 and 7."""
     rates = {3: 0.4, 4: 0.2}
     ground = make(Bounded(None), rate=lambda now: rates[now.version])
     [values] = gradients(ground, 1)
@@ -196,7 +196,7 @@ def test_a_shard_that_goes_on_from_a_checkpoint_is_the_one_that_never_stopped(
 
 @pytest.mark.parametrize("lead", [0.0, 0.5, 2.0])
 def test_weights_go_down_ahead_of_the_masters_by_so_many_times_the_last_change(make: Any, lead: float) -> None:
-    """Whole multiples of 2^-12 below 1/2 are float16 to the bit, so that nothing is lost on the way."""
+    """Use multiples of 2^-12 below 1/2, which float16 represents exactly, so that coding loses nothing."""
     ground = make(Synchronous(1), downlink="fp16", downlink_lead=lead, momentum=0.0, rate=lambda now: 0.25)
     with torch.no_grad():
         for value in ground.model.parameters():
@@ -218,7 +218,7 @@ def test_weights_go_down_ahead_of_the_masters_by_so_many_times_the_last_change(m
 
 
 def copied(state: ShardState) -> ShardState:
-    """The same values in memory of their own."""
+    """Return the same values in new memory."""
     return ShardState(*({name: value.clone() for name, value in tensors.items()} for tensors in state))
 
 
@@ -256,7 +256,7 @@ def test_a_gradient_behind_the_last_round_waits_in_a_checkpoint_and_is_applied_a
 def test_a_stale_push_in_units_of_weights_counts_by_the_rate_that_it_was_computed_with(make: Any) -> None:
     """Under ef:rescale memories are in units of weights: a push of version 0 at rate .4 counts twice in a step at rate .2.
 
-    Whole numbers are float16 to the bit.
+    Whole numbers are exact in float16.
     """
     rates = {0: 0.4, 1: 0.2}
     ground = make(Bounded(None), rate=lambda now: rates[now.version], feedback="ef:rescale=true", codec="fp16", momentum=0.0)
@@ -287,7 +287,7 @@ def test_a_group_waits_for_the_others_if_it_is_clipped_by_their_norm_and_not_by_
     before = ground.shard.replica.copy()
     ground.shard.open(Round.after(2))
     assert ground.shard.offer(ground._frame(1, 2 * ones, 2, 0))
-    ground.shard.__exit__(None, None, None)  # all that can be done is done
+    ground.shard.__exit__(None, None, None)  # all work that can be done is done
     moved = before - ground.shard.replica
     assert (ground.link.inbox.poll() is not None) == (estimate == "previous")
     expected = 0.1 * 2 * 0.5 / (4 * ones.size**0.5) if estimate == "previous" else 0.0

@@ -1,4 +1,4 @@
-"""A stop under ssp or asp takes along the gradients that wait."""
+"""A stop under ssp or asp keeps the gradients that wait to be applied."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def offered(frame: Frame) -> tuple[Origin, Frame]:
 
 
 def stopped() -> Rounds[Frame]:
-    """Three workers after version 1 of two groups, made of the gradients of worker 1."""
+    """Return rounds of three workers and two groups after version 1, which was made from the gradients of worker 1."""
     rounds = Rounds[Frame]([Slot(0), Slot(1)], Bounded(None), by_rank=True, add=lambda frame: None, close=lambda slot: None)
     rounds.admit([1, 2, 3], 0)
     rounds.open(0)
     assert all(rounds.offer(*offered(gradient(1, group, 0))) for group in (0, 1))
-    assert rounds.offer(*offered(gradient(2, 0, 0)))  # behind the end of its group
+    assert rounds.offer(*offered(gradient(2, 0, 0)))  # after its group was closed
     return rounds
 
 
@@ -66,7 +66,7 @@ def test_the_next_round_takes_what_has_waited_whoever_is_there(tmp_path: Path) -
     assert [(bytes(frame.body).decode(), frame.flags) for frame in found] == [("2/0/0", Flag.PARTIAL)]
     added: list[Frame] = []
     rounds = Rounds[Frame]([Slot(0), Slot(1)], Bounded(None), by_rank=True, add=added.append, close=lambda slot: None)
-    rounds.admit([1], 1)  # worker 2 is no more
+    rounds.admit([1], 1)  # worker 2 no longer takes part
     rounds.restore(map(offered, found))
     rounds.open(1)
     assert rounds.offer(*offered(gradient(1, 1, 1)))

@@ -1,4 +1,4 @@
-"""psnode's Adam and AdamW in one pass: torch's memories bit by bit, and its steps but for the rounding of a square root."""
+"""psnode's Adam and AdamW in one pass: torch's moments bit by bit, and torch's steps except for the rounding of a square root."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_a_thousand_steps_are_those_of_torch(kind: type[torch.optim.Optimizer], 
         # two units in the last place of the step, and the rounding of the sum
         bound = 2.0**-22 * np.abs(theirs - before) + np.spacing(np.maximum(np.abs(theirs), np.abs(before)))
         assert np.all(np.abs(x - theirs) <= bound)
-        parameter.data.copy_(torch.from_numpy(x))  # both take the next step from here
+        parameter.data.copy_(torch.from_numpy(x))  # both take the next step from the same values
 
 
 def test_differences_do_not_pile_up() -> None:
-    """Left alone for 1000 steps, weights differ from torch's by less than 1e-6 of the way that they have gone."""
+    """Over 1000 steps, weights differ from torch's by less than 1e-6 of the distance that they have moved."""
     rng = np.random.default_rng(3)
     start = rng.standard_normal(4099).astype(np.float32)
     moments = Moments(0.9, 0.999, 1e-8, 0.01, True)
@@ -67,7 +67,7 @@ def test_differences_do_not_pile_up() -> None:
         before = x.copy()
         adam(x, mean, square, total, moments, factor=1.0, lr=1e-3, count=count)
         way += np.abs(x - before)
-    rounding = 1000 * np.spacing(np.float32(4)) / 2  # of as many sums
+    rounding = 1000 * np.spacing(np.float32(4)) / 2  # of 1000 sums
     assert np.all(np.abs(x - parameter.detach().numpy()) <= 1e-6 * way + rounding)
 
 

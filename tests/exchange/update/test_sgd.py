@@ -1,4 +1,4 @@
-"""psnode's SGD is torch's, term by term and bit by bit, in one pass."""
+"""psnode's SGD in one pass equals torch's, term by term and bit by bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of groups: under a model, and without one."""
+"""The weights of groups, with and without a model."""
 
 from __future__ import annotations
 

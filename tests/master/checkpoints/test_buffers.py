@@ -1,4 +1,4 @@
-"""One value of each buffer for a checkpoint, out of those that the workers hold."""
+"""The value of each buffer for a checkpoint, combined from the values of the workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_should_agree_and_does_not_is_named_and_never_averaged() -> None:
     states = {2: {"buffer/a": torch.tensor([1.0, 2.0])}, 1: {"buffer/a": torch.tensor([1.0, -2.0])}}
     found, differing = combined(states, {})
     assert differing == ["a"]
-    assert found["a"].tolist() == [1.0, -2.0]  # rank 1's, whatever the order of arrival
+    assert found["a"].tolist() == [1.0, -2.0]  # rank 1's value, for any order of arrival
     assert combined({1: {"buffer/a": torch.tensor(0.0)}, 2: {"buffer/a": torch.tensor(-0.0)}}, {})[1] == ["a"]
 
 

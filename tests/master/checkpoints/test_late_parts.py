@@ -1,4 +1,4 @@
-"""Workers who write their part of a checkpoint while it is being published without it, or after that."""
+"""Workers that write their part of a checkpoint while it is published without this part, or later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from psnode.worker.checkpoint_part import CheckpointParts
 from tests.exchange.shard.small import small_plan, small_shard
 
 STEP = 5
-SIZES = {1: 3, 2: 5000}  # of the memories of two workers
+SIZES = {1: 3, 2: 5000}  # sizes of the memories of two workers, by rank
 
 
 def pending(folder: Path) -> PendingCheckpoints:
@@ -47,7 +47,7 @@ def memories(rank: int) -> dict[str, torch.Tensor]:
 
 
 def contribute(folder: Path, rank: int, sent: list[Frame]) -> None:
-    """Play the worker of this rank that has come by the version."""
+    """Play the worker of this rank when it has reached the version."""
 
     def send(rank_to: int, kind: Kind, body: bytes, *, step: int, version: int, flags: Flag = Flag.NONE) -> None:
         sent.append(Frame(kind, flags, rank, 0, step, version, np.frombuffer(body, np.uint8)))
@@ -67,7 +67,7 @@ def newest(folder: Path) -> Checkpoint:
 
 
 def check(folder: Path) -> None:
-    """The checkpoint is the one decided on: the first worker's part, and none of the second."""
+    """Check that the checkpoint is the one decided on: with the first worker's part, without the second's."""
     found = newest(folder)
     found.verify()
     assert set(found.facts["files"]) == {checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.worker_file(1)}
@@ -80,7 +80,7 @@ def check(folder: Path) -> None:
 
 
 def publish_without_the_second(folder: Path) -> Callable[[], None]:
-    """Two workers are to contribute, and one does; the result goes on without the other."""
+    """Begin a checkpoint of two workers, let one contribute, and return a function that publishes it without the other."""
     found = pending(folder)
     found.begin(STEP, [1, 2], 0.0)
     sent: list[Frame] = []
@@ -119,19 +119,19 @@ def test_a_worker_that_wakes_up_while_the_checkpoint_is_written_is_no_part_of_it
     publish_without_the_second(tmp_path)()
     assert late, "nobody was late"
     check(tmp_path)
-    contribute(tmp_path, 2, [])  # and once more, when all is over
+    contribute(tmp_path, 2, [])  # contributes again after everything has ended
     check(tmp_path)
 
 
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """The second worker writes its part by halves; between them the functions in the list are called, once."""
+    """Split the second worker's write into halves; between them the functions in the list are called, once."""
     between: list[Callable[[], None]] = []
     own = HashedFile.take
 
     def take(file: HashedFile, count: int) -> None:
         own(file, count)
-        if not file._file.name.endswith(checkpoint.worker_file(2)):  # the master writes beside it, in a thread
+        if not file._file.name.endswith(checkpoint.worker_file(2)):  # the master writes in a thread at the same time
             return
         file._flush()
         while between:
@@ -149,7 +149,7 @@ def test_a_worker_that_was_stopped_amid_its_writing_ends_it_elsewhere(tmp_path: 
     check(tmp_path)
     assert [str(staging.told(tensorfile.parse(bytes(frame.body), ""), 2)) for frame in sent] == [
         "[Errno 2] rank 2: No such file or directory"
-    ]  # only the master knows whether a rank waits
+    ]  # only the master knows if a rank waits
 
 
 def test_what_a_worker_could_not_write_whole_it_sends(tmp_path: Path, halves: list[Callable[[], None]]) -> None:

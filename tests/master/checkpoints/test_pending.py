@@ -1,4 +1,4 @@
-"""Checkpoints in the making, with parts that come late, never, or from absent workers."""
+"""Unfinished checkpoints, with parts that arrive late or never, or that come from absent workers."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_part_of_everybody_who_was_there_makes_a_checkpoint(tmp_path: Path) ->
     found.pending.begin(5, [1, 2], 0.0)
     found.part(5, 1, 2.0)
     assert (found.published, found.pending.missing) == ([], {2})
-    found.part(5, 3, 100.0)  # it was absent
-    found.part(4, 2, 100.0)  # of a version that has none
+    found.part(5, 3, 100.0)  # this rank was absent
+    found.part(4, 2, 100.0)  # this version has no checkpoint
     assert found.published == []
     found.part(5, 2, 4.0)
     assert (found.published, len(found.pending)) == ([5], 0)
@@ -145,7 +145,7 @@ def test_one_that_holds_what_is_not_finite_takes_no_other_ones_place_and_none_th
     for version, mean in ((5, 1.0), (10, float("nan")), (15, float("inf"))):
         found.pending.begin(version, [1], 0.0, UNKNOWN)
         found.part(version, 1, mean)
-        found.pending.judge(version, "")  # losses do not see it
+        found.pending.judge(version, "")  # the losses do not show that a buffer is unsound
     assert {step: is_sound(path) for step, path in zip(found.published, checkpoint.complete(tmp_path), strict=True)} == {
         5: True, 15: False,
     }  # fmt: skip
@@ -177,7 +177,7 @@ def test_a_mask_of_infinities_is_no_harm(tmp_path: Path) -> None:
 
 
 def reasons(folder: Path, name: str) -> list[tuple[int, str]]:
-    """Versions and reasons of the events of this name."""
+    """Return the versions and reasons of the events with this name."""
     lines = (folder / EVENTS).read_text().splitlines() if (folder / EVENTS).exists() else []
     return [(event["step"], event["reason"]) for event in map(json.loads, lines) if event["event"] == name]
 
@@ -215,7 +215,7 @@ def test_statistics_of_workers_who_are_gone_are_kept(tmp_path: Path) -> None:
 
 
 def left_out(folder: Path) -> list[tuple[int, int]]:
-    """Versions and ranks that events.jsonl says were left out."""
+    """Return the versions and ranks that events.jsonl reports as left out."""
     lines = (folder / EVENTS).read_text().splitlines() if (folder / EVENTS).exists() else []
     return [(event["step"], event["rank"]) for event in map(json.loads, lines) if event["event"] == "left out"]
 

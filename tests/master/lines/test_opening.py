@@ -1,4 +1,4 @@
-"""The note at the start of a run about coarse gradients under an optimizer of Adam's kind."""
+"""The note at the start of a run about coarse gradients under Adam-like optimizers."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_a
 
 
 def test_the_note_names_what_a_page_of_results_has_measured() -> None:
-    """Every scheme but the run's own that it speaks of stands in a table."""
-    told = doubt_of(SCHEMES["tbq"], "adamw")  # a scheme that the record does not hold
+    """Every scheme that the note names, except the run's own, has a row in a table of the page."""
+    told = doubt_of(SCHEMES["tbq"], "adamw")  # a scheme that the record does not contain
     pages = (RESULTS / "2026-11-23-defaults.md").read_text()
     losing = [name for name in SCHEMES if re.search(rf"\b{name}\b", told.partition("; ")[0].partition(":")[2])]
     assert sorted(losing) == ["atomo", "efsignsgd", "onebit", "topk"]

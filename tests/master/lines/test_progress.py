@@ -1,4 +1,4 @@
-"""Plain lines of progress: which steps have one, and how far the run goes."""
+"""Plain lines of progress: which steps print one, and how much of the run remains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from psnode.records.metrics import Seconds, StepRecord
 
 
 def record(step: int) -> StepRecord:
-    """A step of two workers that took 20 ms and sent an eighth of float32 both ways, of 1000 coordinates."""
+    """Return the record of a 20 ms step of two workers with 1000 coordinates, which sent an eighth of float32
+    in both directions.
+    """
     seconds = Seconds(0.02, 0, 0, 0, 0, 0, 0)
     return StepRecord(step, step / 10, 2.5, 0.1, 2, 2, 1000, 1000, 0, 100.0, seconds, None, {"top1": 0.25})
 

@@ -1,4 +1,4 @@
-"""Threads of the ranks of a job, which share the cores of their machines."""
+"""Numbers of threads of a job's ranks, which share the cores of their machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for a size of groups, on costs whose minimum is known."""
+"""The search for a group size, on costs whose minimum is known."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from psnode.protocol.wire import Kind
 
 MIB = 1 << 20
 WHOLE = 44 * MIB
-SIZES = [MIB // 4, MIB, 4 * MIB, 16 * MIB, 64 * MIB]  # the last is one group
+SIZES = [MIB // 4, MIB, 4 * MIB, 16 * MIB, 64 * MIB]  # the last gives one group
 
 
 def cost(size: int, best: int) -> float:
-    """A fixed part a group and a part that waits for the last group: least where both are equal, at `best` bytes."""
+    """Return a cost with a fixed part per group and a part for the wait for the last group, minimal at `best` bytes."""
     return 1e-3 * (size / best + best / size)
 
 
@@ -64,11 +64,11 @@ def test_what_needs_no_rehearsal_is_decided_without_the_workers(
 
 
 class HeardError(Exception):
-    """The master has announced the rehearsal."""
+    """Raised when the master has announced the rehearsal."""
 
 
 class OneMessage:
-    """A link that ends with the first message, and keeps it."""
+    """A link that stores the first message and then raises an error."""
 
     job = 0
     body = b""

@@ -1,4 +1,4 @@
-"""Orders that the ranks of a resumed run begin with."""
+"""Messages with which the ranks of a resumed run start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAN = make_plan([Tensor("weight", (4,))], "identity", group_by="model", min_com
 
 
 def resumed(folder: Path, wrote: int) -> RunDirectory:
-    """A run that `wrote` workers left; rank 1 was lost, and rank 3, a spare, had its place."""
+    """Return a run of `wrote` workers in which rank 1 was lost and rank 3, a spare, took its place."""
     draft = staging.StagedCheckpoint(folder, 5)
     draft.add_tensors(checkpoint.MODEL, {"weight": torch.zeros(4), "mean": torch.full((2,), 7.0)})
     for rank in (2, 3):
@@ -38,7 +38,7 @@ def resumed(folder: Path, wrote: int) -> RunDirectory:
 
 
 def told(end: LoopbackTransport) -> dict[str, torch.Tensor] | None:
-    """The state that a rank was sent after its PLAN."""
+    """Return the state that a rank was sent after its PLAN, or None."""
     link = FrameChannel(end)
     start = Start.from_bytes(link.expect(Kind.PLAN, 5).body, 0)
     assert start.step == 5
@@ -50,7 +50,7 @@ def told(end: LoopbackTransport) -> dict[str, torch.Tensor] | None:
 def test_a_spare_begins_without_memories_whatever_place_it_had_before(
     tmp_path: Path, wrote: int, second: dict[str, float] | None
 ) -> None:
-    """Worker 2 reads its own part, or gets the mean of all where another number of workers wrote them."""
+    """Worker 2 reads its own part, or gets the mean of all parts if another number of workers wrote them."""
     ends = loopback_group(4)
     ready = {rank: Ready([["weight", [4]]], None, 100, True) for rank in (1, 2, 3)}
     send_start(FrameChannel(ends[0]), resumed(tmp_path, wrote), PLAN, ready, Epochs(10, 0, 0), workers=2, job=9, last_step=20)

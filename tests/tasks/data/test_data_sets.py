@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Data sets selected by name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The embedded digits: the split, the resizing and the statistics."""
+"""The embedded digits: split, resizing and statistics."""
 
 import hashlib
 
@@ -24,7 +24,7 @@ def test_the_originals_are_those_of_scikit_learn():
 
 
 def test_the_originals_have_the_digests_of_scikit_learns_arrays():
-    """SHA-256 of `load_digits().images` and `.target` of scikit-learn 1.9.1, float64 and int64, little-endian."""
+    """Compare SHA-256 of scikit-learn 1.9.1's `load_digits().images` and `.target`: float64 and int64, little-endian."""
     found = [hashlib.sha256(array.tobytes()).hexdigest() for array in originals()]
     assert found == [
         "20def7f70a702f0af9732fbba4375e147a7d54fe70d8c45569b8e7c1c7010c10",
@@ -77,13 +77,13 @@ def test_resizing_is_linear_interpolation():
 
 def test_a_split_takes_what_the_largest_remainders_leave():
     labels = np.repeat([0, 1, 2], [5, 3, 2])
-    train, test = stratified_split(labels, 4, seed=0)  # shares 2, 1.2, .8
+    train, test = stratified_split(labels, 4, seed=0)  # shares of 2, 1.2 and .8
     assert np.bincount(labels[test]).tolist() == [2, 1, 1]
     assert sorted([*train, *test]) == list(range(10))
 
 
 def test_the_pixels_are_those_of_every_run_so_far():
-    """SHA-256; some sums lie on a tie of rounding, so that another order of the four summands would alter pixels."""
+    """Compare SHA-256: some sums are ties of rounding, so that another order of the four summands would change pixels."""
     digest = hashlib.sha256(resize(originals()[0]).tobytes()).hexdigest()
     assert digest == "5a25f17551b104561d01b8c4bbf5ddb5024d784e02ede9a39ed907b2584ca2f5"
 

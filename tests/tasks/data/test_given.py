@@ -1,4 +1,4 @@
-"""Data that Task.train_data may return: data sets of torch and of Hugging Face, dealt exactly, by this process or by others."""
+"""Data that Task.train_data may return: data sets of torch and Hugging Face, dealt exactly, in this or in other processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPARE = Sampler(COUNT, 1, 2, BATCH, batches_per_step=2, seed=SEED)
 
 
 class Noisy(Dataset[Any]):
-    """Examples with noise of torch's and of NumPy's generator; 1 where mpi4py is in the process."""
+    """Examples with noise from torch's and NumPy's generators, and a field that is 1 if mpi4py is loaded in the process."""
 
     def __len__(self) -> int:
         return COUNT
@@ -35,7 +35,7 @@ class Noisy(Dataset[Any]):
 
 
 class Own:
-    """psnode's Data."""
+    """An implementation of psnode's Data."""
 
     def __len__(self) -> int:
         return COUNT
@@ -46,7 +46,7 @@ class Own:
 
 
 class Counting(IterableDataset[int]):
-    """Numbers from 0 on."""
+    """The integers from 0 to `count` - 1."""
 
     def __init__(self, count: int = COUNT) -> None:
         self.count = count
@@ -61,7 +61,7 @@ class Measured(Counting):
 
 
 class Broken(Noisy):
-    """The behaviour of its example 7."""
+    """A data set whose example 7 fails in the given way."""
 
     def __init__(self, way: str) -> None:
         self.way = way
@@ -98,7 +98,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 def without_process(steps: list[list[Any]], told: int = 1) -> Any:
-    """All items except those about the process: its number, last, and before it the other `told` items."""
+    """Return all items without the `told` last ones, which describe the process."""
     return [[batch[:-told] for batch in step] for step in steps]
 
 
@@ -106,14 +106,14 @@ def without_process(steps: list[list[Any]], told: int = 1) -> Any:
 def test_examples_are_dealt_exactly_and_alike_whichever_process_makes_them() -> None:
     here = taken(Noisy())
     for step, batches in enumerate(here):
-        order = permutation(COUNT, SEED, step)  # 2 workers, 2 batches of 3: one step an epoch
+        order = permutation(COUNT, SEED, step)  # 2 workers, 2 batches of 3: one step per epoch
         assert [batch[0].tolist() for batch in batches] == [order[3:6].tolist(), order[9:12].tolist()]
     assert same(without_process(here[2:], 2), without_process(taken(Noisy(), 2), 2))
     there = taken(Noisy(), data_workers=2)
     assert same(without_process(here, 2), without_process(there, 2))  # another test may have imported mpi4py here
     assert same(here, taken(DataLoader(Noisy(), BATCH)))
     assert {int(pid) for step in there for batch in step for pid in batch[-1]} != {os.getpid()}
-    assert not any(batch[3].any() for step in there for batch in step)  # no mpi4py where batches are made
+    assert not any(batch[3].any() for step in there for batch in step)  # no mpi4py in the processes that make batches
     noise = torch.cat([batch[1].flatten() for step in here for batch in step])
     assert len(torch.unique(noise)) == noise.numel()
 

@@ -1,4 +1,4 @@
-"""Folders of image files: their search, sizes, augmentation and cache."""
+"""Folders of image files: search, sizes, augmentation and cache."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def picture(seed: int, height: int, width: int) -> np.ndarray:
 
 
 def write(root, parts, sizes=((12, 10),) * 4, ending: str = "png") -> None:
-    """parts: {part: class names}; every class gets one image a size. Image i of class c has seed 10 c + i."""
+    """Write one image per size for every class, by part: {part: class names}. Image i of class c has seed 10 c + i."""
     for part, classes in parts.items():
         for c, name in enumerate(classes):
             (root / part / name).mkdir(parents=True)
@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 
 def pixels(images) -> np.ndarray:
-    """Back from normalised images to bytes."""
+    """Return the bytes of normalised images."""
     mean, std = (np.array(values)[:, None, None] for values in STATISTICS["imagenet"])
     return np.rint((images.numpy() * std + mean) * 255).astype(int)
 

@@ -1,4 +1,4 @@
-"""Images in memory: one normalisation, and the augmentation of CIFAR."""
+"""Images in memory: a single normalisation, and CIFAR's augmentation."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_shape_and_classes_are_stated(images):
 def test_training_and_evaluation_normalise_alike():
     flat = np.full((4, 1, 9, 9), 77, np.uint8)
     data = Images(flat, np.zeros(4), 1, Statistics((0.3,), (0.5,)), augment=True)
-    inner = np.s_[:, :, 4:5, 4:5]  # no shift by 4 moves black into it
+    inner = np.s_[:, :, 4:5, 4:5]  # no shift by 4 moves black into this region
     trained, _ = data.batch(np.arange(4), np.random.default_rng(1))
     evaluated, _ = data.batch(np.arange(4), None)
     assert torch.equal(trained[inner], evaluated[inner])
@@ -72,7 +72,7 @@ def test_all_81_shifts_and_both_sides_are_equally_likely():
     count = 16200
     pixels = np.zeros((count, 1, 9, 9), np.uint8)
     pixels[:, 0, 4, 4] = 255
-    pixels[:, 0, 4, 3] = 1  # left of it
+    pixels[:, 0, 4, 3] = 1  # its left neighbour
     made = crop_and_mirror(pixels, np.random.default_rng(0))[:, 0]
     rows, columns = np.divmod(made.reshape(count, 81).argmax(axis=1), 9)
     places = np.bincount(9 * rows + columns, minlength=81)
@@ -80,7 +80,7 @@ def test_all_81_shifts_and_both_sides_are_equally_likely():
     assert ((places - count / 81) ** 2 / (count / 81)).sum() < 160
     visible = columns > 0
     left = made[np.arange(count), rows, np.maximum(columns - 1, 0)] == 1
-    # share of mirrored images among those where the left neighbour is inside: five standard errors
+    # share of mirrored images among those whose left neighbour is visible: five standard errors
     assert abs(left[visible].mean() - 0.5) < 5 * 0.5 / np.sqrt(visible.sum())
 
 

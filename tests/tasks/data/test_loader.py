@@ -1,4 +1,4 @@
-"""A program's own loader: dealt by index, seeded by batch, in whichever process a batch is made."""
+"""A program's own loader: dealt by index and seeded by batch, in whichever process a batch is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psnode.tasks.data.sampler import Sampler, permutation
 
 
 class Noisy(Dataset[Any]):
-    """Examples with noise of torch's and of NumPy's generator."""
+    """Examples with noise from torch's and NumPy's generators."""
 
     def __len__(self) -> int:
         return 20
@@ -49,7 +49,7 @@ def same(one: Any, two: Any) -> bool:
 def test_batches_are_the_shares_of_the_worker_whichever_process_makes_them() -> None:
     here = taken(DataLoader(Noisy(), batch_size=3, shuffle=True), 0, 4)
     for step, batches in enumerate(here):
-        order = permutation(20, 9, step)  # 2 workers, 2 batches of 3: one step an epoch
+        order = permutation(20, 9, step)  # 2 workers, 2 batches of 3: one step per epoch
         assert [batch[0].tolist() for batch in batches] == [order[3:6].tolist(), order[9:12].tolist()]
     assert same(here, taken(DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=2), 0, 4))
     assert same(here[2:], taken(DataLoader(Noisy(), batch_size=3, shuffle=True), 2, 4))
@@ -58,7 +58,7 @@ def test_batches_are_the_shares_of_the_worker_whichever_process_makes_them() -> 
 
 
 class Told(Dataset[Any]):
-    """Each example: whether the process that makes it leaves signals to its parent, and the folder of its sockets."""
+    """Examples that state if their process leaves signals to its parent, and the folder of its sockets."""
 
     def __len__(self) -> int:
         return 20
@@ -110,7 +110,7 @@ def test_an_iterable_begins_again_when_it_is_over() -> None:
     first = data.feed(sampler, 0, 2)
     assert [next(first), next(first)] == [[1, 2], [3, 1]]
     first.close()
-    assert next(data.feed(sampler, 2, 9)) == [2, 3]  # after another deal it goes on
+    assert next(data.feed(sampler, 2, 9)) == [2, 3]  # continues after another deal
     with pytest.raises(ConfigurationError, match="no more batches"):
         next(Streamed(iter([1, 2, 3]), 12).feed(Sampler(12, 0, 1, 2, batches_per_step=4), 0, 1))
 

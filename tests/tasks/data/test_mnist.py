@@ -1,4 +1,4 @@
-"""MNIST's IDX files: every place they may lie in, and every way they may be broken."""
+"""MNIST's IDX files: all places where they may be, and all ways in which they may be damaged."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""Every mode of PIL: read as the colours that were written, within one of 255, or refused by the file's name."""
+"""Every mode of PIL is read as the written colours, within 1 of 255, or refused with the file's name."""
 
 import warnings
 
@@ -92,14 +92,14 @@ def test_colours_of_sixteen_bits(tmp_path):
 def test_files_of_four_inks(tmp_path, ending, inks, colour):
     path = tmp_path / f"x.{ending}"
     Image.new("CMYK", (8, 8), inks).save(path, **({"quality": 100} if ending == "jpg" else {}))
-    assert (ending == "tif") or b"Adobe" in path.read_bytes()  # such files hold 255 - ink
+    assert (ending == "tif") or b"Adobe" in path.read_bytes()  # such files store 255 - ink
     with Image.open(path) as found:
         assert found.mode == "CMYK"
         assert np.abs(read(found) - colour).max() <= 1
 
 
 def test_luma_and_chroma(tmp_path):
-    """ITU-R BT.601 with the full range, as in JPEG."""
+    """Compare with ITU-R BT.601 at full range, as in JPEG."""
     stored = np.full((8, 8, 3), (120, 90, 160), np.uint8)
     image = Image.frombytes("YCbCr", (8, 8), stored.tobytes())
     image.save(tmp_path / "x.tif", compression="tiff_lzw")
@@ -136,7 +136,7 @@ def test_what_means_no_colour_is_refused_by_name_before_training(tmp_path, mode,
     for name in ("a", "b"):
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.fromarray(BYTES).save(tmp_path / "train" / name / "0.png")
-    for ending in sorted(imagefolder._ENDINGS):  # the format of a file is read from its contents, not from its name
+    for ending in sorted(imagefolder._ENDINGS):  # the format is read from a file's contents, not from its name
         path = tmp_path / "train" / "b" / f"1{ending}"
         Image.new(mode, (8, 8)).save(path, "TIFF")
         with pytest.raises(ConfigurationError, match=rf"b/1\{ending} holds .*{told}"):

@@ -1,4 +1,4 @@
-"""Batches made in the background: in order, not too far ahead, errors where they belong, and an end."""
+"""Batches made in the background: in order, not too far ahead, with errors at the right place, and an end."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from psnode.tasks.data.sampler import Sampler
 
 
 class Recording:
-    """Batches are their indices; counts calls, and fails or stops at one of them if told so."""
+    """Data whose batches are their indices. Counts calls, and may fail or stop at one of them."""
 
     def __init__(self, length: int = 40, fail_at: int = -1) -> None:
         self.length, self.fail_at = length, fail_at
@@ -30,7 +30,7 @@ class Recording:
 
 
 def settled(data: Recording, least: int) -> int:
-    """The number of calls a while after there were `least`: on a slow machine one too many may be missed, none is made up."""
+    """Return the number of calls shortly after there are `least`; on a slow machine an excess call may go unnoticed."""
     end = time.monotonic() + 60
     while data.calls < least and time.monotonic() < end:
         time.sleep(0.01)
@@ -62,7 +62,7 @@ def test_one_thread_makes_them_and_it_is_another():
 def test_no_more_than_depth_are_waiting():
     data = Recording()
     with Prefetch(data, Sampler(40, 0, 1, 4), 0, 10, depth=3) as batches:
-        assert settled(data, 4) == 4  # three in the queue, one in the thread's hands
+        assert settled(data, 4) == 4  # three in the queue, and one held by the thread
         next(batches)
         assert settled(data, 5) == 5
 

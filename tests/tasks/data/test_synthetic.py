@@ -1,4 +1,4 @@
-"""Made-up images: any shape, the same for equal seeds, and learnable."""
+"""Synthetic images: any shape, equal for equal seeds, and learnable."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_equal_seeds_give_equal_data_whatever_was_asked_before():
 
 def test_all_classes_occur_about_equally():
     _, labels = load("synthetic", options=SMALL | {"examples": "4000"}).batch(np.arange(4000), None)
-    # binomial with sd 27.4: five of them
+    # binomial with standard deviation 27.4: five of them
     assert np.abs(np.bincount(labels, minlength=4) - 1000).max() < 137
 
 

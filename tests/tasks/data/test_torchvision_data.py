@@ -1,4 +1,4 @@
-"""CIFAR and SVHN: torchvision reads small files that are written here in their original formats."""
+"""CIFAR and SVHN: torchvision reads small files written here in the original formats."""
 
 import hashlib
 import pickle
@@ -18,7 +18,7 @@ def checksum(path) -> str:
 
 
 def write_cifar(folder, kind, key: str, monkeypatch) -> np.ndarray:
-    """Files of 5 images each where torchvision looks for them, and their checksums where it keeps them."""
+    """Write files of 5 images each where torchvision looks for them, and register their checksums with torchvision."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     images = {}

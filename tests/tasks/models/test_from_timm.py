@@ -1,4 +1,4 @@
-"""timm's models as networks, and weights that the user has on disk."""
+"""timm's models as networks, and weights from the user's disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchvision's classifiers, and importing torchvision beside a torch without its compiled operators."""
+"""torchvision's classifiers, and the import of torchvision with a torch that lacks its compiled operators."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_inception_is_refused_below_its_smallest_image():
         build("torchvision:inception_v3", CIFAR, 10)
     taken = str(caught.value).rpartition("it takes ")[2].split(", ")
     assert "299" in taken
-    assert "64" not in taken  # Szegedy et al. 2016: five reductions, 75 is torchvision's stated minimum
+    assert "64" not in taken  # Szegedy et al. 2016: five reductions; torchvision states a minimum of 75
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""The networks against published parameter counts, their depth, and the images they take."""
+"""The networks compared with published parameter counts, their depth, and the images that they accept."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from psnode.tasks.models import build, check, networks, resolve
 
 CIFAR = (3, 32, 32)
 
-# torchvision publishes the counts of the ImageNet networks. The CIFAR stem has a 3x3 in place of a 7x7 convolution of
-# 3 -> 64 maps, and the head has 10 instead of 1000 classes: the difference is arithmetic.
+# torchvision publishes the counts of the ImageNet networks. The CIFAR stem has a 3x3 instead of a 7x7 convolution of 3 -> 64
+# maps, and the head has 10 instead of 1000 classes, so the difference can be computed.
 STEM = 64 * 3 * (49 - 9)
 HEAD = {512: 513 * 990, 2048: 2049 * 990}
-# torchvision's VGG classifier: 25088-4096-4096-1000, in place of 512-10.
+# torchvision's VGG classifier is 25088-4096-4096-1000 instead of 512-10
 VGG_HEAD = 25089 * 4096 + 4097 * 4096 + 4097 * 1000 - 513 * 10
 
 
@@ -72,7 +72,7 @@ def test_lenet_has_431080_parameters_on_mnist():
 @pytest.mark.parametrize(
     ("name", "layers"),
     [(f"resnet-{depth}", depth) for depth in (18, 20, 32, 34, 50, 56, 101, 110, 152)]
-    + [(f"vgg-{depth}", depth - 2) for depth in (11, 13, 16, 19)]  # one linear layer in place of three
+    + [(f"vgg-{depth}", depth - 2) for depth in (11, 13, 16, 19)]  # one linear layer instead of three
     + [("densenet-40", 40), ("densenet", 100), ("lenet", 4), ("fc", 3)],
 )
 def test_depth_counts_weighted_layers_outside_shortcuts(name, layers):
@@ -139,7 +139,7 @@ def test_shortcuts_of_the_thin_family_subsample_and_pad_with_zeros():
 def test_he_initialisation_has_its_variance():
     torch.manual_seed(0)
     weight = build("resnet-18", CIFAR, 10).stage4[1].residual[0].weight.detach()  # 512 x 512 x 3 x 3
-    # sd of the sample variance over n draws is var * sqrt(2 / n), here 0.1 %: five of them
+    # the standard deviation of the sample variance over n draws is var * sqrt(2 / n), here 0.1 %: five of them
     assert float(weight.var()) == pytest.approx(2 / (512 * 9), rel=0.005)
 
 
