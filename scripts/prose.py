@@ -1,8 +1,8 @@
-"""Measures of the prose in docstrings and comments: scripts/prose.py [--show PATTERN | --limits] [PACKAGE]...
+"""Measures of the prose in docstrings and comments: scripts/prose.py [--show PATTERN] [PACKAGE]...
 
 Every pattern is counted in 1 000 words of docstrings and comments, except that "question" is the number of docstrings whose first
 word is What, Who, Where, Whether, Which, How or When. The default is a row per package; --show prints the lines that match one
-pattern, --limits the rows of packages above GOAL in the form in which tests/test_prose.py holds them.
+pattern. tests/test_prose.py holds every package to GOAL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import math
 import re
 import tokenize
 from collections import Counter
@@ -95,16 +94,10 @@ def rate(counts: Counter[str], name: str) -> float:
     return counts[name] if name == QUESTION else 1000 * counts[name] / max(counts[WORDS], 1)
 
 
-def limits(counts: Counter[str]) -> tuple[float, ...]:
-    """Return the figures of a package in the order of NAMES, rounded up to a tenth, each at least that of GOAL."""
-    return tuple(max(GOAL[name], math.ceil(round(10 * rate(counts, name), 6)) / 10) for name in NAMES)
-
-
 def main() -> None:
-    """Print the measures, the matching lines, or the limits."""
+    """Print the measures, or the matching lines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--show", choices=NAMES, metavar="PATTERN", help=f"print the lines that match: {', '.join(NAMES)}")
-    parser.add_argument("--limits", action="store_true", help="print the rows of tests/test_prose.py")
     parser.add_argument("packages", nargs="*", help="psnode/NAME, tools, scripts, examples or tests; default: all")
     arguments = parser.parse_args()
     chosen = {name: paths for name, paths in packages().items() if not arguments.packages or name in arguments.packages}
@@ -114,14 +107,10 @@ def main() -> None:
                 if name == arguments.show:
                     print(f"{path.relative_to(ROOT)}:{line}: {text.strip()}")
         return
-    if not arguments.limits:
-        print(f"{'':20}{WORDS:>8}" + "".join(f"{name:>13}" for name in NAMES))
+    print(f"{'':20}{WORDS:>8}" + "".join(f"{name:>13}" for name in NAMES))
     for package, paths in chosen.items():
         counts = count(paths)
-        if not arguments.limits:
-            print(f"{package:20}{counts[WORDS]:8}" + "".join(f"{rate(counts, name):13.2f}" for name in NAMES))
-        elif limits(counts) != tuple(GOAL.values()):
-            print(f'    "{package}": {limits(counts)},')
+        print(f"{package:20}{counts[WORDS]:8}" + "".join(f"{rate(counts, name):13.2f}" for name in NAMES))
 
 
 if __name__ == "__main__":
