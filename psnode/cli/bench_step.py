@@ -46,11 +46,11 @@ def _shape(context: click.Context, parameter: click.Parameter, value: str | None
 @shared.json_file
 @debuggable
 def bench_step(**options: Any) -> int:
-    """Measure the milliseconds of a worker's step under several schemes, next to its passes alone, the bytes sent, and those
-    between device and host.
+    """Time a worker's step under several schemes, and its forward and backward passes alone; also count the bytes sent, and
+    those copied between device and host.
 
-    Runs in one process without a network; the schemes take turns. Gradients are coded with their feedback, changes of weights are
-    decoded and added.
+    Everything runs in one process, which communicates with no other; the schemes take turns. A step includes coding the gradients
+    with their feedback, and decoding and adding the changes of the weights.
     """
     from psnode.bench.step import main as measure
 

@@ -37,9 +37,9 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
-    """Return `path` relative to `mounted`, the mounted directory of its hierarchy.
+    """Return the control group `path` relative to `mounted`, the directory of the hierarchy that is mounted.
 
-    If `path` is elsewhere, as in containers, return the relative path of `mounted` itself.
+    If `path` is not below `mounted`, as happens in containers, return the empty path, which stands for `mounted` itself.
     """
     with suppress(ValueError):
         return PurePosixPath(path).relative_to(mounted)

@@ -28,7 +28,10 @@ class AllRanks:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks on rank 0. All ranks must call this together; others return no feedback states."""
+        """Return, on rank 0, the states of all ranks. Other ranks get the same dict without feedback states.
+
+        All ranks must call this together.
+        """
         exchange, arrays = self._state.exchange, dict(sorted(self._state.arrays().items()))
         names = exchange.sizes([zlib.crc32("\n".join(arrays).encode())])
         if (names != names[0]).any():

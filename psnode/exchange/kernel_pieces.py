@@ -96,7 +96,11 @@ def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...
 
 
 def run_piece(piece: Piece) -> None:
-    """Run `piece` on normal values, and on values like those of gradients: their scale varies along the array, with outliers."""
+    """Run `piece` on normally distributed values of each shape.
+
+    Unless its codec is the identity, also run it on values like those of gradients, of the last shape: with outliers, and with a
+    scale that varies along the array.
+    """
     for shape in piece.shapes:
         values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         _RUN[piece.what](piece, values)

@@ -95,7 +95,10 @@ def launch(
 
 
 def resuming(command: Sequence[str]) -> list[str]:
-    """Return the `command` of a training with --resume and without the options of a new run, so that it continues the run."""
+    """Return `command` changed so that it continues its run.
+
+    It loses --init-from, --new-head and --no-new-head, and gets --resume and --trust-run unless it has --resume already.
+    """
     again = []
     flags = iter(command)
     for flag in flags:

@@ -45,8 +45,10 @@ _UNFINISHED = re.compile(r"\.step-\d{8,}(\.[0-9a-f]{16})?(\.gone)?|\.latest\.\d+
 
 
 def _parts_path(train_dir: Path, step: int, job: int) -> Path:
-    """Return the directory to which the workers of a job write their parts of the checkpoint of `step`. `job`: the id in its
-    frames."""
+    """Return the directory into which a job's workers write their parts of the checkpoint of `step`.
+
+    `job`: the job's id, which its network frames carry.
+    """
     return train_dir / CHECKPOINTS / f".{step_directory(step)}.{job:016x}"
 
 

@@ -41,7 +41,10 @@ def dither(words: tuple[int, int], size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def values(q: np.ndarray, step: float, rms: np.ndarray, k: np.ndarray) -> Floats:
-    """Return q minus its dither, scaled: in float32 where step * rms is in the normal range, else in float64."""
+    """Return q minus its dither, times step * rms, as float32.
+
+    The arithmetic is in float32 where step * rms is in 2^-50..2^50, else in float64.
+    """
     delta = step * rms.astype(np.float64)
     whole = q * 65536 + 32768 - k
     narrow = (whole.astype(np.float32) - np.float32(0.5)) * (delta / 65536).astype(np.float32)

@@ -237,9 +237,10 @@ def test_a_budget_of_all_entries_sends_them_as_they_are():
 
 @pytest.mark.parametrize("budget", [1, 3, 20.5, 0.2])
 def test_the_mean_of_decodes_is_x_and_omega_is_the_least_there_is(budget):
-    """Compare energy and classes of coordinates: largest, middle, smallest magnitudes, and all.
+    """Compare the mean squared error with theory, and the mean error with 0.
 
-    Every class with values has at least 25 expected draws, since fewer do not determine the standard error.
+    The mean error is that over the thirds of the coordinates by magnitude, and over all. Every third with values other than 0 has
+    at least 25 expected draws; with fewer, the standard error could not be estimated.
     """
     for x in (normal(200), heavy(300), np.float32(0.9) ** np.arange(60, dtype=np.float32)):
         codec = Entrywise(budget=budget)

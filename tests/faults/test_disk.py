@@ -127,7 +127,7 @@ def check_goes_on(train_dir: Path) -> None:
 
 
 def lose_what_was_not_synced(train_dir: Path, volatile: set[int]) -> None:
-    """Empty the files that were written but not synced, which is the most that a power failure destroys."""
+    """Empty the files with writes that were not synced: the most that a power failure can destroy of their contents."""
     for path in train_dir.rglob("*"):
         if path.is_file() and path.stat().st_ino in volatile:
             os.truncate(path, 0)

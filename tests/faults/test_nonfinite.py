@@ -103,7 +103,7 @@ def test_a_lonely_worker_that_skips_leaves_the_weights_as_they_are(tmp_path: Pat
 
 
 class Flipped(Classification):
-    """Digits; in its fifth step one bit of worker 2's memory flips, the lowest bit of a weight."""
+    """The digits; in the fifth step of worker 2, the lowest bit of one of its weights flips."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)

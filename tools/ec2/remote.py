@@ -176,7 +176,10 @@ class Access:
 
 
 def access(cluster: Cluster, settings: Settings, *, complete: bool = False) -> Access:
-    """Return the access to the running nodes, or the complete cluster, with host keys. Raises NoClusterError, HostKeyError."""
+    """Return access to the running nodes, with their host keys pinned. With `complete`, the whole cluster must be running.
+
+    Raises NoClusterError, HostKeyError, SettingsError.
+    """
     public_key(settings.keyfile)
     nodes = cluster.complete(settings.n_workers) if complete else cluster.running()
     if lost := [node.id for node in nodes if not node.address(settings.connect)]:

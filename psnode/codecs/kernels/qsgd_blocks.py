@@ -134,7 +134,7 @@ def settle_ties_plain(v: Floats, factor: np.float32, levels: int, words: Words32
 
 @inlined
 def values_plain(low: Bytes, levels: int, step: np.float32, y: Floats) -> None:
-    """Convert the codes of a plain block to values. A code above 2s, which encode never writes, is taken as 2s, as below."""
+    """Convert the codes of a plain block to values. Any decoder takes a code above 2s as 2s; encode never writes one."""
     s = np.int32(levels)
     for i in range(BLOCK):
         y[i] = np.float32(min(np.int32(np.int32(low[i]) - s), s)) * step

@@ -57,7 +57,9 @@ class Statements(ABC):
 
     @abstractmethod
     def reduced(self, value: Value) -> str:
-        """Return the expression of a number that is reduced from all coordinates of a row, or from the whole input."""
+        """Return the expression of a number that is not computed from other numbers: a reduction over a row, a bucket or the whole
+        input, a size, or a word of the key.
+        """
 
     @abstractmethod
     def assigned(self, value: Value, name: str, expression: str) -> str:

@@ -84,7 +84,9 @@ class WholeUpdate(Update):
         total[:] = 0
 
     def state(self) -> Tensors:
-        """Return the memories that the optimizers keep of their tensors, and changed numbers in their parameter groups."""
+        """Return what the optimizers remember for each tensor, and those numbers of their parameter groups that have changed since
+        the start, except the learning rate.
+        """
         found = {}
         for own in (each for tensors in self._tensors.values() for each in tensors):
             for key, value in own.optimizer.state.get(own.parameter, {}).items():
