@@ -4,8 +4,8 @@ In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 is its 
 to the integer q = floor((2^16 a + k) / 2^16) and decoded as y = q - u. Ties (psnode.codecs.kernels.fixed_point) are settled as if
 k had further random bits, of which the 1/2 in u is the mean.
 
-Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, one in each. Only four of the
-orders occur: the class of coordinate 128 g + j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are
+Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, one in each. Only four of
+the orders occur: the class of coordinate 128 g + j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are
 independent.
 
 Blocks whose step * rms is outside 2^-50..2^50 are computed in float64, one coordinate at a time.

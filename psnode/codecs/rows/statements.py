@@ -57,8 +57,8 @@ class Statements(ABC):
 
     @abstractmethod
     def reduced(self, value: Value) -> str:
-        """Return the expression of a number that is not computed from other numbers: a reduction over a row, a bucket or the whole
-        input, a size, or a word of the key.
+        """Return the expression of a number that is not computed from other numbers: a reduction over a row, a bucket or the
+        whole input, a size, or a word of the key.
         """
 
     @abstractmethod

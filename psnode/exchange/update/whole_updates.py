@@ -84,8 +84,8 @@ class WholeUpdate(Update):
         total[:] = 0
 
     def state(self) -> Tensors:
-        """Return what the optimizers remember for each tensor, and those numbers of their parameter groups that have changed since
-        the start, except the learning rate.
+        """Return what the optimizers remember for each tensor, and those numbers of their parameter groups that have changed
+        since the start, except the learning rate.
         """
         found = {}
         for own in (each for tensors in self._tensors.values() for each in tensors):
