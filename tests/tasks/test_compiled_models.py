@@ -181,7 +181,7 @@ def as_earlier_versions_wrote_it(path: Path) -> None:
     names = dict(zip(Net().state_dict(), own.state_dict(), strict=True))
 
     def renamed(key: str) -> str:
-        return "".join(tensor_names.get(part, part) for part in re.split(r"(/|:|\.\.)", key))
+        return "".join(names.get(part, part) for part in re.split(r"(/|:|\.\.)", key))
 
     saved = json.loads((path / "config.json").read_text())
     for tensor in saved["plan"]["tensors"]:
