@@ -21,8 +21,11 @@ VARIABLE = "FORKING_SERVER"
 
 def facts() -> dict[str, str]:
     """Return the properties of this process that a fork inherits from the server, and that therefore must be equal in both."""
-    found = {name: os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net", "pid", "user")}
-    with open("/proc/self/cgroup", encoding="utf-8") as file:
+    found = {}
+    for name in ("mnt", "net", "pid", "user"):
+        with contextlib.suppress(OSError):  # not every kernel has all of them
+            found[name] = os.readlink(f"/proc/self/ns/{name}")
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         found["cgroup"] = file.read()
     cores, priority = sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)
     return {**found, "cores": repr(cores), "priority": str(priority), "user ids": repr((os.getresuid(), os.getresgid()))}
