@@ -15,7 +15,8 @@ from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.master.books import Books
 from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
-from psnode.master.checkpoints.pending import CheckpointDues, PendingCheckpoints
+from psnode.master.checkpoints.dues import CheckpointDues
+from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import ReplicaHashes, diverged

@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 
-from psnode.config import Config
 from psnode.errors import CheckpointError, WireError
 from psnode.exchange.shard.handle import StateHandle
 from psnode.master.checkpoints.buffers import WorkerBuffers, unknown_buffer
@@ -27,7 +26,6 @@ from psnode.records.snapshot_memory import SnapshotMemory
 from psnode.records.timeline import Tracer
 from psnode.tasks import tensor_names
 from psnode.tasks.inventory import batch_statistics, observed, persistent_buffers
-from psnode.transport.clock import Clock
 
 Tensors = dict[str, torch.Tensor]
 _MOST = 4
@@ -337,22 +335,6 @@ class PendingCheckpoints:
             pending.facts = {**pending.facts, **retention.verdict(reason)}
         else:
             self._verdicts.judge(version, reason)
-
-
-class CheckpointDues:
-    """Decides which versions get a checkpoint: by --eval-freq, by --checkpoint-minutes, and the last version."""
-
-    def __init__(self, config: Config, clock: Clock) -> None:
-        self._config, self._clock = config, clock
-        self._last = clock.now()  # time at which a checkpoint was last due
-
-    def is_due(self, version: int, *, last: bool) -> bool:
-        """Return True if `version`, the newest, gets a checkpoint. Call once for each version in turn."""
-        every, now = self._config.eval_freq, self._clock.now()
-        old = 0 < 60 * self._config.checkpoint_minutes <= now - self._last
-        due = last or old or (every > 0 and version % every == 0)
-        self._last = now if due else self._last
-        return due
 
 
 def _why(error: Exception) -> str:
