@@ -26,7 +26,7 @@ from typing import Any
 from psnode.bench.convergence import ConvergenceRun
 from psnode.bench.hardware import hardware
 from psnode.config.plain_json import to_json
-from psnode.errors import PsnodeError
+from psnode.errors import DivergedError
 from psnode.records.directory import saved_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,7 +154,7 @@ class Recorder:
         """Return the loss by the first seed; infinite if the run diverged, in which case the record gets no entry."""
         try:
             self.complete(run, 1, lr)
-        except PsnodeError as error:
+        except DivergedError as error:
             print(f"{self.cell.name}, {run}, lr {lr}: {error}", file=sys.stderr)
             return math.inf
         return float(self.found(run, 1, lr)[0]["loss"])

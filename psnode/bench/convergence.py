@@ -23,7 +23,7 @@ from typing import Any
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.config.resolve import resolve
-from psnode.errors import PsnodeError
+from psnode.errors import DivergedError, PsnodeError
 from psnode.jobs.subprocess_runs import begin, finished, require_same, run_psnode
 from psnode.records.directory import saved_config, saved_run
 from psnode.records.metrics import METRICS, SUMMARY, read_records
@@ -57,7 +57,10 @@ class ConvergenceRun:
         return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
 
     def complete(self) -> None:
-        """Train and evaluate, unless already done. Raises PsnodeError on failure, or if the directory holds another run."""
+        """Train and evaluate, unless already done.
+
+        Raises DivergedError if the training diverged, PsnodeError on another failure or if the directory holds another run.
+        """
         require_same(self.directory, self.arguments)
         if (self.directory / "config.json").exists():
             self._check()
@@ -78,7 +81,8 @@ class ConvergenceRun:
         code = run_psnode(arguments)
         if code != 0:
             name = f"the run {' '.join(self.flags)} with seed {self.seed}"
-            raise PsnodeError(f"{name} ended with exit code {code}: see its messages above")
+            kind = DivergedError if code == DivergedError.exit_code else PsnodeError
+            raise kind(f"{name} ended with exit code {code}: see its messages above")
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the report, read from the files of the run."""

@@ -14,7 +14,7 @@ import pytest
 from psnode import cli
 from psnode.bench import convergence
 from psnode.bench.convergence import markdown, run
-from psnode.errors import PsnodeError
+from psnode.errors import DivergedError, PsnodeError
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
 
@@ -60,6 +60,16 @@ def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     with pytest.raises(PsnodeError, match="exit code 2"):
         run(["no-such-scheme"], COMMON, workers=1, seeds=[1], output=tmp_path, local=False)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_run_that_diverges_is_told_from_one_that_fails(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"workers": 1, "seeds": [1], "output": tmp_path, "local": True}
+    with pytest.raises(DivergedError, match="exit code 4"):
+        run(["dense --lr 1e30"], COMMON, **arguments)
+    with pytest.raises(PsnodeError, match="exit code 2") as failed:
+        run(["no-such-scheme"], COMMON, **arguments)
+    assert not isinstance(failed.value, DivergedError)
 
 
 @pytest.mark.usefixtures("in_this_process")
