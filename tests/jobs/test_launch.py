@@ -403,7 +403,7 @@ def run_launch(folder: Path, workers: int, *command: str, **environment: str) ->
 
 
 ENDS = """
-import multiprocessing, os, pickle, signal, sys
+import multiprocessing, os, signal, sys
 
 class Own:
     pass
@@ -414,7 +414,7 @@ def double(number):
 if __name__ == "__main__":
     how, rank = sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"]
     if how == "whole":
-        assert isinstance(pickle.loads(pickle.dumps(Own())), Own)
+        assert sys.modules["__main__"].Own is Own
         assert (os.path.dirname(__file__), sys.argv, sys.path[0]) == (os.getcwd(), ["ends.py", "whole"], os.getcwd())
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             assert pool.map(double, [4]) == [8]
