@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import psnode.ddp
 from psnode.task import load_task
 
-RANKS, RATE = 2, 0.01
+RANKS, RATE, UNTIMED = 2, 0.01, 5
 EXAMPLE = str(Path(__file__).resolve().parents[1] / "examples" / "charlm.py")
 USUAL = ("none", "fp16", "powersgd:4", "polar:rate=2", "polar:rate=1", "topk:ratio=0.005+fp16")
 
@@ -102,7 +102,7 @@ def train(rank: int, plan: Plan, store: str, result: str) -> None:
             batches = [np.arange(start, min(start + 64, len(held_out))) for start in range(0, len(held_out), 64)]
             losses = [float(task.loss(model.module, held_out.batch(each, None))[0]) * len(each) for each in batches]
         sent = counted if isinstance(counted, int) else counted.sent_bytes / steps
-        Path(result).write_text(f"{sum(losses) / len(held_out)} {sent} {statistics.median(seconds[5:])}")
+        Path(result).write_text(f"{sum(losses) / len(held_out)} {sent} {statistics.median(seconds[UNTIMED:])}")
     dist.destroy_process_group()
 
 
@@ -128,6 +128,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--layers", default="2")
     given = parser.parse_args(arguments)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if given.steps <= UNTIMED:
+        parser.error(f"--steps must be above {UNTIMED}: the first {UNTIMED} are not timed")
+    if "RANK" in os.environ and (len(given.hooks) > 1 or given.seeds > 1):
+        parser.error("on emulated hosts give one hook and one seed: a second training cannot reuse the first one's store")
     place = os.environ.get("RANK", "0")
     if place == "0":
         columns = ("hook", "loss", "above the first's, %", "bytes a rank and step", "times fewer", "ms a step")
