@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.steps <= UNTIMED:
         parser.error(f"--steps must be above {UNTIMED}: the first {UNTIMED} are not timed")
     if "RANK" in os.environ and (len(given.hooks) > 1 or given.seeds > 1):
-        parser.error("on emulated hosts give one hook and one seed: a second training cannot reuse the first one's store")
+        parser.error("on emulated hosts give one hook and one seed")
     place = os.environ.get("RANK", "0")
     if place == "0":
         columns = ("hook", "loss", "above the first's, %", "bytes a rank and step", "times fewer", "ms a step")

@@ -85,7 +85,7 @@ def started(program: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def ended(pid: int) -> bool:
-    """Wait up to 60 s for a process to disappear, and return True if it has."""
+    """Wait up to 600 s for a process to disappear, and return True if it has."""
     end = time.monotonic() + 600
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.01)
