@@ -23,8 +23,7 @@ failed=0
 "$bin/mypy" &
 types=$!
 "$bin/shellcheck" -x scripts/*.sh tools/ec2/*.sh .ci/run || failed=1
-"$bin/python" -m compileall -q psnode studies tools/ec2 # otherwise some hundred processes compile, if PYTHONDONTWRITEBYTECODE is
-set
+"$bin/python" -m compileall -q psnode studies tools/ec2 # else every process does, if it may not write bytecode
 "$bin/python" scripts/compile_kernels.py || failed=1
 wait "$types" || failed=1
 "$bin/python" -m pytest -n 2 --dist loadgroup || failed=$?
