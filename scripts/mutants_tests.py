@@ -93,7 +93,6 @@ TABLE: Mapping[str, str] = {
     "codecs/sketches/linear*": "codecs/test_countsketch.py exchange/shard/test_aggregator.py codecs/test__golden.py",
     "codecs/sketches/[bq]*": "codecs/test_sketchml.py codecs/test_lss.py codecs/test__golden.py",
     "codecs/sketches/*": "codecs/test_lss.py codecs/test_sketchml.py codecs/test__golden.py",
-    "codecs/arguments.py": f"codecs/test_payload.py codecs/test_registry.py {_CONTRACT}",
     "codecs/base.py": f"codecs/test_payload.py codecs/test_identity.py {_GOLDEN} {_CONTRACT} feedback/test_feedback.py",
     "codecs/binary.py": f"codecs/test_sign.py codecs/test_onebit.py codecs/test_scaledsign.py {_GOLDEN}",
     "codecs/[bf]*16.py": f"codecs/test_half_precision.py {_GOLDEN} {_CONTRACT}",
@@ -105,7 +104,6 @@ TABLE: Mapping[str, str] = {
     "codecs/payload.py": f"codecs/test_payload.py {_GOLDEN} codecs/test__hostile.py",
     "codecs/traits.py": f"codecs/test_registry.py {_CONTRACT}",
     "codecs/sinks.py": f"codecs/test_qsgd.py exchange/test_sender.py {_GOLDEN} {_CONTRACT}",
-    "codecs/norm.py": "codecs/test__measure.py exchange/shard/test_norm_cap.py",
     "codecs/sources.py": f"codecs/test_qsgd.py codecs/test_topk.py exchange/test_sender.py {_GOLDEN} {_CONTRACT}",
     "codecs/arrays.py": f"codecs/test_registry.py {_CONTRACT}",
     "codecs/registry.py": f"codecs/test_registry.py codecs/test_spec.py {_CONTRACT}",
@@ -128,7 +126,6 @@ TABLE: Mapping[str, str] = {
     "records/loggers/*": "records/test_loggers.py",
     "records/machines.py": "test_training.py::test_a_run_leaves_what_the_documentation_says",
     "records/metrics.py": f"records/test_metrics.py master/lines/test_progress.py faults/test_disk.py {_JOBS}",
-    "records/names.py": "records/test_names.py",
     "records/redistribution.py": "master/start/test_startup.py faults/test_other_workers.py faults/test_rescaled_memories.py",
     "records/retention.py": "records/test_retention.py records/test_checkpoint.py master/checkpoints/test_pending.py "
     "test_soundness.py faults/test_disk.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,11 @@ def test_a_change_replaces_its_own_bytes_and_no_others() -> None:
     source = "# Größe\ndef f(a, b):\n    return (a + b) * (b - a)  # µ\n"
     [product] = [m for m in mutants_places.Places("file.py", source.encode()).found if m.id.endswith("factor")]
     assert product.applied(source.encode()).decode() == source.replace("(a + b) * (b - a)", "(a + b)")
+
+
+def test_every_row_of_the_table_is_of_a_module() -> None:
+    names = [path.relative_to(ROOT / "psnode").as_posix() for path in (ROOT / "psnode").rglob("*.py")]
+    assert [pattern for pattern in mutants_tests.TABLE if not fnmatch.filter(names, pattern)] == []
 
 
 def test_every_module_has_tests_which_are_there() -> None:
