@@ -130,8 +130,8 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if given.steps <= UNTIMED:
         parser.error(f"--steps must be above {UNTIMED}: the first {UNTIMED} are not timed")
-    if "RANK" in os.environ and (len(given.hooks) > 1 or given.seeds > 1):
-        parser.error("on emulated hosts give one hook and one seed")
+    if "RANK" in os.environ and (len(given.hooks), given.seeds, os.environ.get("WORLD_SIZE")) != (1, 1, str(RANKS)):
+        parser.error(f"on emulated hosts give one hook and one seed, and {RANKS} hosts")
     place = os.environ.get("RANK", "0")
     if place == "0":
         columns = ("hook", "loss", "above the first's, %", "bytes a rank and step", "times fewer", "ms a step")

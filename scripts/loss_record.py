@@ -102,6 +102,7 @@ class Recorder:
 
     def __init__(self, cell: Cell, output: Path, folders: dict[str, str]) -> None:
         self.cell, self._output, self._folders = cell, output / cell.name.replace("/", "-"), folders
+        self._diverged: set[tuple[str, str]] = set()  # runs and rates
 
     def found(self, run: str, seed: int, lr: str | None = None) -> list[dict[str, Any]]:
         """Return the cell's entries of a run and seed, at the rate `lr` if given."""
@@ -152,10 +153,13 @@ class Recorder:
 
     def _loss_at(self, run: str, lr: str) -> float:
         """Return the loss by the first seed; infinite if the run diverged, in which case the record gets no entry."""
+        if (run, lr) in self._diverged:
+            return math.inf
         try:
             self.complete(run, 1, lr)
         except DivergedError as error:
             print(f"{self.cell.name}, {run}, lr {lr}: {error}", file=sys.stderr)
+            self._diverged.add((run, lr))
             return math.inf
         return float(self.found(run, 1, lr)[0]["loss"])
 
@@ -196,9 +200,9 @@ def main(arguments: Sequence[str]) -> int:
     if not (base / "config.json").exists():
         subprocess.run([sys.executable, "examples/lora.py", "base", str(base)], cwd=ROOT, check=True)
     folders = {"mnist": given.mnist, "cifar10": given.cifar10, "base": str(base)}
+    recorders = {cell: Recorder(cell, given.output, folders) for cell in chosen}
     for cell, run, seed in missing(chosen, given.run or SCHEMES, given.seeds):
-        recorder = Recorder(cell, given.output, folders)
-        recorder.complete(run, seed, recorder.best(run))
+        recorders[cell].complete(run, seed, recorders[cell].best(run))
     return 0
 
 

@@ -45,6 +45,12 @@ def test_a_rate_that_diverges_is_not_the_best() -> None:
     assert Told({"0.003": 2.0, "0.001": 2.1}).best("dense") == "0.003"
 
 
+def test_a_rate_that_diverged_is_not_tried_again() -> None:
+    recorder = Told({"0.01": 3.0, "0.03": 2.0})
+    assert [recorder.best("dense") for _ in range(3)] == ["0.03"] * 3
+    assert recorder.trained.count("0.1") == 1
+
+
 def test_another_failure_ends_the_search() -> None:
     recorder = Told({"0.03": 2.0, "0.1": 1.5}, failing="0.01")
     with pytest.raises(PsnodeError, match="no such directory"):
