@@ -25,7 +25,6 @@ from psnode.config.resolve import resolve
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.records.directory import saved_config
-from tests.forking import FORKING
 
 RUNS = Path(__file__).parent / "old_runs"
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +47,7 @@ def run(*command: str | Path, folder: Path) -> str:
     """Run a Python program in `folder` with the arithmetic of the old runs, check that it succeeds, and return its output."""
     env = {**os.environ, **ARITHMETIC, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
     done = subprocess.run(
-        [FORKING.python(), *map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, *map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -125,7 +125,7 @@ def test_what_it_cannot_do_is_refused(codec: str, named: dict[str, str], message
 
 def test_its_thread_has_ended_when_python_does(tmp_path: Path) -> None:
     """A thread inside torch at interpreter shutdown would abort the process: "terminate called ..."."""
-    command = [FORKING.python(), Path(__file__).with_name("ending.py"), tmp_path]
+    command = [sys.executable, Path(__file__).with_name("ending.py"), tmp_path]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     during, running = ended.stdout.splitlines()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
 
+from psnode.exchange import flow_control
 from psnode.exchange.flow_control import LEAST, FlowControl
 
 MIB = 1 << 20
@@ -68,14 +70,32 @@ def test_what_is_waited_for_counts_as_taken() -> None:
     assert not found.answer(1, 2) and found.outstanding(1) == 0
 
 
-def test_what_several_threads_send_is_counted_once() -> None:
+class Interrupted:
+    """An account that lets another thread run between the reading and the writing of `sent`."""
+
+    def __init__(self) -> None:
+        self._sent, self.taken, self.asked, self.mark = 0, 0, None, 0
+
+    @property
+    def sent(self) -> int:
+        read = self._sent
+        time.sleep(0)
+        return read
+
+    @sent.setter
+    def sent(self, value: int) -> None:
+        self._sent = value
+
+
+def test_what_several_threads_send_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_control, "_Account", Interrupted)
     found = FlowControl(0)
-    threads = [threading.Thread(target=lambda: [found.sent([1, 2], 3) for _ in range(20_000)]) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [found.sent([1, 2], 3) for _ in range(2_000)]) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found.outstanding(1) == found.outstanding(2) == 2 * 20_000 * 3
+    assert found.outstanding(1) == found.outstanding(2) == 2 * 2_000 * 3
 
 
 def test_at_the_end_everybody_is_released_and_who_is_lost_is_not() -> None:

@@ -22,7 +22,6 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-VARIABLE = "FORKING_SERVER"  # holds the path of the server's socket
 
 
 class Forking:
@@ -44,14 +43,15 @@ class Forking:
         client = self._folder / "python"
         client.write_text(f"#!{sys.executable} -IS\n{(here / 'client.py').read_text(encoding='utf-8')}", encoding="utf-8")
         client.chmod(0o755)
-        os.environ[VARIABLE] = str(self._folder / "socket")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": f"{sys.prefix}/lib"}
+        libraries = os.pathsep.join((*filter(None, [os.environ.get("LD_LIBRARY_PATH")]), f"{sys.prefix}/lib"))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": libraries}
         self._server = subprocess.Popen(
             [sys.executable, "-c", "from tests.forking.server import main; main()"],
             env={name: value for name, value in environment.items() if not name.startswith("PSNODE_")},
             cwd=self._folder,
             stdin=subprocess.PIPE,  # the server ends when this pipe is closed
             stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the forks through their clients
         )
         assert self._server.stdout is not None
         if self._server.stdout.readline() != b"ready\n":
@@ -70,7 +70,6 @@ class Forking:
         """Stop the server and kill every fork."""
         if self._server is not None:
             self._server.communicate()
-            os.environ.pop(VARIABLE, None)
             self._server = None
             shutil.rmtree(self._folder)
 

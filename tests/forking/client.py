@@ -16,8 +16,6 @@ import signal
 import socket
 import sys
 
-VARIABLE = "FORKING_SERVER"
-
 
 def facts() -> dict[str, str]:
     """Return the properties of this process that a fork inherits from the server, and that therefore must be equal in both."""
@@ -27,6 +25,10 @@ def facts() -> dict[str, str]:
             found[name] = os.readlink(f"/proc/self/ns/{name}")
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         found["cgroup"] = file.read()
+    ignored = [given for given in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) if signal.getsignal(given) == signal.SIG_IGN]
+    umask = os.umask(0)
+    os.umask(umask)
+    found |= {"ignored signals": repr(ignored), "umask": oct(umask)}
     cores, priority = sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)
     return {**found, "cores": repr(cores), "priority": str(priority), "user ids": repr((os.getresuid(), os.getresgid()))}
 
@@ -40,14 +42,14 @@ def limits() -> list[tuple[int, int, int]]:
 def ask(words: list[str]) -> socket.socket | None:
     """Connect to the server, send the request and return the connection; return None if there is no server."""
     connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(os.environ[VARIABLE])
-    except (KeyError, OSError):
-        return None
     request = json.dumps([words, dict(os.environ), os.getcwd(), facts(), limits()]).encode()
     files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
-    connection.sendmsg([len(request).to_bytes(8, "little")], files)
-    connection.sendall(request)
+    try:
+        connection.connect(os.path.join(os.path.dirname(sys.argv[0]), "socket"))  # the server's, beside this file
+        connection.sendmsg([len(request).to_bytes(8, "little")], files)
+        connection.sendall(request)
+    except OSError:
+        return None
     return connection
 
 

@@ -31,14 +31,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from tests.forking.client import facts
+import numpy
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.forking import ROOT
+from tests.forking.client import facts
 
 PACKAGES = ("cli", "codecs", "config", "exchange", "feedback", "jobs", "master", "plan", "protocol", "records", "tasks", "worker")
 OPTIONAL = {"cupy", "mpi4py.MPI", "tensorboard", "torchvision", "transformers"}  # imported only by the ranks that need them
 _IMPORTS = (
+    "ATEN",
     "CUDA",
+    "DNNL",
     "GOTO",
     "KMP",
     "LANG",
@@ -50,8 +53,10 @@ _IMPORTS = (
     "NUMBA",
     "NUMEXPR",
     "OMP_",
+    "ONEDNN",
     "OPENBLAS",
     "PYTHON",
+    "PYTORCH",
 )
 _IMPORTS += ("TORCH", "VECLIB", "XDG_", "HOME", "VIRTUAL_ENV", "TMPDIR", "TZ")
 _LATER = {"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH"}  # these take effect in the fork
@@ -90,7 +95,7 @@ def import_all() -> None:
 def read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that are read during imports."""
     folders = set(environment.get("LD_LIBRARY_PATH", "").split(os.pathsep)) - {"", _LIBRARIES}
-    named = {**environment, "LD_LIBRARY_PATH": repr(folders)}
+    named = {**environment, "LD_LIBRARY_PATH": repr(sorted(folders))}
     return {name: value for name, value in named.items() if name.startswith(_IMPORTS) and name not in _LATER}
 
 
@@ -105,18 +110,27 @@ def would_differ(request: Request, own: dict[str, str]) -> bool:
 
 def received(connection: socket.socket) -> Request | None:
     """Receive and return a client's request, or None if the client has gone."""
-    head, extra, _flags, _address = connection.recvmsg(8, socket.CMSG_SPACE(12))
-    files = array.array("i")
-    for _level, _kind, found in extra:
-        files.frombytes(found)
-    body, wanted = b"", int.from_bytes(head, "little")
-    while len(body) < wanted and (more := connection.recv(wanted - len(body))):
-        body += more
+    head, body, wanted, files = b"", b"", 0, array.array("i")
+    with contextlib.suppress(OSError):
+        head, extra, _flags, _address = connection.recvmsg(8, socket.CMSG_SPACE(12))
+        for _level, _kind, found in extra:
+            files.frombytes(found)
+        wanted = int.from_bytes(head, "little")
+        while len(body) < wanted and (more := connection.recv(wanted - len(body))):
+            body += more
     if len(head) == 8 and len(body) == wanted and len(files) == 3:
         return Request(*json.loads(body), list(files))
     for file in files:
         os.close(file)
     return None
+
+
+def kill(fork: int) -> None:
+    """Kill a fork and the processes of its group, which it leads once it has begun."""
+    try:
+        os.killpg(fork, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(fork, signal.SIGKILL)  # it is not waited for yet, so the number is its own
 
 
 class Server:
@@ -138,12 +152,12 @@ class Server:
             ready, _, _ = select.select(waiting, [], [])
             if 0 in ready:
                 for pid in self._clients:
-                    os.kill(pid, signal.SIGKILL)
+                    kill(pid)
                 return None
             for pid, connection in list(self._clients.items()):
                 # clients send nothing after their request, so a ready connection is closed: the client was killed
                 if connection in ready:
-                    os.kill(pid, signal.SIGKILL)
+                    kill(pid)
                     connection.close()
                     del self._clients[pid]
             if self._woken in ready:
@@ -169,8 +183,12 @@ class Server:
             connection.close()
             return None
         assert threading.active_count() == 1
-        refused = would_differ(request, self._facts)
-        pid = 0 if refused else os.fork()
+        refused, pid = would_differ(request, self._facts), 0
+        if not refused:
+            try:
+                pid = os.fork()
+            except OSError:  # no memory, or too many processes
+                refused = True
         if pid == 0 and not refused:
             self._leave(connection)
             return request
@@ -228,6 +246,7 @@ def become(request: Request) -> None:
         setattr(sys, f"__{name}__", new)
     sys.__stdin__ = sys.stdin
     random.seed()
+    numpy.random.seed()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable(sys.__stderr__)
@@ -245,15 +264,16 @@ def run(words: list[str]) -> None:
         return
     namespace.clear()
     namespace.update(__name__="__main__", __builtins__=builtins)
+    namespace.update(dict.fromkeys(("__doc__", "__loader__", "__package__", "__spec__")))
     if words[0] == "-c":
         sys.argv[:] = ["-c", *words[2:]]
         sys.path.insert(0, "")
-        exec(compile(words[1], "<string>", "exec"), namespace)  # noqa: S102 (a test's own program)
+        exec(compile(words[1], "<string>", "exec", dont_inherit=True), namespace)  # noqa: S102 (a test's own program)
     else:
         sys.argv[:] = words
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         namespace["__file__"] = words[0]
-        exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), namespace)  # noqa: S102
+        exec(compile(Path(words[0]).read_bytes(), words[0], "exec", dont_inherit=True), namespace)  # noqa: S102
 
 
 def main() -> None:

@@ -113,7 +113,10 @@ class RunningJob:
         pytest.fail(f"the job did not end within {timeout:g} s\n{out}\n{err}")
 
     def kill(self) -> None:
-        """Kill every process of the job, and block until they hold no file locks; give up waiting after 60 s."""
+        """Kill every process of the job, and block until they hold no file locks; give up waiting after 60 s.
+
+        Forks end soon after, when their server finds that their clients have gone.
+        """
         for pid in _session(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

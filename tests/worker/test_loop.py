@@ -35,7 +35,7 @@ from psnode.worker.training_loop import Passes, Worker
 from tests.exchange.given import Given
 from tests.exchange.shard.small import small_plan
 
-EXAMPLES, BATCH, SECONDS = 40, 4, 10.0
+EXAMPLES, BATCH, SECONDS = 40, 4, 300.0
 IDENTITY = get_codec("identity")
 
 
