@@ -155,7 +155,7 @@ TABLE: Mapping[str, str] = {
     "master/checkpoints/contents.py": "master/checkpoints/test_pending.py master/checkpoints/test_late_parts.py "
     "test_soundness.py faults/test_disk.py",
     "master/checkpoints/soundness.py": "master/checkpoints/test_pending.py test_soundness.py",
-    "master/checkpoints/dues.py": f"records/test_retention.py {_JOBS}",
+    "master/checkpoints/dues.py": "master/checkpoints/test_dues.py records/test_retention.py",
     "master/checkpoints/pending.py": f"master/checkpoints/test_pending.py master/checkpoints/test_late_parts.py "
     f"master/checkpoints/test_buffers.py faults/test_disk.py {_JOBS} "
     f"faults/test_consistencies.py {_KILLED}",

@@ -24,7 +24,7 @@ from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan, Segment, Tensor
-from psnode.plan.roles import Layout
+from psnode.plan.roles import MASTER, Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Start
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-_JOB, _MASTER, _WORKER = 1, 0, 1
+_JOB, _WORKER = 1, 1
 _STEPS = 10**9  # more than any measurement takes
 _SECONDS = 600.0
 
@@ -152,7 +152,7 @@ class Exchanging:
         rate = config.lr or scheme.lr
         self._shard = Shard(
             coding, range(len(plan.groups)), config, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link, rule,
-            lambda now: rate, routes_of(Layout(1), plan), Tracer(_MASTER, enabled=False),
+            lambda now: rate, routes_of(Layout(1), plan), Tracer(MASTER, enabled=False),
         )  # fmt: skip
         self._shard.admit((_WORKER,), 0)
         model.to(ground.device)

@@ -10,6 +10,7 @@ from psnode.errors import ConfigurationError, DeviceError, PsnodeError, StoppedE
 from psnode.master.job_state import PART, QUORUM
 from psnode.master.lines.closing import tell_of_the_result
 from psnode.master.loop import Master
+from psnode.plan.roles import MASTER
 from psnode.protocol.channel import ENOUGH, RemoteFailureError
 from psnode.protocol.messages import Failure
 from psnode.protocol.wire import Kind
@@ -57,9 +58,10 @@ def end(master: Master) -> int:
         _summarise(master, master.run, "failed", failure.exit_code)
         _tell_of_the_end(master)
         saved = f"the checkpoint of step {master.version} is written: once the cause is mended go on with --resume"
-        raise RemoteFailureError(0, Failure(f"{failure}: {saved}", failure.exit_code))
+        raise RemoteFailureError(MASTER, Failure(f"{failure}: {saved}", failure.exit_code))
     asked = master.job_state.stop_reason
-    early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and master.version < master.sharding.last_step)
+    whole_run = master.job_state.round.finished >= master.sharding.last_step
+    early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and not whole_run)
     whole = "completed" if master.sharding.is_whole else PART
     summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, whole), code)
     tell_of_the_result(master.run, summary, len(master.workers), master.sharding.last_step)
@@ -79,13 +81,13 @@ def _tell_of_the_end(master: Master) -> None:
 
 
 def _exit_code(master: Master) -> int:
-    if master.version >= master.sharding.last_step or master.job_state.stop_reason in (None, ENOUGH):
+    if master.job_state.round.finished >= master.sharding.last_step or master.job_state.stop_reason in (None, ENOUGH):
         return 0
     return 130 if master.job_state.stop_reason == "SIGINT" else 75
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Summary:
-    found = _summary(run, master.version, reason, code, master.plan.size)
+    found = _summary(run, master.job_state.round.finished, reason, code, master.plan.size)
     memory = master.recorder.worker_memory or None
     try:
         digest = master.shard.digest()

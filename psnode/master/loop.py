@@ -253,7 +253,8 @@ class Master:
         """
         if self._boundary.count(self._contributors):
             self.observer.extend(max(self.job_state.round.finished, self.sharding.last_step))
-        self._due = self._dues.is_due(self.version, last=self.job_state.is_over(self.sharding.last_step))
+        complete = self.job_state.round.at(self.version - 1)
+        self._due = self._dues.is_due(complete, last=self.job_state.is_over(self.sharding.last_step))
         self._held = True
         if not (self._due and self.pending.in_flight):
             self._publish()
@@ -282,7 +283,7 @@ class Master:
         if self._hashes.due(version):
             self._hashes.note(version, self.shard.replica)
         self._unfinished = {group.index for group in self.plan.groups}
-        self._membership.members.ask(self.shard.idle)
+        self._membership.members.restart_silence(self.shard.idle)
         self._boundary.catch_up()
         if not self.job_state.stopping:
             self._boundary.readmit()

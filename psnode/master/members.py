@@ -45,7 +45,7 @@ class Members:
             absence.heard = True
             absence.step = max(absence.step, gradient_of)
 
-    def ask(self, ranks: Iterable[int]) -> None:
+    def restart_silence(self, ranks: Iterable[int]) -> None:
         """Measure the silence of `ranks` from now on: until now they had nothing to send."""
         self._since.update(dict.fromkeys(ranks, self._clock.now()))
 

@@ -16,7 +16,7 @@ _MOST_REPORTS = 64  # reports of a worker that are kept until the versions with 
 
 
 @dataclass
-class _Round:
+class _RoundFigures:
     lr: float = 0.0
     epoch: float = 0.0
     closed: float | None = None  # time.perf_counter() when the last group closed
@@ -57,8 +57,8 @@ class StepRecorder:
         self._weighted = weighted
         self._steps_per_epoch = steps_per_epoch
         self._epoch_offset = epoch_offset
-        self._rounds: dict[int, _Round] = defaultdict(_Round)
-        self._elsewhere = _Round()
+        self._rounds: dict[int, _RoundFigures] = defaultdict(_RoundFigures)
+        self._elsewhere = _RoundFigures()
         self._first = step
         self._steps = steps
         self._next = step + steps
@@ -145,20 +145,20 @@ class StepRecorder:
             yield self._record(self._next, self._rounds.pop(self._next))
             self._next += self._steps
 
-    def _missing(self, number: int, entry: _Round) -> bool:
+    def _missing(self, number: int, entry: _RoundFigures) -> bool:
         silent = self._lost | entry.excused
         own = [(rank, step) for rank, step in entry.contributors if step > self._first]  # others were reported before this start
         own += [(rank, number) for rank in entry.skipped]
         return any(rank not in silent and step not in self._reports[rank] for rank, step in own)
 
-    def _record(self, step: int, entry: _Round) -> StepRecord:
+    def _record(self, step: int, entry: _RoundFigures) -> StepRecord:
         found = [self._reports[rank].get(own) for rank, own in sorted(entry.contributors)]
         reports = [report for report in found if report is not None]
         self._loss = self._mean_loss(reports)
         samples = sum(report.samples for report in reports)
         seconds = (entry.closed or 0.0) - self._last_close
         self._last_close = entry.closed or 0.0
-        spare, self._elsewhere = self._elsewhere, _Round()
+        spare, self._elsewhere = self._elsewhere, _RoundFigures()
         booked, self._booked = self._booked, self._control()
         self.first = self.first if any(self.first) else (entry.up, entry.down)
         errors = [report.relative_error for report in reports if report.relative_error is not None]

@@ -53,7 +53,7 @@ class RoundBoundary:
     events: Events
     entering: set[int] = field(default_factory=set)
     _released: set[int] = field(default_factory=set)  # ranks that were held and get this version whole
-    _earlier: dict[int, LastGradient] = field(default_factory=dict)  # by rank, for ranks that come back with this version
+    _earlier: dict[int, LastGradient] = field(default_factory=dict)  # by rank: of those that return or are promoted now
     _clipped: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)  # by rank: a step, and factors by group
     _dealt: bool = False  # shares have changed since the start of the job
     _recorded: bool = True  # config.json holds the present shares

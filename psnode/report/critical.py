@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from psnode.plan.roles import MASTER
 from psnode.report.steps import finite
 
-MASTER = 0
 PAUSE = 100e-6  # seconds; a shorter gap between spans of the master is not a wait for a message
 _CLOSING = ("finish", "update", "downlink", "norm", "constrain", "average")
 PARTS = {

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from xml.etree.ElementTree import Element
 
+from psnode.plan.roles import MASTER
 from psnode.records.timeline import TIMELINE
-from psnode.report.critical import MASTER, PARTS, CriticalPath, WorkSpan, bounds, means, paths, spans_of, typical
+from psnode.report.critical import PARTS, CriticalPath, WorkSpan, bounds, means, paths, spans_of, typical
 from psnode.report.elements import e, table
 from psnode.report.run import Run
 from psnode.report.tables import named

@@ -51,20 +51,20 @@ class DataShare:
     def after(cls, data: Data, sampler: Sampler, finished: int, steps: int) -> DataShare:
         """Return the share of `sampler` after step `finished`, for at most `steps` steps."""
         make = data.feed if isinstance(data, Feeding) else partial(Prefetch, data)
-        return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.epoch_offset)
+        return cls(sampler, make(sampler, finished, finished + steps), finished + sampler.sample_offset)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the place and the sampler's number of workers, for a checkpoint."""
         return {checkpoint.PLACE: torch.tensor([self.place, self.sampler.workers])}
 
 
-def resumed(tensors: Mapping[str, torch.Tensor], sampler: Sampler, version: int, *, moves: bool) -> int:
-    """Return the step of `sampler` after which a worker continues from a checkpoint of `version`.
+def resumed(tensors: Mapping[str, torch.Tensor], sampler: Sampler, finished: int, *, moves: bool) -> int:
+    """Return the step of `sampler` after which a worker continues from a checkpoint after step `finished`.
 
-    `tensors`: the worker's part of the checkpoint. If it holds no place, the step is `version`. If the place belongs to another
-    number of workers, it is converted if `moves`; otherwise the step is `version`.
+    `tensors`: the worker's part of the checkpoint. If it holds no place, the step is `finished`. If the place belongs to another
+    number of workers, it is converted if `moves`; otherwise the step is `finished`.
     """
     if checkpoint.PLACE not in tensors:
-        return version
+        return finished
     place, workers = tensors[checkpoint.PLACE].tolist()
-    return sampler.finished(place, workers) if moves or workers == sampler.workers else version
+    return sampler.finished(place, workers) if moves or workers == sampler.workers else finished

@@ -105,7 +105,7 @@ class WorkerContext:
         replica = Replica(model.vector)
         gradients = Gradients(model.parameters, plan, self.device)
         coding = Coding(plan, self.scheme)
-        sampler = replace(self.sampler, epoch_offset=start.sample_shift)
+        sampler = replace(self.sampler, sample_offset=start.sample_shift)
         sender = GradientSender(
             coding,
             link,
@@ -166,14 +166,16 @@ class WorkerContext:
         except ConfigurationError as error:
             return [Verdict("every codec", None, str(error)).line]
 
-    def deal(self, deal: Reshard, version: int, before: DataShare | None) -> DataShare:
+    def deal(self, deal: Reshard, finished: int, before: DataShare | None) -> DataShare:
         """Return this rank's share in a new division of the examples.
 
-        The share continues after its place in the share `before`, or after step `version` if there is none.
+        The share continues after its place in the share `before`, or after step `finished` if there is none.
         """
         sampler = self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift)
-        finished = version if before is None or not before.place else sampler.finished(before.place, before.sampler.workers)
-        return DataShare.after(self.data, sampler, finished, deal.last_step - version)
+        last = deal.last_step - finished
+        if before is not None and before.place:
+            finished = sampler.finished(before.place, before.sampler.workers)
+        return DataShare.after(self.data, sampler, finished, last)
 
 
 def may_begin_early(config: Config, rule: Rule) -> bool:

@@ -78,7 +78,7 @@ class Worker:
     deal: Callable[[Reshard, int, DataShare | None], DataShare]  # (new division, finished steps, earlier share)
     tracer: Tracer
     own_rate: OwnRate | None = None  # Task.learning_rate
-    steps_per_round: int = 1
+    steps_per_round: int = 1  # 1 in every job: the master and StepwiseWorker know no other rounds yet
     on_host: Sequence[str] = ()  # with a device: a line for each codec that runs on the host, and the reason
     _void: list[Batch] | None = None  # batches of a step that was begun and not taken, for the next attempt
 
@@ -269,10 +269,10 @@ class Worker:
         )
         self.link.send(MASTER, Kind.REPORT, report.to_bytes(), step=now.last_step, version=now.version)
 
-    def _contribute(self, step: int, buffers: dict[str, torch.Tensor]) -> None:
-        """Begin this worker's part of the checkpoint of `step`, with the model's `buffers`."""
+    def _contribute(self, version: int, buffers: dict[str, torch.Tensor]) -> None:
+        """Begin this worker's part of the checkpoint of `version`, with the model's `buffers`."""
         own = {f"buffer/{name}": value.cpu() for name, value in buffers.items()}
-        self.checkpoint_parts.begin(step, {**self.share.state(), **own})
+        self.checkpoint_parts.begin(version, {**self.share.state(), **own})
 
     def _leave(self) -> None:
         """Send the trace to the master, if enabled, and wait for its END message."""

@@ -8,7 +8,8 @@ because of a variable that is read during imports, limits, cores, namespaces, or
 becomes an ordinary interpreter.
 
 The fork's process id is not that of the client. A test must start `sys.executable` instead if it stops a process (SIGSTOP), reads
-its /proc, or compares its id with a recorded one.
+its /proc, or compares its id with a recorded one. A fork has every module of psnode already, so that a missing or circular
+import shows only in tests that start `sys.executable`.
 """
 
 from __future__ import annotations

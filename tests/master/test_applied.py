@@ -44,7 +44,7 @@ def test_a_place_among_others_leaves_out_less_than_a_step_and_repeats_nothing(
 ) -> None:
     """Count in examples: those of the epoch that all workers have taken, and the position of the next one."""
     batch = 3
-    finished = Sampler(length, 0, now, batch, epoch_offset=epoch_offset).finished(place, before)
+    finished = Sampler(length, 0, now, batch, sample_offset=epoch_offset).finished(place, before)
     epoch, within = divmod(place, length // (before * batch))
     taken = within * before * batch
     an_epoch = length // (now * batch)

@@ -59,7 +59,7 @@ def test_silence_counts_from_the_last_word_or_question() -> None:
     members = Members([1, 2, 3], Clock(seconds))
     seconds.value = 10.0
     members.hear(1)
-    members.ask([2])
+    members.restart_silence([2])
     seconds.value = 14.0
     assert [members.silent_for(rank) for rank in (1, 2, 3)] == [4.0, 4.0, 14.0]
 

@@ -24,7 +24,7 @@ def examples_of(length: int, lengths: Sequence[tuple[int, int]]) -> list[tuple[i
     for steps, workers in lengths:
         history = continued(history, done, workers)
         moved = epoch_offset(history, length, lambda workers: workers * BATCH)
-        samplers = [Sampler(length, rank, workers, BATCH, seed=5, epoch_offset=moved) for rank in range(workers)]
+        samplers = [Sampler(length, rank, workers, BATCH, seed=5, sample_offset=moved) for rank in range(workers)]
         for step in range(done + 1, done + steps + 1):
             for sampler in samplers:
                 taken += [(sampler.locate(step)[0], int(index)) for index in sampler.indices(step)[0]]

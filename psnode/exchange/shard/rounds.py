@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """Unit that a round closes at once: a group, in one phase of its exchange."""
+    """Unit that a round closes at once: a group, in one phase of its exchange; the star has one phase."""
 
     group: int
     phase: int = 0

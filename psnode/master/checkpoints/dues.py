@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from psnode.config import Config
+from psnode.protocol.round import Round
 from psnode.transport.clock import Clock
 
 
@@ -13,10 +14,10 @@ class CheckpointDues:
         self._config, self._clock = config, clock
         self._last = clock.now()  # time at which a checkpoint was last due
 
-    def is_due(self, version: int, *, last: bool) -> bool:
-        """Return True if `version`, the newest, gets a checkpoint. Call once for each version in turn."""
+    def is_due(self, complete: Round, *, last: bool) -> bool:
+        """Return True if the version that round `complete` has made gets a checkpoint. Call once for each round in turn."""
         every, now = self._config.eval_freq, self._clock.now()
         old = 0 < 60 * self._config.checkpoint_minutes <= now - self._last
-        due = last or old or (every > 0 and version % every == 0)
+        due = last or old or (every > 0 and complete.reaches(every))
         self._last = now if due else self._last
         return due

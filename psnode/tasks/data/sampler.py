@@ -50,7 +50,7 @@ class Sampler:
     """The share of `worker` (0..workers-1) in `length` examples, in steps of `batches_per_step` micro-batches of `batch`
     examples.
 
-    `epoch_offset` is added to a step to find its place in an epoch (psnode.records.generations). Raises ConfigurationError if
+    `sample_offset` is added to a step to find its place in an epoch (psnode.records.generations). Raises ConfigurationError if
     there are fewer examples than all workers take in one step.
     """
 
@@ -60,7 +60,7 @@ class Sampler:
     batch: int
     batches_per_step: int = 1
     seed: int = 0
-    epoch_offset: int = 0
+    sample_offset: int = 0
 
     def __post_init__(self) -> None:
         taken = self.workers * self.batch * self.batches_per_step
@@ -75,15 +75,15 @@ class Sampler:
         """Return the number of whole steps in an epoch, at least 1."""
         return self.length // (self.workers * self.batch * self.batches_per_step)
 
-    def dealt(self, rank: int, ranks: Sequence[int], epoch_offset: int) -> Sampler:
+    def dealt(self, rank: int, ranks: Sequence[int], sample_offset: int) -> Sampler:
         """Return the share of `rank` when the examples are dealt among `ranks`, in this order.
 
         A rank outside `ranks` draws from its own permutations, without effect on the examples of the others.
         """
         if rank in ranks:
-            return replace(self, worker=ranks.index(rank), workers=len(ranks), epoch_offset=epoch_offset)
+            return replace(self, worker=ranks.index(rank), workers=len(ranks), sample_offset=sample_offset)
         seed = int(np.random.SeedSequence((self.seed, _OUTSIDE, rank)).generate_state(1)[0])
-        return replace(self, worker=0, workers=len(ranks), epoch_offset=epoch_offset, seed=seed)
+        return replace(self, worker=0, workers=len(ranks), sample_offset=sample_offset, seed=seed)
 
     def finished(self, place: int, workers: int) -> int:
         """Return the step after which this share continues in place of a share among `workers` shares.
@@ -92,11 +92,11 @@ class Sampler:
         """
         epoch, within = divmod(place, self.length // (workers * self.batch * self.batches_per_step))
         here = min(-(-within * workers // self.workers), self.steps_per_epoch)
-        return epoch * self.steps_per_epoch + here - self.epoch_offset
+        return epoch * self.steps_per_epoch + here - self.sample_offset
 
     def locate(self, step: int) -> tuple[int, int]:
         """Return the epoch and the step within the epoch, both from 0, of `step`, which counts from 1 over all epochs."""
-        return divmod(step - 1 + self.epoch_offset, self.steps_per_epoch)
+        return divmod(step - 1 + self.sample_offset, self.steps_per_epoch)
 
     def indices(self, step: int) -> list[Indices]:
         """Return the `batches_per_step` index arrays, each (batch,), of `step`. Each call computes the permutation again."""

@@ -138,9 +138,9 @@ def test_fewer_examples_than_a_step_takes_are_refused():
 
 def test_a_share_goes_on_where_its_worker_was_though_that_is_before_the_steps_of_the_deal() -> None:
     """Two of three workers are dealt the examples after 70 epochs; the third returns after ten steps."""
-    sampler = Sampler(length=60, worker=0, workers=2, batch=5, epoch_offset=70 * 6 - 70 * 4)
+    sampler = Sampler(length=60, worker=0, workers=2, batch=5, sample_offset=70 * 6 - 70 * 4)
     behind = sampler.finished(10, 3)  # 2 epochs of 4 steps and 2 steps: half an epoch, which now has 6 steps
-    assert behind == 2 * 6 + 3 - sampler.epoch_offset < 0
+    assert behind == 2 * 6 + 3 - sampler.sample_offset < 0
     found = [wanted for step in sampler.wanted(behind + 1, behind + 4) for wanted in step]
     expected = permutation(60, 0, 2)
     assert found[0].indices.tolist() == expected[30:35].tolist()
