@@ -81,7 +81,11 @@ _TASKS = {
         400,
     ),
 }
-CELLS = tuple(Cell(model, task, adam, steps[1 - adam]) for adam in (True, False) for model, (task, *steps) in _TASKS.items())
+_LONG = Cell("gpt-small", _TASKS["gpt-small"][0], True, 2000)
+CELLS = (
+    *(Cell(model, task, adam, steps[1 - adam]) for adam in (True, False) for model, (task, *steps) in _TASKS.items()),
+    _LONG,
+)
 
 
 def load() -> list[dict[str, Any]]:

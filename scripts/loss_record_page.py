@@ -91,24 +91,26 @@ def choosing(entries: Sequence[dict[str, Any]]) -> str:
     found = costs(entries)
     lines = []
     for adam, name, kind in ((True, UNDER_ADAM, "an optimizer of Adam's kind"), (False, USUAL, "SGD and all others")):
-        models = _models(found, adam)
-        if not models:
+        cells = _cells(found, adam)
+        if not cells:
             continue
-        lines += [f"### Under {kind}", "", f"| flags | {' | '.join(models)} |", "|---|" + "---:|" * len(models)]
+        heads = [f"{cell[0]}, {cell[1]:,} steps" for cell in cells]
+        lines += [f"### Under {kind}", "", f"| flags | {' | '.join(heads)} |", "|---|" + "---:|" * len(cells)]
         for run in _runs(found, adam):
-            cells = []
-            for model in models:
-                here = [cost for cost in found if cost.of_adam == adam and cost.model == model and cost.run == run]
-                cells.append(f"{cost_text(here[0])}, {here[0].ratio:.0f} x" if here else "")
+            row = []
+            for model, steps in cells:
+                here = [cost for cost in found if (cost.model, cost.steps, cost.of_adam, cost.run) == (model, steps, adam, run)]
+                row.append(f"{cost_text(here[0])}, {here[0].ratio:.0f} x" if here else "")
             mark = " (default)" if run == name else ""
-            lines.append(f"| `{flags(run)}`{mark} | " + " | ".join(cells) + " |")
+            lines.append(f"| `{flags(run)}`{mark} | " + " | ".join(row) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _models(found: Sequence[LossCost], adam: bool) -> list[str]:
-    coded = {(cost.model, cost.of_adam) for cost in found if cost.run != "dense"}
-    return [model for model in MODELS if (model, adam) in coded]
+def _cells(found: Sequence[LossCost], adam: bool) -> list[tuple[str, int]]:
+    """Return the model and the steps of each cell that has a coded run, in the order of MODELS."""
+    coded = {(cost.model, cost.steps) for cost in found if cost.of_adam == adam and cost.run != "dense"}
+    return sorted(coded, key=lambda cell: (list(MODELS).index(cell[0]), cell[1]))
 
 
 def _runs(found: Sequence[LossCost], adam: bool) -> list[str]:
@@ -143,23 +145,23 @@ def draw() -> None:
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, adam in zip(panels, (True, False), strict=True):
-        for index, model in enumerate(_models(found, adam)):
+        for index, (model, steps) in enumerate(_cells(found, adam)):
             points = sorted(
-                (cost for cost in found if cost.model == model and cost.of_adam == adam), key=lambda cost: -cost.ratio
+                (cost for cost in found if (cost.model, cost.steps, cost.of_adam) == (model, steps, adam)),
+                key=lambda cost: -cost.ratio,
             )
             for cost in points:
                 marker = _MARKS[runs.index(cost.run) % 11]
                 axes.errorbar(cost.ratio, max(cost.mean, 0.05), yerr=cost.error, color=f"C{index}", marker=marker, capsize=2)
             front = [cost for place, cost in enumerate(points) if all(cost.mean < other.mean for other in points[:place])]
-            axes.plot([cost.ratio for cost in front], [max(cost.mean, 0.05) for cost in front], color=f"C{index}", label=model)
+            heights = [max(cost.mean, 0.05) for cost in front]
+            axes.plot([cost.ratio for cost in front], heights, color=f"C{index}", label=f"{model}, {steps:,} steps")
         axes.set(xscale="log", yscale="log", xlabel="times fewer bytes, both ways", title="AdamW" if adam else "SGD")
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(title="model (line: least cost)", fontsize=8)
-    panels[0].set_ylabel("loss above dense's, %")
-    marks = [
-        panels[1].plot([], [], "osD^vP*Xh<>"[place % 11], color="0.4", label=flags(run))[0] for place, run in enumerate(runs)
-    ]
+    panels[0].set_ylabel("loss above dense's, % (at the bottom: .05 or less)")
+    marks = [panels[1].plot([], [], _MARKS[place % 11], color="0.4", label=flags(run))[0] for place, run in enumerate(runs)]
     figure.legend(handles=marks, loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(FIGURE, dpi=100)
 
