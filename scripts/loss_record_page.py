@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config.loss_record import LossCost, costs
-from psnode.config.train_settings import UNDER_ADAM, USUAL
+from psnode.config.train_settings import DEFAULT_SCHEME
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "psnode" / "config" / "loss_record.json"
@@ -90,7 +90,7 @@ def choosing(entries: Sequence[dict[str, Any]]) -> str:
     """Return the record's part of docs/choosing.md: a table by scheme for each kind of optimizer, the default marked."""
     found = costs(entries)
     lines = []
-    for adam, name, kind in ((True, UNDER_ADAM, "an optimizer of Adam's kind"), (False, USUAL, "SGD and all others")):
+    for adam, kind in ((True, "an optimizer of Adam's kind"), (False, "SGD")):
         cells = _cells(found, adam)
         if not cells:
             continue
@@ -101,7 +101,7 @@ def choosing(entries: Sequence[dict[str, Any]]) -> str:
             for model, steps in cells:
                 here = [cost for cost in found if (cost.model, cost.steps, cost.of_adam, cost.run) == (model, steps, adam, run)]
                 row.append(f"{cost_text(here[0])}, {here[0].ratio:.0f} x" if here else "")
-            mark = " (default)" if run == name else ""
+            mark = " (default)" if run == DEFAULT_SCHEME else ""
             lines.append(f"| `{flags(run)}`{mark} | " + " | ".join(row) + " |")
         lines.append("")
     return "\n".join(lines)

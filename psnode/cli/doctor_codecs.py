@@ -29,14 +29,14 @@ def main(budget: float) -> None:
     from psnode.config.names import DENSE
     from psnode.config.plain_json import to_json
     from psnode.config.schemes import SCHEMES
-    from psnode.config.train_settings import UNDER_ADAM, USUAL
+    from psnode.config.train_settings import DEFAULT_SCHEME
 
     until = time.monotonic() + budget
-    default, second = SCHEMES[USUAL], SCHEMES[UNDER_ADAM]
+    default = SCHEMES[DEFAULT_SCHEME]
     faults: dict[str, str] = {}
     tried: set[str] = set()
     schemes: list[str] = []
-    for scheme in (default, second, *(each for each in SCHEMES.values() if each not in (default, second))):
+    for scheme in (default, *(each for each in SCHEMES.values() if each != default)):
         if schemes and time.monotonic() >= until:
             break
         for spec in (scheme.codec, scheme.downlink):

@@ -17,11 +17,10 @@ from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
-AUTO, USUAL, UNDER_ADAM = (
+AUTO, DEFAULT_SCHEME = (
     "auto",
-    "topk",
     "polar-2bit",
-)  # values of --scheme: the automatic choice, and its two results (docs/decisions/default-scheme.md)
+)  # values of --scheme: the automatic choice, and its result (docs/decisions/default-scheme.md)
 # torch's optimizers: with two betas, all that work coordinate by coordinate, and those that need whole tensors
 WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
@@ -209,8 +208,7 @@ class Config:
     # communication
     scheme: str = option(
         AUTO,
-        "A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages apply to its codec. "
-        f"auto: {UNDER_ADAM} under Adam and its relatives, else {USUAL}.",
+        f"A paper's combination, NAME[:k=v,...][+STAGE]; parameters and stages apply to its codec. auto: {DEFAULT_SCHEME}.",
         aliases=("--code",),
     )
     codec: str | None = option(
@@ -369,7 +367,7 @@ class Config:
         for setting in settings().values():
             object.__setattr__(self, setting.name, setting.check(getattr(self, setting.name), setting.flag))
         if self.scheme == AUTO:
-            object.__setattr__(self, "scheme", UNDER_ADAM if self.optimizer in WITH_BETAS else USUAL)
+            object.__setattr__(self, "scheme", DEFAULT_SCHEME)
 
     def validate(self, given: Container[str] = ()) -> None:
         """Check the fields against each other. `given`: names of the fields that the user set, even if to the default.

@@ -192,10 +192,10 @@ def test_task_options_keep_everything_after_the_first_equals_sign() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, "runs/lenet-digits-topk"),
-        ({"network": "torchvision:vgg11"}, "runs/torchvision-vgg11-digits-topk"),
+        ({}, "runs/lenet-digits-polar-2bit"),
+        ({"network": "torchvision:vgg11"}, "runs/torchvision-vgg11-digits-polar-2bit"),
         ({"scheme": "qsgd:levels=7,bucket=64"}, "runs/lenet-digits-qsgd-levels=7-bucket=64"),
-        ({"task": "examples/text/task.py"}, "runs/task-topk"),
+        ({"task": "examples/text/task.py"}, "runs/task-polar-2bit"),
         ({"train_dir": "elsewhere"}, "elsewhere"),
     ],
 )  # fmt: skip

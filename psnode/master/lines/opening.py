@@ -16,7 +16,7 @@ from psnode.config.loss_record import Coded, costs_of
 from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
 from psnode.config.schemes import SCHEMES
-from psnode.config.train_settings import UNDER_ADAM, USUAL, WITH_BETAS
+from psnode.config.train_settings import DEFAULT_SCHEME, WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
@@ -72,18 +72,18 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
     The warning gives the largest notable cost that was measured with this scheme. Without such a measurement, warn if the codec
     sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
     """
-    usual = SCHEMES[UNDER_ADAM if optimizer in WITH_BETAS else USUAL]
+    usual = SCHEMES[DEFAULT_SCHEME]
     found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]
     if found:
         worst = found[0]
         better = [cost for cost in costs_of(_coded(usual), optimizer) if cost.cell == worst.cell and cost.mean < worst.mean]
-        advice = f"; --scheme {usual.name}, the default there, {better[0].mean:.1f}" if better else ""
+        advice = f"; --scheme {usual.name}, the default, {better[0].mean:.1f}" if better else ""
         return f"{scheme.name} under {optimizer} cost {worst}{advice} (docs/choosing.md)"
     if optimizer not in WITH_BETAS or not _COARSE & {stage.id for stage in get_codec(scheme.codec).spec.stages}:
         return ""
     return (
         f"{scheme.name} under {optimizer}: topk, onebit, efsignsgd and atomo cost a small transformer under adamw accuracy; "
-        f"--scheme {UNDER_ADAM}, the default there, cost it least of all that send as little (docs/choosing.md)"
+        f"--scheme {DEFAULT_SCHEME}, the default, cost it least of all that send as little (docs/choosing.md)"
     )
 
 

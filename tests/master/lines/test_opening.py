@@ -11,7 +11,7 @@ from psnode.config import Config, loss_record
 from psnode.config.loss_record import LossCost
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SCHEMES
-from psnode.config.train_settings import UNDER_ADAM
+from psnode.config.train_settings import DEFAULT_SCHEME
 from psnode.master.lines.opening import doubt_of
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
@@ -36,7 +36,7 @@ def test_coarse_gradients_under_adam_are_told_and_nothing_else_is(
     monkeypatch.setattr(loss_record, "measured", lambda: ())
     told = doubt_of(SCHEMES[scheme], optimizer)
     assert bool(told) == (scheme in COARSE and optimizer != "sgd")
-    assert not told or f"--scheme {UNDER_ADAM}," in told
+    assert not told or f"--scheme {DEFAULT_SCHEME}," in told
 
 
 def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_and_the_default(
@@ -44,15 +44,15 @@ def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_a
 ) -> None:
     known = (
         cost("gpt-small/adamw/700", "qsgd", 6.54),
-        cost("gpt-small/adamw/700", UNDER_ADAM, 0.87),
+        cost("gpt-small/adamw/700", DEFAULT_SCHEME, 0.87),
         cost("lstm/adamw/400", "qsgd", 3.0),
     )
     monkeypatch.setattr(loss_record, "measured", lambda: known)
     assert doubt_of(SCHEMES["qsgd"], "radam") == (
         "qsgd under radam cost 6.5 % of the loss of gpt-small after 700 steps; "
-        f"--scheme {UNDER_ADAM}, the default there, 0.9 (docs/choosing.md)"
+        f"--scheme {DEFAULT_SCHEME}, the default, 0.9 (docs/choosing.md)"
     )
-    assert doubt_of(SCHEMES[UNDER_ADAM], "adamw") == ""
+    assert doubt_of(SCHEMES[DEFAULT_SCHEME], "adamw") == ""
     assert doubt_of(SCHEMES["qsgd"], "sgd") == ""
 
 
@@ -63,4 +63,4 @@ def test_the_note_names_what_a_page_of_results_has_measured() -> None:
     losing = [name for name in SCHEMES if re.search(rf"\b{name}\b", told.partition("; ")[0].partition(":")[2])]
     assert sorted(losing) == ["atomo", "efsignsgd", "onebit", "topk"]
     assert [name for name in losing if not re.search(rf"^\| {name}[^|]*\|.*\| 2\.2\d\d \|", pages, re.MULTILINE)] == []
-    assert re.search(rf"^\| {UNDER_ADAM} \|", (RESULTS / "2026-11-26-adam.md").read_text(), re.MULTILINE)
+    assert re.search(rf"^\| {DEFAULT_SCHEME} \|", (RESULTS / "2026-11-26-adam.md").read_text(), re.MULTILINE)
