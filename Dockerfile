@@ -19,9 +19,10 @@ RUN useradd --create-home ranks
 USER ranks
 WORKDIR /home/ranks
 ENV PATH=/opt/psnode/bin:$PATH
-# the kernels of the default scheme and of the quickstart's: compiled once, and not by every container
+# the kernels of the default scheme, of topk and of atomo: compiled once, and not by every container
 RUN psnode train --local 2 --max-steps 2 --no-tensorboard --train-dir /tmp/first \
-    && psnode train --local 2 --max-steps 2 --no-tensorboard --scheme atomo --downlink qsgd --train-dir /tmp/second \
-    && rm -r /tmp/first /tmp/second
+    && psnode train --local 2 --max-steps 2 --no-tensorboard --scheme topk --train-dir /tmp/second \
+    && psnode train --local 2 --max-steps 2 --no-tensorboard --scheme atomo --downlink qsgd --train-dir /tmp/third \
+    && rm -r /tmp/first /tmp/second /tmp/third
 ENTRYPOINT ["psnode"]
 CMD ["--help"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From nothing to a trained model: LeNet on the embedded digits, with a master, two workers, psnode's default scheme (the largest
-# of every hundred coordinates, with error feedback), and an evaluator that runs along. Needs only Python 3.11 or newer; no root.
+# From nothing to a trained model: LeNet on the embedded digits, with a master, two workers, psnode's default scheme (two
+# bits for each coordinate of gradients and weights), and an evaluator that runs along. Needs only Python 3.11 or newer; no root.
 #
 #   scripts/quickstart.sh [DIR [FLAG...]]   DIR: where the run writes (default: a new directory in runs/)
 #                                           FLAG: handed to psnode train

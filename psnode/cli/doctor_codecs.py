@@ -1,7 +1,7 @@
 """The trial of codecs in `psnode doctor`: the codecs of all schemes, in both directions, encode, decode and add an array.
 
-The codecs of the default schemes come first, and at least those of the usual one are tried. Others are tried as long as time is
-left, since kernels that are not compiled yet take minutes and are not needed to judge those in use.
+The codecs of the default scheme come first and are always tried. Others are tried as long as time is left, since kernels that
+are not compiled yet take minutes and are not needed to judge those in use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CLOSE = 1e-5  # tolerance for float32 rounding, relative to the largest value
 
 
 def program(*, every: bool) -> str:
-    """Return the program text for `python -c`. `every`: try all schemes as long as time is left, else only the usual one."""
+    """Return the program text for `python -c`. `every`: try all schemes as long as time is left, else only the default one."""
     return f"from psnode.cli.doctor_codecs import main; main({_BUDGET if every else 0})"
 
 

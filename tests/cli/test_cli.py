@@ -19,6 +19,8 @@ from psnode import __version__
 from psnode.cli import app, main
 from psnode.cli.foreign_flags import FOREIGN
 from psnode.config import settings
+from psnode.config.schemes import SCHEMES
+from psnode.config.train_settings import DEFAULT_SCHEME
 
 Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err
 
@@ -325,7 +327,7 @@ def test_doctor_survives_a_broken_mpi_and_a_broken_codec(psnode: Run, tmp_path: 
     broken = tmp_path / "broken" / "mpi4py"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("import os\nos.abort()\n")
-    break_it = "from psnode.codecs import table\ntable._STAGES['topk'] = table.CodecEntry(16, 'topk:Nothing')\n"
+    break_it = "from psnode.codecs import table\ntable._STAGES['polar'] = table.CodecEntry(21, 'polar:Nothing')\n"
     (broken.parent / "sitecustomize.py").write_text(break_it)
     root = Path(__file__).parents[2]
     done = psnode("doctor", "--json", env={"PYTHONPATH": f"{broken.parent}{os.pathsep}{root}"})
@@ -334,7 +336,7 @@ def test_doctor_survives_a_broken_mpi_and_a_broken_codec(psnode: Run, tmp_path: 
     assert found["MPI"]["state"] == "missing"
     assert "pip install" in found["MPI"]["remedy"]
     assert found["codecs"]["state"] == "missing"
-    assert found["codecs"]["detail"].startswith("topk:ratio=0.01: AttributeError")
+    assert found["codecs"]["detail"].startswith(f"{SCHEMES[DEFAULT_SCHEME].codec}: AttributeError")
     assert "pip install -c constraints.txt" in found["codecs"]["remedy"]
 
 

@@ -20,6 +20,7 @@ from psnode.codecs.traits import Traits
 from psnode.config import cores
 from psnode.config.cores import usable_cores
 from psnode.config.schemes import SCHEMES
+from psnode.config.train_settings import DEFAULT_SCHEME
 from psnode.jobs.hosts import agent
 from psnode.jobs.shared_memory import SharedMemory
 
@@ -89,11 +90,11 @@ def test_codecs_of_all_schemes_are_tried_and_do_their_work() -> None:
 
 
 def test_a_codec_that_ends_its_process_is_named_with_a_remedy() -> None:
-    program = "import os; from psnode.codecs.topk import Topk; Topk._encode = lambda *words: os._exit(7); "
+    program = "import os; from psnode.codecs.polar import Polar; Polar._encode = lambda *words: os._exit(7); "
     found = probe([sys.executable, "-c", program + doctor_codecs.program(every=False)])
     good, detail, remedy = doctor_codecs.verdict(found)
     assert not good
-    assert detail == f"{SCHEMES['topk'].codec}: ends the process that uses it"
+    assert detail == f"{SCHEMES[DEFAULT_SCHEME].codec}: ends the process that uses it"
     assert "pip install -c constraints.txt" in remedy
 
 
@@ -101,7 +102,7 @@ def test_where_no_kernel_is_kept_the_default_scheme_alone_is_tried() -> None:
     line = [sys.executable, "-c", doctor_codecs.program(every=False)]
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["schemes"] == ["topk"]
+    assert found["schemes"] == [DEFAULT_SCHEME]
     assert doctor_codecs.verdict(found)[0]
 
 

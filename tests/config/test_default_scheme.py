@@ -12,10 +12,9 @@ from psnode.config.train_settings import settings
 
 
 @pytest.mark.parametrize("optimizer", settings()["optimizer"].rules.choices)
-def test_the_optimizer_decides(optimizer: str) -> None:
-    expected = "polar-2bit" if optimizer in ("adam", "adamw", "nadam", "radam", "adamax") else "topk"
-    assert Config(optimizer=optimizer).scheme == expected
-    assert Config(optimizer=optimizer, scheme="auto").scheme == expected
+def test_every_optimizer_gets_two_bits(optimizer: str) -> None:
+    assert Config(optimizer=optimizer).scheme == "polar-2bit"
+    assert Config(optimizer=optimizer, scheme="auto").scheme == "polar-2bit"
 
 
 @pytest.mark.parametrize("scheme", ["topk", "dense"])
@@ -24,11 +23,12 @@ def test_a_scheme_that_is_named_is_taken(scheme: str) -> None:
 
 
 def test_what_was_chosen_stays_when_settings_change() -> None:
-    assert replace(Config(optimizer="adamw"), lr=0.1).scheme == "polar-2bit"
-    assert replace(Config(), max_steps=3).scheme == "topk"
+    assert replace(Config(scheme="topk"), optimizer="adamw").scheme == "topk"
+    assert replace(Config(), max_steps=3).scheme == "polar-2bit"
 
 
-def test_under_adam_both_ways_have_two_bits_a_coordinate_and_what_is_lost_is_remembered() -> None:
-    chosen = resolve(Config(optimizer="adamw"))
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_both_ways_have_two_bits_a_coordinate_and_what_is_lost_is_remembered(optimizer: str) -> None:
+    chosen = resolve(Config(optimizer=optimizer))
     assert (chosen.codec.partition(",")[0], chosen.downlink.partition(",")[0]) == ("polar:rate=2", "polar:rate=2")
     assert (chosen.feedback, chosen.momentum) == ("ef", 0.9)

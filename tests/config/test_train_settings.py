@@ -23,7 +23,7 @@ from psnode.errors import ConfigurationError
 # users' scripts rely on these names and defaults, so changes must be noticed
 DEFAULTS = {
     "network": "LeNet", "dataset": "digits", "batch_size": 32, "test_batch_size": 1000, "seed": 1, "optimizer": "sgd", "lr": None,
-    "lr_schedule": "constant", "lr_shrinkage": 0.95, "scheme": "topk", "min_compress_bytes": 4096, "consistency": "bsp",
+    "lr_schedule": "constant", "lr_shrinkage": 0.95, "scheme": "polar-2bit", "min_compress_bytes": 4096, "consistency": "bsp",
     "start_deadline": 60.0, "deadline": None, "pause_deadline": 120.0, "stop_deadline": 20.0, "spares": 0,
     "hash_every": 50, "eval_freq": 50, "enable_gpu": False, "resume": False,
 }  # fmt: skip
