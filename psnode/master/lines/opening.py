@@ -60,7 +60,10 @@ def tell_of_the_run(
         )
     )
     rows.append(("scheme", _scheme(run.scheme, config)))
-    rows += [("note", doubt)] if (doubt := doubt_of(run.scheme, config.optimizer)) else []
+    if doubt := doubt_of(run.scheme, config.optimizer):
+        rows.append(("note", doubt))
+    elif measured := measured_cost(run.scheme, config.optimizer):
+        rows.append(("measured", measured))
     rows.append(("memory", _memory(config, need, len(workers))))
     rows.append(("directory", f"{config.directory}, {_checkpoints(config)}"))
     tell(_LOG, rows)
@@ -85,6 +88,19 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
         f"{scheme.name} under {optimizer}: topk, onebit, efsignsgd and atomo cost a small transformer under adamw accuracy; "
         f"--scheme {DEFAULT_SCHEME}, the default, cost it least of all that send as little (docs/choosing.md)"
     )
+
+
+def measured_cost(scheme: Scheme, optimizer: str) -> str:
+    """Return the range of the scheme's differences from dense that were measured under optimizers of this kind; empty if none was."""
+    found = sorted(costs_of(_coded(scheme), optimizer), key=lambda cost: cost.mean)
+    parts = []
+    for by_loss, name, unit in ((True, "loss", "%"), (False, "accuracy", "points")):
+        own = [cost for cost in found if cost.by_loss == by_loss]
+        if own:
+            ends = dict.fromkeys(f"{cost.mean if by_loss else -cost.mean:+.1f}" for cost in (own[0], own[-1]))
+            models = ", ".join(dict.fromkeys(cost.model for cost in own))
+            parts.append(f"{name} {' to '.join(ends)} {unit} on {models}")
+    return f"beside dense, {'; '.join(parts)} (docs/choosing.md)" if parts else ""
 
 
 def _coded(scheme: Scheme) -> Coded:

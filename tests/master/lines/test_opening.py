@@ -1,4 +1,4 @@
-"""The note at the start of a run about coarse gradients under Adam-like optimizers."""
+"""The lines at the start of a run about the cost of its scheme: a note where it is high, what was measured elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psnode.config.loss_record import LossCost
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import DEFAULT_SCHEME
-from psnode.master.lines.opening import doubt_of
+from psnode.master.lines.opening import doubt_of, measured_cost
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 COARSE = {
@@ -54,6 +54,23 @@ def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_a
     )
     assert doubt_of(SCHEMES[DEFAULT_SCHEME], "adamw") == ""
     assert doubt_of(SCHEMES["qsgd"], "sgd") == ""
+
+
+def test_what_a_scheme_cost_where_it_was_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = (
+        cost("gpt-small/adamw/700", DEFAULT_SCHEME, -1.61),
+        cost("gpt-small/adamw/2000", DEFAULT_SCHEME, 0.42),
+        cost("lstm/adamw/400", DEFAULT_SCHEME, 0.04),
+        cost("vit/adamw/400", DEFAULT_SCHEME, -1.93),
+        cost("lenet/sgd/400", DEFAULT_SCHEME, 0.12),
+        cost("lstm/adamw/400", "topk", 9.0),
+    )
+    monkeypatch.setattr(loss_record, "measured", lambda: known)
+    assert measured_cost(SCHEMES[DEFAULT_SCHEME], "adam") == (
+        "beside dense, loss -1.6 to +0.4 % on gpt-small, lstm; accuracy +1.9 points on vit (docs/choosing.md)"
+    )
+    assert measured_cost(SCHEMES[DEFAULT_SCHEME], "sgd") == "beside dense, accuracy -0.1 points on lenet (docs/choosing.md)"
+    assert measured_cost(SCHEMES["topk"], "sgd") == ""
 
 
 def test_the_note_names_what_a_page_of_results_has_measured() -> None:
