@@ -83,6 +83,7 @@ TABLE: Mapping[str, str] = {
     "codecs/lowrank/atoms*": "codecs/test_atoms.py codecs/test_svd.py codecs/test__golden.py",
     "codecs/lowrank/blas_threads*": "codecs/test_blas.py codecs/test_svd.py",
     "codecs/lowrank/*": "codecs/test_spectrum.py codecs/test_randomised.py codecs/test_svd.py codecs/test__golden.py",
+    "codecs/polarcodes/kernel_parts.py": "exchange/test_compilation.py",
     "codecs/polarcodes/*": "codecs/test_polar_coder.py codecs/test_polar.py codecs/test__golden.py",
     "codecs/selection/bitmap*": "codecs/test_indices.py codecs/test_subset.py codecs/test__golden.py",
     "codecs/selection/gap*": "codecs/test_indices.py codecs/test__golden.py",
@@ -94,7 +95,7 @@ TABLE: Mapping[str, str] = {
     "codecs/sketches/[bq]*": "codecs/test_sketchml.py codecs/test_lss.py codecs/test__golden.py",
     "codecs/sketches/*": "codecs/test_lss.py codecs/test_sketchml.py codecs/test__golden.py",
     "codecs/base.py": f"codecs/test_payload.py codecs/test_identity.py {_GOLDEN} {_CONTRACT} feedback/test_feedback.py",
-    "codecs/binary.py": f"codecs/test_sign.py codecs/test_onebit.py codecs/test_scaledsign.py {_GOLDEN}",
+    "codecs/one_bit_base.py": f"codecs/test_sign.py codecs/test_onebit.py codecs/test_scaledsign.py {_GOLDEN}",
     "codecs/[bf]*16.py": f"codecs/test_half_precision.py {_GOLDEN} {_CONTRACT}",
     "codecs/bounds.py": f"codecs/test_registry.py {_CONTRACT}",
     "codecs/chain.py": f"codecs/test_chain.py codecs/test_registry.py codecs/test_topk.py {_GOLDEN} {_CONTRACT} "
@@ -199,7 +200,8 @@ TABLE: Mapping[str, str] = {
     "master/heartbeat.py": f"{_JOBS} mpi/test_training.py",
     "master/*": f"{_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "worker/[fg][ir]*": f"worker/test_first_use.py worker/test_backward_hooks.py exchange/test_sender.py {_JOBS}",
-    "exchange/receiver.py": f"exchange/test_receiver.py worker/test_first_use.py {_JOBS} {_KILLED} mpi/test_overlap.py",
+    "exchange/weights_receiver.py": "exchange/test_weights_receiver.py worker/test_first_use.py "
+    f"{_JOBS} {_KILLED} mpi/test_overlap.py",
     "exchange/segment_coder.py": f"exchange/test_segment_coder.py exchange/test_sender.py "
     f"faults/test_rescaled_memories.py {_JOBS}",
     "worker/training_loop.py": f"worker/test_loop.py {_JOBS} {_LOCAL} {_KILLED} mpi/test_training.py",

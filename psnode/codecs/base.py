@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -186,6 +186,10 @@ class Codec(Defaults, ABC):
             return self
         form: Codec = table.load("contractive")(self)  # loaded by id, because Contractive derives from this class
         return form
+
+    def kernel_parts(self) -> Sequence[Callable[[], None]]:
+        """Return functions that each run some of the codec's kernels without the others, so that they compile in parallel."""
+        return ()
 
     def max_nbytes(self, shape: Shape) -> int:
         """Return the largest possible length in bytes of a payload of an array of `shape`, header included."""

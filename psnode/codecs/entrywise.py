@@ -7,9 +7,9 @@ if there are at most s non-zero entries, it holds all of them.
 
     float32    V
     section    the indices sent, out of d, as in selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
-    section    the positions of the entries with p = 1 among the entries sent, in the same code
-    section    sign bits of the other entries, lowest bit first, 1 for negative
-    float32    the values of the entries with p = 1
+    section    the positions, among the entries sent, of those with |x_i| > V, in the same code
+    section    sign bits of the other entries, which decode to V or -V, lowest bit first, 1 for negative
+    float32    the values of the entries with |x_i| > V
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018.

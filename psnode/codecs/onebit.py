@@ -6,7 +6,7 @@ random, and the zero counts for the mean of this sign. Biased (a zero decodes to
 meant for error feedback.
 
     body   float32 mean of the negative coordinates, float32 mean of the others; 0 if there are no such coordinates
-           signs: see psnode.codecs.binary
+           signs: see psnode.codecs.one_bit_base
 
 Source: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
 of Speech DNNs", Interspeech 2014. In the paper every column of a matrix has its own two means; here every segment has.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.arrays import Bytes
-from psnode.codecs.binary import Binary, Levels
+from psnode.codecs.one_bit_base import Binary, Levels
 from psnode.codecs.rows.formula import Formula
 from psnode.codecs.rows.known.signs import OneBitRows
 from psnode.codecs.traits import Traits

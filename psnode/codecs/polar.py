@@ -32,6 +32,7 @@ coding", IEEE Trans. IT 2010; Honda, Yamamoto, "Polar coding without alphabet ex
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -43,7 +44,7 @@ from psnode.codecs.entropy.ans import Ans
 from psnode.codecs.kernels.finite import add_scaled, raise_nonfinite
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import body as bytes_of
-from psnode.codecs.polarcodes import designs, energy_groups, outliers, stream
+from psnode.codecs.polarcodes import designs, energy_groups, kernel_parts, outliers, stream
 from psnode.codecs.polarcodes.superblocks import SCALED, superblocks
 from psnode.codecs.polarcodes.vectors import LANES
 from psnode.codecs.sinks import Moved
@@ -100,6 +101,10 @@ class Polar(FlatCodec):
     def contractive(self) -> Codec:
         """Return the form without rotation."""
         return replace(self, rotate=False)
+
+    def kernel_parts(self) -> Sequence[Callable[[], None]]:
+        """Return the parts in the order of their time of compilation, the longest first."""
+        return kernel_parts.classes, kernel_parts.writing, kernel_parts.reading, kernel_parts.corrections
 
     @property
     def _longest(self) -> int:

@@ -6,7 +6,7 @@ error feedback.
 
     body   uint32 bucket B; 0: one bucket of all coordinates
            float32 s of every bucket, not negative
-           signs: see psnode.codecs.binary
+           signs: see psnode.codecs.one_bit_base
 
 Source: Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
 """
@@ -19,11 +19,11 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Words, readonly
 from psnode.codecs.base import Sink, Source
-from psnode.codecs.binary import Binary, Levels
 from psnode.codecs.bounds import check_integer
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.parts import reached
 from psnode.codecs.kernels.sign import apply, means_by_rows, means_of
+from psnode.codecs.one_bit_base import Binary, Levels
 from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.rows.codec import coder_of
 from psnode.codecs.rows.formula import Formula

@@ -17,10 +17,8 @@ from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
-AUTO, DEFAULT_SCHEME = (
-    "auto",
-    "polar-2bit",
-)  # values of --scheme: the automatic choice, and its result (docs/decisions/default-scheme.md)
+# values of --scheme: the automatic choice, and its result for every run (docs/decisions/default-scheme.md)
+AUTO, DEFAULT_SCHEME = "auto", "polar-2bit"
 # torch's optimizers: with two betas, all that work coordinate by coordinate, and those that need whole tensors
 WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")

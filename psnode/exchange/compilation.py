@@ -34,7 +34,7 @@ from psnode.codecs.registry import brief
 from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.plain_json import to_json
-from psnode.exchange.kernel_pieces import Piece, pieces_of, run_piece
+from psnode.exchange.kernel_pieces import PART, Piece, pieces_of, run_piece
 from psnode.plan.coding import Coding
 from psnode.plan.groups import IDENTITY
 
@@ -156,15 +156,18 @@ def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
 def _jobs(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Return `pieces` in jobs: pieces that share stages of codecs share kernels, and are put in one job.
 
-    In two jobs the shared kernels would be compiled twice.
+    In two jobs the shared kernels would be compiled twice. Parts of codecs are jobs of their own, the first ones.
     """
+    parts = [[piece] for piece in pieces if piece.what == PART]
     jobs: list[tuple[set[str], list[Piece]]] = []
     for piece in pieces:
+        if piece.what == PART:
+            continue
         ids = {stage.id for stage in get_codec(piece.codec).spec.stages}
         akin = [job for job in jobs if job[0] & ids]
         joined = ids.union(*(names for names, _ in akin)), [*(each for _, job in akin for each in job), piece]
         jobs = [*(job for job in jobs if not job[0] & ids), joined]
-    return [job for _, job in jobs]
+    return [*parts, *(job for _, job in jobs)]
 
 
 def _feed(

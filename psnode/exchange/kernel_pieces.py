@@ -30,6 +30,7 @@ _ROW = 512  # number of values that codecs pack together
 _LEAST_SCALE, _FAR_OUT, _FAR_APART = 1e-4, 32, 2048
 CODED, ADDED, MOVED, READ = "gradients coded", "gradients added", "weights coded", "weights read"
 UPDATED, ADAM = "weights updated", "weights updated by Adam"
+PART = "part of a codec"
 
 
 class Piece(NamedTuple):
@@ -37,7 +38,8 @@ class Piece(NamedTuple):
 
     `rule`: further parameters. For coded gradients it is the feedback rule, and for added gradients also the aggregator.
     For an update by SGD it is momentum, weight decay, Nesterov's form, and True if weight decay is gathered beside a
-    momentum of the senders. For weights it is True if they are coded as changes.
+    momentum of the senders. For weights it is True if they are coded as changes. For a part of a codec it is the part's number in
+    Codec.kernel_parts.
     """
 
     what: str
@@ -59,8 +61,9 @@ def pieces_of(coding: Coding, config: Config) -> list[Piece]:
     coded = _by_codec(segments, coding.up)
     for codec, shapes in _by_codec(segments, [each.ups[0] for each in coding.segments]).items():
         coded.setdefault(codec, shapes)  # with a larger ratio, kernels may differ
+    found = _parts(codec for codecs in (coded, moved) for codec in codecs)
     rules = {repr(codec): repr(each.feedback) for each in coding.segments for codec in each.ups}
-    found = [Piece(CODED, codec, shapes, (rules[codec],)) for codec, shapes in coded.items()]
+    found += [Piece(CODED, codec, shapes, (rules[codec],)) for codec, shapes in coded.items()]
     found += [Piece(MOVED, codec, shapes, (down is not None,)) for codec, shapes in moved.items()]
     found += [Piece(ADDED, codec, shapes, (rules[codec], coding.scheme.aggregator)) for codec, shapes in coded.items()]
     found += [Piece(READ, codec, shapes, (down is not None,)) for codec, shapes in moved.items()]
@@ -71,6 +74,12 @@ def pieces_of(coding: Coding, config: Config) -> list[Piece]:
     elif in_one_pass(config):
         found.append(Piece(ADAM, IDENTITY, ((2,),)))
     return found
+
+
+def _parts(specs: Iterable[str]) -> list[Piece]:
+    """Return the parts of the codecs with these specs, once for each class of codecs, whose instances share kernels."""
+    codecs = {codec.id: codec for codec in map(get_codec, specs)}
+    return [Piece(PART, repr(codec), (), (number,)) for codec in codecs.values() for number in range(len(codec.kernel_parts()))]
 
 
 def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -101,6 +110,9 @@ def run_piece(piece: Piece) -> None:
     Unless its codec is the identity, also run it on values like those of gradients, of the last shape: with outliers, and with a
     scale that varies along the array.
     """
+    if piece.what == PART:
+        get_codec(piece.codec).kernel_parts()[piece.rule[0]]()
+        return
     for shape in piece.shapes:
         values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         _RUN[piece.what](piece, values)

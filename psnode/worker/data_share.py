@@ -59,10 +59,11 @@ class DataShare:
 
 
 def resumed(tensors: Mapping[str, torch.Tensor], sampler: Sampler, finished: int, *, moves: bool) -> int:
-    """Return the step of `sampler` after which a worker continues from a checkpoint after step `finished`.
+    """Return the step of `sampler` after which a worker continues when it resumes from the checkpoint of step `finished`.
 
-    `tensors`: the worker's part of the checkpoint. If it holds no place, the step is `finished`. If the place belongs to another
-    number of workers, it is converted if `moves`; otherwise the step is `finished`.
+    `tensors`: the worker's part of the checkpoint. The step follows from the place recorded in it. It is `finished` if no place
+    is recorded, or if the place belongs to another number of workers and `moves` is False. With `moves`, such a place is
+    converted to the present number.
     """
     if checkpoint.PLACE not in tensors:
         return finished

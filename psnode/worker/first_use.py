@@ -44,7 +44,7 @@ GIVES_MEMORY = frozenset(
 
 
 class Arriving(Protocol):
-    """Weights in transit, such as psnode.exchange.receiver.Receiver."""
+    """Weights in transit, such as psnode.exchange.weights_receiver.Receiver."""
 
     @property
     def missing(self) -> Collection[int]:

@@ -24,12 +24,12 @@ from psnode.exchange.compilation import prepare
 from psnode.exchange.flat_model import describe
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
-from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
 from psnode.exchange.routes import routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.trained_model import TrainedModel
+from psnode.exchange.weights_receiver import Receiver
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.plan.roles import MASTER, Layout

@@ -14,11 +14,11 @@ import torch
 from psnode.config import Config
 from psnode.config.schedules import OwnRate, learning_rate
 from psnode.exchange.gradients import GradientSource
-from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.trained_model import TrainedModel
+from psnode.exchange.weights_receiver import Receiver
 from psnode.plan.groups import Plan
 from psnode.plan.roles import MASTER
 from psnode.protocol.channel import FrameChannel

@@ -262,7 +262,9 @@ def test_full_scale_stays_finite_and_comes_back(block):
 
 
 def test_the_limit_leaves_room_for_the_largest_value():
-    """Use magnitudes from 2^120 on, given as bits; a room that is not a float32 is rounded down."""
+    """Use magnitudes from 2^120 on, given as bits.
+
+    The limit is the largest float32 minus the magnitude, rounded down if this is not a float32."""
     for magnitude in np.array([0x7B800001, 0x7C7FFFFF, 0x7E800001, 0x7EFFFFFF, 0x7F000001, 0x7F7FFFFF], np.uint32).view(
         np.float32
     ):

@@ -15,7 +15,7 @@ import pytest
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.compilation import _jobs
-from psnode.exchange.kernel_pieces import Piece, pieces_of, run_piece
+from psnode.exchange.kernel_pieces import PART, Piece, pieces_of, run_piece
 from psnode.master.recorder import StepRecorder
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Tensor
@@ -101,7 +101,7 @@ def pieces(scheme: str, *shapes: tuple[int, ...]) -> list[Piece]:
     return pieces_of(Coding(plan_of(tensors, found, config), found), config)
 
 
-@pytest.mark.parametrize("scheme", ["dense", "atomo", "dgc", "topk", "efsignsgd"])
+@pytest.mark.parametrize("scheme", ["dense", "atomo", "dgc", "topk", "efsignsgd", "polar-2bit"])
 def test_pieces_survive_the_way_to_a_child_and_can_be_run_there(scheme: str) -> None:
     for piece in pieces(scheme):
         copy = Piece.parse(json.loads(json.dumps(piece)))
@@ -132,3 +132,40 @@ def test_the_first_step_does_not_take_the_time_before_it(monkeypatch: pytest.Mon
     recorder.close(1, 0.1, [], {})
     [record] = recorder.due()
     assert record.seconds.step == 0.5
+
+
+PARTS = """
+import sys
+from psnode.codecs import get_codec
+from psnode.exchange.kernel_pieces import PART, run_piece
+from tests.exchange.test_compilation import pieces
+
+def there():
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("psnode.codecs.")]
+    kernels = [member for module in modules for member in vars(module).values() if hasattr(member, "py_func")]
+    return {f"{each.py_func.__module__}.{each.py_func.__name__}{types}" for each in kernels for types in each.overloads}
+
+every, loads = pieces("polar-2bit", (300, 400), (64, 128)), []
+for part in [piece for piece in every if piece.what == PART]:
+    before = there()
+    run_piece(part)
+    loads.append(there() - before)
+print(len(loads), sum("write_blocks" in name for name in loads[2]), sum("read_blocks" in name for name in loads[1]))
+before = there()
+for piece in every:
+    run_piece(piece)
+print([name for name in there() - before if "polarcodes" in name or "entropy" in name])
+"""
+
+
+def test_parts_of_the_polar_code_have_all_its_kernels_and_each_its_own() -> None:
+    done = python(PARTS)
+    assert done.stdout.splitlines() == ["4 0 0", "[]"], done.stderr
+
+
+def test_parts_are_compiled_first_and_apart() -> None:
+    """Here gradients and weights have one codec, whose parts are not repeated."""
+    jobs = _jobs(pieces("polar-2bit"))
+    assert [[piece.what for piece in job] for job in jobs[:4]] == [[PART]] * 4
+    assert [job[0].rule for job in jobs[:4]] == [(0,), (1,), (2,), (3,)]
+    assert not any(piece.what == PART for job in jobs[4:] for piece in job)

@@ -119,7 +119,7 @@ def check_whole(train_dir: Path) -> int:
 
 
 def check_goes_on(train_dir: Path) -> None:
-    """Check that the next start of the job writes this checkpoint and leaves no other files."""
+    """Check that the job, started again, writes checkpoint NEW, and that `checkpoints/` then holds only it and `latest`."""
     staging.sweep(train_dir)
     publish(train_dir, NEW)
     assert check_whole(train_dir) == NEW

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 import psnode
 from psnode import Config
-from psnode.exchange.receiver import Receiver
 from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.weights_receiver import Receiver
 from psnode.records import checkpoint
 from psnode.task import Batch, Task
 from tests.kinds.models import CLASSES, WIDTH, Chain

@@ -16,11 +16,11 @@ from psnode.codecs import Payload, get_codec
 from psnode.codecs.rng import Key
 from psnode.config import Config
 from psnode.config.resolve import resolve
-from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.trained_model import TrainedModel
+from psnode.exchange.weights_receiver import Receiver
 from psnode.plan.coding import Coding
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from psnode_ec2 import store
+from psnode_ec2 import checkpoint_sync
 from psnode_ec2.cloud import progress
 from psnode_ec2.ec2_errors import SettingsError, failure
 from psnode_ec2.end_times import notice, seconds_to_notice
@@ -50,12 +50,12 @@ def start(way: Access, command: Sequence[str], counts: Sequence[int], where: str
         way.everywhere(spot, "start_watch.sh", settings.remote_dir, f"{settings.venv}/bin/python", settings.rebalance)
     stored = bool(settings.checkpoints) and over_all(command)
     if stored and "--resume" in command:
-        store.bring_back(way, command, where)
+        checkpoint_sync.bring_back(way, command, where)
     hosts = ",".join(ranks_by_node(way.nodes, counts))
     folder = f"{settings.venv}/bin"
     job = way.script(way.master, "start_job.sh", settings.remote_dir, folder, hosts, where, *line).strip() or "jobs/last"
     if stored:
-        store.keep(way)
+        checkpoint_sync.keep(way)
     return job
 
 

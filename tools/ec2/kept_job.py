@@ -7,8 +7,8 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
+from psnode_ec2 import checkpoint_sync
 from psnode_ec2 import kept_job_record as record
-from psnode_ec2 import store
 from psnode_ec2.cloud import progress
 from psnode_ec2.ec2_errors import NoClusterError, SettingsError
 from psnode_ec2.exports import train_dir
@@ -35,7 +35,7 @@ def run_kept(session: CommandContext, words: Sequence[str], sync: Path | None, r
         code = keep_alive(charge, settings, session.cloud, work)
         if settings.checkpoints:
             with contextlib.suppress(NoClusterError):
-                store.wait(session.way())
+                checkpoint_sync.wait(session.way())
         return code
 
 

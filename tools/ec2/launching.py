@@ -12,9 +12,9 @@ from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, NodeLostError, Others
 from psnode_ec2.instance_requests import find_image
 from psnode_ec2.keys import check_key, public_key
 from psnode_ec2.places import architecture_of, by_market, places
-from psnode_ec2.provisioning import LaunchPlan, start_missing
 from psnode_ec2.resources import let_in, own_range, volumes_of
 from psnode_ec2.settings import Settings
+from psnode_ec2.starting_nodes import LaunchPlan, start_missing
 from psnode_ec2.wait_for_cluster import end_superfluous, wait
 
 _ROUNDS = 8  # plans of a launch while other launches change the same cluster

@@ -69,7 +69,7 @@ def _run(
 
     Exits with the code of the command.
     """
-    from psnode_ec2 import jobs, store
+    from psnode_ec2 import checkpoint_sync, jobs
     from psnode_ec2.kept_job import begin, run_kept
     from psnode_ec2.rank_placement import slots
     from psnode_ec2.shutdown import ask
@@ -96,7 +96,7 @@ def _run(
     if not detach:
         code = jobs.follow(way, job)
         if session.settings.checkpoints:
-            store.wait(way)
+            checkpoint_sync.wait(way)
         _end(session, code, shutdown)
     click.echo(job)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from psnode_ec2 import fetch_checkpoint, jobs, store
+from psnode_ec2 import checkpoint_sync, fetch_checkpoint, jobs
 from psnode_ec2.cloud import progress
 from psnode_ec2.cluster import ENDED, Cluster, Node
 from psnode_ec2.copying import put
@@ -70,7 +70,7 @@ class Revival:
         wanted = [node for node in live if everything or (node.spot and self._is_wanted(node))]
         for node in wanted:
             if node.role == "master" and self._settings.checkpoints:
-                store.wait(self._way())
+                checkpoint_sync.wait(self._way())
             if node.role == "master" and not self._settings.lasts:
                 found = fetch_checkpoint.fetched(self._cluster, self._settings, node)
                 if found and found.target and PurePosixPath(found.folder) == PurePosixPath(self._settings.remote_dir, self._run):
@@ -95,7 +95,7 @@ class Revival:
             put(way, [way.master], Path(charge.brought), str(PurePosixPath(self._settings.remote_dir, self._run)))
             charge.brought = ""
         if self._settings.checkpoints:
-            store.bring_back(way, self._words, self._where)
+            checkpoint_sync.bring_back(way, self._words, self._where)
 
     def start(self, charge: Charge) -> str:
         """Start the job on the code that is on the nodes, with --resume if there is a checkpoint."""

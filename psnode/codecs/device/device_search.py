@@ -11,7 +11,7 @@ import torch
 from psnode.codecs.arrays import Words, Words32
 from psnode.codecs.kernels.finite import INFINITY_BITS
 from psnode.codecs.kernels.gather import places
-from psnode.codecs.selection.search import Search
+from psnode.codecs.selection.search_base import Search
 
 if TYPE_CHECKING:
     from psnode.codecs.device.cupy.selection_kernels import SelectionKernels

@@ -20,7 +20,7 @@ from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries, Scan
 from psnode.codecs.selection.scans import scanned
-from psnode.codecs.selection.search import F, Search
+from psnode.codecs.selection.search_base import F, Search
 from psnode.codecs.selection.searching import Searching
 from psnode.codecs.sinks import Moved
 from psnode.codecs.sources import Values

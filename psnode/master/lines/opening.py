@@ -91,7 +91,7 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
 
 
 def measured_cost(scheme: Scheme, optimizer: str) -> str:
-    """Return the range of the scheme's differences from dense that were measured under optimizers of this kind; empty if none was."""
+    """Return the range of the measured differences between the scheme and dense under such an optimizer; empty if unknown."""
     found = sorted(costs_of(_coded(scheme), optimizer), key=lambda cost: cost.mean)
     parts = []
     for by_loss, name, unit in ((True, "loss", "%"), (False, "accuracy", "points")):

@@ -15,8 +15,8 @@ import torch
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.errors import DeadlineExceededError, WireError
-from psnode.exchange.receiver import Receiver
 from psnode.exchange.replica import Replica
+from psnode.exchange.weights_receiver import Receiver
 from psnode.plan.groups import Tensor
 from psnode.plan.rule import make_plan
 from psnode.protocol import wire
@@ -358,7 +358,7 @@ def test_frames_that_no_order_explains_are_refused_by_sender_in_one_line(name: s
 
 def test_a_sender_that_runs_ahead_fills_no_more_memory_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send parts of versions that are never due."""
-    monkeypatch.setattr("psnode.exchange.receiver.limit_of", lambda weights: 25_000)
+    monkeypatch.setattr("psnode.exchange.weights_receiver.limit_of", lambda weights: 25_000)
     reader = Reader()
     reader.receiver.expect(1)
     reader.send([part(2, 1, np.random.default_rng(7))])  # another sender, which is not to blame
