@@ -19,7 +19,8 @@ RECORD = ROOT / "psnode" / "config" / "loss_record.json"
 PAGE = ROOT / "docs" / "results" / "loss-record.md"
 CHOOSING = ROOT / "docs" / "choosing.md"
 FIGURE = PAGE.with_suffix(".png")
-_MARKS = "osD^vP*Xh<>"
+_MARKS = "osD^vP*Xh<>pd8"
+_COSTS, _RATIOS = (-2, -1, 0, 1, 2, 5, 10, 20, 50), (2, 4, 8, 16, 32, 64)  # ticks
 START, END = "<!-- of the record: scripts/loss_record_page.py -->", "<!-- end of the record -->"
 
 MODELS = {
@@ -143,25 +144,32 @@ def draw() -> None:
     found = [cost for cost in costs(json.loads(RECORD.read_bytes())) if cost.by_loss and cost.run != "dense"]
     runs = list(dict.fromkeys(cost.run for cost in sorted(found, key=lambda cost: cost.ratio)))
     figure = Figure(figsize=(11, 4.8), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
     for axes, adam in zip(panels, (True, False), strict=True):
         for index, (model, steps) in enumerate(_cells(found, adam)):
             points = sorted(
                 (cost for cost in found if (cost.model, cost.steps, cost.of_adam) == (model, steps, adam)),
-                key=lambda cost: -cost.ratio,
+                key=lambda cost: (-round(cost.ratio, 1), cost.mean),
             )
             for cost in points:
-                marker = _MARKS[runs.index(cost.run) % 11]
-                axes.errorbar(cost.ratio, max(cost.mean, 0.05), yerr=cost.error, color=f"C{index}", marker=marker, capsize=2)
+                marker = _MARKS[runs.index(cost.run) % len(_MARKS)]
+                axes.errorbar(cost.ratio, cost.mean, yerr=cost.error, color=f"C{index}", marker=marker, capsize=2)
             front = [cost for place, cost in enumerate(points) if all(cost.mean < other.mean for other in points[:place])]
-            heights = [max(cost.mean, 0.05) for cost in front]
+            heights = [cost.mean for cost in front]
             axes.plot([cost.ratio for cost in front], heights, color=f"C{index}", label=f"{model}, {steps:,} steps")
-        axes.set(xscale="log", yscale="log", xlabel="times fewer bytes, both ways", title="AdamW" if adam else "SGD")
+        axes.set_xscale("log")
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_xticks(_RATIOS, map(str, _RATIOS))
+        axes.set_yticks(_COSTS, map(str, _COSTS))
+        axes.minorticks_off()
+        axes.set(xlabel="times fewer bytes, both ways", title="AdamW" if adam else "SGD")
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(title="model (line: least cost)", fontsize=8)
-    panels[0].set_ylabel("loss above dense's, % (at the bottom: .05 or less)")
-    marks = [panels[1].plot([], [], _MARKS[place % 11], color="0.4", label=flags(run))[0] for place, run in enumerate(runs)]
+    panels[0].set_ylabel("loss above dense's, %")
+    marks = [
+        panels[1].plot([], [], _MARKS[place % len(_MARKS)], color="0.4", label=flags(run))[0] for place, run in enumerate(runs)
+    ]
     figure.legend(handles=marks, loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(FIGURE, dpi=100)
 
