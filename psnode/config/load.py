@@ -18,6 +18,7 @@ from psnode.config.extensions import locate_codec
 from psnode.config.files import read_json
 from psnode.config.names import locate_logger, locate_task
 from psnode.config.plain_json import to_json
+from psnode.config.train_settings import AUTO, EARLIER_DEFAULTS
 from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"
@@ -46,6 +47,9 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
         check_trust(file.parent, written, stated, trusted=bool(stated.get("trust_run")))
     given = {**written, **stated}
     values = {**_implied(given), **given}
+    if values.get("resume") and values.get("scheme", AUTO) == AUTO:
+        values.pop("scheme", None)  # whatever the automatic choice was when the run began
+        values |= _earlier_directory(values)
     config = Config(**values)
     if config.resume:
         recorded = _recorded(config.directory)
@@ -64,6 +68,16 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     if config.log_to:
         config = replace(config, log_to=tuple(map(locate_logger, config.log_to)))
     return replace(config, task=locate_task(config.task)) if config.task else config
+
+
+def _earlier_directory(values: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the `train_dir` of a run under an earlier default scheme, if only it is there; its name contains the scheme."""
+    now = Config(**values).directory
+    if values.get("train_dir") is not None or (now / RECORD).exists():
+        return {}
+    earlier = [Config(**{**values, "scheme": scheme}).directory for scheme in EARLIER_DEFAULTS]
+    found = [directory for directory in earlier if (directory / RECORD).exists()]
+    return {"train_dir": found[0]} if len(found) == 1 else {}
 
 
 def check_trust(

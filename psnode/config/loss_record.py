@@ -112,7 +112,12 @@ def measured() -> tuple[LossCost, ...]:
 
 
 def costs_of(coded: Coded, optimizer: str) -> list[LossCost]:
-    """Return the costs of `coded` under optimizers of the kind of `optimizer`, the highest first."""
+    """Return the costs of `coded` under optimizers of the kind of `optimizer`, the highest first.
+
+    Adam's relatives are one kind, SGD is the other. Nothing was measured under optimizers of neither kind.
+    """
     of_adam = optimizer in WITH_BETAS
+    if not of_adam and optimizer != "sgd":
+        return []
     found = [cost for cost in measured() if cost.coded == coded and cost.of_adam == of_adam]
     return sorted(found, key=lambda cost: -cost.mean / NOTABLE[cost.by_loss])

@@ -19,6 +19,7 @@ from psnode.errors import ConfigurationError
 _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the built-in task
 # values of --scheme: the automatic choice, and its result for every run (docs/decisions/default-scheme.md)
 AUTO, DEFAULT_SCHEME = "auto", "polar-2bit"
+EARLIER_DEFAULTS = ("topk", "atomo")
 # torch's optimizers: with two betas, all that work coordinate by coordinate, and those that need whole tensors
 WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")

@@ -114,13 +114,12 @@ def _load(piece: Piece) -> None:
 
 def _compile(pieces: Sequence[Piece]) -> None:
     start, count = time.perf_counter(), 0
-    _LOG.info(
-        "compiling kernels, %s, for %d pieces of a step", ANEW if _nothing_is_kept() else "once on this machine", len(pieces)
-    )
+    _LOG.info("compiling kernels, %s, in %d pieces", ANEW if _nothing_is_kept() else "once on this machine", len(pieces))
     for done, (piece, kernels) in enumerate(_compiled(pieces), 1):
         count += kernels
         if piece.codec != IDENTITY:
-            _LOG.info("compiling kernels: %d of %d: %s, %s", done, len(pieces), piece.what, brief(get_codec(piece.codec)))
+            what = piece.what if piece.what != PART else f"{piece.what} {piece.rule[0] + 1}"
+            _LOG.info("compiling kernels: %d of %d: %s, %s", done, len(pieces), what, brief(get_codec(piece.codec)))
     with watched() as watch:
         for piece in pieces:
             _load(piece)
@@ -138,17 +137,27 @@ def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
             yield piece, watch.count
         return
     done: queue.SimpleQueue[tuple[Piece, int]] = queue.SimpleQueue()
-    waiting: queue.SimpleQueue[Sequence[Piece]] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Sequence[Piece] | None] = queue.SimpleQueue()
+    parts = sum(piece.what == PART for piece in pieces)
+    divided = {name for piece in pieces if piece.what == PART for name in _stages(piece)}
+    held = [job for job in jobs if job[0].what != PART and any(divided & _stages(piece) for piece in job)]
     for job in jobs:
-        waiting.put(job)
+        if job not in held:
+            waiting.put(job)
     children = [_child() for _ in range(processes)]
     try:
         for child in children:
             threading.Thread(target=_feed, args=(child, waiting, done), daemon=True).start()
         for _ in pieces:
-            yield done.get()
+            if not parts:
+                while held:
+                    waiting.put(held.pop(0))
+            piece, kernels = done.get()
+            parts -= piece.what == PART
+            yield piece, kernels
     finally:
         for child in children:
+            waiting.put(None)
             child.kill()
             child.communicate()
 
@@ -156,34 +165,38 @@ def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
 def _jobs(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Return `pieces` in jobs: pieces that share stages of codecs share kernels, and are put in one job.
 
-    In two jobs the shared kernels would be compiled twice. Parts of codecs are jobs of their own, the first ones.
+    In two jobs the shared kernels would be compiled twice. Parts of codecs are jobs of their own, the first ones; `_compiled`
+    begins other jobs with the same stages when all parts are done.
     """
     parts = [[piece] for piece in pieces if piece.what == PART]
     jobs: list[tuple[set[str], list[Piece]]] = []
     for piece in pieces:
         if piece.what == PART:
             continue
-        ids = {stage.id for stage in get_codec(piece.codec).spec.stages}
+        ids = _stages(piece)
         akin = [job for job in jobs if job[0] & ids]
         joined = ids.union(*(names for names, _ in akin)), [*(each for _, job in akin for each in job), piece]
         jobs = [*(job for job in jobs if not job[0] & ids), joined]
     return [*parts, *(job for _, job in jobs)]
 
 
+def _stages(piece: Piece) -> set[str]:
+    return {stage.id for stage in get_codec(piece.codec).spec.stages}
+
+
 def _feed(
-    child: subprocess.Popen[str], waiting: queue.SimpleQueue[Sequence[Piece]], done: queue.SimpleQueue[tuple[Piece, int]]
+    child: subprocess.Popen[str], waiting: queue.SimpleQueue[Sequence[Piece] | None], done: queue.SimpleQueue[tuple[Piece, int]]
 ) -> None:
-    """Let `child` compile the pieces of waiting jobs. A piece that the child cannot compile counts as done."""
+    """Let `child` compile the pieces of waiting jobs until None comes. A piece that the child cannot compile counts as done."""
     assert child.stdin is not None and child.stdout is not None
-    with contextlib.suppress(queue.Empty):
-        while True:
-            for piece in waiting.get_nowait():
-                kernels = 0
-                with contextlib.suppress(OSError, ValueError):
-                    child.stdin.write(to_json(piece) + "\n")
-                    child.stdin.flush()
-                    kernels = int(child.stdout.readline() or 0)
-                done.put((piece, kernels))
+    while (job := waiting.get()) is not None:
+        for piece in job:
+            kernels = 0
+            with contextlib.suppress(OSError, ValueError):
+                child.stdin.write(to_json(piece) + "\n")
+                child.stdin.flush()
+                kernels = int(child.stdout.readline() or 0)
+            done.put((piece, kernels))
 
 
 def _child() -> subprocess.Popen[str]:

@@ -30,7 +30,7 @@ _ROW = 512  # number of values that codecs pack together
 _LEAST_SCALE, _FAR_OUT, _FAR_APART = 1e-4, 32, 2048
 CODED, ADDED, MOVED, READ = "gradients coded", "gradients added", "weights coded", "weights read"
 UPDATED, ADAM = "weights updated", "weights updated by Adam"
-PART = "part of a codec"
+PART = "kernels of the codec, part"
 
 
 class Piece(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from psnode.config import Config
 from psnode.config.resolve import resolve
+from psnode.exchange import compilation
 from psnode.exchange.compilation import _jobs
 from psnode.exchange.kernel_pieces import PART, Piece, pieces_of, run_piece
 from psnode.master.recorder import StepRecorder
@@ -89,7 +91,7 @@ def test_a_cold_cache_is_filled_once_and_told(tmp_path: Path) -> None:
         done = python(program, "train", *args, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         told.append([line for line in done.stderr.splitlines() if "compil" in line])
-    assert told[0][0].startswith("psnode: compiling kernels, once on this machine, for ")
+    assert told[0][0].startswith("psnode: compiling kernels, once on this machine, in ")
     assert re.fullmatch(r"psnode: compiled \d+ kernels in [\d.]+ s", told[0][-1])
     assert told[1] == []
 
@@ -169,3 +171,41 @@ def test_parts_are_compiled_first_and_apart() -> None:
     assert [[piece.what for piece in job] for job in jobs[:4]] == [[PART]] * 4
     assert [job[0].rule for job in jobs[:4]] == [(0,), (1,), (2,), (3,)]
     assert not any(piece.what == PART for job in jobs[4:] for piece in job)
+
+
+@pytest.mark.parametrize("cores", [2, 6])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_rest_of_a_codec_follows_its_parts(cores: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children answer at once, the parts' last of all; a child that has ended answers nothing."""
+    taken: list[Piece] = []
+
+    class Child:
+        def __init__(self) -> None:
+            self.stdin = self.stdout = self
+
+        def write(self, line: str) -> None:
+            self.piece = Piece.parse(json.loads(line))
+            taken.append(self.piece)
+            if self.piece.what == PART:
+                time.sleep(0.05 * (1 + self.piece.rule[0]))
+
+        def flush(self) -> None:
+            if fails and self.piece.what == PART:
+                raise OSError
+
+        def readline(self) -> str:
+            return "3\n"
+
+        def kill(self) -> None: ...
+
+        communicate = kill
+
+    monkeypatch.setattr(compilation, "_child", Child)
+    monkeypatch.setattr(compilation, "usable_cores", lambda: cores)
+    monkeypatch.setattr(compilation, "_nothing_is_kept", lambda: False)
+    every = pieces("polar-2bit")
+    done = list(compilation._compiled(every))
+    assert sorted(piece for piece, _ in done) == sorted(every) and len(taken) == len(every)
+    assert {kernels for piece, kernels in done if piece.what == PART} == {0 if fails else 3}
+    last = max(place for place, (piece, _) in enumerate(done) if piece.what == PART)
+    assert all(piece.what == PART or not piece.codec.startswith("polar") for piece, _ in done[:last])

@@ -39,7 +39,7 @@ def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, dow
     if constrained:
         return "the task's constraint is put on the model there"
     if downlink.lead:
-        return "the weights that changes lead to are computed there (--downlink-lead)"
+        return "the weights that changes lead to are computed there (--downlink-lead; 0 turns it off)"
     if config.ema_decay is not None:
         return "the moving average of the weights is kept there (--ema-decay)"
     return ""

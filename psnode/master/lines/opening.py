@@ -75,29 +75,31 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
     The warning gives the largest notable cost that was measured with this scheme. Without such a measurement, warn if the codec
     sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
     """
-    usual = SCHEMES[DEFAULT_SCHEME]
+    usual, coder = SCHEMES[DEFAULT_SCHEME], get_codec(scheme.codec)
+    own = SCHEMES.get(scheme.name)
+    name = scheme.name if own is None or get_codec(own.codec) == coder else f"--codec {brief(coder)}"
     found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]
     if found:
         worst = found[0]
         better = [cost for cost in costs_of(_coded(usual), optimizer) if cost.cell == worst.cell and cost.mean < worst.mean]
         advice = f"; --scheme {usual.name}, the default, {better[0].mean:.1f}" if better else ""
-        return f"{scheme.name} under {optimizer} cost {worst}{advice} (docs/choosing.md)"
-    if optimizer not in WITH_BETAS or not _COARSE & {stage.id for stage in get_codec(scheme.codec).spec.stages}:
+        return f"{name} under {optimizer} cost {worst}{advice} (docs/choosing.md)"
+    if optimizer not in WITH_BETAS or not _COARSE & {stage.id for stage in coder.spec.stages}:
         return ""
     return (
-        f"{scheme.name} under {optimizer}: topk, onebit, efsignsgd and atomo cost a small transformer under adamw accuracy; "
+        f"{name} under {optimizer}: topk, onebit, efsignsgd and atomo cost a small transformer under adamw accuracy; "
         f"--scheme {DEFAULT_SCHEME}, the default, cost it least of all that send as little (docs/choosing.md)"
     )
 
 
 def measured_cost(scheme: Scheme, optimizer: str) -> str:
     """Return the range of the measured differences between the scheme and dense under such an optimizer; empty if unknown."""
-    found = sorted(costs_of(_coded(scheme), optimizer), key=lambda cost: cost.mean)
+    found = sorted((cost for cost in costs_of(_coded(scheme), optimizer) if cost.run != DENSE), key=lambda cost: cost.mean)
     parts = []
     for by_loss, name, unit in ((True, "loss", "%"), (False, "accuracy", "points")):
         own = [cost for cost in found if cost.by_loss == by_loss]
         if own:
-            ends = dict.fromkeys(f"{cost.mean if by_loss else -cost.mean:+.1f}" for cost in (own[0], own[-1]))
+            ends = dict.fromkeys(f"{round(cost.mean if by_loss else -cost.mean, 1) + 0.0:+.1f}" for cost in (own[0], own[-1]))
             models = ", ".join(dict.fromkeys(cost.model for cost in own))
             parts.append(f"{name} {' to '.join(ends)} {unit} on {models}")
     return f"beside dense, {'; '.join(parts)} (docs/choosing.md)" if parts else ""

@@ -56,6 +56,11 @@ def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_a
     assert doubt_of(SCHEMES["qsgd"], "sgd") == ""
 
 
+def test_the_note_names_a_codec_that_replaces_the_schemes_own() -> None:
+    told = doubt_of(resolve(Config(codec="topk:ratio=0.5", optimizer="adamw")), "adamw")
+    assert told.startswith("--codec topk:ratio=0.5 under adamw: ")
+
+
 def test_what_a_scheme_cost_where_it_was_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     known = (
         cost("gpt-small/adamw/700", DEFAULT_SCHEME, -1.61),
@@ -64,8 +69,11 @@ def test_what_a_scheme_cost_where_it_was_measured_is_told(monkeypatch: pytest.Mo
         cost("vit/adamw/400", DEFAULT_SCHEME, -1.93),
         cost("lenet/sgd/400", DEFAULT_SCHEME, 0.12),
         cost("lstm/adamw/400", "topk", 9.0),
+        cost("lstm/adamw/400", "dense", 0.0),
     )
     monkeypatch.setattr(loss_record, "measured", lambda: known)
+    assert measured_cost(SCHEMES["dense"], "adamw") == ""
+    assert [measured_cost(SCHEMES[DEFAULT_SCHEME], other) for other in ("rmsprop", "asgd", "task")] == ["", "", ""]
     assert measured_cost(SCHEMES[DEFAULT_SCHEME], "adam") == (
         "beside dense, loss -1.6 to +0.4 % on gpt-small, lstm; accuracy +1.9 points on vit (docs/choosing.md)"
     )
