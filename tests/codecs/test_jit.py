@@ -13,6 +13,7 @@ import numba
 import pytest
 
 import psnode
+from psnode.config.train_settings import DEFAULT_SCHEME
 
 ROOT = Path(psnode.__file__).resolve().parents[1]
 _DRAW = """
@@ -120,7 +121,7 @@ def test_every_command_works_where_no_kernel_can_be_kept_and_says_what_to_set(tm
         found = {each["what"]: each for each in json.loads(doctor.stdout)}
         assert (found["kernel cache"]["state"], "NUMBA_CACHE_DIR" in found["kernel cache"]["remedy"]) == ("optional", True)
         assert [each for each in found.values() if each["state"] == "missing"] == []
-        assert (doctor.returncode, found["codecs"]["detail"].split()[2]) == (0, "topk")
+        assert (doctor.returncode, found["codecs"]["detail"].split()[2]) == (0, DEFAULT_SCHEME)
         assert not [path.name for path in mine.iterdir() if path.name.startswith(("~", "psnode", "numba"))]
     finally:
         for place in (package, *package.rglob("*")):
