@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from psnode.codecs import get_codec
+from psnode.codecs import Codec, get_codec
 from psnode.codecs.registry import brief
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
@@ -77,14 +77,14 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
     """
     usual, coder = SCHEMES[DEFAULT_SCHEME], get_codec(scheme.codec)
     own = SCHEMES.get(scheme.name)
-    name = scheme.name if own is None or get_codec(own.codec) == coder else f"--codec {brief(coder)}"
+    name = scheme.name if own is None or _stages(get_codec(own.codec)) == _stages(coder) else f"--codec {brief(coder)}"
     found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]
     if found:
         worst = found[0]
         better = [cost for cost in costs_of(_coded(usual), optimizer) if cost.cell == worst.cell and cost.mean < worst.mean]
         advice = f"; --scheme {usual.name}, the default, {better[0].mean:.1f}" if better else ""
         return f"{name} under {optimizer} cost {worst}{advice} (docs/choosing.md)"
-    if optimizer not in WITH_BETAS or not _COARSE & {stage.id for stage in coder.spec.stages}:
+    if optimizer not in WITH_BETAS or not _COARSE.intersection(_stages(coder)):
         return ""
     return (
         f"{name} under {optimizer}: topk, onebit, efsignsgd and atomo cost a small transformer under adamw accuracy; "
@@ -103,6 +103,10 @@ def measured_cost(scheme: Scheme, optimizer: str) -> str:
             models = ", ".join(dict.fromkeys(cost.model for cost in own))
             parts.append(f"{name} {' to '.join(ends)} {unit} on {models}")
     return f"beside dense, {'; '.join(parts)} (docs/choosing.md)" if parts else ""
+
+
+def _stages(codec: Codec) -> list[str]:
+    return [stage.id for stage in codec.spec.stages]
 
 
 def _coded(scheme: Scheme) -> Coded:

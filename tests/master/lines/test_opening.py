@@ -59,6 +59,7 @@ def test_a_scheme_that_lost_much_where_it_was_measured_is_told_with_the_figure_a
 def test_the_note_names_a_codec_that_replaces_the_schemes_own() -> None:
     told = doubt_of(resolve(Config(codec="topk:ratio=0.5", optimizer="adamw")), "adamw")
     assert told.startswith("--codec topk:ratio=0.5 under adamw: ")
+    assert doubt_of(resolve(Config(scheme="atomo:rank=2", optimizer="adamw")), "adamw").startswith("atomo under adamw: ")
 
 
 def test_what_a_scheme_cost_where_it_was_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
