@@ -176,7 +176,10 @@ def test_parts_are_compiled_first_and_apart() -> None:
 @pytest.mark.parametrize("cores", [2, 6])
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_rest_of_a_codec_follows_its_parts(cores: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children answer at once, the parts' last of all; a child that has ended answers nothing."""
+    """A part takes a while, so that a job which does not wait for the parts overtakes them.
+
+    A child that has ended answers nothing. The assertions hold on a machine of any speed.
+    """
     taken: list[Piece] = []
 
     class Child:
