@@ -41,17 +41,6 @@ install() {
         timeout 120 "$python" -m pip install --quiet hypothesis pytest scipy
 }
 
-# golden PYTHON: compare the bytes that codecs write with the stored ones.
-golden() {
-    local files
-    mkdir -p "$folder/checks/tests"
-    cp -R tests/codecs tests/feedback tests/conftest.py "$folder/checks/tests"
-    printf '[pytest]\npythonpath = .\naddopts = --import-mode=importlib -p no:cacheprovider\nmarkers =\n    serial: one after another\n' \
-        >"$folder/checks/pytest.ini"
-    mapfile -t files < <(cd "$folder/checks" && grep -l "def test_golden_bytes" tests/codecs/test_*.py)
-    (cd "$folder/checks" && timeout 900 "$1" -m pytest -q -k golden_bytes "${files[@]}")
-}
-
 # versions PYTHON: print the versions that determine the results, and check that the imported psnode is the wheel's.
 versions() {
     "$1" -P - <<'EOF'
@@ -88,7 +77,7 @@ try_out() {
         return 1
     fi
     versions "$python" || failed=1
-    golden "$python" >"$folder/golden" 2>&1 & # concurrently with the schemes, on another core
+    scripts/golden_bytes.sh "$python" "$folder" >"$folder/golden" 2>&1 & # concurrently with the schemes, on another core
     (cd "$folder" && exec timeout 900 "$python" -P "$OLDPWD/scripts/every_scheme.py" 2>"$log") || { tail -n 40 "$log" && failed=1; }
     wait $! || failed=1
     cat "$folder/golden"

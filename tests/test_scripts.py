@@ -157,3 +157,12 @@ def test_a_wheel_is_passed_over_for_lack_of_network_or_disk_alone(said: str, cod
     assert done.returncode == code, done
     assert told in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["python"]
+
+
+def test_golden_bytes_are_compared_away_from_the_sources(tmp_path: Path) -> None:
+    """Only the collection runs here: whatever the tests import must have come along."""
+    done = bash(f"scripts/golden_bytes.sh {sys.executable} {tmp_path} --collect-only", PYTHONPATH="")
+    assert done.returncode == 0, done
+    collected = int(done.stdout.splitlines()[-1].split("/")[0].split()[0])
+    codecs = {path.stem for path in (tmp_path / "checks/tests/codecs").glob("test_*.py")}
+    assert 20 <= collected and len(codecs) > 20
