@@ -19,7 +19,7 @@ import pytest
 
 from tests.forking import FORKING
 
-SHOWN = 20
+SHOWN = 60
 _KEY = "cost"
 
 

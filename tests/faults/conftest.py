@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from psnode.jobs.sweeping import members
+from tests.forking import FORKING, descendants, fork_of
 
 ROOT = Path(__file__).resolve().parents[2]
 _FLAGS = ["--batch-size", "8", "--threads", "1", "--no-tensorboard", "--scheme", "atomo", "--lr", "0.02"]
@@ -37,11 +37,13 @@ class Job:
 
     def __init__(self, train_dir: Path, workers: int, *flags: str, launch: Sequence[str] = (), deadline: str = "60") -> None:
         self.train_dir = train_dir
-        command = [sys.executable, "-m", "psnode", "launch", "-n", str(workers), *launch, "--", "train", *_FLAGS, *flags]
+        python, ranks = FORKING.launching()
+        command = [python, "-m", "psnode", "launch", "-n", str(workers), *launch, "--", "train", *_FLAGS, *flags]
         self.process = subprocess.Popen(
             [*command, "--train-dir", str(train_dir)],
             env={
                 **os.environ,
+                **ranks,
                 "PSNODE_NORM_CAP": "off",  # these tests do not cover spikes of the loss
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
@@ -101,7 +103,8 @@ class Job:
         for pid in sorted(self._processes(), key=begun):
             with contextlib.suppress(OSError):
                 if word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    found.append(pid)
+                    fork = fork_of(pid)
+                    found += [pid] if fork == pid else [fork, *sorted(descendants(fork), key=begun)]
         return found
 
     def end(self, seconds: float = 300.0) -> tuple[int, str]:
@@ -110,7 +113,8 @@ class Job:
         return self.process.returncode, out
 
     def _processes(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        launcher = fork_of(self.process.pid)
+        children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         return [pid for mpirun in children for pid in members(int(mpirun))]
 
     def kill(self) -> None:

@@ -7,9 +7,9 @@ as the fork ends, and the fork is killed if the client is. The server refuses if
 because of a variable that is read during imports, limits, cores, namespaces, or another psnode on the path. The client then
 becomes an ordinary interpreter.
 
-The fork's process id is not that of the client. A test must start `sys.executable` instead if it stops a process (SIGSTOP), reads
-its /proc, or compares its id with a recorded one. A fork has every module of psnode already, so that a missing or circular
-import shows only in tests that start `sys.executable`.
+The fork's process id is not that of the client; `fork_of` returns it. A test must start `sys.executable` instead if it reads a
+process's /proc or looks at its parents. A fork has every module of psnode already, so that a missing or circular import shows
+only in tests that start `sys.executable`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Forking:
         if self._server.stdout.readline() != b"ready\n":
             raise RuntimeError(f"the server of forks has ended with {self._server.wait()}")
 
+    def launching(self) -> tuple[str, dict[str, str]]:
+        """Return the executable file, and variables with which the ranks of a `psnode launch` are forks too."""
+        python, beside = self.python(), str(Path(sys.executable).parent)
+        return python, {"FORKING_RANKS": python, "PATH": os.pathsep.join((beside, os.environ.get("PATH", os.defpath)))}
+
     def processor_time(self) -> float:
         """Return the seconds of processor time used by the server and its ended forks."""
         if self._server is None:
@@ -73,6 +78,25 @@ class Forking:
             self._server.communicate()
             self._server = None
             shutil.rmtree(self._folder)
+
+
+def fork_of(pid: int) -> int:
+    """Return the process id of the fork for which a client stands, and that of any other process unchanged."""
+    with contextlib.suppress(OSError):
+        word, _, fork = Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip().partition("-")
+        if word == "fork":
+            return int(fork)
+    return pid
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process ids of all children of a process, of their children, and so on."""
+    found: list[int] = []
+    for file in Path("/proc").glob(f"{pid}/task/*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 FORKING = Forking()  # the instance of this process of tests; tests/conftest.py closes it

@@ -62,6 +62,8 @@ _IMPORTS += ("TORCH", "VECLIB", "XDG_", "HOME", "VIRTUAL_ENV", "TMPDIR", "TZ")
 _LATER = {"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH"}  # these take effect in the fork
 _LATER |= {"TORCHINDUCTOR_CACHE_DIR"}  # torch sets this variable when its compiler is imported
 _LIBRARIES = os.path.join(sys.prefix, "lib")  # mpirun adds the folder of its own library, possibly several times
+RANKS = "FORKING_RANKS"  # the interpreter that a fork names to those which it starts
+OWN = {"psnode.jobs.launch"}  # modules that read the interpreter's name when they are imported
 _PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
@@ -87,9 +89,10 @@ def import_all() -> None:
     assert list(psnode.__path__) == [str(ROOT / "psnode")]
     for package in PACKAGES:
         for module in pkgutil.walk_packages([str(ROOT / "psnode" / package)], f"psnode.{package}."):
-            importlib.import_module(module.name)
+            if module.name not in OWN:
+                importlib.import_module(module.name)
     numba.njit(lambda x: x + 1)(1.0)  # compiling a first function loads the types that Numba knows
-    assert not OPTIONAL.intersection(sys.modules)
+    assert not (OPTIONAL | OWN).intersection(sys.modules)
 
 
 def read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
@@ -245,6 +248,7 @@ def become(request: Request) -> None:
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
     sys.__stdin__ = sys.stdin
+    sys.executable = os.environ.get(RANKS, sys.executable)
     random.seed()
     numpy.random.seed()
     signal.signal(signal.SIGINT, signal.default_int_handler)
