@@ -55,18 +55,20 @@ def runs(places: tuple[Path, ...], sort: str, reverse: bool, as_json: bool) -> i
 @click.command(short_help="Write a page about runs.")
 @click.argument("places", nargs=-1, required=True, type=_PATH, metavar="RUN...")
 @click.option("-o", "--output", type=_PATH, default=Path("report.html"), show_default=True, metavar="FILE", help="The page.")
+@click.option("--each", is_flag=True, help="Draw a line for each run, also for runs that differ by their seeds alone.")
 @debuggable
-def report(places: tuple[Path, ...], output: Path) -> int:
+def report(places: tuple[Path, ...], output: Path, each: bool) -> int:
     """Write one HTML file about runs, or about all runs in directories. The page needs no network.
 
     It shows curves over steps, seconds and bytes, the parts of a step's time and its critical path, links, faults and events,
-    plans, and the differences between settings. A run that is still going is shown up to its present step.
+    plans, and the differences between settings. Completed runs that differ by their seeds alone are one line with a band. A run
+    that is still going is shown up to its present step.
     """
     from psnode.report.page import write
 
     found = _read(places)
     told = [len(run.problems) for run in found]
-    write(found, output)
+    write(found, output, each=each)
     for run, known in zip(found, told, strict=True):
         for problem in run.problems[known:]:  # new problems, with the timelines, which only the page reads
             _tell(problem)

@@ -8,24 +8,26 @@ from xml.etree.ElementTree import Element
 
 from psnode.plan.roles import MASTER
 from psnode.records.timeline import TIMELINE
+from psnode.report.comparisons import compared, named
 from psnode.report.critical import PARTS, CriticalPath, WorkSpan, bounds, means, paths, spans_of, typical
-from psnode.report.elements import e, table
-from psnode.report.run import Run
-from psnode.report.tables import named
+from psnode.report.elements import Content, e
+from psnode.report.variants import Variant
 
 _WIDTH, _LEFT, _LANE = 940, 90, 20
 _MOST_LANES = 24
 _MOST_SPANS = 1500
+_Found = tuple[Variant, list[WorkSpan], list[CriticalPath]]
 _TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "apply", "drain", "checkpoint")
 
 
-def section(runs: Sequence[Run]) -> list[Element]:
-    """Return the section about the runs' timelines; empty if no run has a timeline with a whole step."""
-    found: list[tuple[int, Run, list[WorkSpan], list[CriticalPath]]] = []
-    for number, run in enumerate(runs):
+def section(runs: Sequence[Variant]) -> list[Element]:
+    """Return the section about the timelines of `runs`, each a variant of one run; empty if none has a whole step."""
+    found: list[_Found] = []
+    for each in runs:
+        run = each.first
         spans = spans_of(run.timeline())
         if whole := paths(spans):
-            found.append((number, run, spans, whole))
+            found.append((each, spans, whole))
         elif spans:
             run.problems.append(f"{run.path / TIMELINE} holds no step from beginning to end: there is no critical path")
     if not found:
@@ -36,27 +38,30 @@ def section(runs: Sequence[Run]) -> list[Element]:
     return [e("p", told), _shares(found), *(_figure(*each) for each in found)]
 
 
-def _figure(number: int, run: Run, spans: Sequence[WorkSpan], found: Sequence[CriticalPath]) -> Element:
+def _figure(run: Variant, spans: Sequence[WorkSpan], found: Sequence[CriticalPath]) -> Element:
     path = typical(found)
     length = f"{1e3 * (path.stop - path.start):.1f} ms, the median"
     caption = f"step {path.step} ({length}): its critical path, and below it the work of all ranks"
-    return e("figure", e("figcaption", named(run, number), caption), _picture(path, spans), class_="wide")
+    return e("figure", e("figcaption", named(run), caption), _picture(path, spans), class_="wide")
 
 
 def _rank(rank: int) -> str:
     return "the master" if rank == MASTER else f"worker {rank}"
 
 
-def _shares(found: Sequence[tuple[int, Run, list[WorkSpan], list[CriticalPath]]]) -> Element:
-    parts = [means(whole) for _, _, _, whole in found]
-    rows = [[PARTS.get(name, name), *(_share(each, name) for each in parts)] for name in dict.fromkeys([*PARTS, *chain(*parts)])]
-    rows = [row for row in rows if any(cell is not None for cell in row[1:])]
-    rows.append(["step", *(f"{1e3 * sum(each.values()):.2f}" for each in parts)])
-    ranks = sorted({rank for _, _, _, whole in found for rank in bounds(whole)})
+def _shares(found: Sequence[_Found]) -> Element:
+    parts = [means(whole) for _, _, whole in found]
+    rows: list[tuple[Content, list[Content]]] = []
+    for name in dict.fromkeys([*PARTS, *chain(*parts)]):
+        cells = [_share(each, name) for each in parts]
+        if any(cell is not None for cell in cells):
+            rows.append((PARTS.get(name, name), [*cells]))
+    rows.append(("step", [f"{1e3 * sum(each.values()):.2f}" for each in parts]))
+    ranks = sorted({rank for _, _, whole in found for rank in bounds(whole)})
     for rank in ranks:
-        counts = (bounds(whole).get(rank, 0) / len(whole) for _, _, _, whole in found)
-        rows.append([f"bounded by {_rank(rank)}", *(f"{100 * count:.1f} % of steps" for count in counts)])
-    return table("Mean milliseconds of a step's critical path", ["", *(named(run, number) for number, run, _, _ in found)], rows)
+        counts = (bounds(whole).get(rank, 0) / len(whole) for _, _, whole in found)
+        rows.append((f"bounded by {_rank(rank)}", [f"{100 * count:.1f} % of steps" for count in counts]))
+    return compared("Mean milliseconds of a step's critical path", [run for run, _, _ in found], rows)
 
 
 def _share(parts: Mapping[str, float], name: str) -> Element | None:

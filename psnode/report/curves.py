@@ -12,7 +12,8 @@ from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS
 from psnode.report.chart import LEFT, RIGHT, WIDTH, Line, axis_below, chart, scale_of
 from psnode.report.elements import e
 from psnode.report.run import Run
-from psnode.report.steps import AXES, Steps
+from psnode.report.steps import AXES, Steps, mean_curve
+from psnode.report.variants import Variant
 
 CALM = {"calibrated", "learning rate", "promoted", "resharded", "returned"}  # events shown as information, not as warnings
 _MOST_METRICS = 12
@@ -78,12 +79,12 @@ def _tells(run: Run, panel: Panel) -> bool:
     return bool(known.size)
 
 
-def figures(runs: Sequence[Run]) -> list[Element]:
+def figures(variants: Sequence[Variant]) -> list[Element]:
     """Return a figure for every panel, with one chart per axis, of which the page shows one at a time."""
     made = []
-    for panel in panels(runs):
+    for panel in panels([run for variant in variants for run in variant.runs]):
         pictures = [
-            e("div", chart(panel.title, axis, _lines(runs, panel, axis), panel.unit, zero=panel.zero), class_=f"by-{axis}")
+            e("div", chart(panel.title, axis, _lines(variants, panel, axis), panel.unit, zero=panel.zero), class_=f"by-{axis}")
             for axis in AXES
         ]
         unit = f", {panel.unit}" if panel.unit in ("%", "s") else ""
@@ -92,17 +93,23 @@ def figures(runs: Sequence[Run]) -> list[Element]:
     return made
 
 
-def _lines(runs: Sequence[Run], panel: Panel, axis: str) -> list[Line]:
+def _lines(variants: Sequence[Variant], panel: Panel, axis: str) -> list[Line]:
     made = []
-    for number, run in enumerate(runs):
-        for file, table in (run.evaluations if panel.evaluated else {"": run.steps}).items():
-            curve = table.curve(panel.column)
+    for variant in variants:
+        for file in (EVALUATIONS, EMA_EVALUATIONS) if panel.evaluated else ("",):
+            runs = [run for run in variant.runs if _table(run, file).known(panel.column).size]
+            tables = [_table(run, file) for run in runs]
+            curve = tables[0].curve(panel.column) if len(tables) == 1 else mean_curve(tables, panel.column)
             if curve.steps.size:
-                label = f"{run.name} (moving average)" if file == EMA_EVALUATIONS else run.name
+                label = f"{variant.name} (moving average)" if file == EMA_EVALUATIONS else variant.name
                 mean, low, high = (panel.factor * each for each in (curve.mean, curve.low, curve.high))
-                x = run.steps.place(axis, curve.steps)
-                made.append(Line(label, number, x, mean, low, high, marked=file == EVALUATIONS))
+                x = np.mean([run.steps.place(axis, curve.steps) for run in runs], axis=0)
+                made.append(Line(label, variant.number, x, mean, low, high, marked=file == EVALUATIONS))
     return made
+
+
+def _table(run: Run, file: str) -> Steps:
+    return run.evaluations.get(file, Steps()) if file else run.steps
 
 
 def strip(runs: Sequence[Run]) -> list[Element]:
@@ -118,7 +125,8 @@ def _lanes(runs: Sequence[Run], axis: str) -> Element:
     for number, run in enumerate(runs):
         y = _LANE * number + 6
         drawing.append(e("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y + 8, y2=y + 8, class_="grid"))
-        drawing.append(e("text", _short(run.name), x=LEFT - 6, y=y + 12, class_="tick", text_anchor="end"))
+        whole = e("title", run.name)
+        drawing.append(e("text", whole, _short(run.name), x=LEFT - 6, y=y + 12, class_="tick", text_anchor="end"))
         events = run.events[:_MOST_MARKS]
         for event, place in zip(events, run.steps.place(axis, [event["step"] for event in events]), strict=True):
             name = str(event.get("event"))

@@ -77,6 +77,12 @@ class Run:
         found = [value for table in self.evaluations.values() for value in table.known("top1")]
         return max(found, default=None)
 
+    @property
+    def best_loss(self) -> float | None:
+        """Return the lowest loss that an evaluator has measured; None if there is none."""
+        found = [value for table in self.evaluations.values() for value in table.known("loss")]
+        return min(found, default=None)
+
     def last(self, name: str) -> float | None:
         """Return the latest value of a quantity of the steps; None if no step has it."""
         known = self.steps.known(name)

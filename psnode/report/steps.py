@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from psnode.codecs.arrays import Float64s
+from psnode.codecs.arrays import Float64s, Int64s
 
 AXES = ("steps", "seconds", "bytes")
 MOST_POINTS = 160  # maximum points of a curve; a band shows the values in between
@@ -77,15 +77,39 @@ class Steps:
         """Return a quantity in at most `most` buckets of about equally many steps; steps without the quantity are left out."""
         told = np.isfinite(self.column(name))
         number, values = self.number[told], self.column(name)[told]
-        edges = np.unique(np.linspace(0, values.size, min(most, values.size) + 1).astype(np.int64)) if values.size else [0]
+        edges = _edges(values.size, most)
         parts = [values[a:b] for a, b in pairwise(edges)]
-        last = [number[b - 1] for b in edges[1:]]
         return Curve(
-            np.array(last),
+            np.array([number[b - 1] for b in edges[1:]]),
             np.array([np.mean(part) for part in parts]),
             np.array([np.min(part) for part in parts]),
             np.array([np.max(part) for part in parts]),
         )
+
+
+def mean_curve(tables: Sequence[Steps], name: str, most: int = MOST_POINTS) -> Curve:
+    """Return the mean of a quantity over several runs, in at most `most` buckets of about equally many steps.
+
+    `low` and `high` are the lowest and the highest run: the mean of the bucket in that run. Tables without the quantity do not
+    count; steps that one of the others lacks are left out.
+    """
+    wanted = [table for table in tables if table.known(name).size]
+    known = [
+        {step: value for step, value in zip(table.number, table.column(name), strict=True) if math.isfinite(value)}
+        for table in wanted
+    ]
+    number = np.array(sorted(set[float]().union(*known).intersection(*known)))
+    edges = _edges(number.size, most)
+    values = np.array([[each[step] for step in number] for each in known]).reshape(len(known), number.size)
+    parts = np.array([values[:, a:b].mean(axis=1) for a, b in pairwise(edges)]).reshape(len(edges) - 1, len(known))
+    if not parts.size:
+        return Curve(*(np.zeros(0) for _ in Curve._fields))
+    return Curve(number[edges[1:] - 1], parts.mean(axis=1), parts.min(axis=1), parts.max(axis=1))
+
+
+def _edges(count: int, most: int) -> Int64s:
+    """Return the bounds of at most `most` buckets of about equally many of `count` values."""
+    return np.unique(np.linspace(0, count, min(most, count) + 1).astype(np.int64)) if count else np.zeros(1, np.int64)
 
 
 def columns_of(records: Iterable[Mapping[str, Any]]) -> Steps:

@@ -16,7 +16,7 @@ import pytest
 
 from psnode.report.page import render
 from psnode.report.run import read, read_all
-from tests.report.conftest import lines, record, write_run
+from tests.report.conftest import CONFIG, lines, record, write_run
 
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 pytestmark = [
@@ -135,3 +135,26 @@ def test_it_is_drawn(browse: Callable[..., Seen], trained: Path, tmp_path: Path)
     content = picture.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", content[16:24]) == (1200, 900)
     assert len(content) > 20_000  # an empty page has a tenth of this size
+
+
+def test_tables_of_many_runs_are_as_wide_as_a_window_of_1280(browse: Callable[..., Seen], tmp_path: Path) -> None:
+    """No table scrolls, and no head of a row is broken into letters; the runs have long names and differ in eight settings."""
+    paths = []
+    for k in range(20):
+        config = {f"setting{j}": f"{(k + 1) * j}" for j in range(1, 7)} | {"lr": 0.1 * k}
+        scheme = CONFIG["scheme"] | {
+            "codec": "topk:ratio=0.01,sampled=false+fp16",
+            "downlink": "qsgd:levels=15,bucket=512,norm=l2",
+        }
+        name = f"dense---codec-blocktopk4.py:BlockTopK4---feedback-ef---downlink-topk:ratio=0.01---lr-0.{k}-1"
+        paths.append(write_run(tmp_path / name, [record(j, gradient_norm=2.0) for j in (1, 2)], config=config, scheme=scheme))
+    told = """<script>
+    const frames = [...document.querySelectorAll(".scroll")].filter((each) => each.clientWidth);
+    const heads = [...document.querySelectorAll("tbody th")].filter((each) => each.clientWidth);
+    document.body.dataset.over = Math.max(...frames.map((each) => each.scrollWidth - each.clientWidth));
+    document.body.dataset.head = Math.min(...heads.map((each) => each.clientWidth));
+    </script>"""
+    content = re.sub(r"<meta http-equiv=[^>]*>", "", render(read_all(paths)).decode()).replace("</body>", f"{told}</body>")
+    seen = browse(content.encode(), "--window-size=1280,900", "--dump-dom")
+    assert re.findall(r'data-over="(-?\d+)"', seen.dom) == ["0"]
+    assert int(re.findall(r'data-head="(\d+)"', seen.dom)[0]) >= 100

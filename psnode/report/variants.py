@@ -1,0 +1,124 @@
+"""The variants that a report compares: completed runs that differ by their seeds alone are one, any other run is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from psnode.config.amounts import counted
+from psnode.config.plain_json import to_json
+from psnode.report.run import Run
+from psnode.report.run_names import common_name, shortened
+
+_SEED = "seed"
+_OF_ONE_RUN = (_SEED, "train_dir", "resume")  # settings in which runs of a variant differ
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One or more runs that are one line of curves and tables.
+
+    `number` selects the colour. `short` is the name with its middle left out if it is long.
+    """
+
+    number: int
+    name: str
+    runs: tuple[Run, ...]
+    short: str = field(default="", compare=False)
+
+    @property
+    def first(self) -> Run:
+        """Return the run with the first name; its settings are those of all, except for the seed."""
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> str:
+        """Return the seeds of the runs, in order, as text."""
+        return ", ".join(str(run.settings.get(_SEED)) for run in self.runs)
+
+    def mean(self, quantity: Callable[[Run], float | None]) -> float | None:
+        """Return the mean of a quantity over the runs that have it; None if none has it."""
+        known = self._known(quantity)
+        return float(np.mean(known)) if known else None
+
+    def told(self, quantity: Callable[[Run], float | None], text: Callable[[float], str]) -> str | None:
+        """Return the mean of a quantity as text, with its standard error if several runs have it; None if none has it."""
+        known = self._known(quantity)
+        if len(known) < 2:
+            return text(known[0]) if known else None
+        with np.errstate(over="ignore", invalid="ignore"):  # values as a file of anyone may hold them
+            mean, error = float(np.mean(known)), float(np.std(known, ddof=1)) / len(known) ** 0.5
+        return f"{text(mean)} ± {text(error)}"
+
+    def _known(self, quantity: Callable[[Run], float | None]) -> list[float]:
+        return [value for run in self.runs if (value := quantity(run)) is not None]
+
+
+def variants(runs: Sequence[Run], *, each: bool = False) -> list[Variant]:
+    """Return the variants of `runs`, in the order of their first runs. With `each`, every run is its own."""
+    alike: dict[str, list[Run]] = {}
+    for number, run in enumerate(runs):
+        alike.setdefault(str(number) if each else _key(run), []).append(run)
+    merged = {id(group[0]): group for group in alike.values() if _differ_by_seed(group)}
+    inside = {id(run) for group in merged.values() for run in group[1:]}
+    groups = [merged.get(id(run), [run]) for run in runs if id(run) not in inside]
+    return _shortened([Variant(number, name, tuple(groups[number])) for number, name in enumerate(_names(groups))])
+
+
+def each_run(found: Sequence[Variant]) -> list[Variant]:
+    """Return every run of the variants as its own, in the colour of its variant."""
+    return _shortened([Variant(variant.number, run.name, (run,)) for variant in found for run in variant.runs])
+
+
+def _shortened(found: Sequence[Variant]) -> list[Variant]:
+    return [replace(each, short=short) for each, short in zip(found, shortened([each.name for each in found]), strict=True)]
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a name for each group: the run's, or the common parts of its runs' names if no other group has the same."""
+    common = [common_name([run.name for run in group]) if len(group) > 1 else "" for group in groups]
+    names = []
+    for group, pattern in zip(groups, common, strict=True):
+        if not pattern:
+            names.append(group[0].name)
+        elif common.count(pattern) == 1 and any(map(str.isalnum, pattern)):
+            names.append(f"{pattern} ({len(group)} seeds)")
+        else:
+            names.append(f"{group[0].name} and {counted(len(group) - 1, 'other seed')}")
+    return names
+
+
+def _key(run: Run) -> str:
+    """Return a text that is equal for runs that may be of one variant."""
+    told = {name: value for name, value in facts(run).items() if name not in _OF_ONE_RUN}
+    return to_json([told, run.ended, run.plan.to_dict() if run.plan else None])
+
+
+def _differ_by_seed(group: Sequence[Run]) -> bool:
+    seeds = [str(run.settings.get(_SEED)) for run in group]
+    whole = all(run.summary.get("exit_code") == 0 for run in group)
+    return len(group) > 1 and whole and len(set(seeds)) == len(seeds) and all(_SEED in run.settings for run in group)
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Return the settings, the parts of the scheme and the versions of a run, as users type them."""
+    scheme = {f"scheme: {name}": value for name, value in run.scheme.items() if name != "name"}
+    versions = {f"version: {name}": value for name, value in run.versions.items()}
+    found = {"workers": run.workers, **run.settings, **scheme, **versions}
+    return {name: "not set" if value is None else str(as_text(value)) for name, value in found.items() if name != "train_dir"}
+
+
+def facts_of(variant: Variant) -> dict[str, str]:
+    """Return the facts of the variant's first run, with the seeds of all runs."""
+    found = facts(variant.first)
+    return {**found, _SEED: variant.seeds} if len(variant.runs) > 1 else found
+
+
+def as_text(value: Any) -> str | None:
+    """Return a recorded value as users type it."""
+    if value is None or isinstance(value, str):
+        return value
+    return to_json(value)
