@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psnode.cli.debugging import debuggable
-from psnode.config.amounts import amount, duration, proportion
+from psnode.config.amounts import amount, duration, loss_text, proportion
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from psnode.report.run import Run
 
 RUNS = Path("runs")  # parent of the default run directories
+_NAME = 12  # fewest columns of the names
+_WIDEST = {"scheme": 10, "end": 9}  # most columns of the others
 _PATH = click.Path(path_type=Path)
 # sort key, and True if the largest value comes first
 _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
@@ -25,6 +27,7 @@ _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
     "steps": (lambda run: run.reached, True),
     "loss": (lambda run: run.last("loss"), False),
     "accuracy": (lambda run: run.best, True),
+    "test-loss": (lambda run: run.best_loss, False),
     "sent": (lambda run: run.sent, False),
     "ratio": (lambda run: run.ratio, True),
     "time": (lambda run: run.steps.sum("seconds.step"), False),
@@ -41,7 +44,7 @@ _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
 @debuggable
 def runs(places: tuple[Path, ...], sort: str, reverse: bool, as_json: bool) -> int:
     """Print a line for every run in DIR and below [runs]: scheme, workers, steps, last loss, best
-    accuracy, bytes, time and end."""
+    accuracy or else lowest test loss, bytes, time and end."""
     if not places and not RUNS.is_dir():
         raise ConfigurationError(f"there is no directory {RUNS} here: name runs, or directories that contain some")
     found = _ordered(_read(places or (RUNS,)), sort, reverse)
@@ -81,7 +84,8 @@ def _read(places: Sequence[Path]) -> list[Run]:
 
     Raises ConfigurationError if there is no run.
     """
-    from psnode.report.run import find, read_all
+    from psnode.report.run import read_all
+    from psnode.report.run_search import find
 
     paths = find(places)
     if not paths:
@@ -116,6 +120,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "steps": run.reached,
         "loss": run.last("loss"),
         "top1": run.best,
+        "best_loss": run.best_loss,
         "uplink_bytes": int(run.steps.sum("uplink_bytes")),
         "downlink_bytes": int(run.steps.sum("downlink_bytes")),
         "uplink_control_bytes": int(run.steps.sum("uplink_control_bytes")),
@@ -128,26 +133,47 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Run]) -> None:
-    """Print a table, 80 columns wide or as wide as the terminal."""
+    """Print a table, 80 columns wide or as wide as the terminal. Long names are cut in their middle."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from psnode.protocol.messages import plain
+    from psnode.report.run_names import shortened
 
-    rows = Table(box=None, pad_edge=False, collapse_padding=True)
-    rows.add_column("run", overflow="fold", min_width=12)
-    rows.add_column("scheme", overflow="ellipsis", no_wrap=True, max_width=10)
-    for head in ("workers", "steps", "loss", "top1", "sent", "/ f32", "time"):
-        rows.add_column(head.replace("workers", "P"), justify="right", no_wrap=True)
-    rows.add_column("end", overflow="fold", max_width=9)
-    for run in found:
-        loss, best, ratio = run.last("loss"), run.best, run.ratio
-        cells = [
-            *(run.name, run.scheme.get("name"), run.workers, run.reached),
-            *(None if loss is None else f"{loss:.4f}", None if best is None else f"{100 * best:.2f}"),
-            *(amount(run.sent), None if ratio is None else proportion(ratio), duration(run.steps.sum("seconds.step")), run.ended),
-        ]
-        rows.add_row(*(Text("–" if cell is None else plain(str(cell))) for cell in cells))
-    Console(highlight=False).print(rows)
-    click.echo("P: workers; top1: best accuracy, %; / f32: bytes of float32 over those sent")
+    console = Console(highlight=False)
+    by_loss = all(run.best is None for run in found) and any(run.best_loss is not None for run in found)
+    best = "test" if by_loss else "top1"
+    heads = ("scheme", "P", "steps", "loss", best, "sent", "/ f32", "time", "end")
+    rows = [[plain("–" if cell is None else str(cell)) for cell in _cells(run, by_loss=by_loss)] for run in found]
+    widths = [min(_WIDEST.get(head, 80), max(map(len, (head, *cells)))) for head, *cells in zip(heads, *rows, strict=True)]
+    names = [plain(run.name) for run in found]
+    cut = shortened(names, max(_NAME, console.width - sum(widths) - len(widths)))
+
+    table = Table("run", box=None, pad_edge=False, collapse_padding=True)
+    table.columns[0].overflow, table.columns[0].min_width = "fold", _NAME
+    for head in heads:
+        left = head in ("scheme", "end")
+        table.add_column(
+            head, overflow="fold" if head == "end" else "ellipsis", no_wrap=head != "end", justify="left" if left else "right",
+            max_width=_WIDEST.get(head),
+        )  # fmt: skip
+    for name, row in zip(cut, rows, strict=True):
+        table.add_row(Text(name), *map(Text, row))
+    console.print(table)
+    meaning = "test: lowest loss of the evaluations" if by_loss else "top1: best accuracy, %"
+    click.echo(f"P: workers; {meaning}; / f32: bytes of float32 over those sent")
+    if cut != names:
+        click.echo("Long names are cut: a wider terminal and --json show all of them.")
+
+
+def _cells(run: Run, *, by_loss: bool) -> list[object]:
+    """Return the figures of a run, with the lowest loss of its evaluations instead of its best accuracy if `by_loss`."""
+    loss, ratio = run.last("loss"), run.ratio
+    top1 = None if run.best is None else f"{100 * run.best:.2f}"
+    lowest = None if run.best_loss is None else loss_text(run.best_loss)
+    return [
+        *(run.scheme.get("name"), run.workers, run.reached, None if loss is None else loss_text(loss)),
+        *(lowest if by_loss else top1, amount(run.sent), None if ratio is None else proportion(ratio)),
+        *(duration(run.steps.sum("seconds.step")), run.ended.partition(" (")[0]),
+    ]

@@ -14,6 +14,11 @@ def proportion(number: float) -> str:
     return f"{number:,.{2 if number < 10 else 1 if number < 100 else 0}f}"
 
 
+def loss_text(loss: float) -> str:
+    """Return a loss as text with four digits behind the point, or three significant digits if it is 10000 or more."""
+    return f"{loss:.4f}" if abs(loss) < 1e4 else f"{loss:.3g}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return `number` as text, followed by the noun in the singular or plural."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -92,7 +92,7 @@ def links(variants: Sequence[Variant]) -> Element:
         row("bits up, per coordinate", _bits, lambda bits: f"{bits:.3g}"),
         row("sent in total", lambda run: run.sent, amount),
         row("float32 / sent", lambda run: run.ratio, proportion),
-        row("mean goodput of the job", _goodput, lambda rate: f"{rate:.3g} Mbit/s"),
+        row("mean goodput of the job", _goodput, lambda rate: f"{proportion(rate)} Mbit/s"),
     ]
     return compared("Links", variants, rows)
 

@@ -25,7 +25,6 @@ from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, EVENTS, METRICS
 from psnode.records.timeline import TIMELINE
 from psnode.report.steps import Steps, columns_of, finite
 
-_DEPTH = 6  # maximum depth of a run's folder below the folder that is searched
 _MOST_EVENTS = 10_000
 _MOST_TIMELINE = 1 << 27  # maximum bytes of timeline.json
 _T = TypeVar("_T")
@@ -176,26 +175,6 @@ def _ended(run: Run) -> str:
     if at_work(run.path):
         return "running"
     return "killed or crashed" if len(run.steps) else "killed or starting"
-
-
-def find(places: Sequence[Path]) -> list[Path]:
-    """Return the directories of runs: each of `places` that is a run, and the runs below the others, in order.
-
-    Links are not followed. Raises ConfigurationError for a place that is not a directory.
-    """
-    found: list[Path] = []
-    for place in places:
-        if not place.is_dir():
-            raise ConfigurationError(f"{place} is not a directory: name runs, or directories that contain some")
-        for folder, folders, files in os.walk(place):
-            here = Path(folder)
-            if CONFIG in files or METRICS in files:
-                found.append(here)
-                folders.clear()
-            elif len(here.relative_to(place).parts) >= _DEPTH:
-                folders.clear()
-            folders.sort()
-    return list(dict.fromkeys(found))
 
 
 def read_all(paths: Sequence[Path]) -> list[Run]:

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from psnode.config.amounts import amount, duration, proportion
+from psnode.config.amounts import amount, duration, loss_text, proportion
 from psnode.plan.groups import Plan
 from psnode.report.comparisons import named
 from psnode.report.elements import e, table
@@ -25,8 +25,8 @@ def overview(caption: str, variants: Sequence[Variant]) -> Element:
         first, sent, ratio = variant.first, variant.mean(lambda run: run.sent), variant.mean(lambda run: run.ratio)
         rows.append([
             named(variant), as_text(first.scheme.get("name")), _count(first.workers), _count(first.reached),
-            _aside(variant.told(lambda run: run.last("loss"), _loss)),
-            _aside(variant.told(lambda run: run.best_loss, _loss)),
+            _aside(variant.told(lambda run: run.last("loss"), loss_text)),
+            _aside(variant.told(lambda run: run.best_loss, loss_text)),
             _aside(variant.told(lambda run: run.best, lambda share: f"{100 * share:.2f} %")),
             amount(sent or 0.0), None if ratio is None else proportion(ratio),
             duration(variant.mean(lambda run: run.steps.sum("seconds.step")) or 0.0), first.ended,
@@ -40,10 +40,6 @@ def _aside(told: str | None) -> Element | str | None:
         return told
     mean, _, error = told.partition("±")
     return e("span", mean, e("small", f"± {error.strip()}"), class_="figure")
-
-
-def _loss(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
 
 
 def _count(number: int | None) -> str | None:

@@ -59,9 +59,38 @@ def test_json_has_what_the_records_say(runs: Path, capsys: pytest.CaptureFixture
     [found] = json.loads(capsys.readouterr().out)
     assert found == {
         "path": str(runs / "first"), "scheme": "qsgd", "workers": 2, "steps": 3, "loss": 1 / 3, "top1": 0.5,
+        "best_loss": 1.0,
         "uplink_bytes": 900, "downlink_bytes": 300, "uplink_control_bytes": 0, "downlink_control_bytes": 0,
         "compression_ratio": 8 * 100 * 2 * 3 / 1200, "seconds": 6.0, "ended": "killed or crashed", "problems": [],
     }  # fmt: skip
+
+
+def test_long_names_take_one_line_each_and_stay_unlike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"dense---codec-block.py:Block---feedback-ef---downlink-topk:ratio=0.01---lr-0.{lr}-1" for lr in range(4)]
+    for name in names:
+        write_run(tmp_path / name, [record(k, loss=1e22 / 3, uplink_bytes=10**8) for k in range(1, 100)])
+        (tmp_path / name / "summary.json").write_text(json.dumps({"stop_reason": "completed", "exit_code": 0}))
+    assert main(["runs", str(tmp_path)]) == 0
+    head, *told = capsys.readouterr().out.splitlines()
+    assert len(told) == len(names) + 2 and max(map(len, (head, *told))) <= 80
+    assert len({line.split()[0] for line in told[: len(names)]}) == len(names)
+    assert all(line.startswith("dense---") and line.split()[-1] == "completed" for line in told[: len(names)])
+    assert "--json" in told[-1]
+
+
+def test_where_no_run_has_an_accuracy_the_lowest_test_loss_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, losses in (("low", (2.5, 2.25, 2.75)), ("high", (3.5,))):
+        path = write_run(tmp_path / name, [record(1)])
+        lines(path / "evaluations.jsonl", [{"step": k, "loss": loss} for k, loss in enumerate(losses, 1)])
+    assert main(["runs", str(tmp_path), "--sort", "test-loss"]) == 0
+    head, low, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[5] == "test" and low.split()[0] == "low" and low.split()[5] == "2.2500"
 
 
 def test_a_damaged_run_is_told_and_the_others_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,8 @@ from filelock import FileLock
 from psnode.cli import main
 from psnode.errors import ConfigurationError
 from psnode.report.page import render
-from psnode.report.run import find, read, read_all
+from psnode.report.run import read, read_all
+from psnode.report.run_search import find
 from tests.attacks.test_attacks import ATTACKS, OLD_RUNS, load_attack
 from tests.report.conftest import CONFIG, lines, record, write_run
 
@@ -142,6 +143,17 @@ def test_runs_are_found_below_a_directory_and_links_are_not_followed(tmp_path: P
         find([tmp_path / "absent"])
     with pytest.raises(ConfigurationError, match="holds no run"):
         read(tmp_path / "a" / "empty")
+
+
+def test_a_config_of_another_program_is_no_run_unless_a_job_was_at_work_there(tmp_path: Path) -> None:
+    for name, content in {"model": '{"model_type": "gpt2"}', "list": "[]", "comment": "// {", "damaged": "{"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    inner = write_run(tmp_path / "model" / "run", [record(1)])
+    begun = write_run(tmp_path / "begun", [])
+    (begun / "metrics.jsonl").unlink()
+    (tmp_path / "damaged" / ".mark").write_text("0" * 32)
+    assert find([tmp_path]) == [begun, tmp_path / "damaged", inner]
 
 
 def test_a_pipe_in_the_place_of_the_timeline_is_not_waited_for(tmp_path: Path) -> None:
