@@ -252,8 +252,9 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", "missing", found["error"], install)
         return
     yield Finding("torch", "ok", f"{found['version']}, CUDA devices: {', '.join(found['devices']) or 'none'}")
-    if vision := found.get("vision", "torchvision ends the process that imports it"):
-        yield Finding("torchvision models", "optional", vision, install)
+    if vision := found.get("vision", f"torchvision ends the process that imports it ({found.get('ended', 'no reason told')})"):
+        fitting = f"install the torchvision that was built for torch {found['version']}: {install}"
+        yield Finding("torchvision models", "optional", vision, fitting)
     if found["devices"]:
         yield _device_kernels(probe([sys.executable, "-c", _KERNELS]))
 
@@ -282,16 +283,22 @@ def _data(directory: Path) -> Finding:
 
 
 def _show(findings: list[Finding]) -> None:
+    """Print a table as wide as the terminal: long paths go on in the next line, and a remedy is a line of its own."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     colours = {"ok": "green", "missing": "red", "optional": "yellow"}
-    table = Table("", "what", "found", "to do", title="psnode doctor", title_justify="left")
+    table = Table(box=None, pad_edge=False, show_header=False, title="psnode doctor", title_justify="left")
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for finding in findings:
         state = f"[{colours[finding.state]}]{finding.state}[/]"
-        table.add_row(state, finding.what, escape(finding.detail), escape(finding.remedy))
-    console = Console()
+        table.add_row(state, finding.what, escape(finding.detail))
+        if finding.remedy:
+            table.add_row("", "", f"[bold]to do:[/] {escape(finding.remedy)}")
+    console = Console(highlight=False)
     console.print(table)
     if any(finding.state == "missing" for finding in findings):
-        console.print("A run cannot work here: see the last column.")
+        console.print("A run cannot work here: do what stands below each line that begins with missing.")

@@ -35,9 +35,9 @@ def _show(own: Mapping[str, Any], answers: Sequence[Answer], found: Sequence[Pro
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(
-        "host", "Python", "torch", "psnode", "MPI", "cores", "free", "clock", "ping", "Mbit/s", box=None, pad_edge=False
-    )
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for head in ("host", "Python", "torch", "psnode", "MPI", "cores", "free", "clock", "ping", "Mbit/s"):
+        table.add_column(head, overflow="fold", no_wrap=head not in ("host", "torch"))
     if not any(answer.host.is_here for answer in answers):
         table.add_row("(here)", *_software(own), "", "", "")
     for answer in answers:

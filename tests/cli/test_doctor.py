@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psnode.cli import doctor, doctor_codecs
+from psnode.cli import doctor, doctor_codecs, doctor_hosts
 from psnode.cli.probes import probe
 from psnode.codecs import Codec, register
 from psnode.codecs.traits import Traits
@@ -22,6 +22,8 @@ from psnode.config.cores import usable_cores
 from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import DEFAULT_SCHEME
 from psnode.jobs.hosts import agent
+from psnode.jobs.hosts.hostfile import Host
+from psnode.jobs.hosts.survey import Answer
 from psnode.jobs.shared_memory import SharedMemory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,3 +149,37 @@ def test_little_shared_memory_is_told_with_what_is_needed(free: int, state: str)
     assert found.state == state
     assert f"{ranks} ranks take {ranks * 16.777216:.3g}"[:18] in found.detail
     assert ("--shm-size" in found.remedy) == (state != "ok")
+
+
+def test_nothing_is_cut_at_eighty_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path, remedy = "/" + "/".join(f"part{k}" for k in range(30)), "set NUMBA_CACHE_DIR to a directory that you can write"
+    doctor._show([doctor.Finding("kernel cache", "missing", path, remedy), doctor.Finding("MPI fault tolerance", "ok", "ULFM")])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert path in "".join(out.split()) and remedy.replace(" ", "") in "".join(out.split())
+    assert "…" not in out
+
+
+def test_hosts_are_not_cut_at_eighty_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    facts = {
+        "python": "3.11.7",
+        "torch": "2.13.0+cu130",
+        "psnode": "0.2.0",
+        "mpi": "Open MPI v5.0.11",
+        "cores": 128,
+        "free": 1e12,
+    }
+    link = {"mbit": 9412.0, "milliseconds": 0.12}
+    names = [f"node{k}.cluster.example.org" for k in range(2)]
+    doctor_hosts._show(facts, [Answer(Host(name, 1), facts=facts, clock=0.0123, up=link, down=link) for name in names], [])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80 and "…" not in out
+    for words in ("3.11.7", "1000.0 GB", "+12 ms", "9412 / 9412"):
+        assert words in out
+
+
+def test_a_program_that_fails_behind_its_answer_is_told_with_its_reason() -> None:
+    program = "import json, sys; print(json.dumps({'version': '1'})); sys.exit('no libcudart')"
+    assert probe([sys.executable, "-c", program]) == {"version": "1", "ended": "no libcudart"}
