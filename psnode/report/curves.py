@@ -21,6 +21,14 @@ _MOST_MARKS = 400  # maximum number of a run's events that are marked
 _LANE = 22
 
 
+_NORM = "gradient_norm"
+_LOW = 0.1  # a rate below this part of the highest is one that falls to 0
+_GROWS = (
+    "Under a feedback rule with rescale=true, residuals are divided by the learning rate, which falls to 0 here: these norms "
+    "rise as the inverse of the rate. This is no divergence, since an update is the rate times the gradient."
+)
+
+
 class Panel(NamedTuple):
     """A quantity to draw: a column of the steps, or of the evaluations if `evaluated`. Its values are multiplied by `factor`."""
 
@@ -35,7 +43,7 @@ class Panel(NamedTuple):
 _AHEAD = (Panel("Training loss", "loss"), Panel("Test loss", "loss", evaluated=True))
 _BEHIND = (
     Panel("Relative norm of the coding error", "relative_error", zero=True),
-    Panel("Norm of the gradient", "gradient_norm"),
+    Panel("Norm of the gradient", _NORM),
     Panel("Learning rate", "lr", zero=True),
     Panel("Time of a step", "seconds.step", "s", zero=True),
     Panel("Bytes up per step", "uplink_bytes", "bytes", zero=True),
@@ -89,8 +97,17 @@ def figures(variants: Sequence[Variant]) -> list[Element]:
         ]
         unit = f", {panel.unit}" if panel.unit in ("%", "s") else ""
         caption = e("figcaption", e("strong", panel.title + unit), e("output", class_="readout"))
-        made.append(e("figure", caption, *pictures))
+        grows = panel.column == _NORM and any(_divided(run) for variant in variants for run in variant.runs)
+        made.append(e("figure", caption, *pictures, e("p", _GROWS, class_="note") if grows else None))
     return made
+
+
+def _divided(run: Run) -> bool:
+    """Return True if the norms of a run's gradients grow because their residuals are divided by a rate that falls to 0."""
+    rates = run.steps.known("lr")
+    rescales = "rescale=true" in str(run.scheme.get("feedback")).partition(":")[2].split(",")
+    falls = bool(rates.size) and float(rates[-1]) < _LOW * float(np.max(rates))
+    return rescales and falls and bool(run.steps.known(_NORM).size)
 
 
 def _lines(variants: Sequence[Variant], panel: Panel, axis: str) -> list[Line]:

@@ -120,6 +120,23 @@ def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, steps: int) -> N
     assert not any("nan" in value or "inf" in value.split() for name, value in found.attributes if name in ("points", "x1", "y1"))
 
 
+@pytest.mark.parametrize(
+    ("feedback", "rates", "told"),
+    [
+        ("ef:rescale=true", (0.1, 0.05, 0.001), True),
+        ("ef:decay=0.9,rescale=true", (0.01, 0.1, 0.0), True),
+        ("ef:rescale=true", (0.1, 0.1, 0.05), False),
+        ("ef", (0.1, 0.05, 0.001), False),
+    ],
+)
+def test_a_norm_that_is_divided_by_a_rate_that_falls_to_zero_is_no_divergence(
+    tmp_path: Path, feedback: str, rates: tuple[float, ...], told: bool
+) -> None:
+    steps = [record(k, lr=lr, gradient_norm=1.0) for k, lr in enumerate(rates, 1)]
+    run = read(write_run(tmp_path / "run", steps, scheme=CONFIG["scheme"] | {"feedback": feedback}))
+    assert ("This is no divergence" in page(run).text["curves"]) is told
+
+
 def test_thousands_of_steps_are_few_points(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [record(k, loss=2 + (-1) ** k) for k in range(1, 2001)])
     lines(path / "events.jsonl", [event(k, "rejected") for k in range(1, 1000)])
