@@ -6,6 +6,7 @@ Modules that may crash or hang on import (MPI, torch) are checked in separate pr
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -252,11 +253,24 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", "missing", found["error"], install)
         return
     yield Finding("torch", "ok", f"{found['version']}, CUDA devices: {', '.join(found['devices']) or 'none'}")
-    if vision := found.get("vision", f"torchvision ends the process that imports it ({found.get('ended', 'no reason told')})"):
-        fitting = f"install the torchvision that was built for torch {found['version']}: {install}"
-        yield Finding("torchvision models", "optional", vision, fitting)
+    yield from _torchvision(found)
     if found["devices"]:
         yield _device_kernels(probe([sys.executable, "-c", _KERNELS]))
+
+
+def _torchvision(found: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding if torchvision cannot be imported. `found`: what the program _TORCH has printed."""
+    try:
+        version = metadata.version("torchvision")
+    except metadata.PackageNotFoundError:  # told with the other packages
+        return
+    number = found.get("ended", 0)
+    ended = f"its import ends the process, by {signal.Signals(-number).name if number < 0 else f'exit code {number}'}"
+    if problem := found.get("vision", ended):
+        detail = f"{version} beside torch {found['version']}: {problem}"
+        yield Finding(
+            "torchvision models", "optional", detail, "pip install --upgrade torch torchvision, together; or other models"
+        )
 
 
 def _device_kernels(found: Mapping[str, Any]) -> Finding:

@@ -19,8 +19,8 @@ _MOST = 240  # maximum characters of an error
 def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> dict[str, Any]:
     """Return the last line of JSON that `command` prints.
 
-    The reason is under "error" if the command prints no JSON, does not end within `seconds`, or cannot be run. If the command
-    prints JSON and then fails, its error or exit code is under "ended".
+    The reason is under "error" if the command prints no JSON, does not end within `seconds`, or cannot be run. A command that
+    prints JSON and then fails has its exit code under "ended", negative for a signal.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -39,10 +39,10 @@ def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: f
             return {**(_json(text) or {}), "error": f"did not end within {seconds:.0f} s"}
         except OSError as error:
             return {"error": " ".join(str(error).split())[-_MOST:]}
-    found, reason = _json(done.stdout), _words(done.stderr) or f"exit code {done.returncode}"
+    found = _json(done.stdout)
     if found is None:
-        return {"error": reason}
-    return {**found, "ended": reason} if done.returncode else found
+        return {"error": _words(done.stderr) or f"exit code {done.returncode}"}
+    return {**found, "ended": done.returncode} if done.returncode else found
 
 
 def _json(text: str) -> dict[str, Any] | None:

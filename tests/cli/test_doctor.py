@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -126,6 +127,30 @@ def test_the_last_words_of_a_program_say_something(program: str, words: str) -> 
     assert "---" not in found["error"]
 
 
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(7)", 7)])
+def test_a_program_that_fails_after_its_words_has_its_end_told(end: str, code: int) -> None:
+    found = probe([sys.executable, "-c", f'import os\nprint(\'{{"version": "2"}}\', flush=True)\n{end}'])
+    assert found == {"version": "2", "ended": code}
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"vision": None}, None),
+        ({"vision": "operator nms is missing"}, "operator nms is missing"),
+        ({"ended": -11}, "by SIGSEGV"),
+        ({"ended": 3}, "by exit code 3"),
+    ],
+)
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="no torchvision")
+def test_a_torchvision_that_does_not_fit_torch_is_told_with_both_versions(found: dict[str, Any], told: str | None) -> None:
+    findings = list(doctor._torchvision({"version": "2.9.9", **found}))
+    assert len(findings) == (told is not None)
+    for finding in findings:
+        assert "beside torch 2.9.9: " in finding.detail and str(told) in finding.detail
+        assert "torch torchvision" in finding.remedy
+
+
 def test_a_probe_finds_the_psnode_of_this_process() -> None:
     """A checkout that is not installed is found too: -S excludes installed packages."""
     program = "import json, importlib.util as u; print(json.dumps({'at': u.find_spec('psnode').origin}))"
@@ -178,8 +203,3 @@ def test_hosts_are_not_cut_at_eighty_columns(monkeypatch: pytest.MonkeyPatch, ca
     assert max(map(len, out.splitlines())) <= 80 and "…" not in out
     for words in ("3.11.7", "1000.0 GB", "+12 ms", "9412 / 9412"):
         assert words in out
-
-
-def test_a_program_that_fails_behind_its_answer_is_told_with_its_reason() -> None:
-    program = "import json, sys; print(json.dumps({'version': '1'})); sys.exit('no libcudart')"
-    assert probe([sys.executable, "-c", program]) == {"version": "1", "ended": "no libcudart"}
