@@ -13,7 +13,7 @@ from psnode.errors import ConfigurationError
 @click.command(short_help="Write the weights of a run to a file, or to a Hugging Face folder.")
 @click.argument("train_dir", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
-    "--output", type=click.Path(path_type=Path), metavar="PATH",
+    "-o", "--output", type=click.Path(path_type=Path), metavar="PATH",
     help="A .safetensors or .pt file [RUN/model.safetensors]; with --format huggingface a folder [RUN/huggingface].",
 )  # fmt: skip
 @click.option(

@@ -90,7 +90,7 @@ def test_transformers_loads_the_folder_and_computes_the_same(
     assert "--trust-run" in capsys.readouterr().err
     assert main(["export", "run", "--format", "huggingface", "--trust-run"]) == 0
     loaded = AutoModelForCausalLM.from_pretrained(here / "run/huggingface", local_files_only=True)
-    assert main(["export", "run", "--output", "run.safetensors"]) == 0
+    assert main(["export", "run", "-o", "run.safetensors"]) == 0
     state = parse((here / "run.safetensors").read_bytes(), "run")
     own = GPT2LMHeadModel(GPT2Config.from_pretrained(here / "run/huggingface"))
     own.load_state_dict({key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)})
