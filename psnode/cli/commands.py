@@ -28,7 +28,7 @@ from psnode.cli.tune import tune
 from psnode.cli.usage_errors import in_words
 from psnode.config import settings, streams
 from psnode.config.declaration import click_option
-from psnode.config.logs import shown
+from psnode.config.logs import hushed, shown
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line
 from psnode.plan.roles import MASTER, Layout
@@ -202,7 +202,8 @@ def launch(
         return show(batch, workers, command, config, {**options, "mpirun_args": mpirun_args})
     from psnode.jobs.launch import launch as run_job
 
-    return run_job(workers + spares, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
+    with hushed(config is not None and config.quiet):
+        return run_job(workers + spares, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
 
 
 def _launch_program(workers: int, command: list[str], mpirun_args: list[str], **options: Any) -> int:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from psnode.config.amounts import amount
+from psnode.config.amounts import amount, counted
 from psnode.config.cores import usable_cores
 from psnode.config.launcher import VARIABLE
 from psnode.errors import ConfigurationError, MissingRanksError, StoppedError, installing
 from psnode.jobs import job_end
-from psnode.jobs.hosts.hostfile import hosts_of, text_of
+from psnode.jobs.hosts.hostfile import hosts_of, in_turn, text_of, used
 from psnode.jobs.hosts.start_failures import not_started, refuse_too_few_slots
 from psnode.jobs.job_end import Told
 from psnode.jobs.shared_memory import A_RANK, PLACE, room
@@ -77,7 +77,9 @@ def launch(
     environment.setdefault("PSNODE_STOP_DEADLINE", f"{_TO_STOP * kill_after:g}")
     if _is_watched():  # the terminals that mpirun gives its ranks lack a size
         environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
-    line = mpirun_command(find_mpirun(), n_workers + 1, hostfile, mpirun_args, environment)
+    mpirun = find_mpirun()
+    _LOG.info("starting %s%s", counted(n_workers + 1, "rank"), _where(n_workers + 1, hostfile, mpirun_args, environment))
+    line = mpirun_command(mpirun, n_workers + 1, hostfile, mpirun_args, environment)
     tells = tuple(program) in (PSNODE, PROGRAM) and _master_is_here(hostfile, mpirun_args, environment)
     program = [*line, *startable(program)]
     # if the directory is visible here, a master that left no summary in it was killed
@@ -253,7 +255,7 @@ def _open_mpi_options(
         yield from ("--bind-to", "none")
     if hostfile is not None:
         yield from ("--hostfile", str(hostfile))
-        if "slots" not in text_of(Path(hostfile)) and not chosen("map-by"):
+        if in_turn(Path(hostfile)) and not chosen("map-by"):
             yield from ("--map-by", "node")
         for name in environment:
             if (name.startswith("PSNODE_") and name != VARIABLE) or name == "OMP_NUM_THREADS":
@@ -288,6 +290,14 @@ def _master_is_here(hostfile: Path | str | None, mpirun_args: Sequence[str], env
     if hostfile is None:
         return _stays_here(mpirun_args, environment)
     return not mpirun_args and hosts_of(Path(hostfile))[0].is_here
+
+
+def _where(ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the words for the number of hosts that get ranks; empty if mpirun is to find them itself."""
+    if hostfile is None:
+        return " on 1 host" if _stays_here(mpirun_args, environment) else ""
+    number = None if mpirun_args else used(Path(hostfile), ranks)
+    return f" on {counted(number, 'host')}" if number is not None else ""
 
 
 def _is_open_mpi(mpirun: str) -> bool:

@@ -17,7 +17,7 @@ import pytest
 from psnode import cli
 from psnode.errors import ConfigurationError
 from psnode.jobs.hosts.conversation import Conversation
-from psnode.jobs.hosts.hostfile import Host, hosts_of
+from psnode.jobs.hosts.hostfile import Host, hosts_of, used
 from psnode.jobs.hosts.problems import problems
 from psnode.jobs.hosts.survey import Answer
 
@@ -227,6 +227,21 @@ def test_the_table_and_the_problems_are_for_people(
 def test_hostfiles_are_read_as_mpirun_reads_them(text: str, hosts: list[tuple[str, int]], tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(text)
     assert [tuple(host) for host in hosts_of(tmp_path / "hosts")] == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "number"),
+    [
+        ("alpha slots=2\nbeta slots=2\n", 2, 1),
+        ("alpha slots=2\nbeta slots=2\n", 3, 2),
+        ("alpha\nbeta\ngamma\n", 2, 2),
+        ("alpha\nbeta\n", 5, 2),
+        ("alpha slots=2\nbeta\n", 3, None),  # beta has as many as it has cores
+    ],
+)
+def test_hosts_with_slots_are_filled_and_others_take_turns(text: str, ranks: int, number: int | None, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(text)
+    assert used(tmp_path / "hosts", ranks) == number
 
 
 @pytest.mark.parametrize(

@@ -463,6 +463,40 @@ def test_ranks_that_are_killed_during_their_imports_are_no_success(tmp_path: Pat
     assert run_launch(tmp_path, 1, *command).returncode == 0
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_first_line_tells_how_many_ranks_start_unless_it_is_to_be_quiet(tmp_path: Path, quiet: bool) -> None:
+    options = ["--network", "FC", "--max-steps", "1", "--no-tensorboard", "--threads", "1", "--scheme", "dense"]
+    done = run_launch(tmp_path, 2, "train", *options, *["--quiet"] * quiet)
+    assert done.returncode == 0, done
+    heads = [line for line in done.stderr.splitlines() if "running as root" not in line][:1]
+    assert heads == ([] if quiet else ["psnode: starting 3 ranks on 1 host"]), done
+
+
+def test_the_launcher_of_a_program_imports_nothing_large() -> None:
+    code = "import sys, psnode.cli, psnode.jobs.launch\nprint({'torch', 'numba', 'scipy', 'mpi4py'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "set()\n"
+
+
+def test_a_rank_ends_without_the_last_collections_and_loses_no_line_of_an_open_file(tmp_path: Path) -> None:
+    code = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.get_freeze_count() > 1000))  # the first is the last to be called
+from psnode.jobs import job_end
+job_end.watch()
+class Own:
+    pass
+own = Own()
+own.itself, own.file = own, open(sys.argv[1], "w")
+own.file.write("a line")
+del own
+"""
+    line = [sys.executable, "-W", "ignore", "-c", code, tmp_path / "lines"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "True\n"
+    assert (tmp_path / "lines").read_text() == "a line"
+
+
 LEAVES = """
 import os, sys
 import psnode, torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,3 +51,20 @@ def hosts_of(path: Path) -> list[Host]:
         said = found["after"] or next(iter(_SLOTS.findall(found["more"] or "")), "0")
         slots[found["name"]] = slots.get(found["name"], 0) + int(said)
     return [Host(name, count) for name, count in slots.items()]
+
+
+def in_turn(path: Path) -> bool:
+    """Return True if the hosts of a file are to get a rank each in turn, since no line says `slots`."""
+    return "slots" not in text_of(path)
+
+
+def used(path: Path, ranks: int) -> int | None:
+    """Return on how many hosts of a file mpirun starts `ranks` ranks; None if that depends on the hosts' cores.
+
+    Hosts with slots are filled in the file's order.
+    """
+    hosts = hosts_of(path)
+    if in_turn(path):
+        return min(len(hosts), ranks)
+    ends = accumulate(host.slots for host in hosts)
+    return next((number for number, end in enumerate(ends, 1) if end >= ranks), None) if all(h.slots for h in hosts) else None
