@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from psnode.config.loss_record import LossCost, costs
+from psnode.config.loss_record import BY_LOSS, LossCost, costs
 from psnode.config.train_settings import DEFAULT_SCHEME
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,7 +105,24 @@ def choosing(entries: Sequence[dict[str, Any]]) -> str:
             mark = " (default)" if run == DEFAULT_SCHEME else ""
             lines.append(f"| `{flags(run)}`{mark} | " + " | ".join(row) + " |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *scatter(entries), ""])
+
+
+def scatter(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table of the losses of language models in runs that differ by their seed alone."""
+    by_run: dict[tuple[str, str, float], list[float]] = {}
+    for entry in entries:
+        if entry["cell"].startswith(BY_LOSS):
+            by_run.setdefault((entry["cell"], entry["run"], entry["lr"]), []).append(float(entry["loss"]))
+    rows = []
+    for (cell, run, _), losses in by_run.items():
+        if len(losses) > 1:
+            model, optimizer, steps = cell.split("/")
+            least, most = min(losses), max(losses)
+            what = f"| {model}, {optimizer}, {int(steps):,} steps | `{flags(run)}` | {len(losses)} "
+            rows.append(f"{what}| {least:.3f} to {most:.3f} | {100 * (most / least - 1):.1f} % |")
+    heads = ["| model | flags | seeds | evaluation loss | range |", "|---|---|---:|---:|---:|"]
+    return ["### From seed to seed", "", "Language models in runs that differ by the seed alone.", "", *heads, *rows]
 
 
 def _cells(found: Sequence[LossCost], adam: bool) -> list[tuple[str, int]]:

@@ -19,7 +19,7 @@ from typing import Any
 from psnode.config.train_settings import WITH_BETAS
 
 _FILE = Path(__file__).with_name("loss_record.json")
-_BY_LOSS = ("gpt", "lstm", "lora")  # beginnings of the names of language models
+BY_LOSS = ("gpt", "lstm", "lora")  # beginnings of the names of language models
 NOTABLE = {True: 2.0, False: 0.6}  # by loss (True): percent; by accuracy: points
 Entry = Mapping[str, Any]
 Coded = tuple[str, str, str, float]
@@ -59,7 +59,7 @@ class LossCost:
 
     @property
     def by_loss(self) -> bool:
-        return self.model.startswith(_BY_LOSS)
+        return self.model.startswith(BY_LOSS)
 
     @property
     def is_notable(self) -> bool:
@@ -95,7 +95,7 @@ def _at_the_best_rate(group: Sequence[Entry]) -> list[Entry]:
 
 def _cost(cell: str, run: str, pairs: Sequence[tuple[Entry, Entry]]) -> LossCost:
     entry = pairs[0][0]
-    by_loss = cell.startswith(_BY_LOSS)
+    by_loss = cell.startswith(BY_LOSS)
     differences = [
         100 * (own["loss"] / dense["loss"] - 1) if by_loss else 100 * (dense["top1"] - own["top1"]) for own, dense in pairs
     ]
