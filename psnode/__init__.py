@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from psnode.task import Task
 
 __version__ = "0.2.0"
-__all__ = ["Config", "Task", "__version__", "run", "session"]
+__all__ = ["Config", "Task", "__version__", "rank", "run", "session"]
 
 _HOMES = {"Config": "psnode.config", "Task": "psnode.task"}
 
@@ -37,6 +37,17 @@ def run(task: Task, config: Config) -> int:
     from psnode.jobs.job import run as run_job
 
     return run_job(config, task)
+
+
+def rank() -> int:
+    """Return this process's rank in its MPI job: 0 for the master, from 1 on for workers, without a session or MPI's start.
+
+    A program that is started alone, without mpirun, is the first worker of its session: 1.
+    """
+    from psnode.transport.mpi.environment import place
+
+    here = place()
+    return 1 if here is None else here.rank
 
 
 def session(

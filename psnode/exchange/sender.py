@@ -128,6 +128,15 @@ class GradientSender:
         self._steps_per_epoch = steps_per_epoch
         self._workers = workers
 
+    @property
+    def epoch_offset(self) -> int:
+        """The number that is added to finished steps to count epochs (psnode.records.generations)."""
+        return self._epoch_offset
+
+    def rate(self, finished: int) -> float:
+        """Return the learning rate of the step that follows `finished` steps."""
+        return self._lr(finished)
+
     def push(self, index: int) -> None:
         """Queue group `index`, whose gradient is finished. Returns at once; any thread may call it."""
         self._queue.put(index)

@@ -75,6 +75,7 @@ class Receiver:
         self.deal: Reshard | None = None  # the newest RESHARD received, until the training loop takes it
         self.statistics: dict[str, torch.Tensor] = {}  # buffers sent along with `deal` to a rank without its own
         self.applied: int | None = None  # number of gradients applied; None: the version number implies it
+        self.gradient_norm: float | None = None  # of the mean gradient in the version, before clipping; None if not told
         self.checkpoints: list[int] = []  # checkpoints to which this rank has still to contribute
 
     def expect(self, version: int) -> None:
@@ -195,6 +196,8 @@ class Receiver:
                 self.deal = Reshard.from_bytes(word.body, word.sender)
             case Kind.EPOCH:
                 self.applied = word.step
+            case Kind.NORM:
+                self.gradient_norm = wire.unpack_norm(word.body, word.sender)
             case Kind.ASK:
                 self._answer(word)
             case _:

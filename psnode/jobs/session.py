@@ -18,7 +18,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_on
 from psnode.jobs import job_end
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
 from psnode.jobs.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
+from psnode.jobs.sessions.figures import Figures, RecordedFigures, WorkerBatches, before_the_loop, epoch_of
 from psnode.plan.roles import MASTER, Layout
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.records.metrics import SUMMARY
@@ -97,6 +98,7 @@ class Session:
         self._stack = contextlib.ExitStack()
         self._transport: Transport | None = None
         self._worker: StepwiseWorker | None = None
+        self._figures: Figures | None = None
         self._loader: Iterable[Batch] | None = None
         self._leads = False  # rank 0 has begun to serve
         self._over = False  # the run has ended, and the model holds the final weights
@@ -107,6 +109,36 @@ class Session:
     def is_master(self) -> bool:
         """Return True on rank 0, which serves and gets no batches."""
         return self.rank == MASTER
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of steps of the job in an epoch. Like the figures below, known from s.batches(loader) on."""
+        return self._known("steps_per_epoch").steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """Return the number of steps of the whole run."""
+        return self._known("total_steps").total_steps
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of finished epochs."""
+        return self._known("epoch").epoch
+
+    @property
+    def lr(self) -> float:
+        """Return the learning rate of the last step taken, as in metrics.jsonl; before the first step, that of the first."""
+        return self._known("lr").lr
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Return the L2 norm of the mean gradient of the last step, before clipping; None without clip_grad_norm."""
+        return self._known("gradient_norm").gradient_norm
+
+    def _known(self, name: str) -> Figures:
+        if self._figures is None:
+            raise before_the_loop(name)
+        return self._figures
 
     @property
     def version(self) -> int:
@@ -136,8 +168,9 @@ class Session:
             send_hello(self._transport, hello())
         return self
 
-    def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> Iterator[Batch]:
-        """Yield this worker's batches, on the training device, until the run is over; on rank 0, serve and yield no batch.
+    def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> WorkerBatches:
+        """Return an iterator over this worker's batches, on the training device, until the run is over; on rank 0, serve until
+        then, and return one without batches. Its length is the number of batches that are left.
 
         loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices, or any iterable of batches. The
             examples of a DataLoader are dealt anew in every epoch, N to each worker, and a resumed run continues with the
@@ -146,7 +179,7 @@ class Session:
         steps_per_epoch: for an iterable without a length.
         """
         if self._over:
-            return
+            return WorkerBatches(lambda: None, 0)
         if self._transport is None:
             raise ConfigurationError("the session has not begun: write `with psnode.session(...) as s:` around the loop")
         if self._loader is None:
@@ -154,9 +187,13 @@ class Session:
             self._begin(loader, steps_per_epoch)
         elif self._loader is not loader:
             raise ConfigurationError("s.batches was called with another loader: a session has one")
-        while self._worker is not None and (batch := self._worker.draw()) is not None:
-            yield batch
+        return WorkerBatches(self._draw, 0 if self._worker is None else self._worker.batches_left)
+
+    def _draw(self) -> Batch | None:
+        if self._worker is not None and not self._over and (batch := self._worker.draw()) is not None:
+            return batch
         self._finish()
+        return None
 
     def backward(self, loss: torch.Tensor, weight: int | None = None) -> None:
         """Call `loss.backward()` with the loss multiplied by the weight of its batch in the step.
@@ -227,13 +264,14 @@ class Session:
 
             self._leads = True
             code = lead(self._transport, config, agree, hello())
+            self._figures = RecordedFigures(config.directory, config, epoch_of(task, config, workers))
             self._hand_out(code)
             return
         from psnode.worker.handshake import join
         from psnode.worker.stepwise import StepwiseWorker
 
         worker = join(self._link, 5 * config.pause_deadline + config.start_deadline, agree, contextlib.nullcontext())
-        self._worker = StepwiseWorker(worker, holds=self._holds, beside=self._beside)
+        self._worker = self._figures = StepwiseWorker(worker, holds=self._holds, beside=self._beside)
 
     @property
     def _others(self) -> range:

@@ -58,6 +58,7 @@ from psnode.task import Task
 from psnode.tasks import inventory
 from psnode.tasks.device import choose_device
 from psnode.tasks.optimizers import require_optimizer
+from psnode.tasks.own_loop import OwnLoop
 from psnode.tasks.parameter_groups import ParameterGroup, groups_of, recorded, refuse_other_groups
 from psnode.transport.barrier import gather_hello
 from psnode.transport.base import Transport
@@ -216,6 +217,7 @@ def _run(
                 job_state=JobState(clock, config.stop_deadline),
                 soundness=Soundness(losses(run.path / METRICS, step)),
                 history=History(run.path) if config.record_history else None,
+                own_loop=isinstance(task, OwnLoop),
                 behind=behind,
             )
             tell_of_the_bytes(coding, len(workers))

@@ -71,6 +71,7 @@ class Master:
     job_state: JobState
     soundness: Soundness = field(default_factory=Soundness)
     history: History | None = None
+    own_loop: bool = False  # the program's own loop runs the passes of the workers (psnode.session)
     behind: tuple[int, ...] = ()  # ranks that do not have the weights yet
     partial: int = 0  # number of rounds in which some group lacked a worker's gradient
     traces: dict[int, list[dict[str, object]]] = field(default_factory=dict)
@@ -278,6 +279,8 @@ class Master:
             rate, norm = self.sharding.rate(self.job_state.round.at(version - 1)), self.shard.gradient_norm
             self.recorder.close(finished, rate, self._contributors, self.shard.seconds(), norm)
             self.books.write()
+            if norm is not None and self.own_loop:
+                self._boundary.tell_norm(norm)
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)
         if self._hashes.due(version):

@@ -18,7 +18,7 @@ from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan
 from psnode.protocol.channel import FrameChannel
-from psnode.protocol.wire import Flag, Kind, pack_factors, pack_groups
+from psnode.protocol.wire import Flag, Kind, pack_factors, pack_groups, pack_norm
 from psnode.records import retention
 from psnode.records.directory import RunDirectory
 from psnode.records.history import AddedGradient
@@ -200,6 +200,12 @@ class RoundBoundary:
             rank: [] if keeps or rank in forfeited else [group for group, there in enumerate(ranks) if rank not in there]
             for rank in self.membership.live
         }
+
+    def tell_norm(self, norm: float) -> None:
+        """Send the norm of the mean gradient in the complete version to all followers, before `close`."""
+        now = self.job_state.round
+        if ranks := self.membership.followers:
+            self.link.send(ranks, Kind.NORM, pack_norm(norm), step=now.finished, version=now.version)
 
     def close(self, flags: Flag, left_out: Mapping[int, list[int]]) -> None:
         """Send VERSION_COMPLETE to all followers, each with the groups of its last gradient that will never be used."""

@@ -39,6 +39,7 @@ PROTOCOL = 1
 _FIELDS = struct.Struct("<4sBBHIIQQQQ")
 _CHECKSUM = struct.Struct("<I")
 _WEIGHT = struct.Struct("<Q")
+_NORM = struct.Struct("<d")
 MOST_WEIGHT = 1 << 53  # larger weights have no exact float64
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 _GIL_RELEASE_BYTES = 1 << 16
@@ -67,6 +68,7 @@ class Kind(IntEnum):
     ASK = 18  # master -> worker: answer once all earlier frames are processed; worker -> master: the answer
     EPOCH = 19  # master -> worker: the number of gradients applied, if a version's number does not imply it
     CLIP = 20  # master -> worker: by group, the factor with which a version used the worker's gradient
+    NORM = 21  # master -> worker in a session: the norm of the mean gradient in a version, before clipping
 
 
 CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages
@@ -260,6 +262,21 @@ def unpack_factors(body: Bytes, count: int, source: int | None = None) -> dict[i
     if not ((values >= 0) & (values <= 1)).all():
         raise WireError(f"the factor of a group is {values.max()}, not from 0 to 1", source)
     return {int(group): np.float32(values[group]) for group in np.flatnonzero(values < 1)}
+
+
+def pack_norm(norm: float) -> bytes:
+    """Encode the norm of a mean gradient as a float64."""
+    return _NORM.pack(norm)
+
+
+def unpack_norm(body: Bytes, source: int | None = None) -> float:
+    """Return the norm in a body that `pack_norm` has made. Raises WireError for any other body."""
+    if body.size != _NORM.size:
+        raise WireError(f"the norm of a gradient takes {_NORM.size} bytes, not {body.size}", source)
+    norm = float(_NORM.unpack(body.tobytes())[0])
+    if not norm >= 0:
+        raise WireError(f"the norm of a gradient is {norm}", source)
+    return norm
 
 
 def pack_weight(weight: int) -> bytes:

@@ -26,6 +26,7 @@ from psnode.worker.reached import Reach
 from psnode.worker.roots import Roots
 from psnode.worker.training_loop import Passes, Worker
 
+_UNKNOWN = 1 << 52  # an upper bound on the last step, which only the master knows
 _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 _UNTRAINED = (
     "give the session both, psnode.session(nn.ModuleList([net, criterion]), ...); or freeze it, requires_grad_(False); or, where "
@@ -59,6 +60,37 @@ class StepwiseWorker:
     def version(self) -> int:
         """The number of updates in the present weights."""
         return self._worker.receiver.version
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of steps in an epoch."""
+        return self._worker.steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run."""
+        return self._worker.total_steps
+
+    @property
+    def epoch(self) -> int:
+        """The number of finished epochs."""
+        return (self.version + self._worker.sender.epoch_offset) // self.steps_per_epoch
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last step taken, or of the first step before it is taken."""
+        return self._worker.sender.rate(max(self.version - 1, 0))
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm of the mean gradient of the last step, before clipping; None without clip_grad_norm, and before a step."""
+        return self._worker.receiver.gradient_norm
+
+    @property
+    def batches_left(self) -> int | None:
+        """The number of batches up to the end of this start; None if it is unknown (rounds that count gradients)."""
+        left = self._worker.last_step - self.version
+        return left * self._worker.config.batches_per_step if left < _UNKNOWN else None
 
     @property
     def over(self) -> bool:

@@ -210,6 +210,21 @@ class Worker:
         return self.receiver.deal is not None
 
     @property
+    def steps_per_epoch(self) -> int:
+        """The number of steps in an epoch, by the share of the examples that is in use."""
+        return self._steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run, of which this start may be only a part."""
+        return self.config.total_steps(self._steps_per_epoch, self.sender.epoch_offset)
+
+    @property
+    def last_step(self) -> int:
+        """The step after which this start ends, or an upper bound if only the master knows it."""
+        return self._end
+
+    @property
     def _end(self) -> int:
         """The last step, according to the newest share of the examples even if it is not in use yet."""
         return self._last_step if self.receiver.deal is None else self.receiver.deal.last_step

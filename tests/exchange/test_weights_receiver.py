@@ -139,6 +139,7 @@ def run_of(versions: int, rng: np.random.Generator) -> tuple[list[Message], list
         messages.append(Message(0, Kind.EPOCH, version, step=10 * version))
         messages.append(Message(0, Kind.ASK, version))
         if version % 2:
+            messages.append(Message(0, Kind.NORM, version, body=wire.pack_norm(0.5), step=version))
             messages.append(Message(0, Kind.CLIP, version, body=wire.pack_factors({1: 0.5}, len(SIZES)), step=version))
             messages.append(Message(0, Kind.RESHARD, version, body=Reshard([1, version], 5, 0, 0, 99).to_bytes()))
         messages.append(closed(version, Flag.CHECKPOINT if version % 3 == 2 else Flag.NONE, unused=[2] if version % 2 else []))

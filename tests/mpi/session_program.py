@@ -14,8 +14,8 @@ halve        halve the learning rate after every given number of steps, by a sch
 workers      the number of processes of the DataLoader
 stream       use the loader of an IterableDataset; the value is the number of steps per epoch
 
-Each rank writes rank-R.json: the examples drawn at each step, the digest of its weights, its version and loss, and whether each
-tensor has its own memory.
+Each rank writes rank-R.json: the examples drawn and the session's figures after each step, lengths of its loop, the digest of its
+weights, its version and loss, and whether each tensor has its own memory.
 """
 
 from __future__ import annotations
@@ -80,12 +80,14 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, num_workers=plan.get("workers", 0))
     if stream := plan.get("stream"):
         loader = torch.utils.data.DataLoader(Stream(), batch_size=8)
-    drawn = []
+    drawn, figures = [], []
     own = {}
     if halve := plan.get("halve"):
         own = {"learning_rate": lambda step, lr, **known: lr * 0.5 ** (step // halve)}
     with psnode.session(model, train_dir=folder / "run", tensorboard=False, threads=1, **own, **plan["settings"]) as s:
-        for indices, x, y in s.batches(loader, steps_per_epoch=stream):
+        batches = s.batches(loader, steps_per_epoch=stream)
+        left = len(batches)
+        for indices, x, y in batches:
             print(f"rank {s.rank} at {s.version}", flush=True)
             if [s.rank, s.version] == plan.get("fail"):
                 raise ValueError("the program's own mistake")
@@ -100,6 +102,7 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
             if [s.rank, s.version] == plan.get("repeat"):
                 loss.backward()
             s.step(loss, {"top1": int((output.argmax(1) == y).sum())})
+            figures.append([s.version, s.epoch, s.lr, s.gradient_norm])
             if [s.rank, s.version] == plan.get("fail_behind"):
                 raise ValueError("the program's own mistake")
             if [s.rank, s.version] == plan.get("leave"):
@@ -107,6 +110,8 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     found = {
         "own_memory": all(value.untyped_storage().nbytes() == value.nbytes for value in model.state_dict().values()),
         "drawn": drawn,
+        "figures": figures or [[s.version, s.epoch, s.lr, s.gradient_norm]],
+        "lengths": [left, s.steps_per_epoch, s.total_steps],
         "digest": digest(model),
         "version": s.version,
         "loss": float(functional.cross_entropy(model.eval()(data.x), data.y).detach()),

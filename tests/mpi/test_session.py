@@ -19,6 +19,7 @@ from torch.nn import functional
 
 import psnode
 from psnode.config import Config
+from psnode.errors import ConfigurationError
 from psnode.records import checkpoint
 from psnode.task import Batch, Task
 from tests.mpi.session_program import Points, digest, network
@@ -102,6 +103,38 @@ def test_dense_steps_are_those_of_plain_sgd_on_the_joined_batch_and_those_of_psn
     assert psnode.run(SameTask(), Config(train_dir=tmp_path / "train", **settings)) == 0
     model.load_state_dict(saved(tmp_path / "train"))
     assert {each["digest"] for each in found} == {digest(model)}  # on rank 0 too
+
+
+def test_the_figures_of_a_session_are_those_of_its_records_and_of_plain_pytorch(mpirun: Any, tmp_path: Path) -> None:
+    settings = {**DENSE, "epochs": 2, "lr_schedule": "cosine", "clip_grad_norm": 0.5}
+    found = train(mpirun, tmp_path, settings)
+    steps, per_epoch = 8, 4  # 64 examples, 2 workers, 8 each
+    assert [each["lengths"] for each in found] == [[0, per_epoch, steps], [steps, per_epoch, steps], [steps, per_epoch, steps]]
+    model, data = network(), Points()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step, (one, two) in enumerate(zip(found[1]["drawn"], found[2]["drawn"], strict=True), 1):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(data.x[one + two]), data.y[one + two]).backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        [rate] = schedule.get_last_lr()
+        expected = [step, step // per_epoch, pytest.approx(rate), pytest.approx(norm, rel=1e-4)]
+        assert found[1]["figures"][step - 1] == found[2]["figures"][step - 1] == expected
+        optimizer.step()
+        schedule.step()
+    assert found[0]["figures"] == found[1]["figures"][-1:]  # rank 0, after the loop
+
+
+def test_a_figure_before_the_loop_is_refused_in_a_line_that_says_when_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert psnode.rank() == 2
+    session = psnode.session(network(), train_dir=tmp_path, **DENSE)
+    assert session.rank == 2
+    with pytest.raises(ConfigurationError, match=r"s\.lr is known inside the loop over s\.batches\(loader\), and after it"):
+        _ = session.lr
 
 
 def test_a_coded_session_ends_with_equal_replicas_and_resumes_to_the_bit(mpirun: Any, tmp_path: Path) -> None:

@@ -149,3 +149,12 @@ def group_body(payloads: list[bytes]) -> np.ndarray:
     head = struct.pack(f"<{1 + len(payloads)}I", len(payloads), *map(len, payloads))
     padded = b"".join(payload + bytes(-len(payload) % 4) for payload in payloads)
     return np.frombuffer(head + padded, np.uint8).copy()
+
+
+def test_the_norm_of_a_gradient_is_a_float64_and_nothing_else() -> None:
+    body = np.frombuffer(struct.pack("<d", 2.5), np.uint8)
+    assert wire.pack_norm(2.5) == body.tobytes()
+    assert wire.unpack_norm(body) == 2.5
+    for wrong in (b"", b"\0" * 9, struct.pack("<d", -1.0), struct.pack("<d", float("nan"))):
+        with pytest.raises(WireError, match="the norm of a gradient"):
+            wire.unpack_norm(np.frombuffer(wrong, np.uint8), 0)

@@ -1,0 +1,1 @@
+"""Parts of a session: its figures, the words of its messages, and a session in one process without MPI."""

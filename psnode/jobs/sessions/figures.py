@@ -1,0 +1,102 @@
+"""Figures of a session: epochs, steps, learning rate and norm of the gradient, on workers and, after the run, on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from psnode.errors import ConfigurationError
+from psnode.exchange.shard.consistency import gradients_a_round
+from psnode.records.metrics import METRICS, read_records
+
+if TYPE_CHECKING:
+    from psnode.config import Config
+    from psnode.task import Batch
+    from psnode.tasks.own_loop import OwnLoop
+
+
+class Figures(Protocol):
+    """The figures of a session, in steps of the whole job.
+
+    * steps_per_epoch, total_steps: the length of an epoch and of the run; epoch: the number of finished epochs
+    * lr: the learning rate of the last step taken; before the first step, that of the first
+    * gradient_norm: L2 norm of the mean gradient of the last step before clipping; None without clip_grad_norm, or before a step
+    """
+
+    @property
+    def steps_per_epoch(self) -> int: ...  # see the class
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def gradient_norm(self) -> float | None: ...
+
+
+class RecordedFigures:
+    """The figures of a run that has ended, from its records, for rank 0. `steps_per_epoch`: see Figures."""
+
+    def __init__(self, run: Path, config: Config, steps_per_epoch: int) -> None:
+        self._run, self._config = run, config
+        self.steps_per_epoch = steps_per_epoch
+        self.total_steps = config.total_steps(steps_per_epoch)
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        last: dict[str, Any] = {}
+        for last in read_records(self._run / METRICS):  # noqa: B007  # only the last record is used
+            pass
+        return last
+
+    @property
+    def epoch(self) -> int:  # see Figures
+        return int(self._last.get("epoch", 0))
+
+    @property
+    def lr(self) -> float:
+        return float(self._last.get("lr", self._config.lr or 0.0))
+
+    @property
+    def gradient_norm(self) -> float | None:
+        norm: float | None = self._last.get("gradient_norm")
+        return norm
+
+
+def epoch_of(task: OwnLoop, config: Config, workers: int) -> int:
+    """Return the number of steps in an epoch of `workers` workers."""
+    taken = gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
+    return task.steps_per_epoch or max(1, len(task.train_data()) // taken)
+
+
+def before_the_loop(name: str) -> ConfigurationError:
+    """Return the error for a figure that is asked for before it is known."""
+    return ConfigurationError(
+        f"s.{name} is known inside the loop over s.batches(loader), and after it: the loader says how long an epoch is"
+    )
+
+
+class WorkerBatches:
+    """Iterator over the batches of a rank. Its length, for tqdm, is their number from its beginning to the end of this start.
+
+    `draw` returns the next batch, or None at the end. `count`: the length; None if it is unknown.
+    """
+
+    def __init__(self, draw: Callable[[], Batch | None], count: int | None) -> None:
+        self._draw, self._count = draw, count
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if (batch := self._draw()) is None:
+            raise StopIteration
+        return batch
+
+    def __len__(self) -> int:
+        if self._count is None:
+            raise TypeError("the number of batches is unknown: under this consistency only rank 0 knows the last step")
+        return self._count
