@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +23,7 @@ from psnode.protocol.messages import plain
 from psnode.records import checkpoint
 from psnode.records.branches import branch, evaluations
 from psnode.records.directory import saved_config, saved_run
+from psnode.records.evaluations import Evaluation, append
 from psnode.records.loggers.base import Logger
 from psnode.records.loggers.observer import Observer, chosen
 from psnode.records.metrics import (
@@ -46,20 +45,6 @@ _LOG = logging.getLogger(__name__)
 
 _STOPPED = 75  # exit code in summary.json of a run that is to be continued
 _ATTEMPTS = 3  # attempts to read a checkpoint that looks broken, since a network file system may lag
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One line of evaluations.jsonl. Loss and metrics are means over `examples`; top1 and top5 are fractions, not per cent."""
-
-    step: int
-    loss: float
-    top1: float | None
-    top5: float | None
-    examples: int
-    seconds: float
-    metrics: dict[str, float]
-    model: str | None = None  # xxh3_128 of the checkpoint's model file
 
 
 def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: int, device: torch.device) -> Evaluation:
@@ -157,19 +142,14 @@ class Evaluator:
         own = path.resolve() in {known.resolve() for known in self._look()}
         if own and found.step not in self._done:
             self._record(result)
-        print(_line(result), flush=True)
+        print(result, flush=True)
         return result
 
     def _device_errors(self) -> AbstractContextManager[None]:
         return device_errors(f"--batch-size ({self._batch_size})")
 
     def _record(self, result: Evaluation) -> None:
-        try:
-            with self._results.open("ab", buffering=0) as file:
-                file.write(to_json(asdict(result)).encode() + b"\n")
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise CheckpointError(f"{self._results} cannot be written: {error.strerror}") from error
+        append(self._results, result)
         self._loggers.begin(self._config, result.step, evaluates=True)
         figures = {"loss": result.loss, **result.metrics}
         self._loggers.scalars(result.step, {f"{self._tag}/{name}": value for name, value in figures.items()})
@@ -313,12 +293,3 @@ def _ended(train_dir: Path) -> int | None:
         return int(read_json(train_dir / SUMMARY)["exit_code"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _line(result: Evaluation) -> str:
-    accuracy = "".join(
-        f"  {name} {100 * value:.2f} %" for name, value in (("top1", result.top1), ("top5", result.top5)) if value is not None
-    )
-    others: dict[str, Any] = {key: value for key, value in result.metrics.items() if key not in ("top1", "top5")}
-    extra = "".join(f"  {name} {value:.4f}" for name, value in others.items())
-    return f"step {result.step}: loss {result.loss:.4f}{accuracy}{extra}  ({result.examples} examples in {result.seconds:.1f} s)"

@@ -76,6 +76,7 @@ class Receiver:
         self.statistics: dict[str, torch.Tensor] = {}  # buffers sent along with `deal` to a rank without its own
         self.applied: int | None = None  # number of gradients applied; None: the version number implies it
         self.gradient_norm: float | None = None  # of the mean gradient in the version, before clipping; None if not told
+        self._answer_to_evaluation: Frame | None = None
         self.checkpoints: list[int] = []  # checkpoints to which this rank has still to contribute
 
     def expect(self, version: int) -> None:
@@ -112,6 +113,13 @@ class Receiver:
         assert self._flags is not None
         return self._flags
 
+    def await_answer(self) -> Frame:
+        """Block until the master answers an evaluation that this worker has reported. All other frames are kept."""
+        while (found := self._answer_to_evaluation) is None:
+            self._keep(self.listen())
+        self._answer_to_evaluation = None
+        return found
+
     def behind(self) -> bool:
         """Return True if this worker lags and has to catch up before it computes.
 
@@ -134,6 +142,8 @@ class Receiver:
             self._link.send(MASTER, Kind.STOP_REQUEST, event.reason.encode())
         elif isinstance(event, Frame) and event.kind is Kind.END:
             raise RemoteFailureError(MASTER, Failure("the job has ended without this worker", 0))
+        elif isinstance(event, Frame) and event.kind is Kind.EVALUATED:
+            self._answer_to_evaluation = event
         elif isinstance(event, Frame):
             if event.kind is not Kind.PING:
                 self._early.put(event)

@@ -216,6 +216,20 @@ class Session:
             raise ConfigurationError("s.step() belongs in a loop over s.batches(loader), which runs on workers only")
         return self._worker.step(loss, metrics or {})
 
+    def evaluated(
+        self, *, loss: torch.Tensor | float, top1: float | None = None, examples: int = 0, seconds: float = 0.0, **metrics: Any
+    ) -> bool:
+        """Record the program's own evaluation of the present weights. Call it on a worker after `step`, before the next batch.
+
+        `loss` and `metrics` are means over the evaluated examples; `top1` is a fraction. `examples` and `seconds` are recorded
+        if given. The line in evaluations.jsonl is that of `psnode evaluate`. Returns True if no earlier evaluation of the run,
+        also before a resume, is better: by top1 if there is one, else by loss. The best weights keep a checkpoint.
+        """
+        if self._worker is None:
+            raise ConfigurationError("s.evaluated() belongs in a loop over s.batches(loader), which runs on workers only")
+        means = metrics if top1 is None else {"top1": top1, **metrics}
+        return self._worker.evaluated(loss, means, examples, seconds)
+
     def stop(self) -> None:
         """End the run early on all ranks, with exit code 0: after the current step, or after the next one if called after
         `step`."""
@@ -296,6 +310,7 @@ class Session:
         from psnode.jobs.final_weights import take
 
         assert self._worker is not None
+        self._worker.leave()
         self._updates = self._worker.version
         code = take(self._model, self._final, self._config.pause_deadline)
         self._worker.close()

@@ -28,6 +28,7 @@ from psnode.exchange.update.served_model import ServedModel
 from psnode.master import ending
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.checkpoints.soundness import Soundness
+from psnode.master.evaluated import SessionEvaluations
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import JobState
@@ -217,7 +218,7 @@ def _run(
                 job_state=JobState(clock, config.stop_deadline),
                 soundness=Soundness(losses(run.path / METRICS, step)),
                 history=History(run.path) if config.record_history else None,
-                own_loop=isinstance(task, OwnLoop),
+                evaluations=SessionEvaluations(link, run.path, pending, loggers.scalars) if isinstance(task, OwnLoop) else None,
                 behind=behind,
             )
             tell_of_the_bytes(coding, len(workers))

@@ -20,6 +20,7 @@ from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import ReplicaHashes, diverged
+from psnode.master.evaluated import SessionEvaluations
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
@@ -71,7 +72,7 @@ class Master:
     job_state: JobState
     soundness: Soundness = field(default_factory=Soundness)
     history: History | None = None
-    own_loop: bool = False  # the program's own loop runs the passes of the workers (psnode.session)
+    evaluations: SessionEvaluations | None = None  # in a session, whose program runs the workers' passes and evaluates
     behind: tuple[int, ...] = ()  # ranks that do not have the weights yet
     partial: int = 0  # number of rounds in which some group lacked a worker's gradient
     traces: dict[int, list[dict[str, object]]] = field(default_factory=dict)
@@ -106,6 +107,8 @@ class Master:
                 self._publish()
             if not self._membership.live and self.shard.untouched and not self.job_state.stopping:
                 self._desert()
+            if self.evaluations is not None:
+                self.evaluations.settle(self.clock.now() + self._membership.timer.patience.hard_limit)
             self.books.write()
         self.pending.finish()
         self.pending.require(self.version)
@@ -172,6 +175,8 @@ class Master:
                 self._stop(plain(bytes(event.body).decode("ascii", "replace")))
             case Frame(kind=Kind.ASK):
                 self._membership.hear_answer(event.sender, event.version)
+            case Frame(kind=Kind.EVALUATED) if self.evaluations is not None:
+                self.evaluations.hear(event)
             case Frame(sender=rank) if rank not in self._membership.live:
                 if event.kind is Kind.REPORT and self._membership.members.is_suspended(rank):  # records may wait for this report
                     self._on_report(event)
@@ -208,7 +213,9 @@ class Master:
             frame.release()
 
     def _missing_traces(self) -> frozenset[int]:
-        return self._membership.live - self.traces.keys() if self.config.timeline else frozenset()
+        """Return the workers that have not sent their trace, with which they leave; in a session they may evaluate before."""
+        waits = self.config.timeline or self.evaluations is not None
+        return self._membership.live - self.traces.keys() if waits else frozenset()
 
     def _on_skip(self, frame: Frame) -> None:
         """Handle the notice of a worker that leaves out its gradient of a step because the gradient is not finite."""
@@ -279,7 +286,7 @@ class Master:
             rate, norm = self.sharding.rate(self.job_state.round.at(version - 1)), self.shard.gradient_norm
             self.recorder.close(finished, rate, self._contributors, self.shard.seconds(), norm)
             self.books.write()
-            if norm is not None and self.own_loop:
+            if norm is not None and self.evaluations is not None:
                 self._boundary.tell_norm(norm)
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)

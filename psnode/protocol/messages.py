@@ -322,6 +322,24 @@ def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
 
 
 @dataclass(frozen=True)
+class Evaluated(_Message):
+    """EVALUATED of a worker: the result of the program's own evaluation of the weights of a version.
+
+    `loss` and `metrics` are means over `examples`, which took `seconds`; both are 0 if not stated. `saves`: no checkpoint of that
+    version was due, so that the worker can contribute to one.
+    """
+
+    loss: float
+    metrics: dict[str, float]
+    examples: int = 0
+    seconds: float = 0.0
+    saves: bool = False
+
+    def _is_sound(self) -> bool:
+        return self.examples >= 0 and self.seconds >= 0
+
+
+@dataclass(frozen=True)
 class Failure(_Message):
     """FAILED: the reason for which a rank cannot continue, and its exit code, which is never 0.
 

@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from psnode.protocol.messages import plain
 from psnode.records import checkpoint
 from psnode.records.branches import branch, evaluations
 from psnode.records.checkpoint import SOUND, Checkpoint
+from psnode.records.evaluations import score
 from psnode.records.metrics import EVALUATIONS, write_atomically
 
 REASON = "unsound"
-_FIGURES = ("top1", "loss")  # keys in the record of an evaluation
 _SHOWN = 500  # maximum characters of a reason in messages
 UNKNOWN: dict[str, Any] = {SOUND: None}  # entry of a new manifest
 
@@ -158,18 +158,10 @@ def best_evaluated(train_dir: Path) -> Path | None:
     with contextlib.suppress(CheckpointError, OSError):
         for record in evaluations(train_dir, EVALUATIONS, own):
             path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(record["step"])
-            score = _score(record)
-            if score is not None and score >= best and path in own:
-                best, found = score, path
+            mark = score(record)
+            if mark is not None and mark >= best and path in own:
+                best, found = mark, path
     return found
-
-
-def _score(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return a score of an evaluation, higher for a better one; None if its figures are invalid."""
-    accuracy, loss = (value if isinstance(value, float) and math.isfinite(value) else None for value in map(record.get, _FIGURES))
-    if loss is None:
-        return None
-    return (-math.inf, -loss) if accuracy is None else (accuracy, 0.0)
 
 
 def _lacking(path: Path, workers: int) -> Iterable[str]:

@@ -89,7 +89,7 @@ def _of_run(train_dir: Path, which: str | None) -> Checkpoint:
     """Return a checkpoint of a run: the newest if `which` is None, the best evaluated for `best`, else that of step `which`."""
     if which == "best":
         path = best_evaluated(train_dir)
-        remedy = f"psnode evaluate --train-dir {train_dir} determines it"
+        remedy = f"psnode evaluate --train-dir {train_dir} determines it, or s.evaluated(loss=...) in the loop of a session"
     elif which is None:
         path, remedy = checkpoint.latest(train_dir), "train it further"
     else:

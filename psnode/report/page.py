@@ -100,7 +100,13 @@ def _curves(runs: Sequence[Run], found: Sequence[Variant]) -> Element:
         seeds = "A line of several seeds shows their mean, and its band reaches from the lowest to the highest of them."
         notes.append(e("p", f"{seeds} A line for each run: psnode report --each."))
     if not any(run.evaluations for run in runs):
-        notes.append(e("p", "Nothing has been evaluated yet: psnode evaluate measures the checkpoints of a run."))
+        notes.append(
+            e(
+                "p",
+                "Nothing has been evaluated yet: psnode evaluate measures the checkpoints of a run, "
+                "and s.evaluated(...) reports those of a session.",
+            )
+        )
     if any(run.events for run in runs):
         drawn.append(e("figure", e("figcaption", e("strong", "Events")), *strip(runs)))
     keys = e("p", *(comparisons.named(variant) for variant in found), class_="keys")

@@ -15,7 +15,7 @@ from torch import nn
 from psnode.errors import ConfigurationError, NonFiniteLossError, in_one_line
 from psnode.plan.roles import MASTER
 from psnode.protocol.channel import ENOUGH
-from psnode.protocol.messages import unreportable
+from psnode.protocol.messages import Evaluated, unreportable
 from psnode.protocol.wire import Kind
 from psnode.task import Batch
 from psnode.tasks.device import to_device
@@ -43,7 +43,9 @@ class StepwiseWorker:
 
     def __init__(self, worker: Worker, *, holds: bool = False, beside: Iterable[nn.Parameter] = ()) -> None:
         self._worker, self._device = worker, worker.model.device
-        self._steps = worker.run()
+        worker.by_program = True
+        self._steps = worker.run(leaves=False)
+        self._left = False
         self._pending = False  # a batch was handed out, and `step` has not been called since
         self._outcomes: list[Outcome] = []  # of this step's batches so far
         self._passes: Passes | None = None
@@ -94,7 +96,7 @@ class StepwiseWorker:
 
     @property
     def over(self) -> bool:
-        """True if no more batches come and the master has dismissed this worker."""
+        """True if no more batches come. The master waits until this worker leaves."""
         return self._passes is None
 
     def draw(self) -> Batch | None:
@@ -177,6 +179,29 @@ class StepwiseWorker:
     def stop(self) -> None:
         """Ask the master to end the run after the open round."""
         self._worker.link.send(MASTER, Kind.STOP_REQUEST, ENOUGH.encode())
+
+    def evaluated(self, loss: Any, metrics: Mapping[str, Any], examples: int, seconds: float) -> bool:
+        """Report an evaluation of the present weights. Returns True if no earlier evaluation of the run is better.
+
+        Raises ConfigurationError within a step, after the end, and for figures that are not numbers.
+        """
+        if self._left:
+            raise ConfigurationError("s.evaluated() after the end of the run: call it inside the loop, after s.step()")
+        if self._pending or self._outcomes:
+            raise ConfigurationError("s.evaluated() within a step: call it after s.step() has returned True")
+        means = {name: number(name, metric) for name, metric in metrics.items()}
+        for name in ("top1", "top5"):
+            if name in means and not 0 <= means[name] <= 1:
+                raise ConfigurationError(f"{name} of s.evaluated is a fraction from 0 to 1, not {means[name]:g}")
+        if problem := unreportable(examples, means):
+            raise ConfigurationError(problem)
+        return self._worker.report_evaluation(Evaluated(number("loss", loss), means, whole(examples), float(seconds)))
+
+    def leave(self) -> None:
+        """Tell the master that the program has done with the last weights, and wait until the job has ended. Idempotent."""
+        if not self._left:
+            self._left = True
+            self._worker.leave()
 
     def close(self) -> None:
         """End the threads, remove hooks and stand-ins, and give each parameter of the model its own memory again."""

@@ -6,7 +6,7 @@ The worker computes a gradient, has it sent, and begins the next forward pass wh
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from psnode.exchange.weights_receiver import Receiver
 from psnode.plan.groups import Plan
 from psnode.plan.roles import MASTER
 from psnode.protocol.channel import FrameChannel
-from psnode.protocol.messages import Report, Reshard, Start
+from psnode.protocol.messages import Evaluated, Report, Reshard, Start
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Frame, Kind
 from psnode.records.metrics import peak_memory
@@ -80,6 +80,8 @@ class Worker:
     own_rate: OwnRate | None = None  # Task.learning_rate
     steps_per_round: int = 1  # 1 in every job: the master and StepwiseWorker know no other rounds yet
     on_host: Sequence[str] = ()  # with a device: a line for each codec that runs on the host, and the reason
+    by_program: bool = False  # a session's program runs the passes, and evaluates: the master waits until this worker leaves
+    _saved: int = -1  # the newest version with a checkpoint to which this worker has contributed
     _void: list[Batch] | None = None  # batches of a step that was begun and not taken, for the next attempt
 
     def train(self) -> None:
@@ -103,8 +105,8 @@ class Worker:
             except StopIteration:
                 return
 
-    def run(self) -> Steps:
-        """Receive the first weights, take all steps, and wait to be dismissed.
+    def run(self, *, leaves: bool = True) -> Steps:
+        """Receive the first weights, take all steps, and wait to be dismissed, unless the caller is to `leave`.
 
         Yields the passes of each step. The caller runs them and sends their outcome, or None if `settled` has returned False.
         """
@@ -116,7 +118,8 @@ class Worker:
             self.receiver.hold(self.start.step)
         self._stand_by(self.receiver.complete())
         yield from self.steps()
-        self._leave()
+        if leaves:
+            self.leave()
 
     def steps(self) -> Steps:
         """Yield the passes of each step from the present weights, until the master declares a version the last."""
@@ -286,12 +289,26 @@ class Worker:
 
     def _contribute(self, version: int, buffers: dict[str, torch.Tensor]) -> None:
         """Begin this worker's part of the checkpoint of `version`, with the model's `buffers`."""
+        self._saved = version
         own = {f"buffer/{name}": value.cpu() for name, value in buffers.items()}
         self.checkpoint_parts.begin(version, {**self.share.state(), **own})
 
-    def _leave(self) -> None:
-        """Send the trace to the master, if enabled, and wait for its END message."""
-        if self.tracer.enabled:
+    def report_evaluation(self, told: Evaluated) -> bool:
+        """Report an evaluation of the present weights, and return True if the master knows no better one.
+
+        Call this between two steps. The best weights get a checkpoint, which this worker contributes to if none was due.
+        """
+        version = self.receiver.version
+        told = replace(told, saves=self._saved != version)
+        self.link.send(MASTER, Kind.EVALUATED, told.to_bytes(), step=version, version=version)
+        answer = self.receiver.await_answer()
+        if Flag.CHECKPOINT in answer.flags:
+            self._contribute(version, self.model.buffers())
+        return bytes(answer.body) == b"\x01"
+
+    def leave(self) -> None:
+        """Send the trace to the master, if it waits for it, and wait for its END message."""
+        if self.tracer.enabled or self.by_program:
             self.link.send(MASTER, Kind.TRACE, self.tracer.to_bytes())
         while True:
             event = self.receiver.listen()

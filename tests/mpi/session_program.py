@@ -11,6 +11,7 @@ die          [rank, step]: be killed at this step
 augment      add random noise to every example
 dropout      use a dropout layer
 halve        halve the learning rate after every given number of steps, by a schedule of the program
+evaluate     by version, the loss that rank 1 reports as its evaluation
 workers      the number of processes of the DataLoader
 stream       use the loader of an IterableDataset; the value is the number of steps per epoch
 
@@ -21,6 +22,7 @@ weights, its version and loss, and whether each tensor has its own memory.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -80,7 +82,7 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True, num_workers=plan.get("workers", 0))
     if stream := plan.get("stream"):
         loader = torch.utils.data.DataLoader(Stream(), batch_size=8)
-    drawn, figures = [], []
+    drawn, figures, best = [], [], []
     own = {}
     if halve := plan.get("halve"):
         own = {"learning_rate": lambda step, lr, **known: lr * 0.5 ** (step // halve)}
@@ -102,6 +104,8 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
             if [s.rank, s.version] == plan.get("repeat"):
                 loss.backward()
             s.step(loss, {"top1": int((output.argmax(1) == y).sum())})
+            if (loss := plan.get("evaluate", {}).get(str(s.version))) is not None and s.rank == 1:
+                best.append(s.evaluated(loss=loss, perplexity=math.exp(loss), examples=64))
             figures.append([s.version, s.epoch, s.lr, s.gradient_norm])
             if [s.rank, s.version] == plan.get("fail_behind"):
                 raise ValueError("the program's own mistake")
@@ -110,6 +114,7 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     found = {
         "own_memory": all(value.untyped_storage().nbytes() == value.nbytes for value in model.state_dict().values()),
         "drawn": drawn,
+        "best": best,
         "figures": figures or [[s.version, s.epoch, s.lr, s.gradient_norm]],
         "lengths": [left, s.steps_per_epoch, s.total_steps],
         "digest": digest(model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ import psnode
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.records import checkpoint
+from psnode.records.weights import weights_of
 from psnode.task import Batch, Task
 from tests.mpi.session_program import Points, digest, network
 
@@ -123,6 +125,29 @@ def test_the_figures_of_a_session_are_those_of_its_records_and_of_plain_pytorch(
         optimizer.step()
         schedule.step()
     assert found[0]["figures"] == found[1]["figures"][-1:]  # rank 0, after the loop
+
+
+def test_the_best_evaluated_weights_keep_a_checkpoint_also_after_a_resume(mpirun: Any, tmp_path: Path) -> None:
+    settings = {**CODED, "keep_last": 1, "max_steps": 6}
+    evaluated = {3: 0.9, 5: 0.25, 6: 0.5, 8: 0.375, 9: 0.125, 12: 0.25}
+    first = train(mpirun, tmp_path / "run", settings, evaluate=evaluated)
+    again = train(mpirun, tmp_path / "run", {**settings, "max_steps": 12, "resume": True}, evaluate=evaluated)
+    assert [first[1]["best"], again[1]["best"]] == [[True, True, False], [False, True, False]]
+    run = tmp_path / "run" / "run"
+    lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    fields = {"step", "loss", "top1", "top5", "examples", "seconds", "metrics", "model"}  # those of psnode evaluate
+    assert all(line.keys() == fields for line in lines)
+    assert {line["step"]: line["loss"] for line in lines} == evaluated
+    assert lines[0]["metrics"] == {"perplexity": pytest.approx(math.exp(0.9))}
+    assert [path.name for path in checkpoint.complete(run)] == ["step-00000009", "step-00000012"]
+    step, weights = weights_of(run, "best")
+    assert step == 9
+    train(mpirun, tmp_path / "until", {**settings, "max_steps": 9})
+    assert {name: value.tolist() for name, value in weights.items()} == {
+        name: value.tolist() for name, value in saved(tmp_path / "until" / "run").items()
+    }
+    whole = train(mpirun, tmp_path / "whole", {**settings, "max_steps": 12})
+    assert whole[0]["digest"] == again[0]["digest"]  # evaluations and their checkpoints change nothing in the run
 
 
 def test_a_figure_before_the_loop_is_refused_in_a_line_that_says_when_it_is_known(

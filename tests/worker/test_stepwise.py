@@ -23,6 +23,7 @@ from psnode.master import lead
 from psnode.protocol.channel import FrameChannel
 from psnode.records import checkpoint
 from psnode.records.metrics import read_records
+from psnode.records.weights import weights_of
 from psnode.tasks.data.loader import Streamed
 from psnode.tasks.own_loop import OwnLoop
 from psnode.transport.barrier import send_hello
@@ -71,6 +72,7 @@ def stepping(
     try:
         yield stepwise
         assert stepwise.over
+        stepwise.leave()
     finally:
         stepwise.close()
         ends[1].die("the test is over")
@@ -397,3 +399,54 @@ def test_parameters_that_two_losses_reach_are_found_when_they_come_and_inputs_ar
 
     with pytest.raises(PsnodeError, match=r"the loss reaches centres \(3\).*nn\.ModuleList.*beside="):
         run()
+
+
+class Normed(Net):
+    """A network with statistics of its own data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+def test_the_checkpoint_of_the_best_evaluation_holds_weights_and_statistics_of_that_step(tmp_path: Path) -> None:
+    model, found, kept = Normed(), [], {}
+    with stepping(tmp_path, model) as worker:
+        while (batch := worker.draw()) is not None:
+            loss = loss_of(model, batch)
+            loss.backward()
+            worker.step(loss, {})
+            found.append(worker.evaluated(abs(worker.version - 4) + 1.0, {}, 0, 0.0))
+            if worker.version == 4:
+                kept = {name: value.clone() for name, value in model.state_dict().items()}
+    assert found == [True, True, True, True, False, False]
+    step, tensors = weights_of(tmp_path, "best")
+    assert step == 4
+    assert tensors.keys() == kept.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in kept.items())
+
+
+def test_an_evaluation_is_refused_within_a_step_after_the_end_and_with_figures_that_are_none(tmp_path: Path) -> None:
+    model = Net()
+    with stepping(tmp_path, model, batches_per_step=2, max_steps=1) as worker:
+        assert worker.evaluated(torch.tensor(2.0), {"top1": 0.5}, 4, 0.5)
+        for wrong, text in (({"top1": 50.0}, "fraction from 0 to 1, not 50"), ({"bleu": "high"}, "metric 'bleu' is no number")):
+            with pytest.raises(PsnodeError, match=text):
+                worker.evaluated(1.0, wrong, 0, 0.0)
+        for taken in (False, True):
+            batch = worker.draw()
+            for _ in range(2 - taken):
+                with pytest.raises(PsnodeError, match=r"within a step: call it after s\.step\(\) has returned True"):
+                    worker.evaluated(1.0, {}, 0, 0.0)
+            loss = loss_of(model, batch)
+            worker.backward(loss, None)
+            assert worker.step(loss, {}) is taken
+        assert not worker.evaluated(1.0, {"top1": 0.25}, 0, 0.0)
+        assert worker.draw() is None
+        worker.leave()
+        with pytest.raises(PsnodeError, match="after the end of the run"):
+            worker.evaluated(1.0, {}, 0, 0.0)
+    assert [(record["step"], record["top1"]) for record in read_records(tmp_path / "evaluations.jsonl")] == [(0, 0.5), (1, 0.25)]

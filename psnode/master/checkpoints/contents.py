@@ -58,10 +58,20 @@ class Draft:
         """Write the part that a worker has sent."""
         self.staged.add(name, content)
 
-    def seal(self, run: RunDirectory, means: Tensors, waiting: Tensors, facts: Mapping[str, object], workers: int) -> str:
+    def seal(
+        self,
+        run: RunDirectory,
+        means: Tensors,
+        waiting: Tensors,
+        facts: Mapping[str, object],
+        workers: int,
+        *,
+        preferred: bool = True,
+    ) -> str:
         """Write the remaining files, publish the checkpoint and delete checkpoints that are no longer kept.
 
         `means`: the combined buffers of the workers. `waiting`: gradients for the next round. `facts`: entries of the manifest.
+        `preferred`: `latest` is to name the checkpoint if it is sound.
         Returns the reason for which the checkpoint is unsound; empty if there is none.
         """
         if self._buffers:
@@ -74,7 +84,7 @@ class Draft:
         kept = run.config.checkpoint_residuals
         facts = {**({} if kept == FULL else {RESIDUALS: kept}), **facts}
         sealed = {"workers": workers, "plan": self._plan, **run.origin, **facts, **(retention.verdict(reason) if reason else {})}
-        self.staged.publish(sealed, preferred=not reason)
+        self.staged.publish(sealed, preferred=preferred and not reason)
         retention.prune(run.path, self.staged.step, run.config.keep_last, workers)
         return reason
 

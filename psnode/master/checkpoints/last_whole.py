@@ -43,6 +43,10 @@ class LastWhole:
         if (draft := self._draft) is not None:
             draft.snapshot.protect(group)
 
+    def untouched(self, version: int) -> Mapping[str, object] | None:
+        """Return the facts of `version` if it is the kept version and no group has been updated since; else None."""
+        return self._facts if self._version == version and not self._changed else None
+
     def take(self) -> tuple[int, Draft, Mapping[str, object]] | None:
         """Return the kept version, its draft and its facts, or None if there is none. The draft is valid until `close`."""
         if self._draft is None and self._version >= 0 and not self._changed:

@@ -45,6 +45,7 @@ class BegunCheckpoint:
     facts: Mapping[str, object]
     states: dict[int, Tensors] = field(default_factory=dict)
     sealed: bool = False
+    preferred: bool = True  # `latest` is to name it, unless it is unsound
 
 
 class PendingCheckpoints:
@@ -146,6 +147,26 @@ class PendingCheckpoints:
             draft = self._draft(self._memory)
             draft.staged = staged
         self._pending[version] = BegunCheckpoint(draft, set(ranks), until, facts or {})
+        self._snapshots = (*self._snapshots, draft.snapshot)
+        self._write(version, draft.write_state)
+        return True
+
+    def begin_evaluated(self, version: int, rank: int, until: float) -> bool:
+        """Begin a checkpoint of the newest complete `version`, which worker `rank` has evaluated and none was due for.
+
+        It has the part of that worker alone: the others have gone on. So `latest` keeps naming the checkpoint before it, from
+        which all workers resume. Returns False if a group has changed since that version, or the checkpoint cannot be written.
+        """
+        facts = self.last_whole.untouched(version)
+        if facts is None or version <= self.begun or (staged := self._staged(version)) is None:
+            return False
+        draft = self._draft(self._memory)
+        draft.staged = staged
+        if self.last_whole.untouched(version) is None:  # a group changed meanwhile: the draft mixes two versions
+            self._thread.do(version, draft.discard)
+            return False
+        facts = {**facts, **retention.verdict("")}  # the loss on it is known
+        self._pending[version] = BegunCheckpoint(draft, {rank}, until, facts, preferred=False)
         self._snapshots = (*self._snapshots, draft.snapshot)
         self._write(version, draft.write_state)
         return True
@@ -263,7 +284,7 @@ class PendingCheckpoints:
             facts[retention.REASON] = doubt
 
         def seal() -> str:
-            reason = pending.draft.seal(self._run, means, waiting, facts, self._workers)
+            reason = pending.draft.seal(self._run, means, waiting, facts, self._workers, preferred=pending.preferred)
             if pending.draft.wreckage:
                 self._verdicts.condemn(version)
             return reason

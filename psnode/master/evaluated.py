@@ -1,0 +1,79 @@
+"""Evaluations that a session's program reports: recorded, logged, and answered; the best one keeps a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from psnode.errors import CheckpointError
+from psnode.master.checkpoints.pending import PendingCheckpoints
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.messages import Evaluated
+from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.records.evaluations import Best, Evaluation, append
+from psnode.records.metrics import EVALUATIONS
+
+_LOG = logging.getLogger(__name__)
+
+
+class SessionEvaluations:
+    """Records the evaluations of a session, the first one of each version, and answers the workers that report them.
+
+    An evaluation that no earlier one surpasses gets a checkpoint of its version, if none was due. The evaluating worker waits for
+    the answer, so the weights are still those of that version. `scalars` logs figures of a step by tag.
+    """
+
+    def __init__(
+        self,
+        link: FrameChannel,
+        run: Path,
+        pending: PendingCheckpoints,
+        scalars: Callable[[int, Mapping[str, float]], None],
+    ) -> None:
+        self._link, self._run, self._pending, self._scalars = link, run, pending, scalars
+        self._newest = (-1, False)  # the version last evaluated, and whether that is the best evaluation
+        self._waiting: Frame | None = None  # an evaluation whose checkpoint waits for an earlier one
+
+    @cached_property
+    def _best(self) -> Best:
+        return Best(self._run)
+
+    def hear(self, frame: Frame) -> None:
+        """Record the evaluation in `frame`, and begin its checkpoint or note that it waits. Raises WireError."""
+        told, repeated = Evaluated.from_bytes(frame.body, frame.sender), frame.version == self._newest[0]
+        if not repeated:
+            self._newest = frame.version, self._record(frame.step, told)
+        if told.saves and self._newest[1] and not repeated:
+            self._waiting = frame
+        else:
+            self._answer(frame, Flag.NONE)
+
+    def settle(self, until: float) -> None:
+        """Begin the checkpoint of the evaluation that waits for an earlier checkpoint, if that one is written.
+
+        `until`: the time by which the worker's part has to come, see BegunCheckpoint.
+        """
+        if (frame := self._waiting) is not None and not self._pending.in_flight:
+            self._waiting = None
+            begun = self._pending.begin_evaluated(frame.version, frame.sender, until)
+            self._answer(frame, Flag.CHECKPOINT if begun else Flag.NONE)
+
+    def _answer(self, frame: Frame, flags: Flag) -> None:
+        best = bytes([self._newest[1]])
+        self._link.send(frame.sender, Kind.EVALUATED, best, step=frame.step, version=frame.version, flags=flags)
+
+    def _record(self, step: int, told: Evaluated) -> bool:
+        result = Evaluation(
+            step, told.loss, told.metrics.get("top1"), told.metrics.get("top5"), told.examples, told.seconds, told.metrics
+        )
+        try:
+            best = self._best.take(result)
+            append(self._run / EVALUATIONS, result)
+        except CheckpointError as error:
+            _LOG.warning("the evaluation of step %d is not recorded: %s", step, error)
+            return False
+        self._scalars(step, {"eval/loss": told.loss, **{f"eval/{name}": value for name, value in told.metrics.items()}})
+        _LOG.info("evaluated %s%s", result, ": the best so far" if best else "")
+        return best
