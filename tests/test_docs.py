@@ -50,7 +50,7 @@ PYTHON = {
     "ddp.md": ["test_page_code.py", "test_page_code.py", "ddp/test_frameworks.py", "ddp/test_frameworks.py"],
     "models.md": ["test_page_code.py"],
     "optimising.md": ["test_page_code.py", "test_page_code.py", "test_page_code.py", "test_weighted_mean.py"],
-    "own-loop.md": ["mpi/test_session.py"],
+    "own-loop.md": ["mpi/test_session.py", "jobs/test_session_alone.py"],
     "rows.md": ["rows/test_row_codec.py"],
     "ray.md": ["ddp/test_ray.py", "ddp/test_ray.py"],
 }

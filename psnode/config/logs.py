@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _ROOT = logging.getLogger("psnode")
 
 
 class _StandardError(logging.Handler):
-    """Handler that writes each record at once to the present standard error."""
+    """Handler that writes each record at once to the present standard error, in the words that `worded` makes of a text."""
+
+    def __init__(self, worded: Callable[[str], str]) -> None:
+        super().__init__()
+        self._worded = worded
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            print(self._worded(self.format(record)), file=sys.stderr, flush=True)
         except OSError:  # the stream is closed
             self.handleError(record)
 
 
 @contextmanager
-def shown(rank: int = 0) -> Iterator[None]:
+def shown(rank: int = 0, worded: Callable[[str], str] = str) -> Iterator[None]:
     """Show the log on standard error inside the context: "psnode: TEXT", and on ranks other than 0 "psnode: rank R: TEXT".
+
+    `worded` puts the texts into other words.
 
     If the program has set up `logging` itself, its handlers get the records instead.
     """
     if _ROOT.hasHandlers():
         yield
         return
-    handler, level = _StandardError(), _ROOT.level
+    handler, level = _StandardError(worded), _ROOT.level
     handler.setFormatter(logging.Formatter(f"psnode: {f'rank {rank}: ' if rank else ''}%(message)s"))
     _ROOT.addHandler(handler)
     _ROOT.setLevel(logging.INFO)

@@ -7,7 +7,7 @@
             s.step(loss)
 
 Every rank of an MPI job runs the program. Rank 0 is the master, which serves inside `s.batches` and gets no batches; the other
-ranks are workers.
+ranks are workers. Without MPI the program is the one worker, rank 1, and its process has the master in a thread.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_on
 from psnode.jobs import job_end
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
 from psnode.jobs.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
+from psnode.jobs.sessions import alone
 from psnode.jobs.sessions.figures import Figures, RecordedFigures, WorkerBatches, before_the_loop, epoch_of
+from psnode.jobs.sessions.words import in_words_of_program, of_program, refuse_torchrun
 from psnode.plan.roles import MASTER, Layout
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.records.metrics import SUMMARY
 from psnode.transport.barrier import send_hello
-from psnode.transport.mpi.environment import place
+from psnode.transport.mpi.environment import WorldRank, place
 
 if TYPE_CHECKING:
     import torch
@@ -82,8 +84,12 @@ class Session:
     ) -> None:
         refuse_to_run_anew()
         here = place()
-        if here is None or here.size < 2:
+        if here is None:
+            refuse_torchrun(Path(sys.argv[0]).name)
+        elif here.size < 2:
             raise ConfigurationError("a session needs a master and at least one worker: mpirun -n 3 python PROGRAM")
+        self._is_alone = here is None
+        here = here or WorldRank(alone.WORKER, 2)
         if constrain is not None and not callable(constrain):
             raise ConfigurationError(f"constrain must be a function of the model, not {constrain!r}")
         if learning_rate is not None:
@@ -93,10 +99,14 @@ class Session:
             self._optimizer, settings = optimizer, {**settings, "optimizer": OWN}
         self._model, self._constraint, self._groups = model, constrain, parameter_groups
         self._holds, self._beside = holds(gradients), parameters_beside(beside)
-        self._config = configured(model, {**settings, "train_dir": Path(train_dir)}, here)
+        try:
+            self._config = configured(model, {**settings, "train_dir": Path(train_dir)}, here, alone=self._is_alone)
+        except ConfigurationError as error:
+            raise in_words_of_program(error) from None
         self.rank, self.size = here
         self._stack = contextlib.ExitStack()
         self._transport: Transport | None = None
+        self._master: alone.MasterThread | None = None  # in a program that is started alone
         self._worker: StepwiseWorker | None = None
         self._figures: Figures | None = None
         self._loader: Iterable[Batch] | None = None
@@ -107,7 +117,11 @@ class Session:
 
     @property
     def is_master(self) -> bool:
-        """Return True on rank 0, which serves and gets no batches."""
+        """Return True on rank 0, which serves and gets no batches, and in a program that is started alone, which does both."""
+        return self._is_alone or self._serves
+
+    @property
+    def _serves(self) -> bool:
         return self.rank == MASTER
 
     @property
@@ -146,27 +160,39 @@ class Session:
         return self._updates if self._over or self._worker is None else self._worker.version
 
     def __enter__(self) -> Self:
+        streams.outlast()
+        limit_threads(self._config.threads or 1)  # until all ranks of this machine are known
+        self._stack.enter_context(shown(0 if self._is_alone else self.rank, of_program))
+        self._stack.enter_context(hushed(self._config.quiet))
+        self._transport = self._alone() if self._is_alone else self._mpi()
+        self._stack.enter_context(signals(self._transport.inbox(TAG)))
+        watched = None if self._serves else {MASTER}
+        self._link = FrameChannel(self._transport, watched=watched)
+        self._final = FrameChannel(self._transport, _FINAL_TAG, watched=watched)
+        if not self._serves:
+            send_hello(self._transport, hello())
+        return self
+
+    def _mpi(self) -> Transport:
         from psnode.transport.mpi import endpoint as mpi
 
-        streams.outlast()
         follow_parent(signal.SIGTERM)
-        limit_threads(self._config.threads or 1)  # until all ranks of this machine are known
-        self._stack.enter_context(shown(self.rank))
-        self._stack.enter_context(hushed(self._config.quiet))
         try:
-            self._transport = mpi.start(seconds=self._config.start_deadline)
+            return mpi.start(seconds=self._config.start_deadline)
         except PsnodeError as error:
             _LOG.error("error: %s", error)
             self._stack.close()
             job_end.end(error.exit_code)
             raise SystemExit(error.exit_code) from error
-        self._stack.enter_context(signals(self._transport.inbox(TAG)))
-        watched = None if self.is_master else {MASTER}
-        self._link = FrameChannel(self._transport, watched=watched)
-        self._final = FrameChannel(self._transport, _FINAL_TAG, watched=watched)
-        if not self.is_master:
-            send_hello(self._transport, hello())
-        return self
+
+    def _alone(self) -> Transport:
+        _LOG.info(
+            "started alone: one worker and the master in this process, and no exchange over a network; psnode launch -n 2 -- %s "
+            "starts two workers",
+            Path(sys.argv[0]).name,
+        )
+        self._far_end, own = alone.ends()
+        return own
 
     def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> WorkerBatches:
         """Return an iterator over this worker's batches, on the training device, until the run is over; on rank 0, serve until
@@ -263,7 +289,7 @@ class Session:
         task = own_loop(
             self._model, loader, steps_per_epoch, config, workers, self._constraint, self._groups, self._rate, self._optimizer
         )
-        if config.resume and self.is_master and task.steps_per_epoch is not None:
+        if config.resume and self._serves and task.steps_per_epoch is not None:
             _LOG.warning("the batches come from an iterable, which starts again: they differ from those of an unbroken run")
 
         def agree(agreed: Config) -> OwnLoop:
@@ -273,7 +299,7 @@ class Session:
                 )
             return task
 
-        if self.is_master:
+        if self._serves:
             from psnode.master import lead
 
             self._leads = True
@@ -281,6 +307,8 @@ class Session:
             self._figures = RecordedFigures(config.directory, config, epoch_of(task, config, workers))
             self._hand_out(code)
             return
+        if self._is_alone:
+            self._master = alone.MasterThread(self._far_end, config, task, _FINAL_TAG)
         from psnode.worker.handshake import join
         from psnode.worker.stepwise import StepwiseWorker
 
@@ -345,14 +373,19 @@ class Session:
         """
         from psnode.worker import wait_for_end
 
-        if self.is_master:
+        if self._is_alone and self._master is None:  # nobody else is to be told
+            if isinstance(error, PsnodeError):
+                _LOG.error("error: %s", error)
+                raise SystemExit(error.exit_code) from error
+            return
+        if self._serves:
             link = self._final if self._leads else self._link  # `lead` reports its own errors itself
             link.fail(self._others, _brief(error))
         elif not isinstance(error, (RemoteFailureError, TransportError)):
             self._link.fail(MASTER, _brief(error))
             wait_for_end(self._link, self._config.pause_deadline)
         if isinstance(error, PsnodeError):
-            if self.is_master or isinstance(error, TransportError):
+            if self._serves or isinstance(error, TransportError):
                 _LOG.error("error: %s", error)
             raise SystemExit(error.exit_code or TransportError.exit_code) from error
 
@@ -364,6 +397,8 @@ class Session:
             from psnode.tasks.inventory import give_own_memory
 
             give_own_memory(self._model)
+        if self._master is not None:
+            self._master.join(self._config.pause_deadline)
         if self._transport is not None:
             self._transport.close()
             if not getattr(self._transport, "clean", True):

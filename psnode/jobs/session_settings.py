@@ -15,6 +15,7 @@ from psnode.config.names import PASSED
 from psnode.config.schedules import OWN
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import stated_threads
+from psnode.jobs.sessions.words import resumed_automatically
 from psnode.plan.roles import Layout
 from psnode.plan.rule import DEFAULT_GROUP_BYTES
 from psnode.transport.mpi.environment import WorldRank
@@ -75,8 +76,10 @@ def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "lr_schedule": OWN}
 
 
-def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank) -> Config:
+def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank, *, alone: bool = False) -> Config:
     """Return the configuration of a session that trains `model`. The `given` settings override PSNODE_* variables.
+
+    `alone`: the master and the one worker are threads of this process.
 
     Raises ConfigurationError for an unknown setting, and for a setting without meaning in a session.
     """
@@ -98,7 +101,8 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
             raise ConfigurationError(f"{name} has no meaning in a session: {_NOT_HERE[name]}")
     if given.get("overlap"):
         raise ConfigurationError("overlap has no meaning in a session, where a batch is yielded when all weights have arrived")
-    config = load({"task": f"{PASSED}{type(model).__name__}", "overlap": False, **given}, os.environ)
+    given, variables = resumed_automatically(given, os.environ)
+    config = load({"task": f"{PASSED}{type(model).__name__}", "overlap": False, **given}, variables)
     if config.local is not None:
         raise ConfigurationError(f"local has no meaning in a session: {_NOT_HERE['local']}")
     if config.precision != "fp32":
@@ -111,4 +115,5 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
     # choosing group_bytes by trial steps would need passes that only the program can run
     if config.group_by == "bytes" and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)
+    config = replace(config, local=1 if alone else None)
     return replace(config, threads=config.threads or stated_threads(config))

@@ -41,6 +41,12 @@ class OwnLoop(Task):
         self._model, self._data, self._constraint, self._groups = model, data, constraint, groups
         self._rate, self._optimizer, self._examples, self._steps = rate, optimizer, examples, steps
 
+    def of(self, model: torch.nn.Module, groups: ParameterGroups) -> OwnLoop:
+        """Return the task of another model and its parameter groups, without data: that of a master beside its worker."""
+        return OwnLoop(
+            model, None, self._constraint, groups, self._rate, self._optimizer, examples=self._examples, steps=self._steps
+        )
+
     def model(self) -> torch.nn.Module:
         """Return the program's model itself."""
         return self._model

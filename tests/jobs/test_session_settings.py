@@ -15,6 +15,7 @@ from torch import nn
 import psnode
 from psnode.errors import ConfigurationError
 from psnode.jobs.session_settings import configured
+from psnode.jobs.sessions.words import of_program
 from psnode.transport.mpi.environment import WorldRank
 
 
@@ -101,9 +102,52 @@ def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
         configured([nn.Linear(2, 2)], {"train_dir": tmp_path}, WorldRank(1, 4))  # type: ignore[arg-type]  # the mistake
 
 
-def test_a_program_that_no_launcher_started_is_told_how(tmp_path: Path) -> None:
+def test_a_job_of_one_rank_is_told_how_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
     with pytest.raises(ConfigurationError, match="mpirun -n 3 python PROGRAM"):
         psnode.session(nn.Linear(2, 2), train_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "runs/x already holds a run: continue it with --resume or choose another --train-dir",
+            "runs/x already holds a run: continue it with resume=True (PSNODE_RESUME=true) or choose another train_dir=",
+        ),
+        ("raise --pause-deadline if they are only slow", "raise pause_deadline= if they are only slow"),
+        ("--no-memory-check begins all the same", "memory_check=False begins all the same"),
+        (
+            "keeps less (psnode train --dry-run lists it); drop --ema-decay",
+            "keeps less (psnode train --dry-run lists it); drop ema_decay=",
+        ),
+        ("0 of --min-workers 1 are left", "0 of min_workers=1 are left"),
+        ("--train-dir /a cannot be written; choose another", "train_dir=/a cannot be written; choose another"),
+        ("mpirun --with-ft ulfm and step-00000003--x", "mpirun --with-ft ulfm and step-00000003--x"),
+    ],
+)
+def test_messages_name_arguments_of_the_program_in_the_place_of_flags(text: str, expected: str) -> None:
+    assert of_program(text) == expected
+
+
+def test_an_error_of_a_setting_names_the_argument(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^lr="):
+        psnode.session(nn.Linear(2, 2), train_dir=tmp_path, lr=-1.0)
+
+
+@pytest.mark.parametrize("asked", ["argument", "variable"])
+def test_resume_auto_resumes_a_run_that_is_there_and_leaves_out_the_weights_to_begin_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    given = {"resume": "auto"} if asked == "argument" else {}
+    if asked == "variable":
+        monkeypatch.setenv("PSNODE_RESUME", "auto")
+    before = config(tmp_path, init_from=tmp_path / "w.safetensors", **given)
+    assert not before.resume
+    assert before.init_from == tmp_path / "w.safetensors"
+    (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict(), "plan": {}, "workers": 3}))
+    assert config(tmp_path, init_from=tmp_path / "w.safetensors", **given).resume
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def _next(config: Config, summary: Summary, workers: int, *, evaluated: bool) ->
     """Return the command to run next. After a complete run of a task that the program passed, there is none: ""."""
     complete = not summary.exit_code and summary.stop_reason != PART
     if config.task is not None and config.task.startswith(PASSED):
-        return "" if complete else "start the program again with resume=True"
+        return "" if complete else "start the program again with resume=True, or PSNODE_RESUME=true in its environment"
     words = ["--train-dir", str(config.directory)]
     if config.task is not None:
         words += ["--task", os.path.relpath(config.task) if os.sep in config.task else config.task]

@@ -1,0 +1,75 @@
+"""The words of a session's messages: settings as arguments of a program, where other commands say flags."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from psnode.config import settings
+from psnode.config.load import RECORD
+from psnode.errors import ConfigurationError
+
+AUTO = "auto"
+_RESUME = "PSNODE_RESUME"
+# a command line of psnode up to the end of its clause, which keeps its flags, or a flag with the space before a value
+_WORDS = re.compile(r"(?P<command>\bpsnode [a-z][^,;:)]*)|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)(?: (?=[\d/]))?")
+
+
+def of_program(text: str) -> str:
+    """Return a message with `train_dir=` in the place of `--train-dir`, and `resume=True` and its variable in that of `--resume`.
+
+    Flags of a psnode command in the text stay, and so do flags that are no settings.
+    """
+
+    def word(found: re.Match[str]) -> str:
+        name = (found["name"] or "").replace("-", "_")
+        if found["command"] or name not in settings():
+            return found[0]
+        if name == "resume":
+            return f"resume=True ({_RESUME}=true)"
+        return f"{name}={not found['no']}" if settings()[name].kind is bool else f"{name}="
+
+    return _WORDS.sub(word, text)
+
+
+def in_words_of_program(error: ConfigurationError) -> ConfigurationError:
+    """Return `error` with its message in the words of a program."""
+    return ConfigurationError(of_program(str(error)))
+
+
+def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings and the environment of a session with `resume="auto"` or PSNODE_RESUME=auto resolved.
+
+    `given` has a `train_dir`. The run is resumed if that directory holds one; then the weights to begin with (init_from) have no
+    meaning and are left out.
+    """
+    found, variables = dict(given), dict(environment)
+    if variables.get(_RESUME, "").casefold() == AUTO:
+        del variables[_RESUME]
+        found.setdefault("resume", AUTO)
+    if found.get("resume") == AUTO:
+        found["resume"] = (Path(found["train_dir"]) / RECORD).exists()
+        if found["resume"]:
+            found = {name: value for name, value in found.items() if name not in ("init_from", "new_head")}
+    return found, variables
+
+
+def refuse_torchrun(program: str) -> None:
+    """Exit with the code of a faulty start if torchrun started this process, which has no MPI ranks. One rank says so."""
+    import logging
+
+    from psnode.config.logs import shown
+
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    if os.environ.get("RANK", "0") == "0":
+        with shown():
+            logging.getLogger(__name__).error(
+                "error: torchrun starts no MPI ranks, which a session needs: psnode launch -n 2 -- %s, mpirun -n 3 python %s, or "
+                "python %s for one worker in one process",
+                program, program, program,
+            )  # fmt: skip
+    raise SystemExit(ConfigurationError.exit_code)
