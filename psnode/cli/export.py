@@ -25,23 +25,35 @@ from psnode.errors import ConfigurationError
 )
 @click.option("--task", metavar="FILE|MODULE", help="Code of the task that the run trains, for huggingface; is executed.")
 @click.option(
+    "--config", "model_config", type=click.Path(path_type=Path), metavar="DIR",
+    help="The model's config.json or its folder, for huggingface: exports a session's model, and executes no task.",
+)  # fmt: skip
+@click.option(
     "--trust-run/--no-trust-run", default=False, help="Execute the task code named in the run's record, for huggingface."
 )
 @debuggable
-def export(train_dir: Path, output: Path | None, form: str, which: str | None, task: str | None, trust_run: bool) -> int:
+def export(
+    train_dir: Path,
+    output: Path | None,
+    form: str,
+    which: str | None,
+    task: str | None,
+    model_config: Path | None,
+    trust_run: bool,
+) -> int:
     """Write the weights of a checkpoint of RUN to a file for other programs."""
     if form == "huggingface":
         from psnode.jobs.huggingface import export_folder
 
         output = output or train_dir / "huggingface"
-        step, count = export_folder(train_dir, output, which, task=task, trust_run=trust_run)
+        step, count = export_folder(train_dir, output, which, task=task, trust_run=trust_run, model_config=model_config)
         size = sum(path.stat().st_size for path in output.iterdir())
     else:
         from psnode.records.weights import export as write
 
-        if task is not None or trust_run:
+        if task is not None or trust_run or model_config is not None:
             raise ConfigurationError(
-                "--task and --trust-run are for --format huggingface: a state dict needs no code, leave them out"
+                "--task, --config and --trust-run are for --format huggingface: a state dict needs no code, leave them out"
             )
         output = output or train_dir / "model.safetensors"
         step, count = write(train_dir, output, which)

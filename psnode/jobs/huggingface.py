@@ -7,38 +7,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psnode.config.load import check_trust
-from psnode.config.names import locate_task
-from psnode.errors import CheckpointError, ConfigurationError
+from psnode.config.names import PASSED, locate_task
+from psnode.errors import CheckpointError, ConfigurationError, in_one_line, installing
 from psnode.records.directory import saved_config
 from psnode.records.weights import weights_of
 from psnode.tasks import inventory, tensor_names
 from psnode.tasks.loading import make_task
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
     from torch import nn
 
 
-def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str | None, trust_run: bool) -> tuple[int, int]:
+def export_folder(
+    train_dir: Path, output: Path, which: str | None, *, task: str | None, trust_run: bool, model_config: Path | None = None
+) -> tuple[int, int]:
     """Write a checkpoint of a run to the folder `output`, and return its step and the number of tensors in the run's model.
 
-    The task must be executed, because only the task knows the model's configuration: `task` names it, or `trust_run` allows the
-    code named in the run's record. If the model, or exactly one part of it, is a model of transformers, its own save_pretrained
-    writes the folder. Raises ConfigurationError if there is no such model, and CheckpointError.
+    `model_config`: the config.json of the run's model, or its folder; then transformers makes the model, and no other code is
+    executed. Otherwise the task must be executed, because only the task knows the model's configuration: `task` names it, or
+    `trust_run` allows the code named in the run's record. If the model, or exactly one part of it, is a model of transformers,
+    its own save_pretrained writes the folder. Raises ConfigurationError if there is no such model, and CheckpointError.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"--output {output} exists already: name a folder that is new or empty")
     config = saved_config(train_dir)
-    check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run, used=("task",))
+    if model_config is None:
+        _require_task(train_dir, config.task, named=task is not None)
+        check_trust(train_dir, config.to_dict(), () if task is None else ("task",), trusted=trust_run, used=("task",))
     if task is not None:
         config = replace(config, task=locate_task(task))
     step, tensors = weights_of(train_dir, which)
-    model = make_task(config).model()
+    model = make_task(config).model() if model_config is None else _of_config(model_config, config.task, tensors)
     try:
         inventory.load(model, tensors)
     except RuntimeError as error:
-        raise ConfigurationError(
-            f"the weights of {train_dir} do not fit the task's model: {str(error).splitlines()[-1].strip()}"
-        ) from None
+        of = "the task's model" if model_config is None else f"the model of {model_config}"
+        raise ConfigurationError(f"the weights of {train_dir} do not fit {of}: {str(error).splitlines()[-1].strip()}") from None
     try:
         part = _transformer(model)
         compiled = tensor_names.of_model(part) is not str
@@ -46,6 +53,51 @@ def export_folder(train_dir: Path, output: Path, which: str | None, *, task: str
     except OSError as error:
         raise CheckpointError(f"{output} cannot be written: {error.strerror or error}") from error
     return step, len(tensors)
+
+
+def _require_task(train_dir: Path, task: str | None, *, named: bool) -> None:
+    """Raise ConfigurationError for a session's run, whose model only its program makes, unless a task is `named`."""
+    if task is not None and task.startswith(PASSED) and not named:
+        raise ConfigurationError(
+            f"the run in {train_dir} trains {task.removeprefix(PASSED)}, which its own program made: name its config.json by "
+            "--config DIR, or call model.save_pretrained(DIR) in the program, behind the session's block; or write the state "
+            "dict, --format state-dict --output NAME.pt"
+        )
+
+
+def _of_config(place: Path, task: str | None, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Return a model of transformers by its config.json, of the class that the run's record or else the file names.
+
+    `task`: the recorded task. Its dtype is that of the run's `tensors`. No code beside transformers' own is executed. Raises
+    ConfigurationError.
+    """
+    from psnode.tasks.torchvision_ops import import_torchvision
+
+    try:
+        import_torchvision()  # before transformers, which imports it: torchvision's operators may be built for another torch
+        import transformers
+    except ImportError as error:
+        raise ConfigurationError(f"--config needs the package transformers ({error}): {installing('frameworks')}") from None
+    folder = place if place.is_dir() else place.parent
+    if not (folder / "config.json").is_file():
+        raise ConfigurationError(f"--config {place} has no config.json of a model: config.save_pretrained(DIR) writes one")
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"--config {place} is not that of a model of transformers: {in_one_line(error)}") from None
+    names = [(task or "").removeprefix(PASSED), *(getattr(config, "architectures", None) or [])]
+    found = [kind for name in names if isinstance(kind := getattr(transformers, str(name), None), type)]
+    kinds = [
+        kind for kind in found if issubclass(kind, transformers.PreTrainedModel) and kind is not transformers.PreTrainedModel
+    ]
+    if not kinds:
+        raise ConfigurationError(
+            f"--config {place} names no class of transformers under architectures, and the run trains {names[0] or 'a task'}: "
+            'add the class, "architectures": ["GPT2LMHeadModel"], or export the task'
+        )
+    made: nn.Module = kinds[0](config)
+    kept = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    return made.to(kept.pop()) if len(kept) == 1 else made
 
 
 def _transformer(model: nn.Module) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import psnode
 from psnode.cli.commands import main
 from psnode.records.tensorfile import parse
 from psnode.tasks.torchvision_ops import import_torchvision
@@ -112,3 +113,39 @@ def test_a_run_of_another_kind_of_model_makes_no_folder(here: Path, capsys: pyte
     assert not (here / "run/huggingface").exists()
     assert main(["export", "run", "--trust-run"]) == 2
     assert "a state dict needs no code" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["record", "file"])
+def test_the_model_of_a_session_is_exported_by_its_configuration(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    import_torchvision()
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+    class Own(GPT2LMHeadModel):
+        """A class that only the program has."""
+
+    kind = GPT2LMHeadModel if named == "record" else Own
+    torch.manual_seed(1)
+    model = kind(GPT2Config(vocab_size=50, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0))
+    rows = torch.arange(8).add(torch.arange(4)[:, None]).remainder(50)
+    monkeypatch.setenv("PSNODE_THREADS", "1")
+    with psnode.session(model, train_dir="run", scheme="dense", lr=0.1, max_steps=2, tensorboard=False) as s:
+        for batch in s.batches([rows] * 2):
+            loss = model(input_ids=batch, labels=batch).loss
+            loss.backward()
+            s.step(loss)
+    assert main(["export", "run", "--format", "huggingface"]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("--config DIR", "model.save_pretrained(DIR)", "--output NAME.pt")), said
+    model.config.architectures = None if named == "record" else ["GPT2LMHeadModel"]
+    model.config.save_pretrained("config")
+    assert main(["export", "run", "--format", "huggingface", "--config", "config", "--output", "folder"]) == 0
+    loaded = AutoModelForCausalLM.from_pretrained("folder").eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=rows).logits, model.eval()(input_ids=rows).logits)
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight  # tied, as in the program
+    Path("empty").mkdir()
+    assert main(["export", "run", "--format", "huggingface", "--config", "empty", "--output", "other"]) == 2
+    assert "--config empty has no config.json of a model" in capsys.readouterr().err
+    assert main(["export", "run", "--config", "config"]) == 2
