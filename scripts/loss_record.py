@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.convergence import ConvergenceRun
+from psnode.bench.convergence.convergence_run import ConvergenceRun
 from psnode.bench.hardware import hardware
 from psnode.config.plain_json import to_json
 from psnode.errors import DivergedError

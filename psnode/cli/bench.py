@@ -43,8 +43,9 @@ def bench_transport(**options: Any) -> int:
 
 @bench.command(name="convergence", short_help="Accuracy of several schemes after equal numbers of steps.")
 @click.option(
-    "--run", "runs", multiple=True, required=True, metavar="'SCHEME [FLAGS]'", help="A scheme, and flags of its own; repeatable."
-)
+    "--run", "runs", multiple=True, required=True, metavar="'[NAME=]SCHEME [FLAGS]'",
+    help="A scheme, and flags of its own; repeatable. NAME stands in tables and plots.",
+)  # fmt: skip
 @click.option("--common", default="", metavar="FLAGS", help="Flags of `psnode train` for all runs, as one argument.")
 @click.option("-n", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers per job.")
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(1,), show_default=True, help="Seed; repeatable.")
@@ -61,13 +62,27 @@ def bench_transport(**options: Any) -> int:
     help="Compare the learning rates on the first seed only; the other seeds run at the best.",
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Runs in parallel.")
+@click.option(
+    "--evaluate-every", type=click.IntRange(0), default=0, show_default=True, help="Steps between evaluations; 0: one at the end."
+)
+@click.option("--rate", metavar="RATE", help="Also estimate seconds on links of this rate, such as 100mbit or 1gbit.")
 @shared.output
 @click.option("--local/--mpi", default=False, help="Run master and workers in one process, or as one rank each.")
 @shared.json_file
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write every evaluation of every seed to this file.")
+@click.option("--latex", "latex_file", type=click.Path(path_type=Path), help="Write the table to this file, for booktabs.")
+@click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE.pdf|.png|.svg",
+    help="Plot the evaluations over steps, bytes and, with --rate, seconds, and the Pareto front.",
+)  # fmt: skip
 @debuggable
 def bench_convergence(**options: Any) -> int:
-    """Train one model with several schemes for the same number of steps and evaluate the results."""
-    from psnode.bench.convergence import main as measure
+    """Train one model with several schemes for the same number of steps and evaluate the results.
+
+    The same command, given again, reads the runs that are done and trains the others. The files have means and standard errors
+    over the seeds.
+    """
+    from psnode.bench.convergence.equal_steps import main as measure
 
     return measure(**options)
 

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from psnode import cli
-from psnode.bench import convergence
-from psnode.bench.convergence import markdown, run
+from psnode.bench.convergence import convergence_run
+from psnode.bench.convergence.equal_steps import run
+from psnode.bench.convergence.result_files import markdown
 from psnode.errors import DivergedError, PsnodeError
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run jobs in this process, one at a time, so that PyTorch is not imported for each."""
-    turn = threading.Lock()  # PyTorch's random generator is shared by all threads
-
-    def psnode(arguments: Sequence[str]) -> int:
-        with turn:
-            return cli.main(arguments)
-
-    monkeypatch.setattr(convergence, "run_psnode", psnode)
 
 
 @pytest.mark.serial
@@ -97,6 +83,41 @@ def test_rates_screened_on_the_first_seed_leave_one_run_for_every_other_seed(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense---lr-0.05-1", "dense---lr-0.05-2", "dense---lr-1e-06-2"]
     assert (row["lr"], len(row["all_top1"])) == (0.05, 2)
     assert row["tried"]["0.05"] == row["all_top1"][0] > row["tried"]["1e-06"]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_curve_has_the_accuracies_that_shorter_runs_end_with_and_the_bytes_of_the_records(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"workers": 2, "seeds": [1], "local": True}
+    [row] = run(["qsgd"], COMMON, output=tmp_path / "long", evaluate_every=4, rate="1mbit", **arguments)["rows"]
+    [curve] = row["curves"]
+    assert [point["step"] for point in curve] == [4, 6]
+    [short] = run(["qsgd"], COMMON.replace("6", "4", 1), output=tmp_path / "short", **arguments)["rows"]
+    assert (curve[0]["top1"], curve[0]["loss"]) == (short["top1"], short["loss"])
+    [train_dir] = (tmp_path / "long").iterdir()
+    records = [json.loads(line) for line in (train_dir / "metrics.jsonl").read_text().splitlines()]
+    sent = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records[:4])
+    assert curve[0]["nbytes"] == sent / 2
+    assert curve[0]["at_rate"] == pytest.approx(curve[0]["computing"] + 8 * sent / 1e6)
+    assert [path.name for path in (train_dir / "checkpoints").glob("step-*")] == ["step-00000006"]
+
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "long").glob("*/*")}
+    [again] = run(["qsgd"], COMMON, output=tmp_path / "long", evaluate_every=4, rate="1mbit", **arguments)["rows"]
+    assert again == row
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "long").glob("*/*")} == written
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_rate_at_which_training_diverges_is_not_the_best_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: dict[str, Any] = {"workers": 1, "seeds": [1], "output": tmp_path, "local": True, "lrs": ["0.01", "0.05", "1e30"]}
+    [row] = run(["dense"], COMMON, **arguments)["rows"]
+    assert row["tried"]["1e+30"] is None
+    assert row["top1"] == max(row["tried"]["0.01"], row["tried"]["0.05"])
+    calls: list[Any] = []
+    monkeypatch.setattr(convergence_run, "run_psnode", calls.append)
+    assert run(["dense"], COMMON, **arguments)["rows"] == [row]
+    assert calls == []
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -1,0 +1,90 @@
+"""Test accuracy and loss along a training: points of one run, and means over the seeds of a contender."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from psnode.errors import ConfigurationError
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+class CurvePoint(NamedTuple):
+    """An evaluation after `step` steps. All sums are those of the steps up to this one.
+
+    `top1`: a fraction, None for a task without accuracy. `nbytes`: bytes through the link of one worker, in and out.
+    `link_bytes`: bytes that pass the busiest link one after another: in a star all bytes of the job, through the master's link.
+    `seconds`: measured. `computing`: seconds of the computation of one worker and of the master, without waiting and transfer.
+    """
+
+    step: int
+    loss: float
+    top1: float | None
+    nbytes: float
+    link_bytes: float
+    seconds: float
+    computing: float
+
+    def at_rate(self, rate: float | None) -> float | None:
+        """Return an estimate of the seconds on links of `rate` bits a second: computation, then transfer, without overlap."""
+        return None if rate is None else self.computing + 8 * self.link_bytes / rate
+
+    def as_dict(self, rate: float | None) -> dict[str, Any]:
+        """Return the fields, and as `at_rate` the estimate for `rate`."""
+        return {**self._asdict(), "at_rate": self.at_rate(rate)}
+
+
+def rate_of(text: str) -> float:
+    """Return the bits per second of a rate such as 100mbit or 1gbit. Raises ConfigurationError."""
+    match = _RATE.fullmatch(text)
+    if match is None or not float(match[1]):
+        raise ConfigurationError(f"--rate must be a number above 0 with kbit, mbit or gbit, such as 100mbit, not {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Return the mean and its standard error, the sample's standard deviation over the root of its size.
+
+    The mean is None if a value is None; the error too, and of a single value.
+    """
+    known = [value for value in values if value is not None]
+    if not values or len(known) < len(values):
+        return None, None
+    return statistics.fmean(known), statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+
+
+def mean_curve(curves: Sequence[Sequence[CurvePoint]], rate: float | None) -> list[dict[str, Any]]:
+    """Return the mean curve of runs that differ by their seed, a dict for each step that all of them evaluated.
+
+    `at_rate` is an estimate of the seconds on links of `rate` bits a second, None without a rate.
+    """
+    steps = sorted(set[int].intersection(*({point.step for point in curve} for curve in curves)))
+    found = []
+    for step in steps:
+        points = [next(point for point in curve if point.step == step) for curve in curves]
+        top1, top1_error = mean_and_error([point.top1 for point in points])
+        loss, loss_error = mean_and_error([point.loss for point in points])
+        means = {name: statistics.fmean(getattr(point, name) for point in points) for name in ("nbytes", "seconds", "computing")}
+        estimate, _ = mean_and_error([point.at_rate(rate) for point in points])
+        figures = {"top1": top1, "top1_error": top1_error, "loss": loss, "loss_error": loss_error}
+        found.append({"step": step, **figures, **means, "at_rate": estimate})
+    return found
+
+
+def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the Pareto front of `rows`, by ascending bytes: those than which no other has fewer bytes and a better result."""
+    found: list[dict[str, Any]] = []
+    for row in sorted(rows, key=lambda row: (row["curve"][-1]["nbytes"], -merit(row))):
+        if not found or merit(row) > merit(found[-1]):
+            found.append(row)
+    return found
+
+
+def merit(figures: dict[str, Any]) -> float:
+    """Return the accuracy, or minus the loss for a task without accuracy."""
+    return float(-figures["loss"] if figures["top1"] is None else figures["top1"])

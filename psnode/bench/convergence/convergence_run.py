@@ -1,0 +1,138 @@
+"""One run of `psnode bench convergence`: a training job, the evaluations of its checkpoints, and its figures."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psnode.bench.convergence.accuracy_curves import CurvePoint
+from psnode.config.files import read_json
+from psnode.config.resolve import resolve
+from psnode.errors import DivergedError, PsnodeError
+from psnode.jobs.subprocess_runs import begin, finished, require_same, run_psnode
+from psnode.records import checkpoint
+from psnode.records.branches import evaluations
+from psnode.records.directory import saved_config, saved_run
+from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records
+
+_SETTLED = 0.1  # the share of a run's steps, its first ones, left out of its times: compilation, cold caches
+_COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # parts of a step's time without waiting and transfer
+
+
+@dataclass(frozen=True)
+class ConvergenceRun:
+    """One training run.
+
+    `flags`: a scheme and its settings; `common`: the flags of all runs. `evaluate_every`: steps between evaluations; 0: only the
+    last checkpoint is evaluated.
+    """
+
+    flags: tuple[str, ...]
+    common: tuple[str, ...]
+    seed: int
+    workers: int
+    local: bool
+    output: Path
+    evaluate_every: int = 0
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the run."""
+        return self.output / f"{'-'.join(self.flags).replace('/', '_').replace(' ', '')}-{self.seed}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command-line arguments of `psnode` for this run."""
+        scheme, *own = self.flags
+        train = ["train", *self.common, "--scheme", scheme, *own, "--seed", str(self.seed)]
+        train += ["--train-dir", str(self.directory), "--eval-freq", str(self.evaluate_every)]
+        if self.evaluate_every:
+            train += ["--keep-last", "0"]  # all, until they are evaluated
+        workers = str(self.workers)
+        return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
+
+    def complete(self) -> None:
+        """Train and evaluate, unless already done; then delete the checkpoints that were written for evaluations.
+
+        Raises DivergedError if the training diverged, also by an earlier call; PsnodeError on another failure or if the directory
+        holds another run.
+        """
+        require_same(self.directory, self.arguments)
+        if (self.directory / "config.json").exists():
+            self._check()
+        if not finished(self.directory):
+            self._require_sound()
+            resume = ["--resume"] if begin(self.directory, self.arguments) else []
+            self._call([*self.arguments, *resume])
+        if not self._is_evaluated():
+            # --trust-run: the caller of this benchmark named the task
+            self._call(["evaluate", "--once", "--trust-run", "--train-dir", str(self.directory)])
+        if self.evaluate_every:
+            kept = checkpoint.latest(self.directory)
+            for path in checkpoint.complete(self.directory)[:-1]:
+                if path != kept:
+                    checkpoint.remove(path)
+
+    def _check(self) -> None:
+        """Refuse a run whose scheme had another meaning when the run began."""
+        scheme = resolve(saved_config(self.directory)).to_dict()
+        if scheme != saved_run(self.directory).get("scheme"):
+            raise PsnodeError(f"{self.directory} was made when its scheme meant something else: choose another --output")
+
+    def _require_sound(self) -> None:
+        """Raise DivergedError if the training has diverged before: it would again."""
+        summary = self.directory / SUMMARY
+        if summary.exists() and read_json(summary).get("exit_code") == DivergedError.exit_code:
+            raise DivergedError(f"{self._name} diverged: delete {self.directory} to train it again")
+
+    def _is_evaluated(self) -> bool:
+        """Return True if every checkpoint that the run keeps, and its last step, have been evaluated."""
+        steps = {checkpoint.step_of(path) for path in checkpoint.complete(self.directory)} | {finished(self.directory)}
+        return steps <= {record["step"] for record in evaluations(self.directory, EVALUATIONS)}
+
+    @property
+    def _name(self) -> str:
+        return f"the run {' '.join(self.flags)} with seed {self.seed}"
+
+    def _call(self, arguments: Sequence[str]) -> None:
+        code = run_psnode(arguments)
+        if code != 0:
+            kind = DivergedError if code == DivergedError.exit_code else PsnodeError
+            raise kind(f"{self._name} ended with exit code {code}: see its messages above")
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the report, read from the files of the run."""
+        last = self.curve()[-1]
+        summary = json.loads((self.directory / SUMMARY).read_bytes())
+        records = list(read_records(self.directory / METRICS))
+        settled = records[int(_SETTLED * len(records)) :]
+        return {
+            "lr": saved_config(self.directory).lr,
+            "top1": last.top1,
+            "loss": last.loss,
+            "uplink_bytes": summary["uplink_bytes"] / summary["steps"] / self.workers,
+            "downlink_bytes": summary["downlink_bytes"] / summary["steps"] / self.workers,
+            "ratio": summary["compression_ratio"],
+            "step": statistics.median(record["seconds"]["step"] for record in settled),
+            "encode": statistics.median(record["seconds"]["encode"] for record in settled),
+        }
+
+    def curve(self) -> list[CurvePoint]:
+        """Return a point for each evaluation, in the order of steps. All bytes pass through the master's link."""
+        sent, seconds, computing = [0], [0.0], [0.0]
+        for record in read_records(self.directory / METRICS):
+            sent.append(sent[-1] + record["uplink_bytes"] + record["downlink_bytes"])
+            seconds.append(seconds[-1] + record["seconds"]["step"])
+            computing.append(computing[-1] + sum(record["seconds"][part] for part in _COMPUTING))
+        found = {record["step"]: record for record in evaluations(self.directory, EVALUATIONS)}
+        return [
+            CurvePoint(
+                step, found[step]["loss"], found[step]["top1"],
+                nbytes=sent[step] / self.workers, link_bytes=sent[step], seconds=seconds[step], computing=computing[step],
+            )
+            for step in sorted(found)
+        ]  # fmt: skip
