@@ -34,12 +34,54 @@ def readonly(array: Array) -> Array:
     return view
 
 
+def as_floats(x: npt.ArrayLike, name: str) -> Floats:
+    """Return `x` as a float32 numpy array in C order, copied only if necessary.
+
+    `x`: an array of floats, a torch tensor of floats on the CPU, or a sequence of numbers. Values are rounded to the nearest
+    float32; those beyond its range become infinite, which codecs refuse. `name`: the argument's, for CodecTypeError, which is
+    raised for anything else.
+    """
+    if isinstance(x, np.ndarray) and x.dtype == np.float32:
+        return np.asarray(x, order="C")
+    try:
+        found = np.asarray(_from_torch(x, name))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CodecTypeError(f"{name} is no array of real numbers: {' '.join(str(error).split())}") from error
+    if found.dtype.kind not in ("f" if hasattr(x, "dtype") else "fiu"):
+        remedy = f"give {name}.float()" if hasattr(x, "detach") else f"give np.asarray({name}, np.float32)"
+        raise CodecTypeError(f"{name} must be floats, not {_named(x)}: {remedy}")
+    with np.errstate(over="ignore"):
+        return np.asarray(found, np.float32, order="C")
+
+
+def _from_torch(x: Any, name: str) -> Any:
+    """Return a torch tensor as a numpy array, which shares the tensor's memory if possible, and anything else as it is."""
+    if not hasattr(x, "detach"):
+        return x
+    if x.device.type != "cpu":
+        raise CodecTypeError(f"{name} is a tensor on {x.device}: give {name}.cpu()")
+    tensor = x.detach()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()  # numpy has no bfloat16
+
+
 def in_c_order(x: Floats, name: str) -> Floats:
     """Return `x` in C order, copied only if necessary. CodecTypeError unless it is a float32 numpy array."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float32:
-        found = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise CodecTypeError(f"{name} must be a float32 numpy array, not {found}")
+        raise _not_float32(x, name)
     return np.asarray(x, order="C")
+
+
+def _not_float32(x: object, name: str) -> CodecTypeError:
+    """Return the error for an argument that must not be converted, as it is written to."""
+    remedy = f": give {name}.detach().numpy(), which shares its memory" if hasattr(x, "detach") else ""
+    return CodecTypeError(f"{name} must be a float32 numpy array, not {_named(x)}{remedy}")
+
+
+def _named(x: object) -> str:
+    """Return in words what a refused argument is."""
+    if isinstance(x, np.ndarray):
+        return f"an array of {x.dtype}"
+    return f"{type(x).__name__}{f' of {x.dtype}' if hasattr(x, 'dtype') else ''}"
 
 
 def check_error(error: Floats, shape: Shape) -> None:
@@ -84,7 +126,7 @@ def checked_buffer(out: Bytes, limit: int) -> Bytes:
 def checked_target(out: Floats, shape: Shape) -> Floats:
     """Return float32 `out`, whose shape must be `shape` or flat, as `shape`. Raises CodecTypeError, CodecValueError."""
     if not isinstance(out, np.ndarray) or out.dtype != np.float32:
-        raise CodecTypeError("out must be a float32 numpy array")
+        raise _not_float32(out, "out")
     if out.shape not in (shape, (math.prod(shape),)):
         raise CodecValueError(f"out has shape {out.shape}, the payload has {shape}: give that shape or the flat one")
     if not out.flags.c_contiguous or not out.flags.writeable:

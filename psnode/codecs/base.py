@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from psnode.codecs import table
 from psnode.codecs.abilities import Defaults
@@ -23,9 +24,9 @@ from psnode.codecs.arrays import (
     Parts,
     Shape,
     Words,
+    as_floats,
     check_error,
     checked_target,
-    in_c_order,
     readonly,
 )
 from psnode.codecs.payload import Payload, RandomSource, assemble, body_of, header_nbytes
@@ -121,25 +122,28 @@ class Codec(Defaults, ABC):
 
     def encode(
         self,
-        x: Floats | Source,
-        rng: RandomSource,
+        x: npt.ArrayLike | Source,
+        rng: RandomSource | None = None,
         *,
         sink: Sink = NOTHING,
         error: Floats | None = None,
         out: Bytes | None = None,
     ) -> Payload:
-        """Encode `x` (float32, at most 8 dimensions and 2**28 values) or a source, drawing two words from `rng`.
+        """Encode `x` (at most 8 dimensions and 2**28 values) or a source, drawing two words from `rng`.
 
-        The decoded values are passed to `sink`. `error` (float32, the shape of x; may be x itself) receives x - decode(payload);
-        it requires that x is an array and that no sink is given. If `out` is given (uint8, at least max_nbytes(x.shape) bytes,
-        aligned to 4 bytes), the payload is written to `out` and the returned Payload is a view of it.
+        A float32 numpy array in C order is read where it is; other arrays of floats, torch tensors on the CPU, and lists are
+        converted. Without `rng` the words come from the operating system, as in np.random.default_rng(), so that payloads of a
+        codec that draws differ from call to call; a deterministic codec needs none. The decoded values are passed to `sink`.
+        `error` (float32, the shape of x; may be x itself) receives x - decode(payload); it requires that x is an array and that
+        no sink is given. If `out` is given (uint8, at least max_nbytes(x.shape) bytes, aligned to 4 bytes), the payload is
+        written to `out` and the returned Payload is a view of it.
         Raises NonFiniteGradientError, CodecTypeError, CodecValueError. After NonFiniteGradientError the contents of the targets
         of source and sink are undefined, except as Accumulated states.
         """
         if error is not None:
             if isinstance(x, Source) or sink is not NOTHING:
                 raise CodecTypeError("error goes with an array alone: give the sink Subtracted(target) instead")
-            return self._encode_error(in_c_order(x, "x"), rng, error, out)
+            return self._encode_error(as_floats(x, "x"), rng, error, out)
         source = x if isinstance(x, Source) else Values(x)
         if isinstance(sink, Moved) and sink.target.shape != source.shape:
             raise CodecValueError(f"the sink has shape {sink.target.shape}, the source has {source.shape}: they must be equal")
@@ -266,7 +270,7 @@ class Codec(Defaults, ABC):
             self._decode(body, decoded)
             sink.record(*tree_products(source.array(), decoded))
 
-    def _encode_error(self, x: Floats, rng: RandomSource, error: Floats, out: Bytes | None) -> Payload:
+    def _encode_error(self, x: Floats, rng: RandomSource | None, error: Floats, out: Bytes | None) -> Payload:
         """Encode `x` and leave x - decode in `error`, which a codec that fuses does in the same sweep."""
         check_error(error, x.shape)
         target = error if error.flags.c_contiguous else np.empty_like(x)

@@ -138,16 +138,17 @@ class Payload:
 
 
 def assemble(
-    codec: Format, shape: Shape, rng: RandomSource, write: Callable[[Words, Bytes], int], out: Bytes | None = None
+    codec: Format, shape: Shape, rng: RandomSource | None, write: Callable[[Words, Bytes], int], out: Bytes | None = None
 ) -> Payload:
     """Draw a key of two words from `rng` and return the payload of an array of `shape`, whose body `write` fills.
 
+    If `rng` is None, the operating system's random numbers are used, as in np.random.default_rng().
     `write(key, body)` returns the body's length; `body` has room for the longest possible body. `write` is not called for an
     empty array. The payload is written to `out` (uint8, aligned to 4 bytes, at least max_nbytes(shape) long), or else to a new
     buffer. Raises CodecTypeError, CodecValueError.
     """
     check_shape(shape)
-    key = np.asarray(rng.integers(2**64, size=2, dtype=np.uint64))
+    key = np.asarray((np.random.default_rng() if rng is None else rng).integers(2**64, size=2, dtype=np.uint64))
     limit = codec.max_nbytes(shape)
     buffer = np.empty(limit, np.uint8) if out is None else checked_buffer(out, limit)
     used = write_header(buffer, codec.stages, shape)
@@ -188,7 +189,7 @@ def _read_header(data: Bytes) -> tuple[tuple[str, ...], Shape]:
         raise PayloadError(f"a payload of {data.size} bytes cannot have {ndim} dimensions")
     for number in numbers[:count]:
         if number not in NAMES:
-            hint = ": it is a codec's from outside psnode, load that first" if number in OUTSIDE else ""
+            hint = ": it is a codec's from outside psnode, psnode.codecs.register that first" if number in OUTSIDE else ""
             raise PayloadError(f"payload stage {number} is not known{hint or f': this program knows {sorted(NAMES.values())}'}")
     shape = struct.unpack_from(f"<{ndim}I", data.data, _FIXED)
     if math.prod(max(n, 1) for n in shape) > MAX_COORDINATES:

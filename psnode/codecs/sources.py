@@ -16,8 +16,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
-from psnode.codecs.arrays import Floats, Parts, Shape, check_parts, check_target, in_c_order, readonly
+from psnode.codecs.arrays import Floats, Parts, Shape, as_floats, check_parts, check_target, in_c_order, readonly
 from psnode.codecs.sinks import Sink, Subtracted
 from psnode.errors import CodecValueError, NonFinitePartError
 
@@ -61,10 +62,10 @@ class Source(ABC):
 
 
 class Values(Source):
-    """The source of an existing array `x` (float32)."""
+    """The source of an existing array `x`, converted as `as_floats` does unless it is float32."""
 
-    def __init__(self, x: Floats) -> None:
-        self._x = readonly(in_c_order(x, "x"))
+    def __init__(self, x: npt.ArrayLike) -> None:
+        self._x = readonly(as_floats(x, "x"))
         self.shape = self._x.shape
 
     def array(self) -> Floats:

@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
+from psnode.errors import CodecSpecError
+
 OUTSIDE = range(192, 256)  # numbers of codecs from outside psnode
 GROUP = "psnode.codecs"  # a group of entry points, each named after the id of its codec
 
@@ -69,8 +71,14 @@ _OUTSIDE: dict[str, Any] = {}  # id -> class
 
 
 def number_of(name: str) -> int:
-    """Return the wire number of stage `name`."""
-    return _OUTSIDE[name].number if name in _OUTSIDE else _STAGES[name].number
+    """Return the wire number of stage `name`. CodecSpecError for a codec from outside psnode that is not registered."""
+    if name in _OUTSIDE:
+        number: int = _OUTSIDE[name].number
+        return number
+    try:
+        return _STAGES[name].number
+    except KeyError:
+        raise CodecSpecError(f"the codec {name} is not registered: call psnode.codecs.register with its class first") from None
 
 
 def load(name: str) -> Any:

@@ -158,7 +158,9 @@ def test_the_payload_of_a_codec_that_is_not_loaded_is_refused(own: Any) -> None:
     load_codec(f"{own(number=213)}:Copy")
     data = get_codec("copied").encode(np.zeros(3, np.float32), Key.derive(1)).to_bytes()
     del table.NAMES[213]
-    with pytest.raises(PayloadError, match="stage 213 is not known: it is a codec's from outside psnode, load that first"):
+    with pytest.raises(
+        PayloadError, match=r"stage 213 is not known: it is a codec's from outside psnode, psnode\.codecs\.register that first"
+    ):
         Payload.from_bytes(data)
 
 
