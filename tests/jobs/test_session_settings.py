@@ -123,6 +123,7 @@ def test_a_job_of_one_rank_is_told_how_to_start(tmp_path: Path, monkeypatch: pyt
             "keeps less (psnode train --dry-run lists it); drop ema_decay=",
         ),
         ("0 of --min-workers 1 are left", "0 of min_workers=1 are left"),
+        ("cost 6 %; --scheme polar-2bit, the default", "cost 6 %; scheme=polar-2bit, the default"),
         ("--train-dir /a cannot be written; choose another", "train_dir=/a cannot be written; choose another"),
         ("mpirun --with-ft ulfm and step-00000003--x", "mpirun --with-ft ulfm and step-00000003--x"),
     ],

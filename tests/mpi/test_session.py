@@ -196,7 +196,7 @@ def test_a_mistake_on_one_worker_ends_the_job_in_one_line_behind_a_checkpoint(mp
     assert job.code != 0, job
     [line] = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
     assert "rank 2: ValueError: the program's own mistake (session_program.py:" in line
-    assert "go on with --resume" in line
+    assert "go on with resume=True (PSNODE_RESUME=true)" in line
     assert not list(tmp_path.glob("rank-*.json"))
     step = json.loads((tmp_path / "run" / "summary.json").read_bytes())["steps"]
     assert 3 <= step < 500
