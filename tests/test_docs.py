@@ -47,7 +47,7 @@ EVERY = [pytest.param(command, id=f"{page.name}: {command[:60]}") for page in PA
 PYTHON = {
     "README.md": ["test_readme.py"],
     "data.md": ["test_own_data.py", "test_own_data.py"],
-    "ddp.md": ["test_page_code.py", "test_page_code.py", "ddp/test_frameworks.py", "ddp/test_frameworks.py"],
+    "ddp.md": [*["test_page_code.py"] * 2, *["ddp/test_frameworks.py"] * 2, "test_page_code.py"],
     "models.md": ["test_page_code.py"],
     "optimising.md": ["test_page_code.py", "test_page_code.py", "test_page_code.py", "test_weighted_mean.py"],
     "own-loop.md": ["mpi/test_session.py", "jobs/test_session_alone.py"],

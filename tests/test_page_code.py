@@ -21,6 +21,7 @@ from torch import nn
 
 import psnode
 from psnode.cli import app
+from psnode.report.run import read
 from psnode.task import Task
 from tests.test_docs import PAGES, PYTHON, check, commands, python_blocks
 
@@ -164,6 +165,22 @@ def test_the_checkpoint_of_the_page_has_what_the_hook_of_the_page_kept(tmp_path:
     network(x).square().sum().backward()
     torch.testing.assert_close(sent + kept, network.weight.grad)
     names["everyone"].load_state_dict(names["saved"]["hook"])
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_records_of_the_page_are_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    monkeypatch.chdir(tmp_path)
+    network = nn.Linear(200, 10)
+    batches = [(torch.randn(32, 200), torch.arange(32) % 10) for _ in range(3)]
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    names: dict[str, Any] = {"network": network, "optimizer": optimizer, "dist": dist, "F": nn.functional, "loader": batches}
+    exec(compile(block("ddp.md", "import psnode.ddp"), "page", "exec"), names)  # noqa: S102
+    exec(compile(block("ddp.md", "RunRecords("), "page", "exec"), names | {"test_loss": 2.0, "accuracy": 0.5})  # noqa: S102
+    run = read(tmp_path / "runs" / "polar-1")
+    assert (run.reached, run.best, run.best_loss, run.ended) == (3, 0.5, 2.0, "completed")
+    assert run.steps.sum("uplink_bytes") == names["state"].sent_bytes
 
 
 def test_the_loop_of_the_page_is_that_of_the_example() -> None:

@@ -33,6 +33,8 @@ class BucketReduction:
     def __init__(self, memories: TensorMemories, undo: Undo, seed: int) -> None:
         self._memories, self._undo, self._seed = memories, undo, seed
         self.sent_bytes = 0
+        self.sent_by_all = 0  # payload bytes that all ranks have sent to each other
+        self.received_by_all = 0
 
     def reduce(self, job: Job, step: int, exchange: Collectives) -> bool:
         """Overwrite the job's buffer with the mean over all ranks, and return True if the mean is finite.
@@ -59,11 +61,18 @@ class BucketReduction:
             job.buffer.fill_(torch.nan)
             return False
         total = self._summed(bucket, payloads, sizes, step, exchange)
+        self._count(bucket, sizes)
         total /= np.float32(len(sizes))
         mean = put_back(total, job, bucket.plan)
         self._leave_out(job, bucket, used, flat, mean)
         job.buffer.copy_(torch.from_numpy(mean))
         return all_finite(mean) if job.buffer.dtype == torch.float32 else bool(job.buffer.isfinite().all())
+
+    def _count(self, bucket: Bucket, sizes: Sizes) -> None:
+        """Add the bytes of a bucket's payloads. `sizes`: of shape (ranks, payloads), the same on all ranks."""
+        merged = np.array(bucket.merged, dtype=bool)
+        self.sent_by_all += int(sizes.sum())
+        self.received_by_all += (len(sizes) - 1) * int(sizes[:, ~merged].sum()) + int(sizes[:, merged].sum())
 
     def _leave_out(self, job: Job, bucket: Bucket, used: Sequence[bool], flat: Floats, mean: Floats) -> None:
         """Restore gradients and residuals of tensors that no rank has used, since DDP discards the mean of their gradients."""

@@ -52,7 +52,9 @@ class HookState:
         scaler: Scaler | Literal[False] | None = None,
     ) -> None:
         parsed = get_codec(codec)
+        self.codec, self.min_compress_bytes = codec, min_compress_bytes
         rule = get_feedback(feedback or ("none" if parsed.unbiased else "ef"))
+        self.feedback = repr(rule)
         if rule.rescales:
             raise ConfigurationError(
                 f"feedback {feedback} needs the learning rate, which DDP does not pass to hooks: leave out rescale"
@@ -80,6 +82,15 @@ class HookState:
     def sent_bytes(self) -> int:
         """The payload bytes that this rank has encoded so far."""
         return self._reduction.sent_bytes
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """The payload bytes that all ranks together have sent and received so far; the same on every rank.
+
+        A rank sends a payload once and receives those of all others, or, of a codec whose payloads are summed, one sum. Payloads
+        that were never exchanged, since a gradient was not finite, do not count.
+        """
+        return self._reduction.sent_by_all, self._reduction.received_by_all
 
     @property
     def exchange(self) -> Collectives:

@@ -120,7 +120,7 @@ class RunDirectory:
             "config": self.config.to_dict(),
             "scheme": self.scheme.to_dict(),
             "plan": plan.to_dict(),
-            "versions": _versions(),
+            "versions": installed_versions(),
         }
         if parameter_groups:
             content["parameter_groups"] = parameter_groups
@@ -167,7 +167,7 @@ def claim(config: Config) -> RunDirectory:
     _require_plain(path, CheckpointError if config.resume else ConfigurationError)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = _lock(path)
+        lock = locked(path)
         write_atomically(path / checkpoint.MARK, mark.encode())
     except OSError as error:
         raise ConfigurationError(f"--train-dir {path} cannot be written: {error.strerror}; choose another") from error
@@ -194,7 +194,7 @@ def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
         raise kind(f"{problem}; remove it, or choose another --train-dir") from error
 
 
-def _lock(path: Path) -> FileLock:
+def locked(path: Path) -> FileLock:
     """Acquire and return the lock of the directory `path`. Raises ConfigurationError while another process holds it.
 
     The operating system releases the lock when its process ends. A killed process may take a moment to end, hence the timeout.
@@ -311,7 +311,8 @@ def _is_group(params: Any = None, **settings: Any) -> bool:
     return names and all(isinstance(value, (int, float)) for value in settings.values())
 
 
-def _versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python, the platform, and the packages on which a run's results depend."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
         try:
