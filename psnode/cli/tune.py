@@ -41,6 +41,9 @@ _LOWER = ("loss", "train_loss")  # metrics that are better when lower
 @click.option(
     "--maximize/--minimize", default=None, help="Direction of the criterion; default: lower for a loss, higher for anything else."
 )
+@click.option(
+    "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each trial; the mean of their results counts."
+)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the draw.")
 @click.option(
     "--output", type=click.Path(path_type=Path), default=Path("runs/tune"), show_default=True, help="Directory for the runs."
@@ -50,6 +53,8 @@ _LOWER = ("loss", "train_loss")  # metrics that are better when lower
 @debuggable
 def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bool, output: Path, **options: Any) -> int:
     """Train with every combination of the values, each as a job of its own, and print a table and the command of the best.
+
+    With --seeds each trial is trained with the seed of OPTIONS and those after it, as a job each.
 
     The same command, given again, also after a kill, continues with the remaining trials. A failed training is recorded as such.
 
@@ -63,9 +68,10 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
 
     metric = options["metric"].replace("-", "_")
     maximize = options["maximize"] if options["maximize"] is not None else metric not in _LOWER
-    sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"], watching)
     varied = space.parse(vary)
-    maker = _Maker(command, output.absolute(), sweep.steps)
+    maker = _Maker(command, output.absolute(), options["steps"])
+    seeds = tuple(range(maker.seed, maker.seed + options["seeds"]))
+    sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"], watching, seeds)
     maker.check(varied)
     streams.outlast()
     output.mkdir(parents=True, exist_ok=True)
@@ -107,7 +113,7 @@ class _Maker:
             if word.split("=")[0] in _OWN:
                 raise ConfigurationError(f"tune sets {word.split('=')[0]} itself: leave it out")
         config = self._config([])
-        self._scheme = config.scheme
+        self._scheme, self.seed = config.scheme, config.seed
         if self._command == ("train",) and config.local is None:
             raise ConfigurationError("each trial is a job: add --local P, or write -- launch -n P -- train ...")
 

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from psnode import cli
 from psnode.errors import ConfigurationError
@@ -80,6 +81,7 @@ def test_a_codec_parameter_goes_into_the_scheme_before_its_further_stages() -> N
         (["--vary", "lr"], "must be --vary NAME=V1,V2"),
         (["--vary", "lr=0.1..0.01"], "numbers LOW < HIGH"),
         (["--vary", "max-steps=1,2"], "tune sets it"),
+        (["--vary", "seed=1,2"], "add --seeds 3 to compare means"),
         (["--vary", "lr=-1"], "--lr must be a number above 0"),
         (["--vary", "nothing=1"], "no setting has that name, and no parameter"),
         (["--vary", "scheme=nothing"], "--scheme must be one of"),
@@ -360,3 +362,45 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_as_a_training_with
     assert cli.main(["train", *job, "--lr", "0.05", "--max-steps", "150", "--train-dir", str(whole)]) == 0
     last = [record["loss"] for record in read_records(whole / "metrics.jsonl") if record["step"] > 135]
     assert found["0.05"]["result"] == fmean(last)
+
+
+def test_trials_with_several_seeds_are_ranked_by_their_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
+) -> None:
+    words = ["--vary", "lr=1e-6,0.05", "--steps", "4", "--metric", "train-loss", "--seeds", "3", "--output", str(tmp_path)]
+    found = tune(capsys, *words)
+    assert [words[words.index("--seed") + 1] for words in calls] == ["1", "2", "3"] * 2
+
+    def loss(lr: str, seed: int) -> float:
+        [*_, last] = read_records(tmp_path / f"lr={lr},seed={seed}" / "metrics.jsonl")
+        return float(last["loss"])  # a tenth of four steps is the last one
+
+    for row in found["trials"]:
+        losses = [loss(row["values"]["lr"], seed) for seed in (1, 2, 3)]
+        assert row["results"] == dict(zip("123", losses, strict=True))
+        assert row["result"] == pytest.approx(fmean(losses))
+        assert row["standard_error"] == pytest.approx(stats.sem(losses))
+    assert [row["values"] for row in found["trials"]] == [{"lr": "0.05"}, {"lr": "1e-6"}]
+    assert "--seed" not in found["best"]
+
+    calls.clear()
+    capsys.readouterr()
+    assert cli.main(["tune", *words, "--", *JOB]) == 0
+    title, best, *_ = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert title[:3] == ["lr", "train_loss", "s.e."]
+    assert best[1:3] == [f"{found['trials'][0]['result']:.4f}", f"{found['trials'][0]['standard_error']:.4f}"]
+    assert calls == []
+
+
+def test_a_trial_that_fails_with_one_seed_has_no_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(arguments: Sequence[str], log: Path | None = None) -> int:
+        return 4 if "2" in arguments[arguments.index("--seed") :][:2] else cli.main(arguments)
+
+    monkeypatch.setattr(subprocess_runs, "run_psnode", run)
+    words = ["--vary", "lr=0.01", "--steps", "2", "--metric", "train-loss", "--seeds", "2", "--output", tmp_path]
+    assert cli.main(["tune", *map(str, words), "--", *JOB]) == 1
+    told = capsys.readouterr()
+    assert "lr=0.01: diverged, see" in told.err
+    assert "lr=0.01,seed=2/output.log" in told.err.replace("\n", "")

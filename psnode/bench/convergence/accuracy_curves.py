@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from psnode.errors import ConfigurationError
+from psnode.jobs.tuning.replicas import mean_and_error
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -45,17 +45,6 @@ def rate_of(text: str) -> float:
     if match is None or not float(match[1]):
         raise ConfigurationError(f"--rate must be a number above 0 with kbit, mbit or gbit, such as 100mbit, not {text!r}")
     return float(match[1]) * _UNITS[match[2]]
-
-
-def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the mean and its standard error, the sample's standard deviation over the root of its size.
-
-    The mean is None if a value is None; the error too, and of a single value.
-    """
-    known = [value for value in values if value is not None]
-    if not values or len(known) < len(values):
-        return None, None
-    return statistics.fmean(known), statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
 
 
 def mean_curve(curves: Sequence[Sequence[CurvePoint]], rate: float | None) -> list[dict[str, Any]]:

@@ -61,6 +61,8 @@ def _parse(text: str) -> Varied:
     name = key.strip().lstrip("-").replace("-", "_")
     if not name.isidentifier() or not equals or not value.strip():
         raise ConfigurationError(f"--vary must be {_MEANS}, not {text!r}")
+    if name == "seed":
+        raise ConfigurationError("--vary seed is not possible: the best would be a lucky one; add --seeds 3 to compare means")
     if name in _FIXED:
         raise ConfigurationError(f"--vary {name} is not possible: tune sets it; leave it out")
     if name in settings() and (settings()[name].many or settings()[name].keyed):

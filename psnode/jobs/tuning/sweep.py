@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from psnode.errors import DivergedError, PsnodeError
+from psnode.jobs.tuning.replicas import Replicas, mean_and_error
 from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, grid
 from psnode.jobs.tuning.trial import STOPPED, Trial
@@ -37,7 +38,8 @@ class Sweep:
     """Parameters of a sweep of trials of `steps` steps, compared by `metric`.
 
     `halving`: 0, or N if one trial in N continues. `seed`: seed of the draw. `watch`: returns the context manager in which a
-    trial advances, from the trial, the step to reach, and a description.
+    trial advances, from the trial, the step to reach, and a description. `seeds`: those with which every trial is trained; their
+    mean counts. A single seed leaves the trial's own.
     """
 
     steps: int
@@ -46,6 +48,7 @@ class Sweep:
     halving: int = 0
     seed: int = 1
     watch: Callable[[Trial, int, str], AbstractContextManager[None]] = _unwatched
+    seeds: tuple[int, ...] = (1,)
 
     def rungs(self, trials: int) -> list[int]:
         """Return the steps after which trials are compared, ascending to `steps`."""
@@ -63,12 +66,23 @@ class Sweep:
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """A trial with its last result and the step of that result. `state`: done, dropped, or the reason why there is no result."""
+    """A trial with its last result and the step of that result.
 
-    trial: Trial
+    `state`: done, dropped, or the reason why there is no result. With several seeds `result` is the mean over them, `error` its
+    standard error, and `results` has one value for each seed.
+    """
+
+    replicas: Replicas
     state: str
     steps: int
     result: float | None
+    error: float | None = None
+    results: tuple[float | None, ...] = ()
+
+    @property
+    def trial(self) -> Trial:
+        """The trial without a seed."""
+        return self.replicas.trial
 
 
 def run(
@@ -142,18 +156,24 @@ def _climb(trials: Sequence[Trial], sweep: Sweep, tell: Callable[[str], None]) -
 
 
 def _attempt(trial: Trial, steps: int, sweep: Sweep, which: str, tell: Callable[[str], None]) -> TrialOutcome:
-    with sweep.watch(trial, steps, which):
-        code = trial.advance(steps, sweep.metric)
-    if code in STOPPED:
-        raise SweepStoppedError(code)
-    failed = trial.failed(steps)
-    result = None if code else trial.result(steps, sweep.metric)
+    replicas = Replicas(trial, sweep.seeds)
+    for run in replicas.runs:
+        with sweep.watch(run, steps, which):
+            code = run.advance(steps, sweep.metric)
+        if code in STOPPED:
+            raise SweepStoppedError(code)
+        if code:
+            break
+    failed = any(run.failed(steps) for run in replicas.runs)
+    results = [] if code else replicas.results(steps, sweep.metric)
+    result, error = mean_and_error(results)
     if code == DivergedError.exit_code or (result is None and not code):
         state = "diverged"
     elif code:
         state = f"failed ({code})" if failed else f"{UNMEASURED} ({code})"
     else:
         state = "dropped" if steps < sweep.steps else "done"
-    shown = f"{sweep.metric} {result:.4g}" if result is not None else f"{state}, see {trial.directory / 'output.log'}"
+    spread = "" if error is None else f" ± {error:.2g}"
+    shown = f"{sweep.metric} {result:.4g}{spread}" if result is not None else f"{state}, see {run.directory / 'output.log'}"
     tell(f"{which}, step {steps}: {trial.name}: {shown}")
-    return TrialOutcome(trial, state, steps, result)
+    return TrialOutcome(replicas, state, steps, result, error, tuple(results))

@@ -22,15 +22,20 @@ def command_of(trial: Trial) -> str:
 
 
 def rows(outcomes: Sequence[TrialOutcome]) -> list[dict[str, Any]]:
-    """Return a row per trial: its values, state, step and result, and the steps, seconds and bytes of its run."""
+    """Return a row per trial: its values, state, step and result, and the steps, seconds and bytes of its runs.
+
+    `results` has the result of each seed, `train_dir` is the directory of the first.
+    """
     return [
         {
             "values": one.trial.values,
             "state": one.state,
             "result_step": one.steps,
             "result": one.result,
-            **one.trial.sent(),
-            "train_dir": str(one.trial.directory),
+            "standard_error": one.error,
+            "results": {str(seed): result for seed, result in zip(one.replicas.seeds, one.results, strict=False)},
+            **one.replicas.sent(),
+            "train_dir": str(one.replicas.runs[0].directory),
         }
         for one in outcomes
     ]
@@ -51,11 +56,13 @@ def show(outcomes: Sequence[TrialOutcome], metric: str) -> None:
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(title, overflow="fold")
-    for title in (metric, "step", "MB sent", "seconds", "state"):
+    spread = any(one.error is not None for one in outcomes)
+    for title in (metric, *(["s.e."] if spread else []), "step", "MB sent", "seconds", "state"):
         table.add_column(title, justify="left" if title == "state" else "right", no_wrap=True)
     for one, row in zip(outcomes, rows(outcomes), strict=True):
         result = "" if one.result is None else f"{one.result:.4f}"
-        figures = (result, str(one.steps), f"{row['bytes'] / 1e6:.1f}", f"{row['seconds']:.1f}", one.state)
+        errors = ["" if one.error is None else f"{one.error:.4f}"] if spread else []
+        figures = (result, *errors, str(one.steps), f"{row['bytes'] / 1e6:.1f}", f"{row['seconds']:.1f}", one.state)
         table.add_row(*(one.trial.values.get(title, "") for title in titles), *figures)
     console = Console(highlight=False)
     console.print(table)

@@ -1,0 +1,57 @@
+"""Replicas of a trial: the same training with several seeds, compared by the mean of their results."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from psnode.jobs.tuning.trial import Trial
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """A trial with each of several seeds, as a job of its own in its own directory. `trial`: the trial without a seed."""
+
+    trial: Trial
+    seeds: tuple[int, ...]
+
+    @property
+    def runs(self) -> tuple[Trial, ...]:
+        """The trials, one for each seed; the trial itself if there is one seed."""
+        if len(self.seeds) == 1:
+            return (self.trial,)
+        return tuple(
+            replace(
+                self.trial,
+                values={**self.trial.values, "seed": str(seed)},
+                options=(*self.trial.options, "--seed", str(seed)),
+            )
+            for seed in self.seeds
+        )
+
+    def results(self, steps: int, metric: str) -> list[float | None]:
+        """Return the result of each seed, see `Trial.result`."""
+        return [run.result(steps, metric) for run in self.runs]
+
+    def sent(self) -> dict[str, Any]:
+        """Return the steps of the shortest run, and the seconds and bytes of all of them."""
+        found = [run.sent() for run in self.runs]
+        return {
+            "steps": min(one["steps"] for one in found),
+            "seconds": sum(one["seconds"] for one in found),
+            "bytes": sum(one["bytes"] for one in found),
+        }
+
+
+def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Return the mean and its standard error, the sample's standard deviation over the root of its size.
+
+    The mean is None if a value is None; the error too, and of a single value.
+    """
+    known = [value for value in values if value is not None]
+    if not values or len(known) < len(values):
+        return None, None
+    return statistics.fmean(known), statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
