@@ -22,7 +22,7 @@ failed=0
 "$bin/ruff" format --check . || failed=1
 "$bin/mypy" &
 types=$!
-"$bin/shellcheck" -x scripts/*.sh tools/ec2/*.sh .ci/run || failed=1
+"$bin/shellcheck" -x scripts/*.sh psnode/bench/contest/*.sh tools/ec2/*.sh .ci/run || failed=1
 "$bin/python" -m compileall -q psnode studies tools/ec2 # else every process does, if it may not write bytecode
 "$bin/python" scripts/compile_kernels.py || failed=1
 wait "$types" || failed=1

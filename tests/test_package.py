@@ -130,6 +130,14 @@ def test_the_installed_psnode_trains_on_a_master_and_two_workers(python: Path, t
     assert [(step["step"], step["contributing"]) for step in steps] == [(1, 2), (2, 2), (3, 2)]
 
 
+def test_the_installed_psnode_can_emulate_hosts(python: Path, tmp_path: Path) -> None:
+    """The rate is refused by the lab's script, before it looks for root."""
+    command = [python.with_name("psnode"), "bench", "peers", "--network", "LeNet", "--dataset", "digits", "--ddp", "none"]
+    done = subprocess.run([*command, "--rate", "fast"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--rate must be such as 100mbit" in done.stderr
+
+
 def test_metadata_names_version_license_extras_and_python(wheel: Path) -> None:
     (found,) = metadata.distributions(path=[str(unpacked(wheel))])
     assert found.version == psnode.__version__

@@ -87,7 +87,7 @@ def bench_convergence(**options: Any) -> int:
     return measure(**options)
 
 
-@bench.command(name="peers", short_help="Comparison with PyTorch DDP on emulated hosts; needs root and a checkout.")
+@bench.command(name="peers", short_help="Comparison with PyTorch DDP on emulated hosts; needs root.")
 @shared.network
 @shared.dataset
 @shared.data_dir
@@ -138,7 +138,7 @@ def bench_convergence(**options: Any) -> int:
 def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) -> int:
     """Compare psnode's schemes with PyTorch DDP over gloo on emulated hosts: step time, bytes on the wire, accuracy.
 
-    Needs root and a checkout of psnode, whose scripts/netlab.sh emulates the hosts.
+    Needs root, ip and tc (iproute2), by which the hosts are emulated.
     """
     from psnode.bench.contest import comparison
 

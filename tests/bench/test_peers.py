@@ -313,12 +313,3 @@ def test_what_cannot_be_measured_is_refused(changed: dict[str, Any], options: di
 
     with pytest.raises(ConfigurationError, match=hint):
         comparison.run(replace(TINY, **changed), **options)
-
-
-def test_without_a_checkout_it_says_so_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from psnode.bench.contest import labs
-
-    monkeypatch.setattr(labs, "SCRIPT", tmp_path / "netlab.sh")
-    ground = SharedSettings(network="LeNet", dataset="mnist", data_dir=tmp_path / "none", workers=2, batch=8, lr=0.02, steps=8)
-    with pytest.raises(ConfigurationError, match="from a checkout of psnode"):
-        comparison.run(ground)

@@ -1,4 +1,4 @@
-"""The fixture `netlab`: scripts/netlab.sh, on systems that can create network namespaces and shape their traffic."""
+"""The fixture `netlab`: psnode/bench/contest/netlab.sh, on systems that can create network namespaces and shape their traffic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "netlab.sh"
+SCRIPT = ROOT / "psnode" / "bench" / "contest" / "netlab.sh"
 HEADERS = 66  # bytes of a packet beside its payload: Ethernet 14, IPv4 20, TCP 20, TCP timestamps 12
 
 
@@ -35,7 +35,7 @@ def _die_with_parent() -> None:
 
 
 class Netlab:
-    """Starts scripts/netlab.sh with this Python, its mpirun, and one thread per process."""
+    """Starts netlab.sh with this Python, its mpirun, and one thread per process."""
 
     def start(self, *args: object) -> subprocess.Popen[str]:
         """Start the script and return at once. When this process is killed, the script and its hosts are killed too."""

@@ -1,4 +1,4 @@
-"""scripts/netlab.sh: isolated hosts, links that keep their rate, and nothing left afterwards."""
+"""psnode/bench/contest/netlab.sh: isolated hosts, links that keep their rate, and nothing left afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "netlab.sh"
+SCRIPT = ROOT / "psnode" / "bench" / "contest" / "netlab.sh"
 
 # host 0 sends argv[1] bytes to host 1, which prints the bytes received and the seconds from the first to the last
 TRANSFER = """
@@ -242,6 +242,12 @@ def test_a_bad_command_line_is_refused_in_one_line(options: list[str], hint: str
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"{SCRIPT}: error: {hint}")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_script_of_the_clone_is_the_one_of_the_package() -> None:
+    done = subprocess.run([ROOT / "scripts" / "netlab.sh", "--hosts", "1", "--", "true"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.endswith("netlab.sh: error: --hosts must be 2 to 250, not 1\n")
 
 
 def test_who_is_not_root_is_refused_in_one_line() -> None:

@@ -146,10 +146,8 @@ def insert(text: str, file: Path) -> None:
 
 
 def _check(ground: SharedSettings, warmup: int, target: float | None) -> None:
-    from psnode.bench.contest.labs import require_checkout
     from psnode.tasks.classification import Classification
 
-    require_checkout()
     Classification(ground.network, ground.dataset, ground.data_dir, options=dict(ground.options))
     if ground.steps - 1 - warmup < 2:
         raise ConfigurationError(f"{ground.steps - 1 - warmup} measured steps have no spread: take 2 or more")

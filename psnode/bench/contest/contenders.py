@@ -183,7 +183,7 @@ class Ddp:
         return Label(f"DDP {self.communication}", "hook" if self.communication.startswith("psnode:") else "ddp")
 
     def hosts(self, workers: int) -> int:
-        return max(2, workers)  # scripts/netlab.sh makes at least two
+        return max(2, workers)  # netlab.sh makes at least two
 
     def command(self, ground: SharedSettings, folder: Path) -> list[str]:
         program = ProcessSettings(
