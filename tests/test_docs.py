@@ -16,6 +16,7 @@ from typing import Any
 import click
 import pytest
 
+from psnode.bench.convergence.equal_steps import named_runs
 from psnode.cli import app
 from psnode.config.load import load
 from psnode.config.resolve import resolve
@@ -90,8 +91,10 @@ def check_psnode(words: list[str]) -> None:
     elif name == "launch":
         check_psnode(list(parameters["command"]))
     elif name == "bench convergence":
-        for run in parameters["runs"]:
-            check_train([*shlex.split(parameters["common"]), "--scheme", *shlex.split(run)])
+        for run in named_runs(parameters["runs"]).values():
+            of_ddp = run.startswith("ddp:")
+            flags = ["dense", *shlex.split(run)[1:]] if of_ddp else shlex.split(run)
+            check_train([*shlex.split(parameters["common"]), "--scheme", *flags])
     elif name == "bench peers":
         for scheme in parameters["schemes"]:
             check_train(["--scheme", *shlex.split(scheme)])

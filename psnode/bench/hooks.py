@@ -6,10 +6,7 @@ batches and seeds are the same for all hooks. `psnode bench peers` measures the 
 
 from __future__ import annotations
 
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,10 +17,10 @@ from typing import Any
 from psnode.bench.contest.contender_run import accuracies
 from psnode.bench.contest.contenders import SharedSettings
 from psnode.bench.contest.ddp_process import Communication, ProcessSettings
+from psnode.bench.contest.local_processes import run_processes
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.config.plain_json import to_json
-from psnode.errors import TransportError
 
 HOOKS = ("fp32", "fp16", "powersgd:rank=2", "psnode:topk:ratio=0.005+fp16")
 
@@ -55,30 +52,9 @@ def _accuracy(ground: SharedSettings, hook: str, seconds: float) -> float:
             steps=ground.steps, lr=ground.lr, seed=ground.seed, evaluate_every=ground.steps, cosine=True,
         )  # fmt: skip
         (folder / "program.json").write_text(to_json(asdict(program)))
-        _train(folder / "program.json", ground.workers, seconds)
+        run_processes("psnode.bench.contest.ddp_process", folder / "program.json", ground.workers, seconds)
         weights = {ground.steps: folder / f"step-{ground.steps:08}.safetensors"}
         return accuracies(ground, weights)[ground.steps]
-
-
-def _train(program: Path, workers: int, seconds: float) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": workers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "LOCAL_RANK": 0}
-    shared |= {"GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "psnode.bench.contest.ddp_process", str(program)]
-    environments = [{**os.environ, **{k: str(v) for k, v in {**shared, "RANK": rank}.items()}} for rank in range(workers)]
-    processes = [subprocess.Popen(command, env=each, stdin=subprocess.DEVNULL) for each in environments]
-    try:
-        codes = [process.wait(seconds) for process in processes]
-    except subprocess.TimeoutExpired:
-        raise TransportError(f"no end within {seconds:g} s: take fewer --steps") from None
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if any(codes):
-        raise TransportError(f"the processes ended with {codes}: see their messages above")
 
 
 def main(

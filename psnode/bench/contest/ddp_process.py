@@ -168,17 +168,23 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
     return found
 
 
-def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
-    """Let rank 0 write the weights and the mean of all ranks' buffers."""
+def averaged_state(model: torch.nn.Module, dist: Any) -> dict[str, torch.Tensor]:
+    """Return a copy of the state of `model` with the mean of all ranks' buffers; all ranks call this."""
     import torch
-
-    from psnode.records import checkpoint, tensorfile
 
     state = {name: value.clone() for name, value in model.state_dict().items()}
     for name, _ in model.named_buffers():
         if name in state and torch.is_floating_point(state[name]):
             dist.all_reduce(state[name])
             state[name] /= dist.get_world_size()
+    return state
+
+
+def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
+    """Let rank 0 write the weights and the mean of all ranks' buffers."""
+    from psnode.records import checkpoint, tensorfile
+
+    state = averaged_state(model, dist)
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
         tensorfile.write_tensors(directory / f"{checkpoint.step_directory(step)}.safetensors", state)

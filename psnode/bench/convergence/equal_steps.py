@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.convergence.accuracy_curves import mean_and_error, mean_curve, merit, rate_of
+from psnode.bench.convergence.accuracy_curves import mean_curve, merit, rate_of
 from psnode.bench.convergence.convergence_run import ConvergenceRun
 from psnode.bench.convergence.curve_plot import check_plot, draw_curves
+from psnode.bench.convergence.ddp_run import DdpRun, is_ddp
 from psnode.bench.convergence.result_files import csv_table, edge_notes, latex, markdown
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.errors import ConfigurationError, DivergedError
+from psnode.jobs.tuning.replicas import mean_and_error
 
 _NAMED = re.compile(r"\s*([^=:]*?)\s*=(.*)", re.DOTALL)
 
@@ -43,7 +45,7 @@ def named_runs(texts: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, and how.
+    """Contenders, seeds and learning rates of a comparison.
 
     * runs: flags of each contender by its name: a scheme and its own flags
     * lrs: learning rates to try, as text; each contender is reported at its rate of best accuracy
@@ -62,7 +64,15 @@ class Comparison:
     def of(self, name: str, lr: str, seed: int) -> ConvergenceRun:
         """Return a contender's run at a learning rate, "" for that of its flags."""
         flags = (*shlex.split(self.runs[name]), *(("--lr", lr) if lr else ()))
-        return replace(self.pattern, flags=flags, seed=seed)
+        found = replace(self.pattern, flags=flags, seed=seed)
+        return DdpRun(**vars(found)) if is_ddp(flags) else found
+
+    def check(self) -> None:
+        """Raise ConfigurationError if DDP cannot train one of the contenders."""
+        for name in self.runs:
+            contender = self.of(name, self.rates[0], self.seeds[0])
+            if isinstance(contender, DdpRun):
+                contender.check()
 
     @property
     def rates(self) -> tuple[str, ...]:
@@ -158,7 +168,7 @@ def run(
     evaluate_every: int = 0,
     rate: str | None = None,
 ) -> dict[str, Any]:
-    """Train and evaluate each of `runs`, texts such as "qsgd", "signsgd --lr 0.001" or "sign=signsgd --lr 0.001".
+    """Train and evaluate each of `runs`, texts such as "qsgd", "sign=signsgd --lr 0.001" or "ddp:powersgd:rank=2".
 
     `common`: flags of all runs. `lrs`, `screen`: as in `Comparison`. `jobs`: number of runs at a time; with more than one, the
     times say little. `evaluate_every`: steps between evaluations; 0: one at the end. `rate`: rate of the links for which seconds
@@ -167,7 +177,9 @@ def run(
     """
     pattern = ConvergenceRun((), tuple(shlex.split(common)), 0, workers, local, output, evaluate_every)
     bits = None if rate is None else rate_of(rate)
-    rows = Comparison(named_runs(runs), tuple(seeds), tuple(lrs), screen, pattern, bits).rows(jobs)
+    comparison = Comparison(named_runs(runs), tuple(seeds), tuple(lrs), screen, pattern, bits)
+    comparison.check()
+    rows = comparison.rows(jobs)
     return {**hardware(), "workers": workers, "common": common, "rate": rate, "rows": rows}
 
 

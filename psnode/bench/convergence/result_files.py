@@ -39,7 +39,8 @@ def markdown(result: Mapping[str, Any]) -> str:
     for row in result["rows"]:
         error = "" if row["standard_error"] is None else f"{100 * row['standard_error']:.2f}"
         figures = f"{row['uplink_bytes']:,.0f} | {row['downlink_bytes']:,.0f} | {row['ratio']:.1f}"
-        times = f"{1e3 * row['step']:.1f} ms | {1e3 * row['encode']:.1f} ms"
+        encode = "" if row["encode"] is None else f"{1e3 * row['encode']:.1f} ms"
+        times = f"{1e3 * row['step']:.1f} ms | {encode}"
         accuracy = "" if row["top1"] is None else f"{100 * row['top1']:.2f} %"
         lines.append(f"| {row['name']} | {row['lr']:g} | {accuracy} | {error} | {row['loss']:.4f} | {figures} | {times} |")
     head = f"{result['date']}, {result['cpu']}, {result['cores']} cores, {result['workers']} workers, `{result['common']}`"

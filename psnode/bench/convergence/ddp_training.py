@@ -1,0 +1,156 @@
+"""The processes of a DDP contender: python -m psnode.bench.convergence.ddp_training PROGRAM.json
+
+Model, shards, batches, seeds, loss, learning rates and evaluation are psnode's; optimizer, exchange and clipping are torch's.
+RANK and WORLD_SIZE give a process its place. Rank 0 evaluates, and writes the result.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psnode.bench.contest.ddp_process import Communication, averaged_state, wrap
+from psnode.bench.convergence.ddp_run import RESULT, program_of
+from psnode.config import Config
+from psnode.config.plain_json import to_json
+from psnode.config.schedules import learning_rate
+from psnode.records.metrics import write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+_DEADLINE = timedelta(hours=1)  # of an exchange, which waits while rank 0 evaluates
+_LEAST_GAIN = 2  # PowerSGD leaves a matrix as it is if its factors are not this much smaller: torch's min_compression_rate
+
+
+def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]], step: int) -> int:
+    """Return the bytes that a rank gives to the all-reduces of a step, counted from 1; `shapes`: those of the gradients.
+
+    PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) sends float32 factors of n x r and m x r values for an n x m matrix,
+    and before iteration `start`, counted from 0, whole gradients.
+    """
+    sizes = [(shape[0], _product(shape[1:])) for shape in ((*each, 1) if len(each) < 2 else each for each in map(tuple, shapes))]
+    whole = sum(n * m for n, m in sizes)
+    kind, parameters, _ = communication
+    if kind in ("fp16", "bf16"):
+        return 2 * whole
+    if kind != "powersgd" or step <= parameters["start"]:
+        return 4 * whole
+    ranks = [min(n, m, parameters["rank"]) for n, m in sizes]
+    factors = [(n + m) * rank for (n, m), rank in zip(sizes, ranks, strict=True)]
+    return 4 * sum(few if _LEAST_GAIN * few < n * m else n * m for few, (n, m) in zip(factors, sizes, strict=True))
+
+
+def _product(sizes: Sequence[int]) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
+
+
+def optimizer_of(config: Config, parameters: Any) -> torch.optim.Optimizer:
+    """Return torch's optimizer with the settings of `config`, which are resolved."""
+    import torch
+
+    assert config.lr is not None and config.momentum is not None
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, config.lr, momentum=config.momentum, nesterov=config.nesterov, weight_decay=config.weight_decay
+        )
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    eps = 1e-8 if config.eps is None else config.eps  # torch's default
+    return kind(parameters, config.lr, (config.momentum, config.beta2), eps, config.weight_decay)
+
+
+@dataclass
+class TrainingFigures:
+    """Figures of the training so far: points of the curve, seconds of each step, and bytes given to all-reduces."""
+
+    points: list[dict[str, Any]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    payload: int = 0
+
+
+def train(communication: Communication, config: Config, evaluate_every: int) -> dict[str, Any]:
+    """Train on this process's shard, and return the result; its `points` are empty except on rank 0."""
+    import torch
+    from torch import distributed as dist
+
+    from psnode.evaluator import evaluate
+    from psnode.tasks.data.given import data_of, eval_data_of
+    from psnode.tasks.data.prefetch import Prefetch
+    from psnode.tasks.data.sampler import Sampler
+    from psnode.tasks.loading import make_task
+    from psnode.worker.computation import Computation
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    task, device = make_task(config), torch.device("cpu")
+    torch.manual_seed(config.seed)
+    model = task.model()
+    evaluated = task.model() if rank == 0 else None
+    data = data_of(task.train_data(), config, workers=size)
+    sampler = Sampler(len(data), rank, size, config.batch_size, 1, config.seed)
+    held_out = eval_data_of(task.eval_data(), config) if rank == 0 else None
+    trained = wrap(model, communication)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    shapes = [parameter.shape for parameter in parameters]
+    optimizer = optimizer_of(config, parameters)
+    last = config.total_steps(sampler.steps_per_epoch, 0)
+    rates = learning_rate(config, sampler.steps_per_epoch, own=task.learning_rate)
+    computation = Computation(task, trained, device, rank=rank + 1, seed=config.seed, torch_lock=nullcontext())
+    progress = TrainingFigures()
+    with Prefetch(data, sampler, 0, last) as batches:
+        for step, batch in enumerate(batches, 1):
+            began = time.perf_counter()
+            for group in optimizer.param_groups:
+                group["lr"] = rates(step - 1)
+            optimizer.zero_grad()
+            computation.run(step, batch, None)
+            if config.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm)
+            optimizer.step()
+            progress.seconds.append(time.perf_counter() - began)
+            progress.payload += payload_bytes(communication, shapes, step)
+            if step == last or (evaluate_every and step % evaluate_every == 0):
+                state = averaged_state(model, dist)
+                if evaluated is not None and held_out is not None:
+                    evaluated.load_state_dict(state)
+                    found = evaluate(task, evaluated, held_out, step, config.test_batch_size, device)
+                    point = {"step": step, "loss": found.loss, "top1": found.top1, "payload": progress.payload}
+                    progress.points.append({**point, "seconds": sum(progress.seconds)})
+    coordinates = sum(parameter.numel() for parameter in parameters)
+    return {"points": progress.points, "seconds": progress.seconds, "coordinates": coordinates}
+
+
+def main(path: str) -> None:
+    """Run the program in the file `path`."""
+    import torch
+    from torch import distributed as dist
+
+    communication, config, evaluate_every, directory = program_of(Path(path))
+    torch.set_num_threads(1)
+    # gloo's threads outlive a failed collective: exit without joining them
+    code = 1
+    try:
+        dist.init_process_group("gloo", timeout=_DEADLINE)
+        result = train(Communication.parse(communication), config, evaluate_every)
+        if dist.get_rank() == 0:
+            write_atomically(directory / RESULT, to_json(result).encode() + b"\n")
+        dist.barrier()
+        code = 0
+    except Exception as error:
+        print(f"{__spec__.name}: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

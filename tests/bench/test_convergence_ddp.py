@@ -1,0 +1,88 @@
+"""DDP among the contenders of the convergence table: the training of psnode's dense, and the bytes of torch's own counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from psnode.bench.contest.ddp_process import Communication
+from psnode.bench.convergence.ddp_training import payload_bytes
+from psnode.bench.convergence.equal_steps import run
+from psnode.errors import ConfigurationError
+
+COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard --lr 0.05 --lr-schedule cosine --weight-decay 0.01"
+PARAMETERS = 431_080  # of LeNet
+
+
+def compared(runs: list[str], output: Path, common: str = COMMON) -> list[dict[str, Any]]:
+    result = run(runs, common, workers=2, seeds=[1], output=output, local=True, evaluate_every=4, rate="1mbit")
+    return list(result["rows"])
+
+
+@pytest.mark.serial
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("optimizer", ["sgd --nesterov", "adamw --clip-grad-norm 0.5"])
+def test_ddp_trains_as_dense_does_and_sends_what_a_ring_sends(optimizer: str, tmp_path: Path) -> None:
+    common = f"{COMMON.replace('0.05', '0.002')} --optimizer {optimizer}"
+    dense, ddp = compared(["dense", "DDP=ddp:fp32"], tmp_path, common)
+    assert [point["step"] for point in ddp["curve"]] == [4, 6]
+    for one, other in zip(dense["curve"], ddp["curve"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+    assert (ddp["lr"], ddp["ratio"], ddp["encode"]) == (0.002, 1.0, None)
+    assert ddp["uplink_bytes"] == ddp["downlink_bytes"] == 4 * PARAMETERS  # 2 (P - 1) / P of the payload, with P = 2
+    [_, last] = ddp["curves"][0]
+    assert last["at_rate"] == pytest.approx(last["seconds"] + 8 * 4 * PARAMETERS * 6 / 1e6)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*")}
+    assert compared(["dense", "DDP=ddp:fp32"], tmp_path, common)[1] == ddp
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*")} == written
+
+
+def test_halved_gradients_have_half_the_bytes() -> None:
+    shapes = [(10, 3, 2, 2), (7,)]
+    assert [payload_bytes(Communication.parse(kind), shapes, 1) for kind in ("fp32", "fp16", "bf16")] == [508, 254, 254]
+
+
+def test_the_bytes_of_powersgd_are_those_that_torch_counts(tmp_path: Path) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 30), torch.nn.Linear(30, 2))
+    shapes = [parameter.shape for parameter in model.parameters()]
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        trained = DistributedDataParallel(model, bucket_cap_mb=1000)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        trained.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        counts = []
+        for _ in range(4):
+            before = state.total_numel_after_compression
+            trained(torch.ones(3, 1, 8, 8)).sum().backward()
+            counts.append(4 * (state.total_numel_after_compression - before))
+    finally:
+        dist.destroy_process_group()
+    communication = Communication.parse("powersgd:rank=2,start=2")
+    whole = 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert counts[:2] == [0, 0]  # torch does not count the steps before its factors
+    assert [payload_bytes(communication, shapes, step) for step in range(1, 5)] == [whole, whole, *counts[2:]]
+
+
+@pytest.mark.parametrize(
+    ("contender", "more", "told"),
+    [
+        ("ddp:fp8", "", "must be one of"),
+        ("ddp:psnode:topk", "", "the hooks compared here are fp32, fp16, bf16, powersgd"),
+        ("ddp:fp16", "--batches-per-step 2", "not trained with --batches-per-step"),
+        ("ddp:fp16 --downlink qsgd", "", "not trained with --downlink"),
+        ("ddp:fp16", "--optimizer rmsprop", "trained with sgd, adam, adamw"),
+    ],
+)
+def test_what_ddp_cannot_be_trained_with_is_refused_before_anything_is_trained(
+    contender: str, more: str, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        compared(["dense", contender], tmp_path / "out", f"{COMMON} {more}")
+    assert not (tmp_path / "out").exists()
