@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from psnode.config.extensions import extend_path, import_file
+from psnode.codecs.registry.python_files import extend_path, import_file
 from psnode.config.names import names_file
 from psnode.errors import ConfigurationError, in_one_line
 

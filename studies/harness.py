@@ -128,7 +128,7 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 def codecs(specs: Sequence[str]) -> tuple[str, ...]:
     """Return the specs of an option --codec; a codec of FILE:NAME is registered and its spec replaced by one with its id."""
-    from psnode.config.extensions import load_codec
+    from psnode.codecs.registry import load_codec
 
     return tuple(load_codec(spec) for spec in specs)
 

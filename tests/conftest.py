@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the codecs given by --codec before the tests are collected, and register the plugin that counts the costs of tests."""
     config.pluginmanager.register(Costs(), "costs")
     if specs := config.getoption("--codec"):
-        from psnode.config.extensions import load_codec
+        from psnode.codecs.registry import load_codec
         from tests.codecs import family
 
         family.FILES[:] = specs
@@ -142,15 +142,14 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def forgotten_codecs() -> Iterator[None]:
     """Remove the codecs that the test registered."""
-    from psnode.codecs import table
-    from psnode.config import extensions
+    from psnode.codecs import registry, table
 
     outside, names = dict(table._OUTSIDE), dict(table.NAMES)
     yield
     for kept, now in ((outside, table._OUTSIDE), (names, table.NAMES)):
         now.clear()
         now.update(kept)
-    extensions._loaded.cache_clear()
+    registry._loaded.cache_clear()
 
 
 class Finished(NamedTuple):

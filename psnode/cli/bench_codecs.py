@@ -18,7 +18,7 @@ def _codecs(text: str) -> Callable[[Any], Any]:
     """Return the repeatable option --codec with the help `text`. Specs with a file are loaded and become specs without one."""
 
     def loaded(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-        from psnode.config.extensions import load_codec
+        from psnode.codecs.registry import load_codec
 
         return tuple(load_codec(value) for value in values)
 

@@ -64,9 +64,14 @@ def show() -> None:
 
 
 def explain(name: str) -> None:
-    """Print everything about the codec, feedback rule or scheme called `name`. Raises ConfigurationError for an unknown name."""
+    """Print everything about the codec, feedback rule or scheme called `name`. A codec may also be FILE:NAME, which is executed.
+
+    Raises ConfigurationError for an unknown name.
+    """
+    from psnode.codecs.registry import load_codec
     from psnode.feedback import RULES
 
+    name = load_codec(name)
     scheme, stage = NAMES.get(name.casefold()), name.partition(":")[0].partition("+")[0]
     if scheme is None and stage not in available() and stage not in RULES:
         raise ConfigurationError(f"there is no codec or scheme {name!r}{nearest(name, [*available(), *NAMES, *RULES])}")
@@ -88,9 +93,8 @@ def show_source(spec: str, target: str) -> None:
     from psnode.codecs.rows.formula import program_of
     from psnode.codecs.rows.known import formula_of, has_formula, ranking_of
     from psnode.codecs.rows.numba import text as numba_text
-    from psnode.config.extensions import load_codec
 
-    codec = get_codec(load_codec(spec))
+    codec = get_codec(spec)
     formula, ranking = formula_of(codec), ranking_of(codec)
     if ranking is not None:
         if target != "cuda":

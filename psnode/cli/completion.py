@@ -118,13 +118,14 @@ def _values(kind: Any) -> Iterable[str]:
 
 def _following(spec: str) -> list[str]:
     """Return the stages that may follow `spec`."""
-    from psnode.codecs import available, get_codec, table
+    from psnode.codecs import available, table
+    from psnode.codecs.registry import known_codec
     from psnode.errors import CodecSpecError
 
     found = []
     for name in sorted({*available(), *table.LOSSLESS}):
         try:
-            get_codec(f"{spec}+{name}")
+            known_codec(f"{spec}+{name}")
         except CodecSpecError:
             continue
         found.append(name)

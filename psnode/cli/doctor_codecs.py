@@ -64,10 +64,11 @@ def _fault(spec: str) -> str:
     """
     import numpy as np
 
-    from psnode.codecs import Payload, get_codec
+    from psnode.codecs import Payload
+    from psnode.codecs.registry import known_codec
     from psnode.codecs.rng import Key
 
-    codec = get_codec(spec)
+    codec = known_codec(spec)
     x = np.random.default_rng(1).standard_normal(_SHAPE).astype(np.float32)
     kept, total = np.empty_like(x), np.zeros_like(x)
     payload = Payload.from_bytes(codec.encode(x, Key.derive(1, "doctor"), error=kept).to_bytes())

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from psnode.errors import CodecSpecError
 
+CODEC_FILE = ".py:"  # part of FILE:NAME, which names a class in a file
 _WRAPPER = "contractive("
 _LATER = "added later"
 _WORDS = {int: "an integer", float: "a number", bool: "true or false"}

@@ -2,7 +2,7 @@
 
 Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused. A class is imported
 when it is first needed, so that listing codecs imports none. The numbers 192 to 255 are for codecs from outside psnode, which
-come from a file (psnode.config.extensions) or from a package with an entry point in the group psnode.codecs.
+come from a file (psnode.codecs.registry) or from a package with an entry point in the group psnode.codecs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from typing import Any
 from psnode.config import Config, settings
 from psnode.config.cores import asked_threads
 from psnode.config.declaration import nearest, read_toml
-from psnode.config.extensions import locate_codec
 from psnode.config.files import read_json
 from psnode.config.names import locate_logger, locate_task
 from psnode.config.plain_json import to_json
@@ -64,6 +63,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     if config.init_from:
         config = replace(config, init_from=config.init_from.expanduser().absolute())
     if config.codec:
+        from psnode.codecs.registry.python_files import locate_codec  # imports numpy, which a launch need not wait for
+
         config = replace(config, codec=locate_codec(config.codec))
     if config.log_to:
         config = replace(config, log_to=tuple(map(locate_logger, config.log_to)))

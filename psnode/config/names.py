@@ -71,22 +71,21 @@ def names_code(value: str | None) -> bool:
     return value is not None and not value.startswith(PASSED)
 
 
-CODEC_FILE = ".py:"  # part of FILE:NAME, which names a class in a file
-
-
 def names_codec_file(spec: str | None) -> bool:
     """Return True if the spec of a codec begins with FILE:NAME."""
+    from psnode.codecs.spec import CODEC_FILE
+
     return spec is not None and CODEC_FILE in spec
 
 
 def names_logger_file(names: Iterable[str] | None) -> bool:
     """Return True if any of the loggers `names` is FILE:NAME."""
-    return any(CODEC_FILE in name for name in names or ())
+    return any(map(names_codec_file, names or ()))
 
 
 def locate_logger(name: str) -> str:
     """Return `name`, from --log-to, with the path of its file, if any, made absolute, so that it is valid in any directory."""
-    return str(Path(name).expanduser().absolute()) if CODEC_FILE in name else name
+    return str(Path(name).expanduser().absolute()) if names_codec_file(name) else name
 
 
 def names_file(source: str) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from psnode.codecs import Codec, get_codec
-from psnode.codecs.registry import codec_of
+from psnode.codecs import Codec
+from psnode.codecs.registry import codec_of, known_codec, load_codec
 from psnode.codecs.spec import Spec, Stage, parse
 from psnode.config import Config
 from psnode.config.declaration import nearest
@@ -20,7 +20,6 @@ from psnode.config.effects import (
     pace_of,
     refuse_what_has_no_effect,
 )
-from psnode.config.extensions import load_codec
 from psnode.config.names import DENSE
 from psnode.config.ratios import ratio_of
 from psnode.config.scheme import BEFORE, Scheme
@@ -154,7 +153,7 @@ def _downlink(spec: str, uplink: Codec) -> str:
     """Return the full spec of a downlink, or `dense`. Raises ConfigurationError for a codec that cannot serve as a downlink."""
     if spec == DENSE:
         return spec
-    codec = get_codec(spec)
+    codec = known_codec(spec)
     if codec.lossless:
         raise ConfigurationError(f"--downlink {spec} is lossless: write dense, which sends the weights themselves")
     if codec.traits.refit > 1:

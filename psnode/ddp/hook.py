@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from psnode.codecs import get_codec
+from psnode.codecs.registry import known_codec, load_codec
 from psnode.ddp.bucket_reduction import BucketReduction
 from psnode.ddp.buckets import Job, Names, hand_back, regrouped
 from psnode.ddp.memories import TensorMemories
@@ -51,7 +51,8 @@ class HookState:
         process_group: dist.ProcessGroup | None,
         scaler: Scaler | Literal[False] | None = None,
     ) -> None:
-        parsed = get_codec(codec)
+        codec = load_codec(codec)
+        parsed = known_codec(codec)
         self.codec, self.min_compress_bytes = codec, min_compress_bytes
         rule = get_feedback(feedback or ("none" if parsed.unbiased else "ef"))
         self.feedback = repr(rule)
@@ -279,9 +280,10 @@ def comm_hook(
 ) -> tuple[HookState, Callable[[HookState, GradBucket], torch.futures.Future[torch.Tensor]]]:
     """Return the state and the hook for `DistributedDataParallel.register_comm_hook`. Raises ConfigurationError.
 
-    `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16". Tensors with one dimension, or smaller than `min_compress_bytes`,
-    are sent uncompressed. `feedback`: a rule such as "ef" or "dgc:momentum=0.9"; None means "ef" for biased codecs and "none" for
-    unbiased codecs. `model`: the module whose parameter names label the saved state; without a module, parameters are numbered.
+    `codec`: a spec such as "qsgd" or "topk:ratio=0.005+fp16", or FILE:NAME[:parameter=value] for a codec of your own. Tensors
+    with one dimension, or smaller than `min_compress_bytes`, are sent uncompressed. `feedback`: a rule such as "ef" or
+    "dgc:momentum=0.9"; None means "ef" for biased codecs and "none" for unbiased codecs. `model`: the module whose parameter
+    names label the saved state; without a module, parameters are numbered.
     `process_group`: None means the group of the DDP that registers the hook. `scaler`: the GradScaler of the loss, or another
     object with `get_scale()`; None means the GradScaler in use when the first gradients arrive, and False means an unscaled loss.
     """

@@ -28,9 +28,8 @@ from filelock import BaseFileLock, FileLock
 from numba.core.caching import NullCache
 
 import psnode
-from psnode.codecs import get_codec
 from psnode.codecs.kernels.finite import add_scaled
-from psnode.codecs.registry import brief
+from psnode.codecs.registry import brief, known_codec
 from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.plain_json import to_json
@@ -119,7 +118,7 @@ def _compile(pieces: Sequence[Piece]) -> None:
         count += kernels
         if piece.codec != IDENTITY:
             what = piece.what if piece.what != PART else f"{piece.what} {piece.rule[0] + 1}"
-            _LOG.info("compiling kernels: %d of %d: %s, %s", done, len(pieces), what, brief(get_codec(piece.codec)))
+            _LOG.info("compiling kernels: %d of %d: %s, %s", done, len(pieces), what, brief(known_codec(piece.codec)))
     with watched() as watch:
         for piece in pieces:
             _load(piece)
@@ -181,7 +180,7 @@ def _jobs(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 
 def _stages(piece: Piece) -> set[str]:
-    return {stage.id for stage in get_codec(piece.codec).spec.stages}
+    return {stage.id for stage in known_codec(piece.codec).spec.stages}
 
 
 def _feed(

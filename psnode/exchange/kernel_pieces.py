@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from psnode.codecs import Codec, get_codec
+from psnode.codecs import Codec
 from psnode.codecs.arrays import Floats, Parts
 from psnode.codecs.kernels.dots import inner_products
 from psnode.codecs.kernels.finite import all_finite
+from psnode.codecs.registry import known_codec
 from psnode.codecs.rng import Key
 from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
@@ -57,7 +58,7 @@ class Piece(NamedTuple):
 def pieces_of(coding: Coding, config: Config) -> list[Piece]:
     """Return all pieces of a step: those with most to compile first, as far as this is known."""
     segments, down, momentum = coding.plan.segments, coding.down, coding.scheme.momentum
-    moved = _by_codec(segments, [get_codec(IDENTITY)] * len(segments) if down is None else down)
+    moved = _by_codec(segments, [known_codec(IDENTITY)] * len(segments) if down is None else down)
     coded = _by_codec(segments, coding.up)
     for codec, shapes in _by_codec(segments, [each.ups[0] for each in coding.segments]).items():
         coded.setdefault(codec, shapes)  # with a larger ratio, kernels may differ
@@ -78,7 +79,7 @@ def pieces_of(coding: Coding, config: Config) -> list[Piece]:
 
 def _parts(specs: Iterable[str]) -> list[Piece]:
     """Return the parts of the codecs with these specs, once for each class of codecs, whose instances share kernels."""
-    codecs = {codec.id: codec for codec in map(get_codec, specs)}
+    codecs = {codec.id: codec for codec in map(known_codec, specs)}
     return [Piece(PART, repr(codec), (), (number,)) for codec in codecs.values() for number in range(len(codec.kernel_parts()))]
 
 
@@ -88,7 +89,7 @@ def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str,
     for segment, codec in sorted(zip(segments, codecs, strict=True), key=lambda pair: (pair[1].id == IDENTITY, pair[0].size)):
         if segment.size:
             found.setdefault(repr(codec), []).append(segment.shape)
-    return {codec: _chosen(shapes, get_codec(codec)) for codec, shapes in found.items()}
+    return {codec: _chosen(shapes, known_codec(codec)) for codec, shapes in found.items()}
 
 
 def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...], ...]:
@@ -111,7 +112,7 @@ def run_piece(piece: Piece) -> None:
     scale that varies along the array.
     """
     if piece.what == PART:
-        get_codec(piece.codec).kernel_parts()[piece.rule[0]]()
+        known_codec(piece.codec).kernel_parts()[piece.rule[0]]()
         return
     for shape in piece.shapes:
         values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -137,7 +138,7 @@ class _Laid:
 
 
 def _code(piece: Piece, values: Floats) -> None:
-    rule, codec = get_feedback(piece.rule[0]), get_codec(piece.codec)
+    rule, codec = get_feedback(piece.rule[0]), known_codec(piece.codec)
     coder = SegmentCoder(SegmentCoding(Segment(0, piece.codec, 0, values.shape), rule, rule, (codec,)))
     out, key = np.empty(coder.max_nbytes, np.uint8), Key.derive(0)
     all_finite(values.reshape(-1))
@@ -147,7 +148,7 @@ def _code(piece: Piece, values: Floats) -> None:
 
 def _add(piece: Piece, values: Floats) -> None:
     rule, name = get_feedback(piece.rule[0]), piece.rule[1]
-    codec, aggregator = get_codec(piece.codec), get_aggregator(name)
+    codec, aggregator = known_codec(piece.codec), get_aggregator(name)
     payload, total = codec.encode(values, Key.derive(0)), np.zeros(values.size, np.float32)
     measured = codec.measure(payload, np.empty(values.size, np.float32))
     aggregator.add_measured(codec, payload, measured, total)
@@ -172,7 +173,7 @@ def _adam(piece: Piece, values: Floats) -> None:
 
 
 def _move(piece: Piece, values: Floats) -> None:
-    codec = get_codec(piece.codec)
+    codec = known_codec(piece.codec)
     if piece.rule[0]:
         y = np.zeros_like(values)
         codec.encode(Difference(values, y, np.empty(values.size, np.float32)), Key.derive(0), sink=Added(y))
@@ -181,7 +182,7 @@ def _move(piece: Piece, values: Floats) -> None:
 
 
 def _read(piece: Piece, values: Floats) -> None:
-    codec = get_codec(piece.codec)
+    codec = known_codec(piece.codec)
     payload = codec.encode(values, Key.derive(0))
     if piece.rule[0]:
         codec.decode_add(payload, values)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats, Parts
+from psnode.codecs.registry import known_codec
 from psnode.codecs.rng import Key
 from psnode.feedback import Context, Feedback, State
 from psnode.plan.coding import SegmentCoding
@@ -142,7 +143,7 @@ class SegmentCoder:
     def restore(self) -> None:
         """Use the codebook whose spec was written to `codebook`."""
         spec = self.codebook.tobytes().rstrip(b"\0").decode()
-        self._fitted = get_codec(spec) if spec else None
+        self._fitted = known_codec(spec) if spec else None
 
     def _due(self, number: int) -> bool:
         return (number - 1) % self._refit == 0

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs import Codec, Payload
+from psnode.codecs.registry import known_codec
 from psnode.errors import DeadlineExceededError, WireError
 from psnode.exchange.early_frames import EarlyFrames, describe
 from psnode.exchange.flow_control import limit_of
@@ -30,7 +31,7 @@ from psnode.records import tensorfile
 from psnode.records.timeline import Tracer
 from psnode.transport.clock import Clock
 
-_IDENTITY = get_codec("identity")
+_IDENTITY = known_codec("identity")
 _SLACK = 4  # times the master's own limit, which does not count all frames
 
 

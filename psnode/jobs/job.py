@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import NoReturn
 
 import psnode
+from psnode.codecs.registry import load_codec
 from psnode.config import Config, streams
 from psnode.config.cores import asked_threads, pool, usable_cores
-from psnode.config.extensions import load_codec
 from psnode.config.logs import hushed, shown
 from psnode.config.parent import follow_parent
 from psnode.config.source import source

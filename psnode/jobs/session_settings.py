@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from psnode.codecs.registry import load_codec
 from psnode.config import Config, settings
 from psnode.config.declaration import nearest
-from psnode.config.extensions import load_codec
 from psnode.config.load import load
 from psnode.config.names import PASSED
 from psnode.config.schedules import OWN

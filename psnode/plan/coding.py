@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from psnode.codecs import Codec, get_codec
+from psnode.codecs import Codec
+from psnode.codecs.registry import known_codec
 from psnode.codecs.rng import Key
 from psnode.config.names import DENSE
 from psnode.config.ratios import phases
@@ -52,7 +53,7 @@ class SegmentCoding:
         `warmup`: the sparsifier's ratio in each phase before the codec's own ratio. `clipped`: True if the master may use a
         part of a push; then a segment that travels uncompressed also needs the rule's residual.
         """
-        codec = get_codec(segment.codec)
+        codec = known_codec(segment.codec)
         needs_memory = clipped and rule.memory is not None
         feedback = rule.dense() if codec.lossless and not needs_memory else rule
         return cls(segment, rule, feedback, tuple(feedback.form(phase) for phase in phases(codec, warmup)), down)
@@ -131,7 +132,7 @@ def _downs(plan: Plan, spec: str) -> list[Codec]:
     Changes travel uncompressed if `spec` would not make them smaller. So do those of segments whose gradients travel
     uncompressed while other segments are coded: these segments are the small tensors.
     """
-    codec, identity = get_codec(spec).contractive(), get_codec(IDENTITY)
+    codec, identity = known_codec(spec).contractive(), known_codec(IDENTITY)
     some_coded = any(segment.codec != IDENTITY for segment in plan.segments)
     return [
         identity if (some_coded and segment.codec == IDENTITY) or is_in_vain(codec, segment.shape) else codec

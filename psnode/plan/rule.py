@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal
 
-from psnode.codecs import get_codec
+from psnode.codecs.registry import known_codec
 from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError
@@ -48,7 +48,7 @@ def make_plan(
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
-    joins = code_small and not get_codec(codec).shaped and not get_codec(codec).traits.one_scale
+    joins = code_small and not known_codec(codec).shaped and not known_codec(codec).traits.one_scale
     chosen = {
         tensor.name: codec if joins else _codec_for(tensor, codec, min_compress_bytes, small=code_small) for tensor in tensors
     }
@@ -62,7 +62,7 @@ def make_plan(
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for spec, run in groupby(members, key=lambda tensor: chosen[tensor.name]):
             pieces = _cut(list(run), spec, limit)
-            shapes += [(IDENTITY if joins and is_in_vain(get_codec(spec), shape) else spec, shape) for shape in pieces]
+            shapes += [(IDENTITY if joins and is_in_vain(known_codec(spec), shape) else spec, shape) for shape in pieces]
         if whole_tensors and sum(tensor.size for tensor in members) > MAX_SEGMENT:
             raise ConfigurationError(
                 f"{members[0].name} is in a group of more than {MAX_SEGMENT} values, and the optimizer needs whole tensors: "
@@ -92,7 +92,7 @@ def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
 
 
 def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int, *, small: bool) -> str:
-    codec = get_codec(spec)
+    codec = known_codec(spec)
     if (codec.shaped or not small) and (len(tensor.shape) < 2 or 4 * tensor.size < min_compress_bytes):
         return IDENTITY
     if codec.shaped and max(map(math.prod, _row_blocks(tensor.shape, 4 * MAX_SEGMENT))) > MAX_SEGMENT:
@@ -131,7 +131,7 @@ def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> lis
 
 def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]]:
     """Return the shapes of the segments, of about `limit` bytes each, made of a run of tensors with the same codec."""
-    codec = get_codec(spec)
+    codec = known_codec(spec)
     if codec.shaped:
         return [shape for tensor in run for shape in _row_blocks(tensor.shape, limit)]
     if codec.traits.one_scale:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from psnode.codecs.device.checks import Verdict
+from psnode.codecs.registry import load_codec
 from psnode.config import Config
-from psnode.config.extensions import load_codec
 from psnode.config.memory import free_memory
 from psnode.config.schedules import OwnRate, learning_rate
 from psnode.config.scheme import Scheme

@@ -353,7 +353,7 @@ import hashlib, json, sys
 from pathlib import Path
 from psnode.codecs import Payload
 from psnode.codecs.registry import decoder_of
-from psnode.config.extensions import load_codec
+from psnode.codecs.registry import load_codec
 
 for spec in sys.argv[2:]:
     load_codec(spec)

@@ -1,4 +1,4 @@
-"""What encode takes beside float32 numpy arrays and a source of random words."""
+"""Arguments of encode beside float32 numpy arrays and a source of random words."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from psnode.codecs import get_codec
+from psnode.codecs.registry import load_codec
 from psnode.codecs.rng import Key
-from psnode.config.extensions import load_codec
 from tests.codecs.promises import check_promises
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ import pytest
 
 from psnode.codecs import get_codec
 from psnode.codecs.device.cupy.row_kernels import standalone
+from psnode.codecs.registry import load_codec
 from psnode.codecs.rows.coder import Coder
 from psnode.codecs.rows.cuda.text import measuring_text_of, text_of
-from psnode.config.extensions import load_codec
 from studies import nvrtc
 from tests.rows.forms import EMPTY, FORMS, GOLDEN, KEY, check_all, check_golden, inputs, program, with_formula
 from tests.rows.hosted import GXX, Hosted, build

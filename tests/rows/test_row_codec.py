@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from psnode.codecs import Payload, get_codec
+from psnode.codecs.registry import load_codec
 from psnode.codecs.rng import Key, words
 from psnode.codecs.rows import known
 from psnode.codecs.rows.codec import coder_of
-from psnode.config.extensions import load_codec
 from psnode.errors import PayloadError
 from tests.codecs.family import gaussian
 from tests.codecs.promises import check_promises

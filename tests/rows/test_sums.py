@@ -12,6 +12,7 @@ import pytest
 
 from psnode.codecs import get_codec
 from psnode.codecs.kernels.trees import count_512, tree_of
+from psnode.codecs.registry import load_codec
 from psnode.codecs.rng import Key
 from psnode.codecs.rows import (
     Fields,
@@ -39,7 +40,6 @@ from psnode.codecs.rows.formula import Program, program_of
 from psnode.codecs.rows.interpreter import Interpreted, _tree_of
 from psnode.codecs.rows.language import given
 from psnode.codecs.rows.numba.text import text_of
-from psnode.config.extensions import load_codec
 from psnode.errors import CodecSpecError, NonFiniteGradientError
 from tests.codecs.family import fed_back, gaussian
 from tests.codecs.low_bit_oracle import coins

@@ -92,11 +92,12 @@ def check_entries(codec: Codec, device: torch.device) -> Verdict:
 
 def summary() -> dict[str, list[str]]:
     """Check all of psnode's codecs on every CUDA device. Return the specs that are `good`, and the `problems`, one line each."""
-    from psnode.codecs import available, get_codec
+    from psnode.codecs import available
+    from psnode.codecs.registry import known_codec
 
     good, problems = [], []
     for number in range(torch.cuda.device_count()):
-        codecs = [get_codec(name) for name in available()]
+        codecs = [known_codec(name) for name in available()]
         forms = [codec.contractive() for codec in codecs]
         for verdict in check_all([*codecs, *forms], torch.device("cuda", number), anew=True):
             if verdict.problem:

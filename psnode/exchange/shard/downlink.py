@@ -8,8 +8,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from psnode.codecs import Codec, Payload, get_codec
+from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Bytes, Floats
+from psnode.codecs.registry import known_codec
 from psnode.codecs.rng import Key
 from psnode.codecs.sinks import Added
 from psnode.codecs.sources import Difference
@@ -23,7 +24,7 @@ from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind
 from psnode.records import state_names
 
-_IDENTITY = get_codec("identity")
+_IDENTITY = known_codec("identity")
 _PURPOSE = "downlink"
 
 

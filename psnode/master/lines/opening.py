@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from psnode.codecs import Codec, get_codec
-from psnode.codecs.registry import brief
+from psnode.codecs import Codec
+from psnode.codecs.registry import brief, known_codec
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
 from psnode.config.loss_record import Coded, costs_of
@@ -75,9 +75,9 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
     The warning gives the largest notable cost that was measured with this scheme. Without such a measurement, warn if the codec
     sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
     """
-    usual, coder = SCHEMES[DEFAULT_SCHEME], get_codec(scheme.codec)
+    usual, coder = SCHEMES[DEFAULT_SCHEME], known_codec(scheme.codec)
     own = SCHEMES.get(scheme.name)
-    name = scheme.name if own is None or _stages(get_codec(own.codec)) == _stages(coder) else f"--codec {brief(coder)}"
+    name = scheme.name if own is None or _stages(known_codec(own.codec)) == _stages(coder) else f"--codec {brief(coder)}"
     found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]
     if found:
         worst = found[0]
@@ -110,8 +110,8 @@ def _stages(codec: Codec) -> list[str]:
 
 
 def _coded(scheme: Scheme) -> Coded:
-    downlink = DENSE if scheme.downlink == DENSE else repr(get_codec(scheme.downlink))
-    return repr(get_codec(scheme.codec)), scheme.feedback, downlink, scheme.downlink_lead
+    downlink = DENSE if scheme.downlink == DENSE else repr(known_codec(scheme.downlink))
+    return repr(known_codec(scheme.codec)), scheme.feedback, downlink, scheme.downlink_lead
 
 
 def tell_of_the_bytes(coding: Coding, workers: int) -> None:
@@ -152,9 +152,9 @@ def _workers(config: Config, hosts: Sequence[str], threads: Sequence[int]) -> st
 
 
 def _scheme(scheme: Scheme, config: Config) -> str:
-    down = DENSE if scheme.downlink == DENSE else brief(get_codec(scheme.downlink))
+    down = DENSE if scheme.downlink == DENSE else brief(known_codec(scheme.downlink))
     feedback = "" if scheme.feedback == "none" else f" with feedback {scheme.feedback}"
-    return f"{scheme.name}, lr {config.lr:g}; up {brief(get_codec(scheme.codec))}{feedback}; down {down}"
+    return f"{scheme.name}, lr {config.lr:g}; up {brief(known_codec(scheme.codec))}{feedback}; down {down}"
 
 
 def _memory(config: Config, need: Footprint, workers: int) -> str:

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from psnode.codecs.registry.python_files import import_class
 from psnode.config import Config
-from psnode.config.extensions import import_class
 from psnode.config.files import read_json
 from psnode.config.load import to_toml
-from psnode.config.names import CODEC_FILE, choose
+from psnode.config.names import choose, names_codec_file
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 from psnode.records.loggers.background import Background
@@ -51,7 +51,7 @@ def chosen(config: Config) -> dict[str, Callable[[], Logger]]:
 
 
 def _maker(name: str) -> tuple[str, Callable[[], Logger]]:
-    if CODEC_FILE in name:
+    if names_codec_file(name):
         file, _, attribute = name.rpartition(":")
         return name, import_class(Path(file), attribute, "logger")
     offered = {point.name: point for point in entry_points(group=_GROUP)}

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, IterableDataset
 
-from psnode.config.extensions import TASK_MODULES, import_file
+from psnode.codecs.registry.python_files import TASK_MODULES, import_file
 from psnode.config.launcher import job_folder
 from psnode.errors import ConfigurationError, in_one_line
 

@@ -13,7 +13,7 @@ from psnode.codecs import available, get_codec
 from psnode.codecs.device.checks import check, check_all, summary
 from psnode.codecs.device.differences import inputs
 from psnode.codecs.device.row_coder import DeviceCoder
-from psnode.config.extensions import load_codec
+from psnode.codecs.registry import load_codec
 from psnode.errors import ConfigurationError
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.forms import KEY, with_formula

@@ -15,9 +15,9 @@ from psnode.codecs.device.checks import check, summary
 from psnode.codecs.device.device_codecs import on_device
 from psnode.codecs.device.protocols import DeviceEncoder
 from psnode.codecs.payload import assemble
+from psnode.codecs.registry import load_codec
 from psnode.codecs.rng import Key
 from psnode.codecs.svd import Svd
-from psnode.config.extensions import load_codec
 from tests.codecs.device.test_spectral import decays
 from tests.codecs.test_dots import inputs
 from tests.rows.fake_cupy import CPU, FakeCupy, install

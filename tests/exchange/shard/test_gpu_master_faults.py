@@ -13,9 +13,9 @@ from torch import nn
 
 from examples.regression import Regression
 from psnode.codecs import get_codec
+from psnode.codecs.registry import load_codec
 from psnode.codecs.rng import Key
 from psnode.config import Config
-from psnode.config.extensions import load_codec
 from psnode.errors import DeviceError
 from psnode.exchange.device.placing import changes_on
 from psnode.exchange.shard.aggregator import Mean

@@ -1,4 +1,4 @@
-"""Functions that find the codec of a spec string or a payload, and `register` for codecs from outside psnode.
+"""Functions that find the codec of a spec string, a file or a payload, and `register` for codecs from outside psnode.
 
 psnode.codecs.table holds the ids and wire numbers.
 """
@@ -6,13 +6,16 @@ psnode.codecs.table holds the ids and wire numbers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+from pathlib import Path
 from typing import Any
 
 from psnode.codecs import spec, table
 from psnode.codecs.base import Codec
 from psnode.codecs.contractive import Contractive
 from psnode.codecs.payload import Payload
+from psnode.codecs.registry.python_files import class_in, import_class
 from psnode.codecs.spec import Spec, Stage
 from psnode.errors import CodecSpecError, in_one_line
 
@@ -48,8 +51,42 @@ def register(cls: type[Codec]) -> None:
 
 
 def get_codec(text: str) -> Codec:
-    """Return the codec of a spec string; get_codec(repr(codec)) == codec. Raises CodecSpecError."""
+    """Return the codec of a spec string such as qsgd:levels=15; get_codec(repr(codec)) == codec.
+
+    FILE:NAME[:parameter=value,...], as in `--codec`, executes the Python file, anew if it has changed, and registers its codec
+    NAME. Raises CodecSpecError, and ConfigurationError if the file cannot be used.
+    """
+    found = class_in(text) if isinstance(text, str) else None
+    return known_codec(text if found is None else _registered(found.file, found.name).id + found.rest)
+
+
+def known_codec(text: str) -> Codec:
+    """Return the codec of a spec string of ids. Raises CodecSpecError.
+
+    It executes no file, so that `text` may come from a peer or from a record.
+    """
+    if isinstance(text, str) and spec.CODEC_FILE in text:
+        raise CodecSpecError(f"codec {text!r} names a file, which is executed for --codec and get_codec alone: give the id here")
     return codec_of(spec.parse(text))
+
+
+def load_codec(text: str) -> str:
+    """Execute the file in a spec, once in a process, register its codec, and return the spec with an id in place of FILE:NAME.
+
+    A spec without a file is returned unchanged. Raises ConfigurationError if the file cannot be used, and CodecSpecError if the
+    class is not a codec.
+    """
+    found = class_in(text)
+    return text if found is None else _loaded(found.file, found.name).id + found.rest
+
+
+def _registered(file: Path, name: str) -> type[Codec]:
+    codec: type[Codec] = import_class(file, name, "codec")
+    register(codec)
+    return codec
+
+
+_loaded = functools.cache(_registered)
 
 
 def codec_of(parsed: Spec) -> Codec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from psnode.codecs import Payload, available, get_codec, table
+from psnode.codecs.registry import known_codec, load_codec
+from psnode.codecs.registry.python_files import locate_codec
 from psnode.codecs.rng import Key
 from psnode.config import Config
-from psnode.config.extensions import load_codec, locate_codec
 from psnode.config.load import load
 from psnode.config.resolve import resolve
 from psnode.errors import CodecSpecError, ConfigurationError, PayloadError
@@ -73,6 +75,66 @@ def test_a_codec_in_a_file_is_known_by_its_id_and_number(own: Any) -> None:
     data = codec.encode(x, Key.derive(1)).to_bytes()
     assert data[3] == 201
     np.testing.assert_array_equal(codec.decode(Payload.from_bytes(data)), x)
+
+
+def test_get_codec_takes_what_the_option_takes(own: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own()
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(1).standard_normal((5, 7)).astype(np.float32)
+    codec = get_codec("own.py:Copy:turned=3")
+    assert repr(codec) == "copied:turned=3"
+    assert codec == get_codec(repr(codec)) == get_codec("own.py:Copy:turned=3")
+    np.testing.assert_array_equal(codec.decode(codec.encode(x)), x)
+    for spec, words in (("own.py:Absent", "has no class 'Absent'"), ("own.py:Copy:none=1", "unknown parameter of codec copied")):
+        with pytest.raises(ConfigurationError, match=words):
+            get_codec(spec)
+
+
+def test_get_codec_executes_a_file_anew_when_it_has_changed_and_a_run_does_not(own: Any) -> None:
+    """In a notebook the file is edited between two calls; the ranks of a job must agree on one class."""
+    file = own()
+    spec = f"{file}:Copy"
+    assert load_codec(spec) == "copied"
+    first = get_codec(spec)
+    file.write_text(file.read_text().replace("turned: int = 0", "turned: int = 7"))
+    assert load_codec(spec) == "copied"
+    assert repr(get_codec("copied")) == repr(first) == "copied:turned=0"
+    assert repr(get_codec(spec)) == "copied:turned=7"
+
+
+def test_a_spec_of_a_peer_or_a_record_executes_no_file(own: Any, tmp_path: Path) -> None:
+    file = own()
+    file.write_text(f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()\n" + file.read_text())
+    for spec in (f"{file}:Copy", f"{file}:Copy:turned=1", f"contractive({file}:Copy)"):
+        with pytest.raises(CodecSpecError, match="give the id here"):
+            known_codec(spec)
+        with pytest.raises(CodecSpecError, match="give the id here"):
+            resolve(Config(downlink=spec))
+    assert not (tmp_path / "executed").exists()
+    get_codec(f"{file}:Copy")
+    assert (tmp_path / "executed").exists()
+
+
+def test_only_what_a_user_types_is_given_to_get_codec() -> None:
+    """Check that modules which see plans, frames and records use known_codec, since get_codec executes files."""
+    package = Path(table.__file__).parents[1]
+    users = {
+        str(path.relative_to(package).with_suffix(""))
+        for path in package.rglob("*.py")
+        if any(
+            re.match(r" *from psnode\.codecs(\.registry)? import .*\bget_codec\b", line) for line in path.read_text().splitlines()
+        )
+    }
+    assert users <= {
+        "codecs/__init__", "cli/codec_listing", "bench/codecs", "bench/gpu", "bench/contest/ddp_process",
+    }  # fmt: skip
+
+
+def test_psnode_codecs_explains_a_codec_in_a_file(own: Any, psnode: Any) -> None:
+    done = psnode("codecs", f"{own()}:Copy:turned=3")
+    assert done.code == 0
+    assert done.out.startswith("codec copied\n")
+    assert "turned=3" in done.out
 
 
 def test_specs_without_a_file_are_as_they_were() -> None:
@@ -192,7 +254,7 @@ def test_an_installed_package_offers_codecs(own: Any, tmp_path: Path, monkeypatc
 def test_a_file_is_executed_once_for_all_workers_of_a_process_and_anew_when_it_has_changed(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    from psnode.config.extensions import import_file
+    from psnode.codecs.registry.python_files import import_file
 
     file = tmp_path / "shared_by_workers.py"
     file.write_text("class Mine: pass\n")

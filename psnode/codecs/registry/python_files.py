@@ -1,21 +1,16 @@
-"""The user's own code: modules imported by file path, and the codecs and loggers in such files."""
+"""The user's own code: modules imported by file path, and the classes of codecs and loggers in such files."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import sys
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from psnode.config.names import CODEC_FILE, names_codec_file, names_file
+from psnode.codecs.spec import CODEC_FILE
 from psnode.errors import ConfigurationError, in_one_line
-
-if TYPE_CHECKING:
-    from psnode.codecs import Codec
-
 
 TASK_MODULES = "psnode_task_"  # prefix of the names of modules imported from a task's file
 
@@ -24,8 +19,8 @@ _EXECUTING = threading.RLock()
 _STATE = "__psnode_file__"  # variable in an imported module: path, modification time and size of its file
 
 
-class _Named(NamedTuple):
-    """Parts of `FILE:NAME[:k=v,...][+STAGE]`; `rest` is the text after NAME."""
+class ClassInFile(NamedTuple):
+    """Parts of `FILE:NAME[:k=v,...][+STAGE]`, with FILE as an absolute path; `rest` is the text after NAME."""
 
     file: Path
     name: str
@@ -67,40 +62,19 @@ def extend_path(directory: Path) -> None:
 
 def locate_codec(spec: str) -> str:
     """Return `spec` with the path of its file, if any, made absolute, so that it is valid in any directory."""
-    if not names_codec_file(spec):
-        return spec
-    file, name, rest = _taken_apart(spec)
-    return f"{file.expanduser().absolute()}:{name}{rest}"
+    found = class_in(spec)
+    return spec if found is None else f"{found.file}:{found.name}{found.rest}"
 
 
-def load_codec(spec: str) -> str:
-    """Execute the file in `spec`, register its codec, and return `spec` with the codec's id in place of FILE:NAME.
-
-    A spec without a file is returned unchanged. Raises ConfigurationError if the file cannot be used, and CodecSpecError if the
-    class is not a codec.
-    """
-    if not names_codec_file(spec):
-        return spec
-    file, name, rest = _taken_apart(spec)
-    return _loaded(file.expanduser().absolute(), name).id + rest
-
-
-def _taken_apart(spec: str) -> _Named:
-    path, _, rest = spec.partition(CODEC_FILE)
+def class_in(spec: str) -> ClassInFile | None:
+    """Return the parts of `spec` if it begins with FILE:NAME, or else None. Raises ConfigurationError."""
+    path, separator, rest = spec.partition(CODEC_FILE)
+    if not separator:
+        return None
     name = rest.partition(":")[0].partition("+")[0].strip()
-    if not names_file(path + ".py") or not name.isidentifier():
+    if not name.isidentifier():
         raise ConfigurationError(f"codec {spec!r} must name a class: path/to/file.py:NAME, then :parameter=value")
-    return _Named(Path(path + ".py"), name, rest[len(name) :])
-
-
-@functools.cache
-def _loaded(file: Path, name: str) -> type[Codec]:
-    from psnode.codecs import register
-
-    found = import_class(file, name, "codec")
-    register(found)
-    codec: type[Codec] = found
-    return codec
+    return ClassInFile(Path(path + ".py").expanduser().absolute(), name, rest[len(name) :])
 
 
 def import_class(file: Path, name: str, kind: str) -> Any:
