@@ -25,7 +25,7 @@ _LOWER = ("loss", "train_loss")  # metrics that are better when lower
 @click.command(short_help="Try settings, and report the best.", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--vary", multiple=True, required=True, metavar="NAME=V1,V2,...|LOW..HIGH",
-    help="A setting of train or a parameter of the scheme's codec, and its values; repeatable.",
+    help="A setting of train or a parameter of the codec, and its values; repeatable.",
 )  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), required=True, help="Steps of a trial that runs to the end.")
 @click.option(
@@ -113,7 +113,7 @@ class _Maker:
             if word.split("=")[0] in _OWN:
                 raise ConfigurationError(f"tune sets {word.split('=')[0]} itself: leave it out")
         config = self._config([])
-        self._scheme, self.seed = config.scheme, config.seed
+        self._scheme, self._codec, self.seed = config.scheme, config.codec, config.seed
         if self._command == ("train",) and config.local is None:
             raise ConfigurationError("each trial is a job: add --local P, or write -- launch -n P -- train ...")
 
@@ -127,7 +127,7 @@ class _Maker:
         for values in grid(listed):
             unused -= self.make({**values, **middle}).values.keys()
         if unused:
-            raise ConfigurationError(f"--vary {min(unused)}: no setting has that name, and no parameter of the schemes' codecs")
+            raise ConfigurationError(f"--vary {min(unused)}: no setting has that name, and no parameter of the trials' codecs")
 
     def make(self, values: dict[str, str]) -> Trial:
         """Return the trial of `values`, leaving out parameters that its codec does not have."""
@@ -135,9 +135,9 @@ class _Maker:
         from psnode.jobs.tuning.space import flags, parameters_of
         from psnode.jobs.tuning.trial import Trial
 
-        known = {*settings(), *parameters_of(values.get("scheme", self._scheme))}
+        known = {*settings(), *parameters_of(values.get("scheme", self._scheme), values.get("codec", self._codec))}
         kept = {name: value for name, value in values.items() if name in known}
-        options = flags(kept, self._options, self._scheme)
+        options = flags(kept, self._options, self._scheme, self._codec)
         planned = self._steps if self._config(options).lr_schedule in SHAPED else 0
         return Trial(kept, self._command, tuple(options), self._output, planned)
 

@@ -75,6 +75,37 @@ def test_a_codec_parameter_goes_into_the_scheme_before_its_further_stages() -> N
     assert flags(values, [], "atomo") == ["--nesterov", "--no-overlap", "--scheme", "qsgd:levels=3,bucket=64"]
 
 
+def test_a_codec_parameter_goes_into_the_codec_where_one_is_given() -> None:
+    assert flags({"ratio": "0.1", "lr": "1"}, ["--codec", "topk+fp16"], "qsgd", "topk+fp16")[2:] == [
+        "--lr", "1", "--codec", "topk:ratio=0.1+fp16",
+    ]  # fmt: skip
+    own = "/a+b:c/own.py:Own"
+    assert flags({"k": "3"}, [], "qsgd", own) == ["--codec", f"{own}:k=3"]
+    assert flags({"k": "3"}, [], "qsgd", f"{own}:turned=1+zstd") == ["--codec", f"{own}:turned=1,k=3+zstd"]
+    assert flags({"levels": "3", "codec": "qsgd", "scheme": "dense"}, [], "topk") == [
+        "--scheme", "dense", "--codec", "qsgd:levels=3",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("forgotten_codecs")
+def test_parameters_of_a_codec_in_a_file_are_varied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
+) -> None:
+    """`--vary octaves=...` reaches each trial's recorded codec; a name that the codec lacks is refused."""
+    own = f"{ROOT / 'examples' / 'codec.py'}:Logarithmic"
+    job = [*JOB, "--codec", own, "--feedback", "ef"]
+    words = ["tune", "--steps", "2", "--metric", "train-loss", "--output", str(tmp_path / "out"), "--json"]
+    assert cli.main([*words, "--vary", "octaves=4,20", "--", *job]) == 0
+    found = told_in_json(capsys)
+    recorded = {
+        row["values"]["octaves"]: json.loads((Path(row["train_dir"]) / "config.json").read_text())["scheme"]["codec"]
+        for row in found["trials"]
+    }
+    assert recorded == {"4": "logarithmic:octaves=4", "20": "logarithmic:octaves=20"}
+    assert cli.main([*words, "--vary", "levels=4", "--", *job]) == 2
+    assert "--vary levels: no setting has that name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

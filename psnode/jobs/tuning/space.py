@@ -1,6 +1,6 @@
 """The space of a sweep: `--vary NAME=V1,V2,...` or `NAME=LOW..HIGH`, and the flags of `psnode train` for its values.
 
-NAME is a setting, or else a parameter of the scheme's codec, such as ratio, levels or rank.
+NAME is a setting, or else a parameter of the codec, such as ratio, levels or rank.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from psnode.codecs.registry.python_files import class_in
 from psnode.codecs.spec import parse as stages_of
 from psnode.config import Config, settings
 from psnode.config.resolve import resolve
@@ -105,26 +106,40 @@ def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
     ]
 
 
-def flags(values: Mapping[str, str], options: Sequence[str], base: str) -> list[str]:
-    """Return the flags of `psnode train` for `options` and `values`. `base`: the scheme of `options`, used unless the scheme is
-    varied."""
+def flags(values: Mapping[str, str], options: Sequence[str], base: str, codec: str | None = None) -> list[str]:
+    """Return the flags of `psnode train` for `options` and `values`.
+
+    `base` and `codec`: the scheme and the codec of `options`, used unless they are varied. Parameters are those of the codec if
+    there is one, or else of the scheme's.
+    """
     found = [*options]
     parameters = {name: value for name, value in values.items() if name not in settings()}
-    scheme = values.get("scheme", base)
+    coded = "codec" if values.get("codec", codec) else "scheme"
+    spec = values.get(coded, codec if coded == "codec" else base) or base
     if parameters:
-        stage, plus, rest = scheme.partition("+")
-        given = ",".join(f"{name}={value}" for name, value in parameters.items())
-        scheme = f"{stage}{',' if ':' in stage else ':'}{given}{plus}{rest}"
+        spec = _with(parameters, spec)
     for name, value in values.items():
-        if name in settings() and name != "scheme":
+        if name in settings() and name != coded:
             setting = settings()[name]
             if setting.kind is bool:
                 found.append(setting.flag if setting.parse(value, f"--vary {name}") else f"--no-{setting.flag[2:]}")
             else:
                 found += [setting.flag, value]
-    return [*found, "--scheme", scheme] if parameters or "scheme" in values else found
+    return [*found, f"--{coded}", spec] if parameters or coded in values else found
 
 
-def parameters_of(scheme: str) -> set[str]:
-    """Return the parameters of the codec of `scheme`, a value of --scheme. Raises ConfigurationError if it is invalid."""
-    return set(stages_of(resolve(Config(scheme=scheme)).codec).stages[0].settings)
+def _with(parameters: Mapping[str, str], spec: str) -> str:
+    """Return `spec`, which may begin with FILE:NAME, with further parameters of its first stage."""
+    own = class_in(spec)
+    named = "" if own is None else f"{own.file}:{own.name}"
+    stage, plus, rest = (spec if own is None else own.rest).partition("+")
+    given = ",".join(f"{name}={value}" for name, value in parameters.items())
+    return f"{named}{stage}{',' if ':' in stage else ':'}{given}{plus}{rest}"
+
+
+def parameters_of(scheme: str, codec: str | None = None) -> set[str]:
+    """Return the parameters of `codec` (a value of --codec, whose file is executed), or else of the codec of `scheme`.
+
+    Raises ConfigurationError for an invalid value.
+    """
+    return set(stages_of(resolve(Config(codec=codec) if codec else Config(scheme=scheme)).codec).stages[0].settings)
