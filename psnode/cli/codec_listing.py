@@ -11,6 +11,7 @@ import click
 
 from psnode.codecs import Codec, available, get_codec
 from psnode.codecs.spec import Stage
+from psnode.codecs.table import meaning
 from psnode.config.declaration import nearest
 from psnode.config.scheme import Scheme
 from psnode.config.schemes import NAMES, SCHEMES
@@ -74,7 +75,9 @@ def explain(name: str) -> None:
     name = load_codec(name)
     scheme, stage = NAMES.get(name.casefold()), name.partition(":")[0].partition("+")[0]
     if scheme is None and stage not in available() and stage not in RULES:
-        raise ConfigurationError(f"there is no codec or scheme {name!r}{nearest(name, [*available(), *NAMES, *RULES])}")
+        raise ConfigurationError(
+            meaning(name) or f"there is no codec or scheme {name!r}{nearest(name, [*available(), *NAMES, *RULES])}"
+        )
     if stage in available() and (scheme is None or name in available()):
         _explain_codec(get_codec(name))
     if stage in RULES:

@@ -63,6 +63,16 @@ WRAPPERS = {
     "contractive": CodecEntry(96, "contractive:Contractive"),
 }
 
+# names in papers that are no codecs here: schemes (psnode.config.schemes), each with its codec
+SCHEMES = {
+    "dense": "identity", "fp32": "identity", "sgd": "identity", "ecq": "qsgd:levels=15,bucket=512",
+    "atomo": "svd:rank=3,method=deflated", "atomo-entrywise": "entrywise", "atomo-fourier": "fourier",
+    "signsgd": "sign", "signum": "sign", "efsignsgd": "scaledsign", "dgc": "topk:ratio=0.001,sampled=true",
+    "polar-2bit": "polar:rate=2,block=16384",
+}  # fmt: skip
+# ... and methods that psnode does not have, each with its nearest codec
+NEAREST = {"powersgd": "svd, with low-rank factors of every matrix anew in each step"}
+
 _STAGES = CODECS | LOSSLESS | WRAPPERS
 NAMES = {entry.number: name for name, entry in _STAGES.items() if entry.target}
 
@@ -114,3 +124,11 @@ def is_known(name: str) -> bool:
 def offered() -> dict[str, EntryPoint]:
     """Return the entry points of codecs in installed packages by id, without importing them."""
     return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def meaning(name: str) -> str:
+    """Return a sentence on the name of a method that is no codec but that papers use; empty for any other name."""
+    found = name.casefold().replace("_", "-")
+    if found in SCHEMES:
+        return f"{name} is a scheme, which psnode codecs {found} explains; its codec is {SCHEMES[found]}"
+    return f"psnode has no codec {name}; the nearest is {NEAREST[found]}" if found in NEAREST else ""

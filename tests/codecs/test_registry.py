@@ -9,7 +9,9 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,8 @@ import psnode.codecs
 from psnode.codecs import Codec, available, get_codec, table
 from psnode.codecs.chain import Chain
 from psnode.codecs.stages import Lossless
+from psnode.config.schemes import NAMES
+from psnode.errors import CodecSpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = table.CODECS | table.LOSSLESS | table.WRAPPERS
@@ -61,6 +65,25 @@ def test_available_lists_codecs_and_no_stages() -> None:
 @pytest.mark.parametrize("name", available())
 def test_every_id_works_bare(name: str) -> None:
     assert get_codec(name).id == name
+
+
+def test_names_of_schemes_that_are_no_codecs_answer_with_their_codec() -> None:
+    """Compare the names known to the codecs, which are below the configuration, with the table of schemes."""
+    schemes = {name: scheme.codec for name, scheme in NAMES.items() if name not in available()}
+    assert schemes == table.SCHEMES
+    for name, codec in schemes.items():
+        for written in (name, name.upper(), name.replace("-", "_")):
+            with pytest.raises(
+                CodecSpecError, match=f"{written} is a scheme, which psnode codecs {name} explains; its codec is {codec}"
+            ):
+                get_codec(written)
+
+
+def test_powersgd_answers_with_the_nearest_codec(psnode: Callable[..., Any]) -> None:
+    with pytest.raises(CodecSpecError, match="psnode has no codec PowerSGD; the nearest is svd"):
+        get_codec("PowerSGD:rank=2")
+    done = psnode("codecs", "powersgd")
+    assert (done.code, "the nearest is svd" in done.err) == (2, True)
 
 
 def test_the_package_exports_its_interface() -> None:

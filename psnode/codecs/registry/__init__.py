@@ -135,7 +135,7 @@ def _import_offered(name: str) -> None:
     """Register the codec that an installed package offers under the id `name`. Raises CodecSpecError."""
     point = table.offered().get(name)
     if point is None:
-        raise spec.unknown("codec", name, available())
+        raise CodecSpecError(meant) if (meant := table.meaning(name)) else spec.unknown("codec", name, available())
     try:
         cls = point.load()
     except Exception as error:
