@@ -122,6 +122,7 @@ TABLE: Mapping[str, str] = {
     "faults/test_rescaled_memories.py",
     "records/branches.py": "test_evaluator.py test_soundness.py records/test_checkpoint.py",
     "records/directory.py": f"test_soundness.py faults/test_disk.py faults/test_other_plans.py {_JOBS}",
+    "records/evaluations.py": "test_evaluator.py worker/test_stepwise.py jobs/test_session_alone.py",
     "records/generations.py": "records/test_generations.py master/test_sharding.py master/start/test_startup.py",
     "records/history.py": "faults/test_history.py faults/test_consistencies.py",
     "records/journal.py": "records/test_journal.py faults/test_disk.py",
