@@ -29,15 +29,45 @@ A message is one line that names the fault and the remedy; details are attribute
 
 from __future__ import annotations
 
+import json
 import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+_TRAIN = ("torch", "torchvision", "PIL", "safetensors", "tensorboard")
+_EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "mpi4py": "mpi"}  # module -> the extra that has its package
+
 
 def installing(extra: str) -> str:
-    """Return the command that installs the optional dependencies `extra`, in a clone: psnode is not published as a package."""
-    return f"pip install '.[{extra}]' in a clone of psnode"
+    """Return the command that installs the optional dependencies `extra`, in the form that this installation has.
+
+    This is the wheel's file, if pip recorded it and it is still there, the packages themselves for any other wheel, and else the
+    clone. psnode is not published as a package, so its name alone is never told.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlparse
+
+    clone = f"pip install '.[{extra}]' in a clone of psnode"
+    if not _PACKAGE.startswith(_SITES):
+        return clone
+    try:
+        found = distribution("psnode")
+    except PackageNotFoundError:
+        return clone
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    wheel = Path(unquote(urlparse(origin.get("url", "")).path))
+    if wheel.suffix == ".whl" and wheel.is_file():
+        return f"pip install '{wheel}[{extra}]'"
+    parts = (text.partition(";") for text in found.requires or ())
+    packages = [f"'{name.strip()}'" for name, _, marker in parts if f'extra == "{extra}"' in marker.replace("'", '"')]
+    return f"pip install {' '.join(packages)}" if packages and "dir_info" not in origin else clone
+
+
+def lacking(error: ModuleNotFoundError) -> str:
+    """Return in one line how to install the package that could not be imported; empty unless an extra of psnode has it."""
+    name = error.name or ""
+    return f"{name} is not installed: {installing(_EXTRAS[name])}" if name in _EXTRAS else ""
 
 
 class PsnodeError(Exception):
@@ -191,7 +221,8 @@ class StoppedError(PsnodeError):
 
 
 _PACKAGE = str(Path(__file__).parent)
-_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_SITES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_PYTHON = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")), *_SITES)
 
 
 def location(error: BaseException) -> str:

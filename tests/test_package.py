@@ -12,6 +12,7 @@ import configparser
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import pytest
 
 import psnode
 from psnode.config import source as of_the_source
+from psnode.errors import installing, lacking
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.xdist_group("package")  # all tests share one build
@@ -90,6 +92,58 @@ for name in [*names(psnode), "psnode_ec2", *names(psnode_ec2)]:
     imported = set(run(python, "-c", program, cwd=tmp_path).split())
     expected = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in own_modules()}
     assert imported == expected - {"psnode"}
+
+
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({names}))\n"  # an import of these then raises ModuleNotFoundError
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--local", "2", "--max-steps", "5"],
+        ["evaluate", "--once", "--train-dir", "runs/none"],
+        ["tune", "--vary", "lr=0.1,0.2", "--steps", "2", "--", "--local", "1"],
+    ],
+    ids=["train", "evaluate", "tune"],
+)
+def test_without_torch_a_command_names_the_wheel_to_install(python: Path, wheel: Path, tmp_path: Path, words: list[str]) -> None:
+    program = f"{WITHOUT.format(names=['torch'])}from psnode.cli import main; sys.stderr = sys.stdout; print(main({words}))"
+    told = f"psnode: error: torch is not installed: pip install '{wheel}[train]'\n2\n"
+    assert run(python, "-c", program, cwd=tmp_path) == told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_torch_the_import_of_the_hook_names_the_wheel(python: Path, wheel: Path, tmp_path: Path) -> None:
+    program = f"""
+{WITHOUT.format(names=["torch"])}
+try:
+    import psnode.ddp
+except ImportError as error:
+    print(error.name, error, sep=": ")
+"""
+    told = f"torch: torch is not installed: pip install '{wheel}[train]'\n"
+    assert run(python, "-c", program, cwd=tmp_path) == told
+
+
+def test_where_the_wheel_is_gone_its_packages_are_named(python: Path, tmp_path: Path) -> None:
+    """Compare their names with setup.cfg: psnode is not published, so its own name would install another project."""
+    program = "import psnode.errors as e; e.Path.is_file = lambda path: False; print(e.installing('mpi'))"
+    pip, install, *packages = shlex.split(run(python, "-c", program, cwd=tmp_path))
+    declared = configparser.ConfigParser()
+    declared.read(ROOT / "setup.cfg")
+    names = re.findall(r"^[\w-]+", declared["options.extras_require"]["mpi"], re.MULTILINE)
+    assert (pip, install) == ("pip", "install")
+    assert [re.match(r"[\w-]+", package)[0] for package in packages] == names  # type: ignore[index]
+
+
+def test_in_a_clone_the_clone_is_named() -> None:
+    assert installing("train") == "pip install '.[train]' in a clone of psnode"
+
+
+def test_a_module_of_no_extra_is_not_explained() -> None:
+    """Among these is a part of torch, whose absence means that torch is damaged."""
+    for name in ("nonsense", "torch._C", "psnode.absent", None):
+        assert lacking(ModuleNotFoundError("No module", name=name)) == ""
 
 
 def test_the_console_scripts_run(python: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from psnode.config import settings, streams
 from psnode.config.declaration import click_option
 from psnode.config.logs import hushed, shown
 from psnode.config.plain_json import to_json
-from psnode.errors import ConfigurationError, PsnodeError, in_one_line
+from psnode.errors import ConfigurationError, PsnodeError, in_one_line, lacking
 from psnode.plan.roles import MASTER, Layout
 from psnode.transport.mpi.environment import place
 
@@ -321,6 +321,8 @@ def _run(arguments: Sequence[str] | None, command: click.Command, name: str) -> 
     except PsnodeError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)
     except Exception as error:  # any other exception is a bug of psnode or of the user's task
+        if isinstance(error, ModuleNotFoundError) and (told := lacking(error)):
+            return _fail(told, ConfigurationError.exit_code)
         traceback.print_exc()
         return _fail(f"{in_one_line(error)}: unexpected", PsnodeError.exit_code)
 

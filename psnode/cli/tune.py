@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from psnode.cli.debugging import debuggable
 from psnode.cli.shared import configure
 from psnode.config import Config, settings, streams
 from psnode.config.plain_json import to_json
-from psnode.errors import ConfigurationError, PsnodeError
+from psnode.errors import ConfigurationError, PsnodeError, lacking
 
 if TYPE_CHECKING:
     from psnode.jobs.tuning.space import Varied
@@ -73,6 +74,8 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
     seeds = tuple(range(maker.seed, maker.seed + options["seeds"]))
     sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"], watching, seeds)
     maker.check(varied)
+    if find_spec("torch") is None:  # otherwise every trial would tell it, in its own log
+        raise ConfigurationError(lacking(ModuleNotFoundError(name="torch")))
     streams.outlast()
     output.mkdir(parents=True, exist_ok=True)
     try:

@@ -9,8 +9,13 @@ instead. The hook replaces only DDP's own all-reduce; model, loop, optimizer and
 `psnode.ddp.lightning` offers the hook as a callback. `RunRecords` records such a training for `psnode report`.
 """
 
-from psnode.ddp.hook import HookState, comm_hook
-from psnode.ddp.ranks import AllRanks
-from psnode.ddp.run_records import RunRecords
+from psnode.errors import lacking
+
+try:
+    from psnode.ddp.hook import HookState, comm_hook
+    from psnode.ddp.ranks import AllRanks
+    from psnode.ddp.run_records import RunRecords
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(lacking(error) or str(error), name=error.name) from None
 
 __all__ = ["AllRanks", "HookState", "RunRecords", "comm_hook"]

@@ -338,7 +338,7 @@ def test_draws_follow_from_the_seed_and_from_the_results_and_stay_in_their_range
 
 def test_without_optuna_a_range_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigurationError, match=r"pip install '\.\[tune\]' in psnode's clone, or list values"):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[tune\]' in a clone of psnode, or list values"):
         draw(parse(["lr=0.1..1"]), [], seed=1, maximize=False, blind=1)
 
 

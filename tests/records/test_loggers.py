@@ -172,7 +172,7 @@ def test_a_logger_that_hangs_is_not_waited_for_and_what_is_too_much_for_it_is_dr
 
 def test_a_package_that_is_not_there_is_named_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"needs the package wandb: pip install '\.\[loggers\]' in psnode's clone"):
+    with pytest.raises(ConfigurationError, match=r"needs the package wandb: pip install '\.\[loggers\]' in a clone of psnode"):
         run(config(tmp_path, "wandb"))
     assert not (tmp_path / "run").exists()
     assert chosen(config(tmp_path, tensorboard=None)) == {}

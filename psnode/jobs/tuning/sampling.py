@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, installing
 from psnode.jobs.tuning.space import Varied
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ def draw(
     try:
         import optuna
     except ImportError:
-        raise ConfigurationError(
-            "a range needs the package optuna: pip install '.[tune]' in psnode's clone, or list values"
-        ) from None
+        raise ConfigurationError(f"a range needs the package optuna: {installing('tune')}, or list values") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=seed + 1_000_003 * len(earlier), n_startup_trials=blind)
     study = optuna.create_study(direction="maximize" if maximize else "minimize", sampler=sampler)

@@ -20,7 +20,7 @@ from psnode.config.files import read_json
 from psnode.config.load import to_toml
 from psnode.config.names import choose, names_codec_file
 from psnode.config.plain_json import to_json
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, installing
 from psnode.records.loggers.background import Background
 from psnode.records.loggers.base import LoggedRun, Logger
 from psnode.records.loggers.points import points
@@ -59,9 +59,7 @@ def _maker(name: str) -> tuple[str, Callable[[], Logger]]:
     if name in offered:
         return name, offered[name].load()
     if importlib.util.find_spec(name) is None:
-        raise ConfigurationError(
-            f"--log-to {name} needs the package {name}: pip install '.[loggers]' in psnode's clone, or leave it out"
-        )
+        raise ConfigurationError(f"--log-to {name} needs the package {name}: {installing('loggers')}, or leave it out")
     module, _, attribute = _OWN[name].partition(":")
     return name, lambda: getattr(import_module(f"psnode.records.loggers.{module}"), attribute)()
 
