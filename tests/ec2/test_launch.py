@@ -273,8 +273,11 @@ def test_a_dry_run_prints_the_calls_and_changes_nothing(ec2: Any, aws: Any, api:
         "run_instances",
         "run_instances",
     ]
-    parameters = [json.loads(text) for text in re.findall(r"^would call ec2 run_instances (.*)$", done.out, re.M)]
+    parameters = [json.loads(text) for text in re.findall(r"^would call ec2 run_instances in us-west-2 (.*)$", done.out, re.M)]
     assert [each["MinCount"] for each in parameters] == [2, 1]
+    assert re.fullmatch(r"\(\d+ lines of sh\)", parameters[0]["UserData"])
+    lines = [line for line in done.out.splitlines() if "call " in line]
+    assert len(lines) == len(set(lines)) and all(re.search(r"call \w+ \w+ in (us-west-2|us-east-1) \{", line) for line in lines)
     assert all(action.startswith(("Describe", "Get")) for action in aws.actions())
     ec2("launch", "--yes")
     done = ec2("shutdown", "--dry-run")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -83,6 +85,10 @@ _TYPED: Mapping[str, tuple[type[ec2_errors.Ec2Error], str]] = {
 _UNPLACED = {"InvalidParameterCombination", "InvalidParameterValue", "Unsupported", "UnsupportedOperation"}
 
 
+_DESCRIPTIONS: list[Any] = []  # botocore's reader of them, once there is one
+_READING, _SAYING = threading.Lock(), threading.Lock()
+
+
 class Cloud:
     """A region of AWS with the user's credentials.
 
@@ -109,6 +115,8 @@ class Cloud:
         self.sleep = sleep
         self.clock = clock
         self._settings = settings
+        self.listed: dict[str, float] = {}  # prices that AWS's list has given
+        self._said = set[str]()
         self._clients: dict[str, Any] = dict(clients or {})
 
     def in_region(self, region: str) -> Cloud:
@@ -122,9 +130,9 @@ class Cloud:
 
     def ask(self, operation: str, service: str = "ec2", **parameters: Any) -> dict[str, Any]:
         """Make a call that changes nothing, and return all of its pages."""
-        if self.dry_run:
-            self.say(_shown(service, operation, parameters))
         client = self._client(service)
+        if self.dry_run:
+            self.tell(_shown(client, service, operation, parameters))
         if not client.can_paginate(operation):
             return self._patiently(lambda: getattr(client, operation)(**parameters))
         return self._patiently(lambda: client.get_paginator(operation).paginate(**parameters).build_full_result())
@@ -132,7 +140,7 @@ class Cloud:
     def change(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """Make a call to EC2 that changes something; in a dry run print the call and return an empty dict."""
         if self.dry_run:
-            self.say("would " + _shown("ec2", operation, parameters))
+            self.tell("would " + _shown(self._client("ec2"), "ec2", operation, parameters))
             return {}
         return self._patiently(lambda: getattr(self._client("ec2"), operation)(**parameters))
 
@@ -148,6 +156,13 @@ class Cloud:
     def pause(self, attempt: int, first: float = 0.5, longest: float = 30.0) -> None:
         """Wait after the failed `attempt` (0, 1, ...): the time doubles with each attempt and has random jitter."""
         self.sleep(min(longest, first * 2.0**attempt) * random.uniform(0.5, 1.0))
+
+    def tell(self, line: str) -> None:
+        """Say a line of a dry run, unless it was said before."""
+        with _SAYING:  # regions are asked at the same time
+            if line not in self._said:
+                self._said.add(line)
+                self.say(line)
 
     def _patiently(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         import botocore.exceptions as found
@@ -184,7 +199,7 @@ class Cloud:
 
 def translated(error: Any) -> ec2_errors.Ec2Error:
     """Return the typed error for a botocore ClientError: EC2's message on one line, and a remedy."""
-    code, text = error.response["Error"].get("Code", "?"), error.response["Error"].get("Message", "")
+    code, text = error.response["Error"].get("Code", "?"), _without_page(error.response["Error"].get("Message", ""))
     kind, remedy = _TYPED.get(code, (ec2_errors.Ec2Error, ""))
     if code in _THROTTLED:
         kind, remedy = ec2_errors.ThrottledError, "others use this account too: try later"
@@ -199,6 +214,12 @@ def translated(error: Any) -> ec2_errors.Ec2Error:
         kind, remedy = ec2_errors.NotOfferedError, "set placement_group = false, or choose types that have it"
     message = f"{error.operation_name}: {' '.join(str(text).split()).rstrip('.')} ({code})"
     return kind(f"{message}: {remedy}" if remedy else message)
+
+
+def _without_page(text: str) -> str:
+    """Return the title instead of the text of a web page, with which servers that are not AWS's answer."""
+    title = re.search(r"<title>(.*?)</title>", text, re.S)
+    return title[1] if title else text
 
 
 def _line(error: BaseException) -> str:
@@ -224,10 +245,11 @@ def _client(service: str, settings: Settings) -> Any:
 
 
 def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
-    session = boto3.Session(profile_name=settings.profile or None, region_name=settings.region or None)
+    session = _session(boto3, settings)
     region = session.region_name
     if region is None:
-        raise ec2_errors.SettingsError("no region: set region, for example us-west-2, or AWS_REGION")
+        also = "" if session.get_credentials() is not None else f"; {_no_credentials()}"
+        raise ec2_errors.SettingsError(f"no region: set region, for example us-west-2, or AWS_REGION{also}")
     known = [name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)]
     if region not in known:
         raise ec2_errors.SettingsError(f"unknown region {region!r}{nearest(region, known)}; a very new one needs a newer boto3")
@@ -241,12 +263,31 @@ def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
     return session.client(service, region_name=where, config=patient)
 
 
+def _session(boto3: Any, settings: Settings) -> Any:
+    """Return a session of boto3. All sessions share botocore's descriptions of services, whose reading takes a second."""
+    import botocore.session
+
+    core = botocore.session.Session()
+    with _READING:
+        if not _DESCRIPTIONS:
+            _DESCRIPTIONS.append(core.get_component("data_loader"))
+    core.register_component("data_loader", _DESCRIPTIONS[0])
+    return boto3.Session(botocore_session=core, profile_name=settings.profile or None, region_name=settings.region or None)
+
+
 def _no_credentials() -> ec2_errors.AccessError:
     return ec2_errors.AccessError("no AWS credentials: run aws configure, log in with aws sso login, or set AWS_PROFILE")
 
 
-def _shown(service: str, operation: str, parameters: Mapping[str, Any]) -> str:
-    return f"call {service} {operation} {to_json(parameters, default=str, sort_keys=True)}"
+def _shown(client: Any, service: str, operation: str, parameters: Mapping[str, Any]) -> str:
+    """Return a call as one line: service, operation, region and parameters, with the length of a script instead of its text."""
+    if "UserData" in parameters:
+        parameters = {**parameters, "UserData": f"({len(parameters['UserData'].splitlines())} lines of sh)"}
+    return f"call {service} {operation} in {client.meta.region_name} {to_json(parameters, default=_plain, sort_keys=True)}"
+
+
+def _plain(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def progress(text: str) -> None:
