@@ -237,3 +237,24 @@ def test_a_quota_that_is_reached_leaves_nothing(ec2: Callable[..., Any], aws: An
     assert aws.actions().count("RunInstances") == 1
     assert "0 of 3 nodes" in ec2("status").out
     assert aws.groups == {}
+
+
+def test_all_that_this_machine_lacks_is_told_before_any_call(
+    refused: RefusedLaunch, aws: Any, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    config.write_text(config.read_text().replace('region = "us-west-2"\n', ""))
+    line = refused("--path-to-keyfile", tmp_path / "none")
+    assert all(words in line for words in ("/none cannot be read", "no region: set region", "no AWS credentials: "))
+    assert aws.calls == []
+
+
+def test_all_unknown_prices_are_told_at_once_with_the_address(
+    refused: RefusedLaunch, aws: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.prices.clear()
+    monkeypatch.setattr("psnode_ec2.resources._OWN_ADDRESS", "http://127.0.0.1:9")  # nothing listens there
+    line = refused("--worker-type", "c5.2xlarge", "--ssh-from", "auto")
+    table = '{"c5.2xlarge" = USD an hour, "m5.large" = USD an hour, "gp3" = USD for a GiB and a month}'
+    assert f"write prices = {table}; this machine's public address cannot be found out" in line

@@ -37,8 +37,9 @@ def cli() -> None:
 @command(cli, "launch")
 def _launch(session: CommandContext) -> None:
     """Start the cluster, or complete an existing one, and wait until all nodes run."""
-    from psnode_ec2.launching import launch
+    from psnode_ec2.launching import launch, require
 
+    require(session.cloud, session.settings)
     nodes = launch(session.cluster, session.settings, session.confirm)
     session.note(nodes)
     for node in nodes:

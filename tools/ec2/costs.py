@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from psnode_ec2.resources import Volume
 from psnode_ec2.settings import Settings
 
 _LEAST_SECONDS = 60.0  # EC2 bills Linux by the second, at least a minute
+_HOUR, _MONTH = "USD an hour", "USD for a GiB and a month"
 _HOURS = 730  # of a month, in AWS's prices of volumes
 _ADDRESS = 0.005  # USD for an hour of a public IPv4 address in every region (AWS's price list of VPC, since February 2024)
 
@@ -113,21 +114,42 @@ def address_price(settings: Settings) -> float:
     return settings.prices.get("ipv4", _ADDRESS)
 
 
+def require_prices(cloud: Cloud, settings: Settings, types: Sequence[str], kinds: Sequence[str]) -> None:
+    """Raise SettingsError that names all instance types and kinds of volumes whose price is unknown."""
+    unknown, cause = dict[str, str](), ""
+    for names, price, unit in ((types, on_demand_price, _HOUR), (kinds, volume_price, _MONTH)):
+        for name in names:
+            try:
+                price(cloud, settings, name)
+            except _UnknownPriceError as error:
+                unknown[name], cause = unit, error.cause
+    if unknown:
+        raise _UnknownPriceError(cloud.region, unknown, cause)
+
+
+class _UnknownPriceError(SettingsError):
+    """Prices that AWS's list does not give, because of `cause`. `units`: unit by name."""
+
+    def __init__(self, region: str, units: Mapping[str, str], cause: str) -> None:
+        names, table = ", ".join(units), ", ".join(f'"{name}" = {unit}' for name, unit in units.items())
+        noun = "price" if len(units) == 1 else "prices"
+        super().__init__(f"the {noun} of {names} in {region} cannot be asked ({cause}): write prices = {{{table}}}")
+        self.cause = cause
+
+
 def _listed(cloud: Cloud, settings: Settings, name: str, terms: dict[str, str], unit: str) -> float:
-    if name in settings.prices:
-        return settings.prices[name]
+    if (known := settings.prices.get(name, cloud.listed.get(name))) is not None:
+        return known
     terms |= {"regionCode": cloud.region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()]
     try:
         found = cloud.ask("get_products", service="pricing", ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
         if not found:
             raise LookupError("the price list does not have it")
-        return max(_rate(json.loads(product), unit) for product in found)
+        cloud.listed[name] = max(_rate(json.loads(product), unit) for product in found)
     except (Ec2Error, ValueError, LookupError, TypeError) as error:
-        what = "USD an hour" if unit == "Hrs" else "USD for a GiB and a month"
-        raise SettingsError(
-            f'the price of {name} in {cloud.region} cannot be asked ({error}): write prices = {{"{name}" = {what}}}'
-        ) from error
+        raise _UnknownPriceError(cloud.region, {name: _HOUR if unit == "Hrs" else _MONTH}, str(error)) from error
+    return cloud.listed[name]
 
 
 def _rate(product: dict[str, Any], unit: str) -> float:

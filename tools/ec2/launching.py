@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from psnode_ec2.cloud import progress
+from psnode_ec2.cloud import Cloud, progress
 from psnode_ec2.cluster import Cluster, Node
-from psnode_ec2.costs import Standing, most_per_hour
+from psnode_ec2.costs import Standing, most_per_hour, require_prices
 from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, NodeLostError, OthersError, SettingsError
 from psnode_ec2.instance_requests import find_image
 from psnode_ec2.keys import check_key, public_key
@@ -55,6 +55,24 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
     return wait(cluster, settings, mine, started, {node.id for node in plan.nodes})
 
 
+def require(cloud: Cloud, settings: Settings) -> None:
+    """Raise SettingsError that names the key, the region and the credentials if they are missing. Makes no call."""
+    _together(lambda: public_key(settings.keyfile), lambda: cloud.region)
+
+
+def _together(*checks: Callable[[], str | None]) -> list[str | None]:
+    """Return the results of all checks, or raise the error of one, or an error with the messages of all that fail."""
+    results, failed = list[str | None](), list[SettingsError]()
+    for check in checks:
+        try:
+            results.append(check())
+        except SettingsError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0] if len(failed) == 1 else SettingsError("; ".join(map(str, failed)))
+    return results
+
+
 def make_plan(cluster: Cluster, settings: Settings) -> LaunchPlan:
     """Return the plan of missing nodes and their places. Raises SettingsError and its subclasses before any change."""
     cloud = cluster.cloud
@@ -78,12 +96,17 @@ def make_plan(cluster: Cluster, settings: Settings) -> LaunchPlan:
     missing = {"worker": settings.n_workers - have["worker"], "master": 1 - have["master"]}
     new = missing["master"] * [settings.master_type] + missing["worker"] * [settings.worker_type]
     public = settings.connect == "public" or any(place.maps for place in where)
+    tried = sorted({*new, *settings.fallback_types}) if new else []
+    _, ssh_from = _together(
+        lambda: require_prices(cloud, settings, [] if settings.spot_price else tried, ["gp3"] if new else []),
+        lambda: own_range(cloud, settings),
+    )
     standing = Standing(nodes, volumes_of(cluster, nodes), settings.volume_gib + image.more_gib, public)
     cost = max(
         most_per_hour(cloud, settings, standing, names)
         for names in (new, *([other] * len(new) for other in settings.fallback_types))
     )
-    return LaunchPlan(nodes, missing, where, image, key, own_range(cluster, settings), cost, settings.max_hours, _idle(settings))
+    return LaunchPlan(nodes, missing, where, image, key, str(ssh_from), cost, settings.max_hours, _idle(settings))
 
 
 def _idle(settings: Settings) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from psnode_ec2.cloud import Cloud
 from psnode_ec2.cluster import Cluster, Node
 from psnode_ec2.ec2_errors import AlreadyThereError, Ec2Error, SettingsError
 from psnode_ec2.settings import Settings
@@ -116,12 +117,12 @@ def ensure(cluster: Cluster, kind: str, found: Callable[[], str | None], make: C
     raise Ec2Error(f"EC2 made the {kind} {cluster.title} but does not show it: run the command again")
 
 
-def own_range(cluster: Cluster, settings: Settings) -> str:
+def own_range(cloud: Cloud, settings: Settings) -> str:
     """Return the range of addresses that may reach port 22. Raises SettingsError if this machine's address is unknown."""
     if settings.ssh_from != "auto":
         return str(ipaddress.ip_network(settings.ssh_from))  # in EC2's notation
-    if cluster.cloud.dry_run:
-        cluster.cloud.say(f"call {_OWN_ADDRESS}")
+    if cloud.dry_run:
+        cloud.tell(f"call {_OWN_ADDRESS}")
     try:
         with urllib.request.urlopen(_OWN_ADDRESS, timeout=10) as answer:
             address = ipaddress.ip_address(answer.read(64).decode("ascii").strip())
