@@ -67,3 +67,15 @@ def test_volumes_that_would_be_orphaned_are_named(ec2: Callable[..., Any], api: 
         (mine, "worker-0", "100")
     ]
     assert f"aws ec2 delete-volume --region us-west-2 --volume-id {mine}" in done.err
+
+
+def test_groups_that_cannot_be_asked_for_do_not_keep_the_rest(ec2: Callable[..., Any], aws: Any) -> None:
+    assert ec2("launch", "--yes").code == 0
+    aws.refuse("DescribePlacementGroups", "UnauthorizedOperation", "You are not authorized", times=2)
+    assert ec2("shutdown", "--yes").code == 2
+    assert {"DeleteSecurityGroup", "DeleteKeyPair"} <= set(aws.actions())
+    seen = len(aws.calls)
+    assert ec2("shutdown", "--yes", "--no-placement-group").code == 0
+    assert "DescribePlacementGroups" not in aws.actions()[seen:]
+    assert ec2("shutdown", "--yes").code == 2  # the second refusal
+    assert ec2("shutdown", "--yes").out.startswith("removed placement group psnode-")

@@ -69,7 +69,9 @@ class Settings:
     )  # fmt: skip
     volume_gib: int = option(50, "size of the encrypted root volume", minimum=8, maximum=16384)
     subnet_id: str = option("", "launch in this subnet; default: the default subnet of the zone", pattern=r"subnet-[0-9a-f]+")
-    placement_group: bool = option(True, "put the nodes next to each other (a cluster placement group)")
+    placement_group: bool = option(
+        True, "put the nodes next to each other (a cluster placement group); false: none is made, and none removed"
+    )
     efa: bool = option(False, "elastic fabric adapters; the types must have them and the image their driver")
     ssh_username: str = option("ubuntu", "the user on the nodes", pattern=r"[a-z_][a-z0-9_-]{0,31}")
     path_to_keyfile: Path = option(Path("~/.ssh/id_ed25519"), "your private key; it never leaves this machine")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import click
 
@@ -17,6 +17,25 @@ from psnode_ec2.listing import lasting_volumes, other_nodes
 
 _IN_USE = 24  # tries to remove a resource that is still in use: about four minutes
 _PATIENCE = 600.0  # seconds until terminated instances must be gone
+
+
+class _Kind(NamedTuple):
+    """A kind of resource: the calls that find and remove it, and the keys of the answer, of its identity and of its name."""
+
+    noun: str
+    find: str
+    answer: str
+    remove: str
+    key: str
+    name: str
+
+
+_PLACEMENT = "placement group"
+_KINDS = (
+    _Kind("security group", "describe_security_groups", "SecurityGroups", "delete_security_group", "GroupId", "GroupName"),
+    _Kind(_PLACEMENT, "describe_placement_groups", "PlacementGroups", "delete_placement_group", "GroupName", "GroupName"),
+    _Kind("key pair", "describe_key_pairs", "KeyPairs", "delete_key_pair", "KeyName", "KeyName"),
+)
 
 
 def ask(session: CommandContext, nodes: list[Node], *, discard: bool, when: str = "") -> None:
@@ -39,7 +58,7 @@ def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
         forget(session.settings)
     if not discard and (kept := keep(cluster, session.settings, nodes)):
         progress(kept)
-    for gone in shutdown(cluster, nodes):
+    for gone in shutdown(cluster, nodes, placed=session.settings.placement_group):
         click.echo(gone if session.cloud.dry_run else f"removed {gone}")
     session.note([])
     if more := added_since(cluster, nodes):
@@ -58,15 +77,16 @@ def close_all(session: CommandContext, *, discard: bool) -> None:
         raise NoClusterError(f"cluster {cluster.name} of {cluster.owner} has no nodes in {session.cloud.region}; {others[0]}")
 
 
-def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None) -> list[str]:
+def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None, *, placed: bool = True) -> list[str]:
     """End all nodes and remove the cluster's groups and keys; return the removed names. Callers ask for confirmation.
 
-    `shown`: the confirmed nodes. If other nodes were started since, these continue, and their groups stay.
+    `shown`: the confirmed nodes. If other nodes were started since, these continue, and their groups stay. `placed`: remove a
+    placement group too.
     """
     nodes = cluster.nodes() if shown is None else shown
     end_nodes(cluster, [node.id for node in nodes])
     gone = [f"{node.name} {node.id}" for node in nodes]
-    return gone if added_since(cluster, nodes) else gone + remove_resources(cluster)
+    return gone if added_since(cluster, nodes) else gone + remove_resources(cluster, placed=placed)
 
 
 def added_since(cluster: Cluster, nodes: Sequence[Node]) -> int:
@@ -93,33 +113,29 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
     raise DeadlineError(f"{len(left)} nodes are still ending after {_PATIENCE:g} s: run shutdown again to remove the rest")
 
 
-def remove_resources(cluster: Cluster, launch: str | None = None) -> list[str]:
+def remove_resources(cluster: Cluster, launch: str | None = None, *, placed: bool = True) -> list[str]:
     """Remove the groups and key pairs of a cluster without nodes, or only those made by `launch`; return their names.
 
-    A resource that cannot be removed does not stop the removal of the rest: the first error is raised at the end.
+    `placed`: remove a placement group too. A resource that cannot be found or removed does not stop the removal of the rest: the
+    first error is raised at the end.
     """
-    cloud, filters = cluster.cloud, cluster.filters()
-
-    def mine(resource: Mapping[str, Any]) -> bool:
-        return cluster.owns(resource) and launch in (None, tags_of(resource).get(LAUNCH))
-
-    calls: list[tuple[str, str, dict[str, str]]] = []
-    for group in cloud.ask("describe_security_groups", Filters=filters)["SecurityGroups"]:
-        if mine(group):
-            calls.append((f"security group {group['GroupName']}", "delete_security_group", {"GroupId": group["GroupId"]}))
-    for group in cloud.ask("describe_placement_groups", Filters=filters)["PlacementGroups"]:
-        if mine(group) and group["State"] in ("pending", "available"):
-            calls.append((f"placement group {group['GroupName']}", "delete_placement_group", {"GroupName": group["GroupName"]}))
-    for pair in cloud.ask("describe_key_pairs", Filters=filters)["KeyPairs"]:
-        if mine(pair):
-            calls.append((f"key pair {pair['KeyName']}", "delete_key_pair", {"KeyName": pair["KeyName"]}))
-    gone, failed = [], []
-    for name, call, what in calls:
+    gone, failed = list[str](), list[Ec2Error]()
+    for kind in _KINDS:
+        if kind.noun == _PLACEMENT and not placed:
+            continue
         try:
-            _remove(cluster, call, what)
-            gone.append(name)
+            found = cluster.cloud.ask(kind.find, Filters=cluster.filters())[kind.answer]
         except Ec2Error as error:
             failed.append(error)
+            continue
+        for each in found:
+            lives = each.get("State", "available") in ("pending", "available")
+            if lives and cluster.owns(each) and launch in (None, tags_of(each).get(LAUNCH)):
+                try:
+                    _remove(cluster, kind.remove, {kind.key: each[kind.key]})
+                    gone.append(f"{kind.noun} {each[kind.name]}")
+                except Ec2Error as error:
+                    failed.append(error)
     if failed:
         raise failed[0]
     return gone

@@ -71,7 +71,7 @@ def start_missing(cluster: Cluster, settings: Settings, plan: LaunchPlan, launch
         if not cluster.cloud.dry_run:
             with contextlib.suppress(Ec2Error):  # report the first error
                 if not cluster.nodes():
-                    remove_resources(cluster, launch)
+                    remove_resources(cluster, launch, placed=settings.placement_group)
         raise
 
 
