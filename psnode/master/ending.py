@@ -64,7 +64,7 @@ def end(master: Master) -> int:
     early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and not whole_run)
     whole = "completed" if master.sharding.is_whole else PART
     summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, whole), code)
-    tell_of_the_result(master.run, summary, len(master.workers), master.sharding.last_step)
+    tell_of_the_result(master.run, summary, len(master.workers), master.sharding.last_step, asked)
     _tell_of_the_end(master)
     master.link.send((*master.workers, *master.spares), Kind.END)
     return code

@@ -94,7 +94,7 @@ def test_a_killed_job_resumes_to_the_same_weights(
     [(signal.SIGTERM, 75, "signal"), (signal.SIGUSR1, 75, "signal"), (signal.SIGINT, 130, "interrupted")],
 )
 def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
-    mpirun: Any, tmp_path: Path, number: int, code: int, reason: str
+    mpirun: Any, tmp_path: Path, number: signal.Signals, code: int, reason: str
 ) -> None:
     flags = [*TRAIN, "--max-steps", "100000", "--eval-freq", "1000", "--train-dir", tmp_path / "run"]
     job = mpirun.start(2, flags)
@@ -102,6 +102,7 @@ def test_a_signal_to_the_master_leaves_a_checkpoint_to_go_on_from(
     os.kill(job.rank_pids()[0], number)
     done = job.wait(300)
     assert done.code == code, done
+    assert f"by {'Ctrl-C' if number == signal.SIGINT else number.name} after step" in done.out + done.err
     ended = summary(tmp_path / "run")
     assert ended["stop_reason"] == reason
     assert 5 <= ended["steps"] < 100000

@@ -31,10 +31,10 @@ def tell_of_the_stop(reason: str) -> None:
     _LOG.info("%s: finishing this step and its checkpoint%s", name, again)
 
 
-def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: int) -> None:
-    """Log the result of the run. `last`: the step after which it is complete."""
+def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: int, asked: str | None) -> None:
+    """Log the result of the run. `last`: the step after which it is complete; `asked`: the reason of a request to stop."""
     config, directory = run.config, run.config.directory
-    rows = [("stopped" if summary.exit_code else "done", _done(run, summary, last))]
+    rows = [("stopped" if summary.exit_code else "done", _done(run, summary, last, asked))]
     sent = summary.uplink_bytes + summary.downlink_bytes
     if (ratio := summary.compression_ratio) is not None:
         times = f"{ratio:.1f} times less than float32" if ratio >= 1 else "more than float32: the headers of small frames"
@@ -54,7 +54,7 @@ def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: 
     tell(_LOG, rows)
 
 
-def _done(run: RunDirectory, summary: Summary, last: int) -> str:
+def _done(run: RunDirectory, summary: Summary, last: int, asked: str | None) -> str:
     before = run.resume_point.step
     steps = summary.steps - before
     if not steps and not summary.exit_code:
@@ -62,7 +62,8 @@ def _done(run: RunDirectory, summary: Summary, last: int) -> str:
         return f"nothing: it had its {counted(before, 'step')}; raise {raised}"
     loss = "" if summary.final_loss is None else f"; loss {summary.final_loss:.4f}"
     if summary.exit_code:
-        why = _NAMES.get(summary.stop_reason, summary.stop_reason)
+        reason = asked if summary.stop_reason == "signal" and asked else summary.stop_reason
+        why = _NAMES.get(reason, reason)
         return f"by {why} after step {summary.steps:,} of {last:,}{loss}"
     if before:
         return f"{counted(steps, 'step')} of {summary.steps:,}; {duration(summary.seconds)} with those before{loss}"
