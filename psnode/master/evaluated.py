@@ -45,10 +45,13 @@ class SessionEvaluations:
         told, repeated = Evaluated.from_bytes(frame.body, frame.sender), frame.version == self._newest[0]
         if not repeated:
             self._newest = frame.version, self._record(frame.step, told)
-        if told.saves and self._newest[1] and not repeated:
+        best = self._newest[1]
+        if told.saves and best and not repeated:
+            if self._waiting is not None:  # of a worker at another version: surpassed before it could be saved
+                self._answer(self._waiting, Flag.NONE, best=True)
             self._waiting = frame
         else:
-            self._answer(frame, Flag.NONE)
+            self._answer(frame, Flag.NONE, best=best)
 
     def settle(self, until: float) -> None:
         """Begin the checkpoint of the evaluation that waits for an earlier checkpoint, if that one is written.
@@ -58,11 +61,10 @@ class SessionEvaluations:
         if (frame := self._waiting) is not None and not self._pending.in_flight:
             self._waiting = None
             begun = self._pending.begin_evaluated(frame.version, frame.sender, until)
-            self._answer(frame, Flag.CHECKPOINT if begun else Flag.NONE)
+            self._answer(frame, Flag.CHECKPOINT if begun else Flag.NONE, best=True)
 
-    def _answer(self, frame: Frame, flags: Flag) -> None:
-        best = bytes([self._newest[1]])
-        self._link.send(frame.sender, Kind.EVALUATED, best, step=frame.step, version=frame.version, flags=flags)
+    def _answer(self, frame: Frame, flags: Flag, *, best: bool) -> None:
+        self._link.send(frame.sender, Kind.EVALUATED, bytes([best]), step=frame.step, version=frame.version, flags=flags)
 
     def _record(self, step: int, told: Evaluated) -> bool:
         result = Evaluation(
