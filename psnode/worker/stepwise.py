@@ -91,7 +91,7 @@ class StepwiseWorker:
     @property
     def batches_left(self) -> int | None:
         """The number of batches up to the end of this start; None if it is unknown (rounds that count gradients)."""
-        left = self._worker.last_step - self.version
+        left = max(0, self._worker.last_step - self.version)  # a resumed run may be beyond its last step
         return left * self._worker.config.batches_per_step if left < _UNKNOWN else None
 
     @property

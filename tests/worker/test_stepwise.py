@@ -401,6 +401,19 @@ def test_parameters_that_two_losses_reach_are_found_when_they_come_and_inputs_ar
         run()
 
 
+def test_no_batch_is_left_to_a_run_that_went_further_than_it_is_to_go(tmp_path: Path) -> None:
+    starts: tuple[dict[str, Any], ...] = ({"max_steps": 4}, {"max_steps": 2, "resume": True})
+    for settings in starts:
+        model = Net()
+        with stepping(tmp_path, model, **settings) as worker:
+            left = worker.batches_left
+            while (batch := worker.draw()) is not None:
+                loss = loss_of(model, batch)
+                loss.backward()
+                worker.step(loss, {})
+    assert left == 0
+
+
 class Normed(Net):
     """A network with statistics of its own data."""
 
