@@ -43,7 +43,6 @@ class RecordedFigures:
     def __init__(self, run: Path, config: Config, steps_per_epoch: int) -> None:
         self._run, self._config = run, config
         self.steps_per_epoch = steps_per_epoch
-        self.total_steps = config.total_steps(steps_per_epoch)
 
     @cached_property
     def _last(self) -> dict[str, Any]:
@@ -51,6 +50,12 @@ class RecordedFigures:
         for last in read_records(self._run / METRICS):  # noqa: B007  # only the last record is used
             pass
         return last
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run, in whose earlier parts other numbers of workers may have taken longer or shorter epochs."""
+        offset = round(self._last["epoch"] * self.steps_per_epoch) - self._last["step"] if self._last else 0
+        return self._config.total_steps(self.steps_per_epoch, offset)
 
     @property
     def epoch(self) -> int:  # see Figures

@@ -1,0 +1,22 @@
+"""Figures of a session that rank 0 reads from the records of its run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from psnode.config import Config
+from psnode.jobs.sessions.figures import RecordedFigures
+from psnode.records.metrics import METRICS
+
+
+@pytest.mark.parametrize(("first", "total"), [(0, 32), (32, 48)])
+def test_the_last_step_counts_the_steps_that_another_number_of_workers_took(tmp_path: Path, first: int, total: int) -> None:
+    """256 examples, 8 in a batch, 2 epochs: of 16 steps with two workers, while the first took 32 steps with one."""
+    epochs = first // 32
+    last = {"step": total, "epoch": epochs + (total - first) / 16, "lr": 0.05}
+    (tmp_path / METRICS).write_text(json.dumps(last) + "\n")
+    found = RecordedFigures(tmp_path, Config(train_dir=tmp_path, epochs=2), 16)
+    assert (found.total_steps, found.steps_per_epoch, found.epoch, found.lr) == (total, 16, 2, 0.05)
