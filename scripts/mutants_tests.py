@@ -122,7 +122,7 @@ TABLE: Mapping[str, str] = {
     "faults/test_rescaled_memories.py",
     "records/branches.py": "test_evaluator.py test_soundness.py records/test_checkpoint.py",
     "records/directory.py": f"test_soundness.py faults/test_disk.py faults/test_other_plans.py {_JOBS}",
-    "records/evaluations.py": "test_evaluator.py worker/test_stepwise.py jobs/test_session_alone.py",
+    "records/evaluations.py": "test_evaluator.py records/test_retention.py worker/test_stepwise.py jobs/test_session_alone.py",
     "records/generations.py": "records/test_generations.py master/test_sharding.py master/start/test_startup.py",
     "records/history.py": "faults/test_history.py faults/test_consistencies.py",
     "records/journal.py": "records/test_journal.py faults/test_disk.py",
@@ -145,6 +145,7 @@ TABLE: Mapping[str, str] = {
     "master/checkpoints/test_late_parts.py test_evaluator.py faults/test_disk.py",
     "master/sharding.py": f"master/test_sharding.py master/test_applied.py faults/test_counting.py "
     f"faults/test_other_workers.py faults/test_resharding.py {_JOBS}",
+    "master/evaluated.py": "worker/test_stepwise.py jobs/test_session_alone.py mpi/test_session.py",
     "master/start/agreement.py": f"test_untrained.py {_JOBS}",
     "exchange/shard/aggregator.py": f"exchange/shard/test_aggregator.py exchange/shard/test_merging.py {_JOBS}",
     "exchange/flow_control.py": f"exchange/test_flow_control.py {_JOBS} faults/test_consistencies.py faults/test_flow_control.py",

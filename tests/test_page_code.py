@@ -186,7 +186,7 @@ def test_the_records_of_the_page_are_a_run(tmp_path: Path, monkeypatch: pytest.M
 def test_the_loop_of_the_page_is_that_of_the_example() -> None:
     """Check that the page shows the example's code, which tests/mpi/test_session.py runs."""
     example = (ROOT / "examples" / "own_loop.py").read_text()
-    for line in block("own-loop.md", "psnode.session").replace('"runs/own-loop"', "sys.argv[1]").splitlines():
+    for line in block("own-loop.md", "runs/own-loop").replace('"runs/own-loop"', "sys.argv[1]").splitlines():
         assert line in example.splitlines()
 
 
