@@ -95,7 +95,10 @@ def _of_config(place: Path, task: str | None, tensors: Mapping[str, torch.Tensor
             f"--config {place} names no class of transformers under architectures, and the run trains {names[0] or 'a task'}: "
             'add the class, "architectures": ["GPT2LMHeadModel"], or export the task'
         )
-    made: nn.Module = kinds[0](config)
+    try:
+        made: nn.Module = kinds[0](config)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"--config {place} is not that of a {kinds[0].__name__}: {in_one_line(error)}") from None
     kept = {value.dtype for value in tensors.values() if value.is_floating_point()}
     return made.to(kept.pop()) if len(kept) == 1 else made
 

@@ -120,7 +120,7 @@ def test_the_model_of_a_session_is_exported_by_its_configuration(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str
 ) -> None:
     import_torchvision()
-    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM, BertConfig, GPT2Config, GPT2LMHeadModel
 
     class Own(GPT2LMHeadModel):
         """A class that only the program has."""
@@ -148,4 +148,7 @@ def test_the_model_of_a_session_is_exported_by_its_configuration(
     Path("empty").mkdir()
     assert main(["export", "run", "--format", "huggingface", "--config", "empty", "--output", "other"]) == 2
     assert "--config empty has no config.json of a model" in capsys.readouterr().err
+    BertConfig(architectures=["GPT2LMHeadModel"]).save_pretrained("bert")
+    assert main(["export", "run", "--format", "huggingface", "--config", "bert", "--output", "other"]) == 2
+    assert "--config bert is not that of a GPT2LMHeadModel" in capsys.readouterr().err
     assert main(["export", "run", "--config", "config"]) == 2
