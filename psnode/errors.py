@@ -42,8 +42,8 @@ _EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "mpi4py": "mpi"}  # module -> the e
 def installing(extra: str) -> str:
     """Return the command that installs the optional dependencies `extra`, in the form that this installation has.
 
-    This is the wheel's file, if pip recorded it and it is still there, the packages themselves for any other wheel, and else the
-    clone. psnode is not published as a package, so its name alone is never told.
+    For a wheel whose file pip recorded and which still exists, the command names that file; for any other wheel, the packages
+    themselves; otherwise the clone. psnode is not published as a package, so the command never gives its name alone.
     """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlparse
