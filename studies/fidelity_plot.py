@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from psnode.codecs.arrays import Float64s
-from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,17 +42,15 @@ def _quantised(step: float, zone: float) -> tuple[float, float]:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Write the plot to `path`: the error over bits, and its distance to R(D). Raises ConfigurationError without matplotlib."""
+    """Write the plot to `path`: the error over bits, and its distance to R(D)."""
     figure = figure_of(result)
     figure.savefig(path, dpi=100)
 
 
 def figure_of(result: Mapping[str, Any]) -> Figure:
-    """Return the plot: two panels of the same points with one legend. Raises ConfigurationError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError("--plot needs the package matplotlib: pip install matplotlib") from error
+    """Return the plot: two panels of the same points with one legend."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     whole, gap = figure.subplots(1, 2)
     gaussian = [row for row in result["rows"] if row["source"] == "gaussian"]

@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import click
 
 from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
+from psnode.bench.saving import require_matplotlib, save
 from psnode.cli.commands import main as run_command
 from psnode.cli.debugging import debuggable
 from psnode.config.declaration import ABSENT, Setting, click_option, settings_of
@@ -151,6 +151,8 @@ def command_of(study: Study[Any], name: str) -> click.Command:
 
     def call(json_file: Path | None, markdown_file: Path | None, earlier: Path | None, **given: Any) -> int:
         plot_file = given.pop("plot_file", None)
+        if plot_file is not None:
+            require_matplotlib()
         if earlier is None:
             result: Result = run(study, study.options(**_values(settings, given)))
             text = page(study, result)

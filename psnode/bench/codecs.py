@@ -28,7 +28,7 @@ import numpy as np
 from psnode.bench import inputs, operators
 from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.inputs import Input
-from psnode.bench.saving import load, save
+from psnode.bench.saving import load, require_matplotlib, save
 from psnode.bench.yardsticks.bandwidth import read_bandwidth
 from psnode.bench.yardsticks.quality import quality
 from psnode.bench.yardsticks.rate_distortion import RateDistortion, curve
@@ -212,6 +212,8 @@ def main(
     """
     from psnode.bench.codec_tables import show
 
+    if plot_file is not None:
+        require_matplotlib()
     nbytes = beyond_cache(last_level_cache()) if copies is None else copies << 20
     result = load(earlier) if earlier else run(specs, size, gradient, seconds, nbytes)
     show(result)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psnode.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -27,7 +25,7 @@ _PLACES: list[tuple[float, ...]] = sorted(
 
 
 def draw(result: Mapping[str, Any], path: Path) -> list[Path]:
-    """Write the plot to `path` with the endings .png and .svg, a panel for each input; return both. Raises ConfigurationError."""
+    """Write the plot to `path` with the endings .png and .svg, a panel for each input; return both."""
     figure = figure_of(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(ending) for ending in FORMATS]
@@ -37,12 +35,10 @@ def draw(result: Mapping[str, Any], path: Path) -> list[Path]:
 
 
 def figure_of(result: Mapping[str, Any]) -> Figure:
-    """Return the plot with its layout computed. Raises ConfigurationError without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError("--plot needs the package matplotlib: pip install matplotlib") from error
+    """Return the plot with its layout computed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     sources = result["sources"]
     figure = Figure(figsize=(6.2 * len(sources), 7.4), layout="constrained")
     FigureCanvasAgg(figure)

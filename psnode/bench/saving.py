@@ -1,8 +1,9 @@
-"""Options `--json FILE` of every measurement, and `--from FILE` of the measurements that draw."""
+"""Options `--json FILE` of every measurement, and `--from FILE` and `--plot FILE` of the measurements that draw."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ def save(result: Any, file: Path | None) -> None:
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(to_json(result, indent=1) + "\n")
+
+
+def require_matplotlib() -> None:
+    """Raise ConfigurationError without the package that draws, so that a measurement for a plot does not begin in vain."""
+    if find_spec("matplotlib") is None:
+        raise ConfigurationError("--plot needs the package matplotlib: pip install matplotlib")
 
 
 def load(file: Path) -> dict[str, Any]:

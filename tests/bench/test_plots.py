@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,13 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, capsys: pytest.Capt
     file.write_text(content)
     assert main(["bench", "codecs", "--from", str(file)]) == 2
     assert "holds no such result" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["bench", "codecs", "--codec", "fp16"], ["bench", "peers", "--evaluate-every", "5"]])
+def test_a_lack_of_matplotlib_is_told_before_anything_is_measured(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main([*command, "--json", str(tmp_path / "result.json"), "--plot", str(tmp_path / "figure.png")]) == 2
+    assert "--plot needs the package matplotlib" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,12 @@ def test_an_earlier_result_is_drawn_without_measuring(tmp_path: Path, capsys: py
     assert main(STUDY, ["--from", str(file), "--plot", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "1,000 values" in capsys.readouterr().out
+
+
+def test_a_lack_of_matplotlib_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(STUDY, ["--json", str(tmp_path / "result.json"), "--plot", str(tmp_path / "figure.png")]) == 2
+    assert "--plot needs the package matplotlib" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ from psnode.bench.contest.contender_run import ContenderRun, run_trial
 from psnode.bench.contest.contenders import Contender, Ddp, Label, Psnode, SharedSettings
 from psnode.bench.contest.standings import markdown, plot, show
 from psnode.bench.hardware import hardware
-from psnode.bench.saving import save
+from psnode.bench.saving import require_matplotlib, save
 from psnode.errors import ConfigurationError, TransportError
 
 SCHEMES = ("dense", "qsgd", "atomo", "dense --codec topk:ratio=0.01 --feedback ef --downlink bf16")
@@ -111,6 +111,8 @@ def main(
 
     `earlier`: results to combine instead of measuring. The plot shows the first ground with accuracies.
     """
+    if plot_file is not None:
+        require_matplotlib()
     if earlier:
         return _report(combine(load(earlier)), json_file, plot_file, markdown_file)
     if plot_file is not None and not evaluate_every:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psnode.bench.convergence.accuracy_curves import front
+from psnode.bench.saving import require_matplotlib
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,10 +19,7 @@ _FORMATS = (".pdf", ".png", ".svg")
 
 def check_plot(path: Path) -> None:
     """Raise ConfigurationError if `draw_curves` could not write `path`, so that this is known before anything is trained."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError("--plot needs the package matplotlib: pip install matplotlib") from error
+    require_matplotlib()
     if path.suffix not in _FORMATS:
         raise ConfigurationError(f"--plot {path} must end with {', '.join(_FORMATS)}")
 
