@@ -125,6 +125,8 @@ def test_a_job_of_one_rank_is_told_how_to_start(tmp_path: Path, monkeypatch: pyt
         ("0 of --min-workers 1 are left", "0 of min_workers=1 are left"),
         ("cost 6 %; --scheme polar-2bit, the default", "cost 6 %; scheme=polar-2bit, the default"),
         ("--train-dir /a cannot be written; choose another", "train_dir=/a cannot be written; choose another"),
+        ("compare with --scheme qsgd", "compare with scheme=qsgd"),
+        ("choose another --scheme", "choose another scheme="),
         ("mpirun --with-ft ulfm and step-00000003--x", "mpirun --with-ft ulfm and step-00000003--x"),
     ],
 )

@@ -16,7 +16,8 @@ AUTO = "auto"
 _RESUME = "PSNODE_RESUME"
 # a command line of psnode up to the end of its clause, which keeps its flags, or a flag with the space before a value
 _WORDS = re.compile(
-    r"(?P<command>\bpsnode [a-z][^,;:)]*)|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)(?: (?=[^\s,;)]*[\d/:]))?"
+    r"(?P<command>\bpsnode [a-z][^,;:)]*)|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)"
+    r"(?:(?<=--scheme) (?=\w)| (?=[^\s,;)]*[\d/:]))?"
 )
 
 
