@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from psnode.codecs.arrays import Float64s
+from psnode.codecs.table import NAMES, OUTSIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_BITS = 3.4
-_FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")
+_FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")  # of psnode's; codecs from outside are all drawn
+_PSNODES = {name for number, name in NAMES.items() if number not in OUTSIDE}
 
 
 def scalar_quantiser(bits: Float64s) -> Float64s:
@@ -54,9 +56,13 @@ def figure_of(result: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     whole, gap = figure.subplots(1, 2)
     gaussian = [row for row in result["rows"] if row["source"] == "gaussian"]
-    rows = [row for row in gaussian if "decibels" in row and row["bits"] <= _MOST_BITS]
+    families = [*_FAMILIES, *sorted({_family(row) for row in gaussian} - _PSNODES)]
+    drawn = [row for row in gaussian if "decibels" in row and _family(row) in families]
+    rows = [row for row in drawn if row["bits"] <= _MOST_BITS]
     for panel, above in (whole, False), (gap, True):
-        _panel(panel, rows, above)
+        _panel(panel, rows, families, above)
+    if cut := [row["spec"] for row in drawn if row not in rows]:
+        whole.set_title(f"above {_MOST_BITS} bits: {', '.join(cut)}", fontsize="small", wrap=True)
     whole.set(ylabel="squared error in dB, unbiased codecs after the best factor")
     gap.set(ylabel="dB above the rate-distortion function")
     gap.set_ylim(bottom=-0.2)
@@ -66,16 +72,19 @@ def figure_of(result: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _panel(panel: Axes, rows: list[Mapping[str, Any]], above: bool) -> None:
+def _family(row: Mapping[str, Any]) -> str:
+    """Return the first codec of a row's spec."""
+    return str(row["spec"]).partition(":")[0].partition("+")[0]
+
+
+def _panel(panel: Axes, rows: list[Mapping[str, Any]], families: Sequence[str], above: bool) -> None:
     bits = np.linspace(0.02, _MOST_BITS, 200)
     limit = -20 * math.log10(2) * bits
     scalar = 10 * np.log10(scalar_quantiser(bits))
     panel.plot(bits, limit - above * limit, "k-", lw=1, label="R(D)")
     panel.plot(bits, scalar - above * limit, "k--", lw=1, label="entropy-coded scalar quantiser, ideal coder")
-    for number, family in enumerate(_FAMILIES):
-        found = sorted(
-            (row["bits"], row["decibels"]) for row in rows if row["spec"].partition(":")[0].partition("+")[0] == family
-        )
+    for number, family in enumerate(families):
+        found = sorted((row["bits"], row["decibels"]) for row in rows if _family(row) == family)
         if found:
             x, y = np.array(found).T
             shift = 20 * math.log10(2) * x if above else np.zeros_like(x)

@@ -48,11 +48,12 @@ def test_the_norm_is_that_of_what_is_decoded_or_a_bound_on_it(codec: Codec, shap
 
 @pytest.mark.parametrize("factor", [100.0, 2.0**-40])
 def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor: float) -> None:
-    """Exempt values that overflow or vanish in 16 bits, and values that are drawn at random."""
+    """Exempt signs, and values that vanish in 16 bits."""
     x = gaussian(20, 33)
-    if any(name in repr(codec) for name in ("fp16", "sign()", "sign:")) or repr(codec) == "sign":
+    payloads = [codec.encode((x * np.float32(f)).astype(np.float32), KEY) for f in (1.0, factor)]
+    if not codec.decode(payloads[1]).any() or any(stage == "sign" for stage in codec.stages):
         pytest.skip("decoded values do not scale")
-    small, large = (codec.measure(codec.encode((x * np.float32(f)).astype(np.float32), KEY)).norm for f in (1.0, factor))
+    small, large = (codec.measure(payload).norm for payload in payloads)
     assert large == pytest.approx(factor * small, rel=0.3)
 
 

@@ -36,6 +36,19 @@ def test_both_halves_of_the_fidelity_plot_show_all_points_under_one_legend() -> 
     assert labels[2:] == ["qsgd", "terngrad", "dithered", "lss", "topk", "polar"]
 
 
+def test_codecs_from_outside_are_drawn_and_what_is_beyond_the_axis_is_named() -> None:
+    result = fidelity()
+    result["rows"] += [
+        {"source": "gaussian", "spec": "mine:keep=2", "bits": 0.75, "decibels": -0.9, "polar": 1.0, "more": 1.0, "shrunk": 0.9},
+        {"source": "gaussian", "spec": "mine:keep=9", "bits": 5.0, "decibels": -9.0, "polar": 1.0, "more": 1.0, "shrunk": 0.9},
+        {"source": "gaussian", "spec": "nuqsgd", "bits": 0.5, "decibels": -0.5, "polar": 1.0, "more": 1.0, "shrunk": 0.9},
+    ]
+    figure = fidelity_plot.figure_of(result)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[-1] == "mine" and "nuqsgd" not in labels
+    assert figure.axes[0].get_title() == "above 3.4 bits: mine:keep=9"
+
+
 def test_an_earlier_result_is_drawn_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, picture = tmp_path / "found.json", tmp_path / "plot.png"
     file.write_text(json.dumps(fidelity()))
