@@ -97,8 +97,8 @@ def batch_script(job: BatchJob, command: Sequence[str], train_dir: Path, mpirun_
     where = f"{job.workers_per_node} a node, the master {job.master}" + (" them" if job.master == "beside" else "")
     return f"""#!/usr/bin/env bash
 # A master and {job.workers} workers{f", {job.spares} spares" if job.spares else ""}, {where}.
-# Submit it from a directory that all nodes see: sbatch FILE. Before its time is over, or when it is preempted,
-# psnode writes a checkpoint, and the job goes back to the queue and on from there.
+# Submit it from a directory that all nodes see: sbatch FILE. Before its time is over, psnode writes a checkpoint, and
+# the job goes back to the queue and on from there; when it is preempted, only if Slurm has PreemptMode=REQUEUE.
 {options}
 set -euo pipefail
 PATH={shlex.quote(str(job.environment))}/bin:$PATH
