@@ -2,4 +2,5 @@
 # Emulated hosts on this machine: psnode/bench/contest/netlab.sh, which the wheel has too and whose head describes the options.
 #
 #   scripts/netlab.sh [--hosts N] [--rate RATE] [--counters FILE] [--each] -- COMMAND [ARG...]
+set -euo pipefail
 exec "$(dirname "$(readlink -f "$0")")/../psnode/bench/contest/netlab.sh" "$@"

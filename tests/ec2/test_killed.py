@@ -22,7 +22,7 @@ READING = ("Describe", "Get")
 # all AWS calls of the launch of a new cluster, in order
 CALLS = [
     "GetCallerIdentity", "DescribeInstances", "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeInstanceTypes",
-    "DescribeImages", "DescribeVolumes", "GetProducts", "GetProducts",
+    "DescribeImages", "GetProducts", "GetProducts", "DescribeVolumes",
     "DescribeKeyPairs", "ImportKeyPair", "DescribeKeyPairs",
     "DescribeSecurityGroups", "CreateSecurityGroup", "DescribeSecurityGroups", "DescribeSecurityGroups",
     "AuthorizeSecurityGroupIngress",
