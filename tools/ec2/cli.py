@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from psnode.config import streams
-from psnode.config.amounts import counted
 from psnode.config.plain_json import to_json
 from psnode_ec2 import node_commands
 from psnode_ec2.cloud import progress
@@ -172,7 +171,7 @@ def _list(session: CommandContext, as_json: bool) -> None:
         return
     for each in found:
         click.echo(each)
-    click.echo(f"{counted(len(found), 'cluster')}, {counted(sum(each.nodes for each in found), 'node')}")
+    click.echo(f"{len(found)} clusters, {sum(each.nodes for each in found)} nodes")
 
 
 node_commands.add_to(cli)
