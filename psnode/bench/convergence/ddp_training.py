@@ -6,6 +6,7 @@ RANK and WORLD_SIZE give a process its place. Rank 0 evaluates, and writes the r
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -36,7 +37,7 @@ def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]],
     PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) sends float32 factors of n x r and m x r values for an n x m matrix,
     and before iteration `start`, counted from 0, whole gradients.
     """
-    sizes = [(shape[0], _product(shape[1:])) for shape in ((*each, 1) if len(each) < 2 else each for each in map(tuple, shapes))]
+    sizes = [(shape[0], math.prod(shape[1:])) for shape in ((*each, 1) if len(each) < 2 else each for each in map(tuple, shapes))]
     whole = sum(n * m for n, m in sizes)
     kind, parameters, _ = communication
     if kind in ("fp16", "bf16"):
@@ -46,13 +47,6 @@ def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]],
     ranks = [min(n, m, parameters["rank"]) for n, m in sizes]
     factors = [(n + m) * rank for (n, m), rank in zip(sizes, ranks, strict=True)]
     return 4 * sum(few if _LEAST_GAIN * few < n * m else n * m for few, (n, m) in zip(factors, sizes, strict=True))
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 def optimizer_of(config: Config, parameters: Any) -> torch.optim.Optimizer:
