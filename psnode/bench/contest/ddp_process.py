@@ -23,11 +23,12 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from psnode.bench.contest.marks import Metered
 from psnode.codecs import get_codec
@@ -191,18 +192,25 @@ def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
     dist.barrier()
 
 
-def main(path: str) -> None:
-    """Run the program in the file `path`."""
-    # gloo's threads outlive a failed collective: exit without joining them
+def exit_after(module: str, work: Callable[[], None]) -> NoReturn:
+    """Do the work of a process of torch.distributed, tell an error in one line that begins with `module`, and exit.
+
+    gloo's threads outlive a failed collective, so the process exits without joining them.
+    """
     code = 1
     try:
-        train(ProcessSettings(**json.loads(Path(path).read_text())))
+        work()
         code = 0
     except Exception as error:
-        print(f"psnode.bench.contest.ddp_process: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{module}: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def main(path: str) -> None:
+    """Run the program in the file `path`."""
+    exit_after("psnode.bench.contest.ddp_process", lambda: train(ProcessSettings(**json.loads(Path(path).read_text()))))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ RANK and WORLD_SIZE give a process its place. Rank 0 evaluates, and writes the r
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psnode.bench.contest.ddp_process import Communication, averaged_state, wrap
+from psnode.bench.contest.ddp_process import Communication, averaged_state, exit_after, wrap
 from psnode.bench.convergence.ddp_run import RESULT, program_of
 from psnode.config import Config
 from psnode.config.plain_json import to_json
@@ -130,20 +129,15 @@ def main(path: str) -> None:
 
     communication, config, evaluate_every, directory = program_of(Path(path))
     torch.set_num_threads(1)
-    # gloo's threads outlive a failed collective: exit without joining them
-    code = 1
-    try:
+
+    def work() -> None:
         dist.init_process_group("gloo", timeout=_DEADLINE)
         result = train(Communication.parse(communication), config, evaluate_every)
         if dist.get_rank() == 0:
             write_atomically(directory / RESULT, to_json(result).encode() + b"\n")
         dist.barrier()
-        code = 0
-    except Exception as error:
-        print(f"{__spec__.name}: error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+
+    exit_after("psnode.bench.convergence.ddp_training", work)
 
 
 if __name__ == "__main__":
