@@ -12,7 +12,8 @@ from torch import distributed as dist
 from psnode.bench.contest.ddp_process import Communication
 from psnode.bench.convergence.ddp_training import payload_bytes
 from psnode.bench.convergence.equal_steps import run
-from psnode.errors import ConfigurationError
+from psnode.bench.convergence.result_files import latex, markdown
+from psnode.errors import ConfigurationError, DivergedError
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard --lr 0.05 --lr-schedule cosine --weight-decay 0.01"
 PARAMETERS = 431_080  # of LeNet
@@ -86,3 +87,16 @@ def test_what_ddp_cannot_be_trained_with_is_refused_before_anything_is_trained(
     with pytest.raises(ConfigurationError, match=told):
         compared(["dense", contender], tmp_path / "out", f"{COMMON} {more}")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.serial
+@pytest.mark.usefixtures("in_this_process")
+def test_a_rate_at_which_ddp_diverges_is_not_the_best_and_one_worker_sends_nothing(tmp_path: Path) -> None:
+    """With a rate of 1e30 the weights overflow in the first steps."""
+    common = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
+    result = run(["ddp:fp32"], common, workers=1, seeds=[1], output=tmp_path, local=True, lrs=["0.002", "1e30"], evaluate_every=3)
+    [row] = result["rows"]
+    assert (row["lr"], row["tried_loss"]["1e+30"], row["uplink_bytes"], row["ratio"]) == (0.002, None, 0, None)
+    assert "| ddp:fp32 | 0.002 |" in markdown(result) and "ddp:fp32" in latex(result)
+    with pytest.raises(DivergedError, match="ddp:fp32"):
+        run(["ddp:fp32"], common, workers=2, seeds=[1], output=tmp_path / "two", local=True, lrs=["1e30"], evaluate_every=3)

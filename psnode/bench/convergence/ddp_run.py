@@ -19,7 +19,7 @@ from psnode.config.files import read_json
 from psnode.config.load import load
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, DivergedError, TransportError
 from psnode.jobs.subprocess_runs import begin, require_same
 
 PREFIX = "ddp:"
@@ -84,14 +84,24 @@ class DdpRun(ConvergenceRun):
         }  # fmt: skip
 
     def complete(self) -> None:
-        """Train and evaluate, unless already done. Raises TransportError if a process fails."""
+        """Train and evaluate, unless already done.
+
+        Raises DivergedError if the training diverged, also by an earlier call, and TransportError if a process fails.
+        """
         words = [*self.flags, *self.common, str(self.seed), str(self.workers), str(self.evaluate_every)]
         require_same(self.directory, words)
         if not (self.directory / RESULT).exists():
             begin(self.directory, words)
             path = self.directory / PROGRAM
             path.write_text(to_json(self.program()))
-            run_processes("psnode.bench.convergence.ddp_training", path, self.workers, None)
+            try:
+                run_processes("psnode.bench.convergence.ddp_training", path, self.workers, None)
+            except TransportError:
+                if not (self.directory / RESULT).exists():
+                    raise
+        found = read_json(self.directory / RESULT)
+        if "diverged" in found or any(point["loss"] is None for point in found["points"]):
+            raise DivergedError(f"{self._name} diverged: delete {self.directory} to train it again")
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the report, as of a run by psnode; DDP does not tell how long its hooks encode."""

@@ -21,6 +21,7 @@ from psnode.bench.convergence.ddp_run import RESULT, program_of
 from psnode.config import Config
 from psnode.config.plain_json import to_json
 from psnode.config.schedules import learning_rate
+from psnode.errors import DivergedError, in_one_line
 from psnode.records.metrics import write_atomically
 
 if TYPE_CHECKING:
@@ -132,7 +133,11 @@ def main(path: str) -> None:
 
     def work() -> None:
         dist.init_process_group("gloo", timeout=_DEADLINE)
-        result = train(Communication.parse(communication), config, evaluate_every)
+        try:
+            result = train(Communication.parse(communication), config, evaluate_every)
+        except DivergedError as error:  # the other ranks diverge in the same step, or end as this one leaves them
+            write_atomically(directory / RESULT, to_json({"diverged": in_one_line(error)}).encode() + b"\n")
+            raise
         if dist.get_rank() == 0:
             write_atomically(directory / RESULT, to_json(result).encode() + b"\n")
         dist.barrier()

@@ -38,7 +38,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     ]
     for row in result["rows"]:
         error = "" if row["standard_error"] is None else f"{100 * row['standard_error']:.2f}"
-        figures = f"{row['uplink_bytes']:,.0f} | {row['downlink_bytes']:,.0f} | {row['ratio']:.1f}"
+        figures = f"{row['uplink_bytes']:,.0f} | {row['downlink_bytes']:,.0f} | {_ratio(row)}"
         encode = "" if row["encode"] is None else f"{1e3 * row['encode']:.1f} ms"
         times = f"{1e3 * row['step']:.1f} ms | {encode}"
         accuracy = "" if row["top1"] is None else f"{100 * row['top1']:.2f} %"
@@ -47,6 +47,11 @@ def markdown(result: Mapping[str, Any]) -> str:
     named = [f"{row['name']}: `{row['run']}`." for row in result["rows"] if row["name"] != row["run"]]
     notes = ["Bytes are those of one worker in one step.", *named]
     return "\n\n".join((head, *notes, "\n".join(lines))) + "\n"
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    """Return the ratio as text; empty for one worker under DDP, which sends nothing."""
+    return "" if row["ratio"] is None else f"{row['ratio']:.1f}"
 
 
 def csv_table(result: Mapping[str, Any]) -> str:
@@ -95,4 +100,4 @@ def _cells(row: Mapping[str, Any], accurate: bool) -> Iterator[str]:
     scale = 100 if accurate else 1
     yield f"${scale * mean:.{digits}f}" + ("$" if error is None else rf" \pm {scale * error:.{digits}f}$")
     yield from (f"{row[name] / 1e3:,.1f}" for name in ("uplink_bytes", "downlink_bytes"))
-    yield f"{row['ratio']:.1f}"
+    yield _ratio(row)
