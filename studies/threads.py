@@ -9,13 +9,10 @@ times are read for every thread of every rank, and for the whole machine. Steps 
 from __future__ import annotations
 
 import contextlib
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +22,7 @@ from typing import Any, NamedTuple
 from psnode.bench.contest.contender_run import step_durations
 from psnode.bench.contest.contenders import Ddp, Psnode, SharedSettings
 from psnode.bench.contest.labs import environment
+from psnode.bench.contest.local_processes import run_processes
 from psnode.bench.contest.marks import read_marks
 from psnode.config.declaration import option
 from psnode.errors import TransportError
@@ -159,31 +157,8 @@ def _floor(ground: SharedSettings, warmup: int, folder: Path) -> dict[str, Any]:
     command = Ddp("none").command(ground, folder)
     marks = folder / "marks"
     with Watch(command[-1], warmup, ground.steps - _AFTER, lambda: min(map(_lines, marks.iterdir()), default=0)) as watch:
-        _together(command, ground.workers)
+        run_processes(command, ground.workers, _PROCESS_SECONDS, environment())
     return _figures(watch, ground, warmup, folder, lambda thread: ("worker", _name(thread)))
-
-
-def _together(command: Sequence[str], count: int) -> None:
-    """Run `count` processes joined by torch.distributed. Raises TransportError if one fails."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(command, env={**environment(), **common, "RANK": str(rank)}, stdin=subprocess.DEVNULL)
-        for rank in range(count)
-    ]
-    end = time.monotonic() + _PROCESS_SECONDS
-    try:
-        codes = [process.wait(max(0.0, end - time.monotonic())) for process in started]
-    except subprocess.TimeoutExpired:
-        raise TransportError(f"the processes without communication did not end within {_PROCESS_SECONDS:g} s") from None
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    if any(codes):
-        raise TransportError(f"a process without communication ended with exit code {max(codes, key=abs)}: see above")
 
 
 def _lines(file: Path) -> int:

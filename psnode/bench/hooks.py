@@ -52,7 +52,8 @@ def _accuracy(ground: SharedSettings, hook: str, seconds: float) -> float:
             steps=ground.steps, lr=ground.lr, seed=ground.seed, evaluate_every=ground.steps, cosine=True,
         )  # fmt: skip
         (folder / "program.json").write_text(to_json(asdict(program)))
-        run_processes("psnode.bench.contest.ddp_process", folder / "program.json", ground.workers, seconds)
+        command = [sys.executable, "-m", "psnode.bench.contest.ddp_process", str(folder / "program.json")]
+        run_processes(command, ground.workers, seconds)
         weights = {ground.steps: folder / f"step-{ground.steps:08}.safetensors"}
         return accuracies(ground, weights)[ground.steps]
 

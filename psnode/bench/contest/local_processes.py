@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
-from pathlib import Path
+import time
+from collections.abc import Mapping, Sequence
 
 from psnode.errors import TransportError
 
 
-def run_processes(module: str, program: Path, workers: int, seconds: float | None) -> None:
-    """Run `python -m module program` as `workers` processes, with the variables of torch.distributed and one thread each.
+def run_processes(
+    command: Sequence[str], workers: int, seconds: float | None, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Run a command as `workers` processes, with the variables of torch.distributed and one thread each.
 
     Raises TransportError if a process fails, or if one still runs after `seconds` (None: no limit).
     """
@@ -21,11 +23,11 @@ def run_processes(module: str, program: Path, workers: int, seconds: float | Non
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": workers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "LOCAL_RANK": 0}
     shared |= {"GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", module, str(program)]
-    environments = [{**os.environ, **{k: str(v) for k, v in {**shared, "RANK": rank}.items()}} for rank in range(workers)]
+    environments = [{**environment, **{k: str(v) for k, v in {**shared, "RANK": rank}.items()}} for rank in range(workers)]
     processes = [subprocess.Popen(command, env=each, stdin=subprocess.DEVNULL) for each in environments]
+    end = None if seconds is None else time.monotonic() + seconds
     try:
-        codes = [process.wait(seconds) for process in processes]
+        codes = [process.wait(end if end is None else max(0.0, end - time.monotonic())) for process in processes]
     except subprocess.TimeoutExpired:
         raise TransportError(f"no end within {seconds:g} s: take fewer --steps") from None
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class DdpRun(ConvergenceRun):
             path = self.directory / PROGRAM
             path.write_text(to_json(self.program()))
             try:
-                run_processes("psnode.bench.convergence.ddp_training", path, self.workers, None)
+                run_processes([sys.executable, "-m", "psnode.bench.convergence.ddp_training", str(path)], self.workers, None)
             except TransportError:
                 if not (self.directory / RESULT).exists():
                     raise
