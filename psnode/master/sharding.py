@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from psnode.config import Config
 from psnode.config.schedules import OwnRate, Schedule, learning_rate
-from psnode.exchange.shard.consistency import Rule, gradients_a_round
+from psnode.exchange.shard.consistency import Rule, examples_a_round
 from psnode.protocol.messages import Reshard
 from psnode.protocol.round import Round
 from psnode.records.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epo
     """Return the epochs of a run whose last part begins now. `parts`: its parts so far; `examples`: the size of the data set."""
 
     def taken(workers: int) -> int:
-        return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
+        return examples_a_round(config, workers)
 
     def sampled(workers: int) -> int:
         return workers * config.batch_size * config.batches_per_step

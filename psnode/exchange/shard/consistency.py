@@ -115,6 +115,11 @@ def gradients_a_round(config: Config, workers: int) -> int:
     return min(workers, rule.k) if rule.patient else workers
 
 
+def examples_a_round(config: Config, workers: int) -> int:
+    """Return the number of examples in those batches."""
+    return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
+
+
 class AdditionOrder(Generic[T]):
     """Order of additions by ascending rank, whatever the order of arrival, so that sums are reproducible.
 

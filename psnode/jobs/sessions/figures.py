@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from psnode.errors import ConfigurationError
-from psnode.exchange.shard.consistency import gradients_a_round
+from psnode.exchange.shard.consistency import examples_a_round
 from psnode.records.metrics import METRICS, read_records
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ class RecordedFigures:
 
 def epoch_of(task: OwnLoop, config: Config, workers: int) -> int:
     """Return the number of steps in an epoch of `workers` workers."""
-    taken = gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
-    return task.steps_per_epoch or max(1, len(task.train_data()) // taken)
+    return task.steps_per_epoch or max(1, len(task.train_data()) // examples_a_round(config, workers))
 
 
 def before_the_loop(name: str) -> ConfigurationError:
