@@ -60,7 +60,7 @@ def _require_task(train_dir: Path, task: str | None, *, named: bool) -> None:
     if task is not None and task.startswith(PASSED) and not named:
         raise ConfigurationError(
             f"the run in {train_dir} trains {task.removeprefix(PASSED)}, which its own program made: name its config.json by "
-            "--config DIR, or call model.save_pretrained(DIR) in the program, behind the session's block; or write the state "
+            "--config DIR, or call model.save_pretrained(DIR) in the program, after the session's block; or write the state "
             "dict, --format state-dict --output NAME.pt"
         )
 

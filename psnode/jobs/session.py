@@ -373,7 +373,7 @@ class Session:
         """
         from psnode.worker import wait_for_end
 
-        if self._is_alone and self._master is None:  # nobody else is to be told
+        if self._is_alone and self._master is None:  # there is no other rank to tell
             if isinstance(error, PsnodeError):
                 _LOG.error("error: %s", error)
                 raise SystemExit(error.exit_code) from error
