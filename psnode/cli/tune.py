@@ -13,7 +13,7 @@ from psnode.cli.debugging import debuggable
 from psnode.cli.shared import configure
 from psnode.config import Config, settings, streams
 from psnode.config.plain_json import to_json
-from psnode.errors import ConfigurationError, PsnodeError, lacking
+from psnode.errors import ConfigurationError, PsnodeError, installing
 
 if TYPE_CHECKING:
     from psnode.jobs.tuning.space import Varied
@@ -75,7 +75,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
     sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"], watching, seeds)
     maker.check(varied)
     if find_spec("torch") is None:  # otherwise every trial would tell it, in its own log
-        raise ConfigurationError(lacking(ModuleNotFoundError(name="torch")))
+        raise ConfigurationError(f"torch is not installed: {installing('train')}")
     streams.outlast()
     output.mkdir(parents=True, exist_ok=True)
     try:
