@@ -121,7 +121,7 @@ def test_the_session_takes_the_steps_of_the_plain_script(
     assert len(theirs) == 5  # steps 10 and 20 of 21, and three epochs
     for line, expected in zip(ours, theirs, strict=True):
         assert line == pytest.approx(expected, rel=1e-2)
-    assert theirs[-1][1] < theirs[0][1] or theirs[-1][1] < 5.0
+    assert theirs[-1][1] < theirs[0][1]  # the losses after the last and the first epoch
     assert main(["export", str(tmp_path / "session" / "run"), "--checkpoint", "best", "--format", "huggingface",
                  "--config", str(tmp_path / "session"), "--output", str(tmp_path / "best")]) == 0  # fmt: skip
     from transformers import GPT2LMHeadModel
