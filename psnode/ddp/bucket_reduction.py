@@ -70,9 +70,9 @@ class BucketReduction:
 
     def _count(self, bucket: Bucket, sizes: Sizes) -> None:
         """Add the bytes of a bucket's payloads. `sizes`: of shape (ranks, payloads), the same on all ranks."""
-        merged = np.array(bucket.merged, dtype=bool)
-        self.sent_by_all += int(sizes.sum())
-        self.received_by_all += (len(sizes) - 1) * int(sizes[:, ~merged].sum()) + int(sizes[:, merged].sum())
+        sent, summed = int(sizes.sum()), int(sizes[:, np.flatnonzero(bucket.merged)].sum())
+        self.sent_by_all += sent
+        self.received_by_all += (len(sizes) - 1) * (sent - summed) + summed
 
     def _leave_out(self, job: Job, bucket: Bucket, used: Sequence[bool], flat: Floats, mean: Floats) -> None:
         """Restore gradients and residuals of tensors that no rank has used, since DDP discards the mean of their gradients."""
