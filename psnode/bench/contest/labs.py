@@ -26,18 +26,8 @@ def on_hosts(
     the command fails or takes longer than `seconds`.
     """
     # bash is named because the script may have been installed without the right to be executed
-    line = [
-        "bash",
-        str(SCRIPT),
-        "--hosts",
-        str(hosts),
-        "--rate",
-        rate,
-        "--counters",
-        str(counters),
-        *(["--each"] if each else []),
-        "--",
-    ]
+    options = ["--hosts", str(hosts), "--rate", rate, "--counters", str(counters), *(["--each"] if each else [])]
+    line = ["bash", str(SCRIPT), *options, "--"]
     try:
         done = subprocess.run(
             [*line, *command], env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
