@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from psnode.config import Config
     from psnode.config.schedules import OwnRate
-    from psnode.jobs.session import Session
+    from psnode.jobs.sessions.session import Session
     from psnode.task import Task
 
 __version__ = "0.2.0"
@@ -64,7 +64,7 @@ def session(
     `settings` are the settings of `psnode train`: scheme="topk:ratio=0.01", optimizer="sgd", lr=0.1, max_steps=1000, ... Raises
     ConfigurationError.
     """
-    from psnode.jobs.session import Session
+    from psnode.jobs.sessions.session import Session
 
     return Session(
         model,

@@ -12,7 +12,7 @@ from torch import nn
 import psnode
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.jobs.session_settings import with_own_rate
+from psnode.jobs.sessions.session_settings import with_own_rate
 from tests.kinds.models import CLASSES, WIDTH
 from tests.kinds.task import Trains, torch_steps, weights_after
 

@@ -13,7 +13,7 @@ from torch import nn
 import psnode
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.jobs.session_settings import configured
+from psnode.jobs.sessions.session_settings import configured
 from psnode.transport.mpi.environment import WorldRank
 from tests.kinds.models import CLASSES, WIDTH
 from tests.kinds.task import Points, Trains, loss_of, weights_after

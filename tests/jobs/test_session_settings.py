@@ -14,7 +14,7 @@ from torch import nn
 
 import psnode
 from psnode.errors import ConfigurationError
-from psnode.jobs.session_settings import configured
+from psnode.jobs.sessions.session_settings import configured
 from psnode.jobs.sessions.words import of_program
 from psnode.transport.mpi.environment import WorldRank
 

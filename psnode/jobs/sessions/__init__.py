@@ -1,1 +1,1 @@
-"""Parts of a session: its figures, the words of its messages, and a session in one process without MPI."""
+"""Sessions: the training loop of a user's own program, with its settings, data, figures and words, and alone without MPI."""

@@ -31,9 +31,9 @@ from psnode.config.train_settings import OWN
 from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_one_line
 from psnode.jobs import job_end
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
-from psnode.jobs.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
 from psnode.jobs.sessions import alone
 from psnode.jobs.sessions.figures import Figures, RecordedFigures, WorkerBatches, before_the_loop, epoch_of
+from psnode.jobs.sessions.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
 from psnode.jobs.sessions.words import in_words_of_program, of_program, refuse_torchrun
 from psnode.plan.roles import MASTER, Layout
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
@@ -281,7 +281,7 @@ class Session:
 
     def _begin(self, loader: Iterable[Batch], steps_per_epoch: int | None) -> None:
         """Agree with the other ranks on settings and data and create the worker; on rank 0, serve until the end."""
-        from psnode.jobs.session_data import batch_size, own_loop
+        from psnode.jobs.sessions.session_data import batch_size, own_loop
 
         assert self._transport is not None
         self._config = config = replace(self._config, batch_size=batch_size(loader))
