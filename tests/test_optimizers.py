@@ -15,7 +15,7 @@ from psnode.config import Config, settings
 from psnode.config.resolve import resolve
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.update.parameters import Parameters
-from psnode.jobs import session
+from psnode.jobs.sessions import session
 from psnode.plan.groups import Plan, Tensor
 from psnode.plan.rule import make_plan
 from psnode.records import state_names, tensorfile
