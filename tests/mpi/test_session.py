@@ -230,6 +230,7 @@ def test_a_loop_that_does_wrong_after_steps_ends_the_job_in_one_line_after_a_che
     [line] = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
     assert line.startswith("psnode: error: rank 1: ")
     assert told in line
+    assert "Traceback" not in job.err  # of no rank, also not of one that waits for the end
     step = json.loads((tmp_path / "run" / "summary.json").read_bytes())["steps"]
     assert step in (3, 4, 5)  # the gradients before the second pass are already sent
     assert f"the checkpoint of step {step} is written" in line

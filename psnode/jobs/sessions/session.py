@@ -268,6 +268,8 @@ class Session:
         try:
             if error is None:
                 self._require_end()
+            elif isinstance(error, (RemoteFailureError, TransportError)):  # from another rank, even while it waits for the end
+                self._tell(error)
             elif self._worker is not None and self._worker.over:  # the job has ended successfully: other ranks no longer listen
                 with contextlib.suppress(PsnodeError, SystemExit):
                     self._finish()
