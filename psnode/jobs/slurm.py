@@ -120,6 +120,7 @@ while kill -0 "$job" 2>/dev/null; do
     code=0
     wait "$job" || code=$?
 done
+rm -f "$hosts"  # here too: a job that goes back to the queue may be killed before its traps run
 if [[ $code -eq 75 && $again ]]; then
     scontrol requeue "$SLURM_JOB_ID" || echo "this cluster does not queue a job again: sbatch this file anew" >&2
 fi
