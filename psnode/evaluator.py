@@ -36,7 +36,7 @@ from psnode.records.metrics import (
 )
 from psnode.records.retention import reading
 from psnode.task import Batch, Data, Task
-from psnode.tasks import inventory
+from psnode.tasks import model_tensors
 from psnode.tasks.data.given import eval_data_of
 from psnode.tasks.device import choose_device, device_errors, to_device
 from psnode.tasks.loading import make_task
@@ -131,7 +131,7 @@ class Evaluator:
         try:
             with reading(path), self._device_errors():
                 found = checkpoint.Checkpoint.open(path)
-                inventory.load(self._model, found.tensors(self._weights))
+                model_tensors.load(self._model, found.tensors(self._weights))
         except RuntimeError as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit the network of config.json: {str(error).splitlines()[0]}"

@@ -87,7 +87,7 @@ class Task(ABC):
         and instance norms and of its quantisation observers. Extend the result if your own modules keep running statistics. All
         other buffers in the state dict must be the same on every worker.
         """
-        from psnode.tasks.inventory import batch_statistics
+        from psnode.tasks.model_tensors import batch_statistics
 
         return batch_statistics(model)
 

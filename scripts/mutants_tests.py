@@ -47,7 +47,7 @@ TABLE: Mapping[str, str] = {
     "codecs/kernels/entries*": "codecs/test_topk.py codecs/test_entrywise.py codecs/test__measure.py",
     "codecs/kernels/finite*": f"codecs/test_qsgd.py codecs/test_sign.py codecs/test_topk.py exchange/test_sender.py {_CONTRACT}",
     "codecs/kernels/fixed_point*": f"codecs/test_qsgd.py codecs/test_minmax.py codecs/test_dithered.py {_GOLDEN}",
-    "codecs/kernels/gather*": "codecs/test_largest.py codecs/test_topk.py codecs/test__golden.py",
+    "codecs/kernels/large_values*": "codecs/test_largest.py codecs/test_topk.py codecs/test__golden.py",
     "codecs/kernels/hashed*": "codecs/test_countsketch.py codecs/test__golden.py",
     "codecs/kernels/jit*": "codecs/test_jit.py",
     "codecs/kernels/llvm/*": f"codecs/test_llvm.py codecs/test_rng.py codecs/test_polar.py {_GOLDEN}",
@@ -176,7 +176,7 @@ TABLE: Mapping[str, str] = {
     "exchange/shard/median_clipping.py": "exchange/shard/test_median_clipping.py",
     "exchange/shard/norm_cap.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py",
     "exchange/shard/norm_verdicts.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py faults/test_honest_outliers.py",
-    "master/members.py": f"master/test_members.py master/test_membership.py {_KILLED}",
+    "master/member_list.py": f"master/test_members.py master/test_membership.py {_KILLED}",
     "master/membership.py": f"master/test_membership.py master/test_round_boundary.py "
     f"{_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/update/parameters.py": f"exchange/update/test_parameters.py exchange/update/test_sgd.py {_JOBS}",

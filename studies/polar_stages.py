@@ -19,12 +19,12 @@ from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import designs, symbols
 from psnode.codecs.polarcodes.blocks import STREAM, draw
 from psnode.codecs.polarcodes.lanes import Masks
-from psnode.codecs.polarcodes.reader import reader
+from psnode.codecs.polarcodes.range_reader import reader
+from psnode.codecs.polarcodes.range_writer import finish_writing, writer
 from psnode.codecs.polarcodes.stream import room_for
 from psnode.codecs.polarcodes.successive_cancellation import decode_level, encode_level
 from psnode.codecs.polarcodes.symbols import CELL_BITS
 from psnode.codecs.polarcodes.vectors import LANES
-from psnode.codecs.polarcodes.writer import finish_writing, writer
 from psnode.config.declaration import option
 from psnode.errors import ConfigurationError
 from studies.harness import Column, Found, Study, main

@@ -3,7 +3,7 @@
 A master and W workers train under `psnode launch`, over shared memory; as the floor, W processes without any exchange train the
 same model (both as in `psnode bench peers`). They take turns, once per round. Between two steps of each, the kernel's processor
 times are read for every thread of every rank, and for the whole machine. Steps are timed by the workers' marks
-(bench/contest/marks).
+(bench/contest/step_marks).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from psnode.bench.contest.contender_run import step_durations
 from psnode.bench.contest.contenders import Ddp, Psnode, SharedSettings
 from psnode.bench.contest.labs import environment
 from psnode.bench.contest.local_processes import run_processes
-from psnode.bench.contest.marks import read_marks
+from psnode.bench.contest.step_marks import read_marks
 from psnode.config.declaration import option
 from psnode.errors import TransportError
 from psnode.jobs.launch import launch

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from psnode.bench import inputs, operators
+from psnode.bench import inputs, torch_codecs
 from psnode.bench.hardware import hardware, last_level_cache
 from psnode.bench.inputs import Input
 from psnode.bench.saving import load, require_matplotlib, save
@@ -132,7 +132,7 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: RateDistortion, second
     row["read"] = read_bandwidth(memory.inputs)
     for name in SPEEDS:
         row[name]["share"] = row[name]["median"] / row["read"]["median"]
-    row["operators"] = operators.measure(spec, memory.inputs, seconds)
+    row["operators"] = torch_codecs.measure(spec, memory.inputs, seconds)
     return row
 
 

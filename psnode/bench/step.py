@@ -19,7 +19,7 @@ from psnode.bench.contest.contenders import Psnode
 from psnode.bench.gpu import cuda
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
-from psnode.bench.yardsticks.crossings import crossed
+from psnode.bench.yardsticks.device_transfers import crossed
 from psnode.config.load import load
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError

@@ -36,7 +36,7 @@ def bench() -> None:
 def bench_transport(**options: Any) -> int:
     """Compare dense ingest at the master with MPI's own bandwidth in the same run, over shared
     memory and over TCP on this host."""
-    from psnode.bench.transport import main as measure
+    from psnode.bench.ingest_rate import main as measure
 
     return measure(**options)
 
@@ -169,7 +169,7 @@ def bench_peers(schemes: tuple[str, ...], ddp: tuple[str, ...], **options: Any) 
 def bench_hooks(hooks: tuple[str, ...], seeds: tuple[int, ...], **options: Any) -> int:
     """Evaluate DDP under several hooks after equal numbers of steps, with processes on the loopback interface. The first hook is
     the reference for the others."""
-    from psnode.bench import hooks as measured
+    from psnode.bench import hook_accuracy as measured
 
     return measured.main(hooks or measured.HOOKS, seeds, **options)
 

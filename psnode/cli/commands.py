@@ -16,7 +16,6 @@ import click
 from click.core import augment_usage_errors
 
 from psnode import __version__
-from psnode.cli.batch import exportable, show
 from psnode.cli.bench import bench
 from psnode.cli.completion import VALUES
 from psnode.cli.debugging import debuggable, traced
@@ -24,6 +23,7 @@ from psnode.cli.doctor import doctor
 from psnode.cli.export import export
 from psnode.cli.runs import report, runs
 from psnode.cli.shared import configure
+from psnode.cli.slurm_options import exportable, show
 from psnode.cli.tune import tune
 from psnode.cli.usage_errors import in_words
 from psnode.config import settings, streams

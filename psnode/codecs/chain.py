@@ -33,7 +33,7 @@ from psnode.codecs.base import (
     readonly,
 )
 from psnode.codecs.contractive import Contractive
-from psnode.codecs.selection.searching import Searching
+from psnode.codecs.selection.searching_reducer import Searching
 from psnode.codecs.sinks import InnerProducts, Moved
 from psnode.codecs.sources import Values
 from psnode.codecs.spec import Spec, Stage, construct, unknown

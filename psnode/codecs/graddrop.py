@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass
 
 from psnode.codecs.arrays import Words
-from psnode.codecs.selection.search_base import F, Search
 from psnode.codecs.selection.selector import Selector, check_ratio, share
+from psnode.codecs.selection.threshold_search import F, Search
 from psnode.codecs.table import number_of
 
 

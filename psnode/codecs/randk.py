@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Shape, Words, Words32
-from psnode.codecs.selection.search_base import F, Search
 from psnode.codecs.selection.selector import Selector, check_ratio, share
 from psnode.codecs.selection.subset import draw
+from psnode.codecs.selection.threshold_search import F, Search
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import PayloadError

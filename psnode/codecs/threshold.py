@@ -17,8 +17,8 @@ import numpy as np
 
 from psnode.codecs.arrays import Words
 from psnode.codecs.bounds import check_real
-from psnode.codecs.selection.search_base import F, Search
 from psnode.codecs.selection.selector import Selector
+from psnode.codecs.selection.threshold_search import F, Search
 from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 

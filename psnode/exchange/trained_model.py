@@ -12,7 +12,7 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.flat_model import FlatModel
 from psnode.plan.groups import Plan
 from psnode.tasks import tensor_names
-from psnode.tasks.inventory import bits, give_own_memory, load, norm_statistics, persistent_buffers, same
+from psnode.tasks.model_tensors import bits, give_own_memory, load, norm_statistics, persistent_buffers, same
 
 
 def written(name: str, *, trained: bool = True) -> ConfigurationError:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from psnode.codecs import spec
 from psnode.errors import ConfigurationError
-from psnode.feedback.average import MomentumAverage
 from psnode.feedback.compensated import CompensatedQuantisation
 from psnode.feedback.error import ErrorFeedback
 from psnode.feedback.feedback_rule import Context, Feedback, Gathering, State
 from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
+from psnode.feedback.momentum_average import MomentumAverage
 from psnode.feedback.none import NoFeedback
 
 __all__ = ["RULES", "Context", "ErrorFeedback", "Feedback", "Gathering", "NoFeedback", "State", "get_feedback"]

@@ -13,7 +13,7 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
 from psnode.plan.coding import Coding
 from psnode.plan.rule import plan_of
-from psnode.tasks import inventory
+from psnode.tasks import model_tensors
 from psnode.tasks.loading import make_task
 from psnode.tasks.optimizers import require_optimizer
 
@@ -30,7 +30,7 @@ def dry_run(config: Config, workers: int) -> str:
     require_optimizer(config, own=task.own_optimizer is not None)
     torch.manual_seed(config.seed)
     model = task.model()
-    inventory.check(model, task.statistics(model))
+    model_tensors.check(model, task.statistics(model))
     coding = Coding(plan_of(describe(model), scheme, config), scheme)
     return "\n".join(_lines(coding, config, workers)) + "\n"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
-from psnode.tasks import inventory
+from psnode.tasks import model_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +27,9 @@ def hand_out(
     if code == 0:
         found = checkpoint.Checkpoint.open(run / checkpoint.CHECKPOINTS / checkpoint.step_directory(step))
         values = found.tensors(checkpoint.MODEL)
-        inventory.put_back(model, values)
-    inventory.give_own_memory(model)
-    chunks, readers = list(inventory.chunks(values, values)) or [{}], list(ranks)
+        model_tensors.put_back(model, values)
+    model_tensors.give_own_memory(model)
+    chunks, readers = list(model_tensors.chunks(values, values)) or [{}], list(ranks)
     for index, chunk in enumerate(chunks):
         left = len(chunks) - 1 - index
         for pending in channel.send(readers, Kind.STATE, tensorfile.dump(chunk), step=left, version=code):
@@ -41,7 +41,7 @@ def take(model: torch.nn.Module, channel: FrameChannel, patience: float) -> int:
     left = 1
     while left:
         frame = channel.expect(Kind.STATE, patience)
-        inventory.put_back(model, tensorfile.parse(bytes(frame.body), "the end of the run"))
+        model_tensors.put_back(model, tensorfile.parse(bytes(frame.body), "the end of the run"))
         left, code = frame.step, frame.version
         frame.release()
     return code

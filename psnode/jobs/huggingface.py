@@ -11,7 +11,7 @@ from psnode.config.names import PASSED, locate_task
 from psnode.errors import CheckpointError, ConfigurationError, in_one_line, installing
 from psnode.records.directory import saved_config
 from psnode.records.weights import weights_of
-from psnode.tasks import inventory, tensor_names
+from psnode.tasks import model_tensors, tensor_names
 from psnode.tasks.loading import make_task
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def export_folder(
     step, tensors = weights_of(train_dir, which)
     model = make_task(config).model() if model_config is None else _of_config(model_config, config.task, tensors)
     try:
-        inventory.load(model, tensors)
+        model_tensors.load(model, tensors)
     except RuntimeError as error:
         of = "the task's model" if model_config is None else f"the model of {model_config}"
         raise ConfigurationError(f"the weights of {train_dir} do not fit {of}: {str(error).splitlines()[-1].strip()}") from None

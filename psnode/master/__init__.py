@@ -56,7 +56,7 @@ from psnode.records.metrics import METRICS, RunLog, losses
 from psnode.records.timeline import Tracer, write_timeline
 from psnode.records.weights import initialise
 from psnode.task import Task
-from psnode.tasks import inventory
+from psnode.tasks import model_tensors
 from psnode.tasks.device import choose_device
 from psnode.tasks.optimizers import require_optimizer
 from psnode.tasks.own_loop import OwnLoop
@@ -121,7 +121,7 @@ def _lead(
     _tell_of_what_is_not_used(task, config)
     torch.manual_seed(config.seed)
     model = task.model()
-    statistics = inventory.check(model, task.statistics(model))
+    statistics = model_tensors.check(model, task.statistics(model))
     if config.init_from is not None and not config.resume:  # before the directory is made: the weights may be refused
         initialise(model, config.init_from, new_head=config.new_head)
     makers = chosen(config)

@@ -25,7 +25,7 @@ from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.lines.progress import Fanout
-from psnode.master.members import Members
+from psnode.master.member_list import Members
 from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary

@@ -20,7 +20,7 @@ from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import QUORUM, JobState
-from psnode.master.members import STRIKES, Members
+from psnode.master.member_list import STRIKES, Members
 from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Flag, Kind

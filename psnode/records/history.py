@@ -22,7 +22,7 @@ from psnode.config.plain_json import to_json
 from psnode.records import checkpoint
 from psnode.records.journal import Journal
 from psnode.records.metrics import read_records
-from psnode.tasks.inventory import bits
+from psnode.tasks.model_tensors import bits
 from psnode.tasks.tensor_names import plain
 
 HISTORY = "history.jsonl"

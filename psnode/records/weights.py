@@ -11,7 +11,7 @@ from psnode.errors import CheckpointError, ConfigurationError
 from psnode.records import checkpoint, tensorfile
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.retention import best_evaluated
-from psnode.tasks import inventory, tensor_names
+from psnode.tasks import model_tensors, tensor_names
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) 
     """
     own = tensor_names.state(model)
     found = tensor_names.matched(_tensors(source), own)
-    inventory.fit(model, {name: found[name] for name in inventory.not_sized_yet(model) if name in found})
+    model_tensors.fit(model, {name: found[name] for name in model_tensors.not_sized_yet(model) if name in found})
     own = tensor_names.state(model)
     problems = [f"it lacks {name}" for name in own if name not in found]
     problems += [f"it has {name}, which the network lacks" for name in found if name not in own]
@@ -53,7 +53,7 @@ def initialise(model: torch.nn.Module, source: Path, *, new_head: bool = False) 
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise ConfigurationError(f"--init-from {source} does not fit the network: {problems[0]}{more}")
-    inventory.load(model, found)
+    model_tensors.load(model, found)
 
 
 def _differs(own: torch.Tensor, other: torch.Tensor) -> bool:

@@ -40,7 +40,7 @@ from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
 from psnode.records.timeline import Tracer
 from psnode.task import Data, Task
-from psnode.tasks import inventory
+from psnode.tasks import model_tensors
 from psnode.tasks.data.given import IterableExamples, data_of
 from psnode.tasks.data.sampler import Sampler
 from psnode.tasks.device import choose_device
@@ -83,7 +83,7 @@ class WorkerContext:
 
     def rehearse(self, start: Start) -> None:
         """Take the steps of a rehearsal, and restore the model afterwards."""
-        before = inventory.ModelSnapshot(self.model)
+        before = model_tensors.ModelSnapshot(self.model)
         quiet = replace(self.config, hash_every=0, log_interval=start.last_step + 1, timeline=False)
         worker = replace(self, config=quiet).worker(start)
         try:
@@ -100,7 +100,7 @@ class WorkerContext:
         routes = routes_of(self.layout, plan)
         for _ in range(start.tensors):
             content = bytes(link.expect(Kind.STATE, self.patience).body)
-            inventory.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
+            model_tensors.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
         model = TrainedModel(self.model, plan, self.device)
         replica = Replica(model.vector)
         gradients = Gradients(model.parameters, plan, self.device)
@@ -202,7 +202,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         task = make_task(config)
         torch.manual_seed(config.seed)
         model = task.model()
-        statistics = inventory.check(model, task.statistics(model))
+        statistics = model_tensors.check(model, task.statistics(model))
         model.to(device)
         layout = Layout.of(link.transport.size, config.spares)
         place, workers = layout.place(link.rank), layout.workers
@@ -214,7 +214,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
             task, model, device, rank=link.rank, seed=config.seed, torch_lock=torch_lock, precision=config.precision,
             weight_unit=config.weight_unit,
         )  # fmt: skip
-        agreed = set() if config.resume else inventory.persistent_buffers(model) - statistics.keys()
+        agreed = set() if config.resume else model_tensors.persistent_buffers(model) - statistics.keys()
         found = Findings(None, [], "")
         if isinstance(task, OwnLoop):
             refuse_shared_memory(model)
@@ -229,7 +229,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         scheme = Scheme.from_dict(setup.scheme)
         prepare(Coding(plan_of(describe(model), scheme, config), scheme), config)
     link.forward_requests(MASTER)  # requests to stop that have come here, since only the master can stop the job
-    contents = inventory.contents(model)
+    contents = model_tensors.contents(model)
     machine = Machine.here()
     ready = Ready(
         tensors, None if found.backward is None else [[name, seconds] for name, seconds in found.backward.items()], len(data),

@@ -22,7 +22,7 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.flat_model import trainable
 from psnode.exchange.trained_model import written
 from psnode.task import Batch
-from psnode.tasks import inventory, tensor_names
+from psnode.tasks import model_tensors, tensor_names
 from psnode.worker.backward_hooks import Finish, finish_times
 from psnode.worker.computation import Computation
 from psnode.worker.first_use import FirstUse
@@ -44,19 +44,19 @@ class Findings:
 def inspect(
     computation: Computation, model: nn.Module, batch: Callable[[int], Batch], *, agreed: Collection[str], early: bool
 ) -> Findings:
-    """Run passes over `batch(1)` and return the findings. The model is restored (psnode.tasks.inventory.ModelSnapshot).
+    """Run passes over `batch(1)` and return the findings. The model is restored (psnode.tasks.model_tensors.ModelSnapshot).
 
     `agreed`: names of the buffers that must be the same on all workers. `early`: True if forward passes are to begin before their
     weights have arrived. Raises ConfigurationError for a model that would not learn as in plain PyTorch.
     """
     parameters = trainable(model)
     refuse_shared_memory(model)
-    snapshot = inventory.ModelSnapshot(model)
+    snapshot = model_tensors.ModelSnapshot(model)
     before = snapshot.values
     try:
         first = _backward(computation, model, batch(1), before)
         for name, parameter in tensor_names.parameters(model):
-            if name in before and not inventory.same(parameter, before[name]):
+            if name in before and not model_tensors.same(parameter, before[name]):
                 raise written(name, trained=name in parameters)
         snapshot.restore()
         if moved := [name for name in sorted(first.bits.keys() & set(agreed)) if first.bits[name] != _bytes(before[name])]:
@@ -88,7 +88,7 @@ def _backward(computation: Computation, model: nn.Module, batch: Batch, before: 
 
 
 def _bytes(value: torch.Tensor) -> bytes:
-    return bytes(inventory.bits(value))
+    return bytes(model_tensors.bits(value))
 
 
 def _refuse_buffers_of_data(names: Sequence[str]) -> None:
@@ -144,7 +144,7 @@ class _Passes:
         model: nn.Module,
         batch: Batch,
         parameters: Mapping[str, nn.Parameter],
-        before: inventory.ModelSnapshot,
+        before: model_tensors.ModelSnapshot,
     ) -> None:
         self._computation, self._model, self._batch = computation, model, batch
         self._parameters, self._before, self._values = parameters, before, before.values

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional
 
-from psnode.bench import inputs, operators
+from psnode.bench import inputs, torch_codecs
 from psnode.bench.codec_tables import show
 from psnode.bench.codecs import KEY, Memory, _row, run, settings
 from psnode.bench.record import record
@@ -129,19 +129,19 @@ def test_record_refuses_what_it_cannot_write(tmp_path: Path) -> None:
 def test_the_versions_with_operators_do_the_same_work() -> None:
     torch.manual_seed(0)
     x = torch.randn(512 * 64)
-    indices, values = operators.OPERATORS["topk"](x)  # type: ignore[misc]
+    indices, values = torch_codecs.OPERATORS["topk"](x)  # type: ignore[misc]
     assert set(indices.tolist()) == set(np.argsort(-np.abs(x.numpy()))[: x.numel() // 100].tolist())
     assert torch.equal(values, x[indices])
-    norms, levels = operators.OPERATORS["qsgd"](x)  # type: ignore[misc]
+    norms, levels = torch_codecs.OPERATORS["qsgd"](x)  # type: ignore[misc]
     decoded = levels.float() * norms / 15
     assert float((decoded - x.view(-1, 512)).abs().max() * 15 / norms.max()) < 1
     assert abs(float((decoded.view(-1) - x).mean())) < 4 * float((decoded.view(-1) - x).std()) / x.numel() ** 0.5
-    scale, trits = operators.OPERATORS["terngrad"](x)  # type: ignore[misc]
+    scale, trits = torch_codecs.OPERATORS["terngrad"](x)  # type: ignore[misc]
     assert set(trits.tolist()) <= {-1, 0, 1}
     assert abs(float(trits.float().mean() * scale - x.mean())) < 4 * float(scale) / x.numel() ** 0.5
-    assert operators.OPERATORS["sign"](x).tolist() == np.sign(x.numpy()).astype(int).tolist()  # type: ignore[attr-defined]
-    assert operators.measure("dithered", Rotation(x.numpy(), 0), 0.0) is None
-    assert operators.measure("sign", Rotation(x.numpy(), 0), 0.0)["median"] > 0  # type: ignore[index]
+    assert torch_codecs.OPERATORS["sign"](x).tolist() == np.sign(x.numpy()).astype(int).tolist()  # type: ignore[attr-defined]
+    assert torch_codecs.measure("dithered", Rotation(x.numpy(), 0), 0.0) is None
+    assert torch_codecs.measure("sign", Rotation(x.numpy(), 0), 0.0)["median"] > 0  # type: ignore[index]
 
 
 def test_the_command_prints_and_writes_json_and_both_pictures(tmp_path: Path, gradient: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from psnode.bench.step import Workload, markdown, run
-from psnode.bench.yardsticks.crossings import Crossed, counted
+from psnode.bench.yardsticks.device_transfers import Crossed, counted
 from psnode.cli import app
 from psnode.errors import ConfigurationError, TransportError
 from tests.rows.fake_cupy import CPU, FakeCupy, install

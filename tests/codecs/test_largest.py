@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from psnode.codecs import sources
 from psnode.codecs.base import readonly
-from psnode.codecs.kernels.gather import places
+from psnode.codecs.kernels.large_values import places
 from psnode.codecs.selection.largest import Scan
 from psnode.codecs.selection.ranking import kth_largest
 from psnode.codecs.selection.scans import Plain, Scanned, ScannedCopy, scanned

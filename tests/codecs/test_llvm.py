@@ -23,7 +23,7 @@ from psnode.codecs.kernels import bitmasks, cache_hints, cosines, rows, threefry
 from psnode.codecs.kernels.llvm import operations as ops
 from psnode.codecs.kernels.llvm import runtime_values
 from psnode.codecs.kernels.llvm.instructions import floats_at, instructions, plain, wide
-from psnode.codecs.polarcodes import lanes, range_coder, reader, symbols, writer
+from psnode.codecs.polarcodes import lanes, range_coder, range_reader, range_writer, symbols
 from psnode.exchange.update import sgd
 
 PACKAGE = Path(psnode.__file__).parent
@@ -110,9 +110,9 @@ CASES: dict[Any, Callable[[Rng], tuple[Any, ...]]] = {
     lanes.negative: lambda r: (hard(I16, 8 * ROW, r), 3),
     lanes.below: lambda r: (hard(I16, 4 * ROW, r), 3, hard(I16, 80, r), 17),
     range_coder.likely_of: lambda r: (hard(I16, 4 * ROW, r), 2, hard(U16, range_coder.STEPS, r), hard(U32, ROW, r)),
-    reader.get_row: lambda r: (hard(U32, 2 * ROW, r), r.integers(0, 1 << 14, ROW, U32), hard(U16, 80, r), 13, word(U32, r)),
-    writer.put_row: lambda r: (hard(U32, 4 * ROW, r), r.integers(0, 1 << 14, ROW, U32), word(U32, r), word(U32, r)),
-    writer.note_row: lambda r: (hard(U32, 4 * ROW, r), word(U32, r), hard(U16, 1024, r), 77),
+    range_reader.get_row: lambda r: (hard(U32, 2 * ROW, r), r.integers(0, 1 << 14, ROW, U32), hard(U16, 80, r), 13, word(U32, r)),
+    range_writer.put_row: lambda r: (hard(U32, 4 * ROW, r), r.integers(0, 1 << 14, ROW, U32), word(U32, r), word(U32, r)),
+    range_writer.note_row: lambda r: (hard(U32, 4 * ROW, r), word(U32, r), hard(U16, 1024, r), 77),
     symbols.mark_row: lambda r: (hard(U16, 4 * ROW, r), 1, word(U32, r), U16(1 << int(r.integers(16)))),
     symbols.prior_row: lambda r: (
         hard(I16, ROW, r), r.integers(0, ROW << 10, 2 * ROW, U16), 1, U16(10), hard(I16, 4 * ROW, r), 2
@@ -154,8 +154,8 @@ def test_instructions_and_numpy_give_the_same_bits(function: Any) -> None:
 
 DEPENDENT = [
     "range_coder.likely_of",
-    "reader.get_row",
-    "writer.note_row",
+    "range_reader.get_row",
+    "range_writer.note_row",
     "symbols.prior_row",
     "sgd.multiply_add",
 ]

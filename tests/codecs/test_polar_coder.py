@@ -8,10 +8,10 @@ import pytest
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
 from psnode.codecs.polarcodes.range_coder import Words16, likely_of
+from psnode.codecs.polarcodes.range_reader import WordReader, ended_well, read_row, reader
+from psnode.codecs.polarcodes.range_writer import Writer, finish_writing, write_row, writer
 from psnode.codecs.polarcodes.rate_channel import chances
-from psnode.codecs.polarcodes.reader import WordReader, ended_well, read_row, reader
 from psnode.codecs.polarcodes.vectors import LANES
-from psnode.codecs.polarcodes.writer import Writer, finish_writing, write_row, writer
 from tests.codecs.polar_oracle import Coder
 
 ROWS = 300

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from psnode.codecs import Payload, get_codec
-from psnode.codecs.kernels.gather import places
+from psnode.codecs.kernels.large_values import places
 from psnode.codecs.table import number_of
 from psnode.codecs.topk import Topk
 from psnode.errors import CodecSpecError, NonFiniteGradientError, PayloadError

@@ -15,7 +15,7 @@ from psnode.exchange.shard.median_clipping import Clipped
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
-from psnode.master.members import Members
+from psnode.master.member_list import Members
 from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary

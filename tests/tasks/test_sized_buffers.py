@@ -17,7 +17,7 @@ from psnode.evaluator import follow
 from psnode.master.checkpoints.buffers import combined
 from psnode.records.weights import export
 from psnode.task import Task
-from psnode.tasks import inventory
+from psnode.tasks import model_tensors
 from psnode.tasks.tensor_bytes import memory_of
 
 TYPES = [torch.float32, torch.float64, torch.int8, torch.bool, torch.complex64, torch.complex128, torch.bfloat16]
@@ -28,8 +28,8 @@ TYPES = [torch.float32, torch.float64, torch.int8, torch.bool, torch.complex64, 
 def test_looking_at_a_buffer_leaves_it_free_to_be_resized(dtype: torch.dtype, count: int) -> None:
     model = nn.Module()
     model.register_buffer("own", torch.ones(count).to(dtype))
-    inventory.contents(model)
-    assert bytes(inventory.bits(model.own)) == b"".join(bytes(x.view(torch.uint8).tolist()) for x in model.own.reshape(-1, 1))
+    model_tensors.contents(model)
+    assert bytes(model_tensors.bits(model.own)) == b"".join(bytes(x.view(torch.uint8).tolist()) for x in model.own.reshape(-1, 1))
     assert memory_of(model.own).size == model.own.nbytes
     assert model.own.resize_(50).shape == (50,)
 
@@ -100,7 +100,7 @@ def test_what_grew_is_trained_saved_resumed_evaluated_and_exported(tmp_path, tas
         states.append(load_file(path / "out.safetensors"))
     assert states[0].keys() == states[1].keys()
     for name, value in states[0].items():
-        assert inventory.same(value, states[1][name]), name
+        assert model_tensors.same(value, states[1][name]), name
     fresh = dict(task().model().named_buffers())
     assert any(name in fresh and value.shape != fresh[name].shape for name, value in states[0].items())
     assert follow(whole, once=True, task=task()) == 0
@@ -119,7 +119,7 @@ def test_what_grew_goes_on_with_other_workers_and_moving_averages(tmp_path, task
     assert model.keys() == average.keys()
     trained = {name for name, _ in task().model().named_parameters()}
     assert any(not torch.equal(model[name], average[name]) for name in trained)
-    assert all(inventory.same(model[name], average[name]) for name in model.keys() - trained)
+    assert all(model_tensors.same(model[name], average[name]) for name in model.keys() - trained)
     for ema in (False, True):
         assert follow(path, once=True, task=task(), ema=ema) == 0
     for name in ("evaluations.jsonl", "evaluations-ema.jsonl"):
@@ -160,10 +160,10 @@ def test_shapes_that_differ_between_workers_are_told_and_each_goes_on_with_its_o
     assert psnode.run(Unequal(), settings(path, local=3, max_steps=6, resume=True)) == 0
 
 
-@pytest.mark.parametrize("rule", [inventory.MEAN, inventory.MAXIMUM, None])
+@pytest.mark.parametrize("rule", [model_tensors.MEAN, model_tensors.MAXIMUM, None])
 def test_of_several_shapes_the_lowest_rank_that_holds_one_counts(rule) -> None:
     states = {1: torch.zeros(0), 2: torch.ones(3), 3: torch.full((2,), 7.0), 4: torch.full((3,), 3.0)}
     rules = {} if rule is None else {"x": rule}
     found, differing = combined({rank: {"buffer/x": value} for rank, value in states.items()}, rules)
-    assert found["x"].tolist() == {inventory.MEAN: [2.0] * 3, inventory.MAXIMUM: [3.0] * 3, None: [1.0] * 3}[rule]
+    assert found["x"].tolist() == {model_tensors.MEAN: [2.0] * 3, model_tensors.MAXIMUM: [3.0] * 3, None: [1.0] * 3}[rule]
     assert differing == ["x"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psnode.bench.transport import main, summarise, targets
+from psnode.bench.ingest_rate import main, summarise, targets
 from psnode.errors import ConfigurationError
 
 

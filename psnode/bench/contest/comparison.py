@@ -2,8 +2,8 @@
 
 Every contender trains the same model on the same data, shards and seeds with one thread per process, on W hosts with one worker
 each; psnode's master has one further host. The contenders take turns: each runs once per round and rate. The same code
-(psnode.bench.contest.marks) times steps and counts bytes for all of them; psnode's byte counts are only compared with those of
-the interfaces. The floor is the same W processes without any exchange.
+(psnode.bench.contest.step_marks) times steps and counts bytes for all of them; psnode's byte counts are only compared with
+those of the interfaces. The floor is the same W processes without any exchange.
 """
 
 from __future__ import annotations

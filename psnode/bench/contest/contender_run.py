@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from psnode.bench.contest.contenders import Contender, SharedSettings
 from psnode.bench.contest.labs import on_hosts
-from psnode.bench.contest.marks import HostTraffic, Mark, read_marks
+from psnode.bench.contest.step_marks import HostTraffic, Mark, read_marks
 from psnode.errors import TransportError
 from psnode.records.metrics import METRICS, read_records
 

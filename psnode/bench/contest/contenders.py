@@ -46,7 +46,7 @@ class SharedSettings:
     evaluate_every: int = 0
 
     def task_options(self, marks: Path) -> dict[str, str]:
-        """Return the options of `psnode.bench.contest.marks.Metered`."""
+        """Return the options of `psnode.bench.contest.step_marks.Metered`."""
         found = {"marks": str(marks), "network": self.network, "dataset": self.dataset, "seed": str(self.seed)}
         return {**found, **({"data_dir": self.data_dir} if self.data_dir else {}), **dict(self.options)}
 
@@ -132,7 +132,7 @@ class Psnode:
         # no progress lines: their figures sometimes cost a pass over the gradients
         task = "Exchange" if self.alone else "Metered"
         flags = {
-            "--task": f"psnode.bench.contest.marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr,
+            "--task": f"psnode.bench.contest.step_marks:{task}", "--batch-size": ground.batch, "--lr": ground.lr,
             "--seed": ground.seed, "--threads": 1, "--max-steps": ground.steps,
             "--eval-freq": ground.evaluate_every, "--keep-last": 0, "--log-interval": ground.steps + 1,
             "--train-dir": folder / "run",

@@ -30,7 +30,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from psnode.bench.contest.marks import Metered
+from psnode.bench.contest.step_marks import Metered
 from psnode.codecs import get_codec
 from psnode.config.declaration import nearest
 from psnode.errors import ConfigurationError

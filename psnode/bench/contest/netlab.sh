@@ -216,7 +216,7 @@ ip -n "$switch" link set switch up
 if [[ $round_trip ]]; then
     # a packet and its answer pass four links
     each_way=$(awk -v ms="$round_trip" 'BEGIN {print ms / 4000}')
-    exec 7< <(exec ip netns exec "$switch" "${python[@]}" "${BASH_SOURCE[0]%/*}/link_delay.py" "$each_way" "$hosts" 8<&- 9>&-)
+    exec 7< <(exec ip netns exec "$switch" "${python[@]}" "${BASH_SOURCE[0]%/*}/delay_forwarder.py" "$each_way" "$hosts" 8<&- 9>&-)
     read -r -u 7 || refuse "this system makes no network devices: run it where root may"
 fi
 for ((i = 1; i <= hosts; i++)); do

@@ -10,8 +10,8 @@ import torch
 
 from psnode.codecs.arrays import Words, Words32
 from psnode.codecs.kernels.finite import INFINITY_BITS
-from psnode.codecs.kernels.gather import places
-from psnode.codecs.selection.search_base import Search
+from psnode.codecs.kernels.large_values import places
+from psnode.codecs.selection.threshold_search import Search
 
 if TYPE_CHECKING:
     from psnode.codecs.device.cupy.selection_kernels import SelectionKernels

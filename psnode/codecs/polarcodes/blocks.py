@@ -15,8 +15,9 @@ from psnode.codecs.kernels.cache_hints import wide
 from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
+from psnode.codecs.polarcodes.range_reader import WordReader, ended_well
+from psnode.codecs.polarcodes.range_writer import Writer, finish_writing
 from psnode.codecs.polarcodes.rate_channel import CELLS
-from psnode.codecs.polarcodes.reader import WordReader, ended_well
 from psnode.codecs.polarcodes.schedule import Steps
 from psnode.codecs.polarcodes.successive_cancellation import Shared, decode_level, encode_level
 from psnode.codecs.polarcodes.superblocks import SCALED
@@ -32,7 +33,6 @@ from psnode.codecs.polarcodes.symbols import (
     values_of,
 )
 from psnode.codecs.polarcodes.vectors import LANES
-from psnode.codecs.polarcodes.writer import Writer, finish_writing
 
 START, STOP, LOG_LENGTH, WIDTH, DESIGN, LEVELS, RAW, CODED, COLUMNS = range(9)
 STREAM = 21  # the stream of the random words of level 0; level l has STREAM + 256 l

@@ -23,12 +23,12 @@ from psnode.codecs.polarcodes.blocks import (
     write_blocks,
 )
 from psnode.codecs.polarcodes.lanes import Masks
+from psnode.codecs.polarcodes.range_reader import reader
+from psnode.codecs.polarcodes.range_writer import writer
 from psnode.codecs.polarcodes.rate_channel import chances, logistic
-from psnode.codecs.polarcodes.reader import reader
 from psnode.codecs.polarcodes.successive_cancellation import Shared
 from psnode.codecs.polarcodes.superblocks import SCALED, Superblock
 from psnode.codecs.polarcodes.vectors import LANES
-from psnode.codecs.polarcodes.writer import writer
 
 NOT_FINITE = -1
 _SCRATCH = 576  # float32 of scratch for norms

@@ -15,10 +15,10 @@ from psnode.codecs.kernels.jit import inlined, kernel
 from psnode.codecs.polarcodes import schedule as kinds
 from psnode.codecs.polarcodes.lanes import Llrs, Masks, below, f_row, g_row, gather_row, negative
 from psnode.codecs.polarcodes.range_coder import likely_of
-from psnode.codecs.polarcodes.reader import WordReader, read_row
+from psnode.codecs.polarcodes.range_reader import WordReader, read_row
+from psnode.codecs.polarcodes.range_writer import Writer, write_row
 from psnode.codecs.polarcodes.schedule import Steps
 from psnode.codecs.polarcodes.vectors import LANES
-from psnode.codecs.polarcodes.writer import Writer, write_row
 
 # Steps of the prior tree have odd numbers; so do steps of leaves without a prior.
 _G_POST, _JOIN, _FREE_FLAT, _REPEAT_FLAT = kinds.G_POST, kinds.JOIN, kinds.FREE_FLAT, kinds.REPEAT_FLAT

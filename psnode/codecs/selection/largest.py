@@ -17,11 +17,11 @@ import numpy as np
 
 from psnode.codecs.arrays import Floats, Words, Words32
 from psnode.codecs.kernels.finite import INFINITY_BITS, raise_nonfinite
-from psnode.codecs.kernels.gather import STRIP, places
+from psnode.codecs.kernels.large_values import STRIP, places
 from psnode.codecs.kernels.norms import NOT_FINITE, l2_norm, max_norm
 from psnode.codecs.selection.ranking import keep_largest, kth_largest, peak
 from psnode.codecs.selection.scans import Scanned
-from psnode.codecs.selection.search_base import Search
+from psnode.codecs.selection.threshold_search import Search
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SCRATCH = 576  # float32 values of workspace for l2_norm

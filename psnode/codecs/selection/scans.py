@@ -11,7 +11,7 @@ import numpy as np
 
 from psnode.codecs import sources
 from psnode.codecs.arrays import Floats, Words32, readonly
-from psnode.codecs.kernels.gather import gather, gather_added, gather_copied, gather_difference, take
+from psnode.codecs.kernels.large_values import gather, gather_added, gather_copied, gather_difference, take
 
 
 class Scanned(ABC):
@@ -21,7 +21,7 @@ class Scanned(ABC):
 
     @abstractmethod
     def gather(self, start: int, limit: int, indices: Words32, found: Words32, count: int) -> tuple[int, int]:
-        """Append coordinates from `start` on, like psnode.codecs.kernels.gather. Stretches must be gathered once, in order.
+        """Append coordinates from `start` on, like psnode.codecs.kernels.large_values. Stretches must be gathered once, in order.
 
         May raise NonFiniteGradientError. Otherwise values that are not finite are appended, because they reach every limit.
         """

@@ -20,8 +20,8 @@ from psnode.codecs.payload import MAX_COORDINATES
 from psnode.codecs.selection import indices
 from psnode.codecs.selection.largest import Entries, Scan
 from psnode.codecs.selection.scans import scanned
-from psnode.codecs.selection.search_base import F, Search
-from psnode.codecs.selection.searching import Searching
+from psnode.codecs.selection.searching_reducer import Searching
+from psnode.codecs.selection.threshold_search import F, Search
 from psnode.codecs.sinks import Moved
 from psnode.codecs.sources import Values
 from psnode.codecs.stages import Reducer, write_section

@@ -18,8 +18,8 @@ import numpy as np
 
 from psnode.codecs.arrays import Float64s, Floats, Words, Words32
 from psnode.codecs.kernels.bitmasks import MAGNITUDE
-from psnode.codecs.kernels.gather import places, take
 from psnode.codecs.kernels.jit import kernel
+from psnode.codecs.kernels.large_values import places, take
 from psnode.codecs.rng import words
 from psnode.codecs.selection.largest import Entries, Scan
 from psnode.codecs.selection.scans import Plain

@@ -14,8 +14,8 @@ import torch
 
 from psnode.codecs.device.tree_sums import square_sum
 from psnode.feedback import Context, ErrorFeedback, Feedback, NoFeedback
-from psnode.feedback.average import MomentumAverage
 from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
+from psnode.feedback.momentum_average import MomentumAverage
 
 Pieces: TypeAlias = Sequence[tuple[int, torch.Tensor]]  # flat parts of a gradient, each with its place in the segment
 Memories: TypeAlias = dict[str, torch.Tensor]

@@ -11,7 +11,7 @@ from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.flat_model import FlatModel
 from psnode.exchange.update.weight_vector import Constraint, Newest, Tensors, unchanged
 from psnode.tasks import tensor_names
-from psnode.tasks.inventory import bits, fit
+from psnode.tasks.model_tensors import bits, fit
 
 
 class ServedModel(FlatModel):

@@ -12,7 +12,7 @@ from torch import nn
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.plan.groups import Plan
 from psnode.records import state_names
-from psnode.tasks.inventory import bits
+from psnode.tasks.model_tensors import bits
 
 Tensors = dict[str, torch.Tensor]
 Constraint = Callable[[nn.Module], None]  # Task.constrain

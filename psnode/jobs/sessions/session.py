@@ -396,7 +396,7 @@ class Session:
         if self._worker is not None:
             self._worker.close()
         elif self._leads:
-            from psnode.tasks.inventory import give_own_memory
+            from psnode.tasks.model_tensors import give_own_memory
 
             give_own_memory(self._model)
         if self._master is not None:

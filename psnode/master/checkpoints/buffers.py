@@ -8,7 +8,7 @@ import torch
 
 from psnode.master.events import Events
 from psnode.records import tensorfile
-from psnode.tasks import inventory, tensor_names
+from psnode.tasks import model_tensors, tensor_names
 
 Tensors = dict[str, torch.Tensor]
 _PREFIX = "buffer/"
@@ -69,13 +69,16 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
         if len(held) < len(every):
             differing.append(name)
         match rules.get(name):
-            case inventory.MEAN:
+            case model_tensors.MEAN:
                 found[name] = torch.stack(held).mean(0)
-            case inventory.MAXIMUM:
+            case model_tensors.MAXIMUM:
                 found[name] = torch.stack(held).amax(0)
             case _:
                 found[name] = held[0]
-                alike = (other.dtype is held[0].dtype and inventory.bits(other) == inventory.bits(held[0]) for other in held[1:])
+                alike = (
+                    other.dtype is held[0].dtype and model_tensors.bits(other) == model_tensors.bits(held[0])
+                    for other in held[1:]
+                )
                 if name not in differing and not all(alike):
                     differing.append(name)
     return found, differing
@@ -87,8 +90,8 @@ def unknown_buffer(buffers: Tensors, model: torch.nn.Module) -> str | None:
     A buffer fits if the model has one of its name and dtype, and also of its shape if it is a statistic of a norm. Other buffers
     may have any shape, since models may size them by their data.
     """
-    own, fixed = tensor_names.state(model), inventory.norm_statistics(model)
-    known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in inventory.persistent_buffers(model)}
+    own, fixed = tensor_names.state(model), model_tensors.norm_statistics(model)
+    known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in model_tensors.persistent_buffers(model)}
     for key, value in buffers.items():
         sized = key in known and key.removeprefix(_PREFIX) not in fixed  # the model may size it
         if known.get(key) != (value.dtype, known[key][1] if sized else value.shape):

@@ -15,7 +15,7 @@ from psnode.records.snapshot import Snapshot
 from psnode.records.snapshot_memory import SnapshotMemory
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.tensorfile import Content, content_of
-from psnode.tasks.inventory import persistent_buffers
+from psnode.tasks.model_tensors import persistent_buffers
 
 Tensors = dict[str, torch.Tensor]
 

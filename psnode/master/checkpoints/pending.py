@@ -25,7 +25,7 @@ from psnode.records.snapshot import Snapshot, size_of
 from psnode.records.snapshot_memory import SnapshotMemory
 from psnode.records.timeline import Tracer
 from psnode.tasks import tensor_names
-from psnode.tasks.inventory import batch_statistics, observed, persistent_buffers
+from psnode.tasks.model_tensors import batch_statistics, observed, persistent_buffers
 
 Tensors = dict[str, torch.Tensor]
 _MOST = 4
@@ -56,8 +56,8 @@ class PendingCheckpoints:
     checkpoint is written (psnode.records.snapshot). A checkpoint that cannot be written is reported and given up, and the job
     continues. An unsound checkpoint does not cause the deletion of older ones (psnode.records.retention).
 
-    `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.inventory); None means the buffers of
-    norms. `tell` is called in the writing thread with events for the main thread, which then has to call `settle`.
+    `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.model_tensors); None means the
+    buffers of norms. `tell` is called in the writing thread with events for the main thread, which then has to call `settle`.
     """
 
     def __init__(

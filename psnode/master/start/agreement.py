@@ -17,7 +17,7 @@ from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Hello, Ready
 from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
-from psnode.tasks import inventory
+from psnode.tasks import model_tensors
 from psnode.tasks.tensor_names import parameters
 
 _LOG = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def lacking(ready: Mapping[int, Ready], model: torch.nn.Module, sized: Collectio
     sizes them by its data and rank 0 has loaded them. Raises ConfigurationError if a worker's model has other tensors by name,
     dtype or shape.
     """
-    own = inventory.contents(model)
+    own = model_tensors.contents(model)
     found: dict[int, list[str]] = {}
     for rank, answer in ready.items():
         for name in (*own, *answer.contents):
@@ -95,10 +95,10 @@ def what_to_send(
     In a new run these are the tensors that differ. In a resumed run they are all trained weights, and the other tensors that
     differ except buffers, since the workers restore their own buffers.
     """
-    own = inventory.persistent_buffers(model)
+    own = model_tensors.persistent_buffers(model)
     if resumed is None:
-        return lacking(ready, model, inventory.observed(model).keys())
-    found = lacking(ready, model, own - inventory.norm_statistics(model).keys())
+        return lacking(ready, model, model_tensors.observed(model).keys())
+    found = lacking(ready, model, own - model_tensors.norm_statistics(model).keys())
     trained = {name for name, parameter in parameters(model) if parameter.requires_grad}
     return {rank: [*trained, *(name for name in found.get(rank, []) if name not in own | trained)] for rank in ready}
 
@@ -116,16 +116,16 @@ def among(found: Lacking, names: Collection[str]) -> list[int]:
 
 def messages(found: Lacking, model: torch.nn.Module) -> dict[int, int]:
     """Return the number of STATE frames that `hand_out` sends to each rank."""
-    values = inventory.tensors(model)
-    return {rank: len(list(inventory.chunks(values, names))) for rank, names in found.items()}
+    values = model_tensors.tensors(model)
+    return {rank: len(list(model_tensors.chunks(values, names))) for rank, names in found.items()}
 
 
 def hand_out(link: FrameChannel, found: Lacking, model: torch.nn.Module) -> None:
     """Send every rank the tensors that it lacks. Frames are made once for all ranks that lack the same tensors."""
-    values = inventory.tensors(model)
+    values = model_tensors.tensors(model)
     together: dict[tuple[str, ...], list[int]] = {}
     for rank, names in found.items():
         together.setdefault(tuple(names), []).append(rank)
     for names, ranks in together.items():
-        for chunk in inventory.chunks(values, names):
+        for chunk in model_tensors.chunks(values, names):
             link.send(ranks, Kind.STATE, tensorfile.dump(chunk))

@@ -18,8 +18,8 @@ from psnode.codecs.device.gap_code import written
 from psnode.codecs.registry import register
 from psnode.codecs.rng import Key
 from psnode.codecs.selection import indices
-from psnode.codecs.selection.search_base import F, Search
 from psnode.codecs.selection.selector import Selector
+from psnode.codecs.selection.threshold_search import F, Search
 from psnode.errors import NonFiniteGradientError
 from psnode.exchange.device.segment import DeviceSegment
 from psnode.feedback import Context, get_feedback

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psnode.master.members import Members
+from psnode.master.member_list import Members
 from psnode.transport.clock import Clock
 
 

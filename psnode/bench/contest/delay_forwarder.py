@@ -1,6 +1,6 @@
 """Delayed links between emulated hosts; netlab.sh --rate RATE,ROUND_TRIP runs this in the namespace of its switch.
 
-link_delay.py SECONDS COUNT      COUNT pairs of devices, portI and farI: a frame sent to one comes out of the other SECONDS later
+delay_forwarder.py SECONDS COUNT  COUNT pairs of devices, portI and farI: a frame sent to one comes out of the other SECONDS later
 
 Prints a line when the devices exist, and forwards until one is removed; farI may be moved to another namespace meanwhile.
 """

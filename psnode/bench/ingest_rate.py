@@ -57,7 +57,7 @@ def _run_link(btl: str, arguments: Sequence[float]) -> dict[str, Any]:
             1,
             [str(result), *map(str, arguments)],
             mpirun_args=["--mca", "pml", "ob1", "--mca", "btl", btl],
-            program=(sys.executable, "-m", "psnode.bench.ingest"),
+            program=(sys.executable, "-m", "psnode.bench.ingest_program"),
         )
         if code != 0 or not result.exists():
             raise TransportError(f"the measuring job over {btl} ended with exit code {code}: see its messages above")

@@ -1,6 +1,6 @@
 """Program of the two ranks of `psnode bench transport`: rank 1 sends gradients, rank 0 receives and measures.
 
-python -m psnode.bench.ingest RESULT.json GROUPS GROUP_BYTES ROUNDS IDLE_SECONDS
+python -m psnode.bench.ingest_program RESULT.json GROUPS GROUP_BYTES ROUNDS IDLE_SECONDS
 """
 
 from __future__ import annotations

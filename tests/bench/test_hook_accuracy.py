@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from psnode.bench.contest.contenders import SharedSettings
-from psnode.bench.hooks import run
+from psnode.bench.hook_accuracy import run
 from psnode.errors import ConfigurationError, TransportError
 from psnode.tasks.classification import Classification
 from psnode.tasks.data.sampler import Sampler

@@ -8,7 +8,7 @@ from collections.abc import Sized
 from typing import Generic, Protocol, Self, TypeVar
 
 from psnode.codecs.arrays import Words, Words32
-from psnode.codecs.kernels.gather import STRIP
+from psnode.codecs.kernels.large_values import STRIP
 
 
 class Found(Protocol):
