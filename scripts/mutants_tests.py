@@ -176,7 +176,7 @@ TABLE: Mapping[str, str] = {
     "exchange/shard/median_clipping.py": "exchange/shard/test_median_clipping.py",
     "exchange/shard/norm_cap.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py",
     "exchange/shard/norm_verdicts.py": "exchange/shard/test_norm_cap.py faults/test_norm_cap.py faults/test_honest_outliers.py",
-    "master/member_list.py": f"master/test_members.py master/test_membership.py {_KILLED}",
+    "master/member_list.py": f"master/test_member_list.py master/test_membership.py {_KILLED}",
     "master/membership.py": f"master/test_membership.py master/test_round_boundary.py "
     f"{_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/update/parameters.py": f"exchange/update/test_parameters.py exchange/update/test_sgd.py {_JOBS}",
