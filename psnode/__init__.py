@@ -40,9 +40,9 @@ def run(task: Task, config: Config) -> int:
 
 
 def rank() -> int:
-    """Return this process's rank in its MPI job: 0 for the master, from 1 on for workers, without a session or MPI's start.
+    """Return this process's rank in its MPI job: 0 for the master, from 1 on for workers. MPI need not have been started.
 
-    A program that is started alone, without mpirun, is the first worker of its session: 1.
+    A program that is started without mpirun has rank 1, since it is the one worker of its session.
     """
     from psnode.transport.mpi.environment import place
 

@@ -36,14 +36,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _TRAIN = ("torch", "torchvision", "PIL", "safetensors", "tensorboard")
-_EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "mpi4py": "mpi"}  # module -> the extra that has its package
+_EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "mpi4py": "mpi"}  # by module, the extra that installs its package
 
 
 def installing(extra: str) -> str:
-    """Return the command that installs the optional dependencies `extra`, in the form that this installation has.
+    """Return the command that installs the optional dependencies `extra`, depending on the way in which psnode was installed.
 
-    For a wheel whose file pip recorded and which still exists, the command names that file; for any other wheel, the packages
-    themselves; otherwise the clone. psnode is not published as a package, so the command never gives its name alone.
+    If pip recorded the file of a wheel that still exists, the command names that file; for any other wheel, it names the packages
+    themselves; otherwise it names the clone. It never names psnode alone, since psnode is not published as a package.
     """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlparse
@@ -65,7 +65,7 @@ def installing(extra: str) -> str:
 
 
 def lacking(error: ModuleNotFoundError) -> str:
-    """Return in one line how to install the package that could not be imported; empty unless an extra of psnode has it."""
+    """Return a line with the command that installs the missing package; empty if no extra of psnode installs the package."""
     name = error.name or ""
     return f"{name} is not installed: {installing(_EXTRAS[name])}" if name in _EXTRAS else ""
 

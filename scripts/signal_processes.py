@@ -62,7 +62,7 @@ def left(mark: str, temporary: Path, shm: set[str]) -> tuple[list[str], list[str
 
 
 def _of_torch(path: Path) -> bool:
-    """Return True for the cache of torch's compiler in TMPDIR while it is empty."""
+    """Return True if `path` is an empty directory named like a cache of torch's compiler."""
     return path.name.startswith("torchinductor_") and path.is_dir() and not any(path.iterdir())
 
 

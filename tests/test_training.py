@@ -364,7 +364,7 @@ def test_a_directory_is_free_for_the_next_job_once_one_has_left_it(tmp_path: Pat
 
 
 class Breaks(Classification):
-    """A task whose loss cannot be computed from the fifth batch on."""
+    """A task whose loss raises an exception from the sixth training batch on."""
 
     def __init__(self) -> None:
         super().__init__("LeNet", "digits", seed=1)

@@ -25,7 +25,7 @@ _PLACES: list[tuple[float, ...]] = sorted(
 
 
 def draw(result: Mapping[str, Any], path: Path) -> list[Path]:
-    """Write the plot to `path` with the endings .png and .svg, a panel for each input; return both."""
+    """Write the plot, a panel for each input, to `path` with the suffixes .png and .svg; return both paths."""
     figure = figure_of(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(ending) for ending in FORMATS]

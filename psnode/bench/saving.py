@@ -1,4 +1,4 @@
-"""Options `--json FILE` of every measurement, and `--from FILE` and `--plot FILE` of the measurements that draw."""
+"""The options `--json FILE` of every measurement, and `--from FILE` and `--plot FILE` of measurements with a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def save(result: Any, file: Path | None) -> None:
 
 
 def require_matplotlib() -> None:
-    """Raise ConfigurationError without the package that draws, so that a measurement for a plot does not begin in vain."""
+    """Raise ConfigurationError if matplotlib is not installed. Call this before a measurement whose plot needs it."""
     if find_spec("matplotlib") is None:
         raise ConfigurationError("--plot needs the package matplotlib: pip install matplotlib")
 

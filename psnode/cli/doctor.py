@@ -259,10 +259,10 @@ def _torch() -> Iterator[Finding]:
 
 
 def _torchvision(found: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding if torchvision cannot be imported. `found`: what the program _TORCH has printed."""
+    """Yield a finding if torchvision cannot be imported. `found`: the output of the program _TORCH."""
     try:
         version = metadata.version("torchvision")
-    except metadata.PackageNotFoundError:  # told with the other packages
+    except metadata.PackageNotFoundError:  # reported with the other packages
         return
     number = found.get("ended", 0)
     ended = f"its import ends the process, by {signal.Signals(-number).name if number < 0 else f'exit code {number}'}"
@@ -297,7 +297,7 @@ def _data(directory: Path) -> Finding:
 
 
 def _show(findings: list[Finding]) -> None:
-    """Print a table as wide as the terminal: long paths go on in the next line, and a remedy is a line of its own."""
+    """Print a table as wide as the terminal. Long paths are wrapped, and each remedy is on a line of its own."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

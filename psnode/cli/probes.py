@@ -19,8 +19,8 @@ _MOST = 240  # maximum characters of an error
 def probe(command: list[str], extra: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> dict[str, Any]:
     """Return the last line of JSON that `command` prints.
 
-    The reason is under "error" if the command prints no JSON, does not end within `seconds`, or cannot be run. A command that
-    prints JSON and then fails has its exit code under "ended", negative for a signal.
+    If the command prints no JSON, does not end within `seconds`, or cannot be run, the reason is under "error". If it prints JSON
+    and then fails, its exit code is under "ended"; after signal N, that code is -N.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from psnode.report.run import Run
 
 RUNS = Path("runs")  # parent of the default run directories
-_NAME = 12  # fewest columns of the names
-_WIDEST = {"scheme": 10, "end": 9}  # most columns of the others
+_NAME = 12  # minimum width of the names, in characters
+_WIDEST = {"scheme": 10, "end": 9}  # maximum widths of other columns, by head
 _PATH = click.Path(path_type=Path)
 # sort key, and True if the largest value comes first
 _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
@@ -73,7 +73,7 @@ def report(places: tuple[Path, ...], output: Path, each: bool) -> int:
     told = [len(run.problems) for run in found]
     write(found, output, each=each)
     for run, known in zip(found, told, strict=True):
-        for problem in run.problems[known:]:  # new problems, with the timelines, which only the page reads
+        for problem in run.problems[known:]:  # problems with the timeline, which only `write` reads
             _tell(problem)
     click.echo(f"{len(found)} run{'' if len(found) == 1 else 's'} in {output}")
     return 0
@@ -133,7 +133,7 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _show(found: Sequence[Run]) -> None:
-    """Print a table, 80 columns wide or as wide as the terminal. Long names are cut in their middle."""
+    """Print a table, 80 characters wide or as wide as the terminal. Long names are cut in their middle."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -168,7 +168,7 @@ def _show(found: Sequence[Run]) -> None:
 
 
 def _cells(run: Run, *, by_loss: bool) -> list[object]:
-    """Return the figures of a run, with the lowest loss of its evaluations instead of its best accuracy if `by_loss`."""
+    """Return the figures of a run. If `by_loss`, they have the lowest evaluation loss in place of the best accuracy."""
     loss, ratio = run.last("loss"), run.ratio
     top1 = None if run.best is None else f"{100 * run.best:.2f}"
     lowest = None if run.best_loss is None else loss_text(run.best_loss)

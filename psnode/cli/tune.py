@@ -74,7 +74,7 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
     seeds = tuple(range(maker.seed, maker.seed + options["seeds"]))
     sweep = Sweep(options["steps"], metric, maximize, options["halving"] or 0, options["seed"], watching, seeds)
     maker.check(varied)
-    if find_spec("torch") is None:  # otherwise every trial would tell it, in its own log
+    if find_spec("torch") is None:  # otherwise every trial would report this, in its own log
         raise ConfigurationError(f"torch is not installed: {installing('train')}")
     streams.outlast()
     output.mkdir(parents=True, exist_ok=True)

@@ -38,8 +38,8 @@ def as_floats(x: npt.ArrayLike, name: str) -> Floats:
     """Return `x` as a float32 numpy array in C order, copied only if necessary.
 
     `x`: an array of floats, a torch tensor of floats on the CPU, or a sequence of numbers. Values are rounded to the nearest
-    float32; those beyond its range become infinite, which codecs refuse. `name`: the argument's, for CodecTypeError, which is
-    raised for anything else.
+    float32; values beyond its range become infinite, and codecs refuse infinite values. Raises CodecTypeError for anything else;
+    `name` is the argument's name in the error.
     """
     if isinstance(x, np.ndarray) and x.dtype == np.float32:
         return np.asarray(x, order="C")
@@ -55,7 +55,7 @@ def as_floats(x: npt.ArrayLike, name: str) -> Floats:
 
 
 def _from_torch(x: Any, name: str) -> Any:
-    """Return a torch tensor as a numpy array, which shares the tensor's memory if possible, and anything else as it is."""
+    """Return a torch tensor as a numpy array, in the tensor's memory if possible. Return anything else unchanged."""
     if not hasattr(x, "detach"):
         return x
     if x.device.type != "cpu":
@@ -72,13 +72,13 @@ def in_c_order(x: Floats, name: str) -> Floats:
 
 
 def _not_float32(x: object, name: str) -> CodecTypeError:
-    """Return the error for an argument that must not be converted, as it is written to."""
+    """Return the error for an argument that must not be converted, because the caller writes to it."""
     remedy = f": give {name}.detach().numpy(), which shares its memory" if hasattr(x, "detach") else ""
     return CodecTypeError(f"{name} must be a float32 numpy array, not {_named(x)}{remedy}")
 
 
 def _named(x: object) -> str:
-    """Return in words what a refused argument is."""
+    """Return a description of a refused argument."""
     if isinstance(x, np.ndarray):
         return f"an array of {x.dtype}"
     return f"{type(x).__name__}{f' of {x.dtype}' if hasattr(x, 'dtype') else ''}"

@@ -133,7 +133,7 @@ class Codec(Defaults, ABC):
 
         A float32 numpy array in C order is read where it is; other arrays of floats, torch tensors on the CPU, and lists are
         converted. Without `rng` the words come from the operating system, as in np.random.default_rng(), so that payloads of a
-        codec that draws differ from call to call; a deterministic codec needs none. The decoded values are passed to `sink`.
+        randomized codec differ from call to call; a deterministic codec needs no `rng`. The decoded values are passed to `sink`.
         `error` (float32, the shape of x; may be x itself) receives x - decode(payload); it requires that x is an array and that
         no sink is given. If `out` is given (uint8, at least max_nbytes(x.shape) bytes, aligned to 4 bytes), the payload is
         written to `out` and the returned Payload is a view of it.

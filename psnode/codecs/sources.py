@@ -62,7 +62,7 @@ class Source(ABC):
 
 
 class Values(Source):
-    """The source of an existing array `x`, converted as `as_floats` does unless it is float32."""
+    """The source of an existing array `x`, which `as_floats` converts unless it is float32."""
 
     def __init__(self, x: npt.ArrayLike) -> None:
         self._x = readonly(as_floats(x, "x"))

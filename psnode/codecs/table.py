@@ -63,14 +63,14 @@ WRAPPERS = {
     "contractive": CodecEntry(96, "contractive:Contractive"),
 }
 
-# names in papers that are no codecs here: schemes (psnode.config.schemes), each with its codec
+# Names that papers use for codecs and that are schemes in psnode (psnode.config.schemes), each with the codec of the scheme
 SCHEMES = {
     "dense": "identity", "fp32": "identity", "sgd": "identity", "ecq": "qsgd:levels=15,bucket=512",
     "atomo": "svd:rank=3,method=deflated", "atomo-entrywise": "entrywise", "atomo-fourier": "fourier",
     "signsgd": "sign", "signum": "sign", "efsignsgd": "scaledsign", "dgc": "topk:ratio=0.001,sampled=true",
     "polar-2bit": "polar:rate=2,block=16384",
 }  # fmt: skip
-# ... and methods that psnode does not have, each with its nearest codec
+# Methods that psnode does not have, each with the codec nearest to it
 NEAREST = {"powersgd": "svd, with low-rank factors of every matrix anew in each step"}
 
 _STAGES = CODECS | LOSSLESS | WRAPPERS
@@ -127,7 +127,7 @@ def offered() -> dict[str, EntryPoint]:
 
 
 def meaning(name: str) -> str:
-    """Return a sentence on the name of a method that is no codec but that papers use; empty for any other name."""
+    """Return a sentence about a name of SCHEMES or NEAREST, which papers use but which is no codec here; else an empty string."""
     found = name.casefold().replace("_", "-")
     if found in SCHEMES:
         return f"{name} is a scheme, which psnode codecs {found} explains; its codec is {SCHEMES[found]}"

@@ -15,7 +15,7 @@ def proportion(number: float) -> str:
 
 
 def loss_text(loss: float) -> str:
-    """Return a loss as text with four digits behind the point, or three significant digits if it is 10000 or more."""
+    """Return a loss as text with four decimals, or with three significant digits if its magnitude is 10000 or more."""
     return f"{loss:.4f}" if abs(loss) < 1e4 else f"{loss:.3g}"
 
 

@@ -63,7 +63,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     if config.init_from:
         config = replace(config, init_from=config.init_from.expanduser().absolute())
     if config.codec:
-        from psnode.codecs.registry.python_files import locate_codec  # imports numpy, which a launch need not wait for
+        from psnode.codecs.registry.python_files import locate_codec  # imports numpy, so only a launch with a codec does this
 
         config = replace(config, codec=locate_codec(config.codec))
     if config.log_to:

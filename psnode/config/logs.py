@@ -11,7 +11,7 @@ _ROOT = logging.getLogger("psnode")
 
 
 class _StandardError(logging.Handler):
-    """Handler that writes each record at once to the present standard error, in the words that `worded` makes of a text."""
+    """Handler that writes each record at once to the present standard error, after `worded` has rewritten its text."""
 
     def __init__(self, worded: Callable[[str], str]) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class _StandardError(logging.Handler):
 def shown(rank: int = 0, worded: Callable[[str], str] = str) -> Iterator[None]:
     """Show the log on standard error inside the context: "psnode: TEXT", and on ranks other than 0 "psnode: rank R: TEXT".
 
-    `worded` puts the texts into other words.
+    `worded` rewrites each line, for example with arguments of a program in place of flags.
 
-    If the program has set up `logging` itself, its handlers get the records instead.
+    If the program has set up `logging` itself, its handlers get the records instead, and `worded` is not used.
     """
     if _ROOT.hasHandlers():
         yield

@@ -1,8 +1,8 @@
-"""Measured costs of schemes, from loss_record.json: trainings by scripts/loss_record.py, with dense ones for comparison.
+"""Measured costs of schemes. scripts/loss_record.py trains with each scheme and with dense, and writes loss_record.json.
 
 A cell is MODEL/OPTIMIZER/STEPS. Each scheme in a cell counts at the learning rate that was best for the first seed. Its cost is
 the difference from dense with the same seed. Language models are compared by their loss, and image models by their accuracy,
-since their loss is near 0.
+since the loss of an image model is near 0.
 """
 
 from __future__ import annotations

@@ -13,15 +13,16 @@ from psnode.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A combination as a paper defines it.
+    """A combination of codec, feedback rule and aggregator, with its settings, as a paper defines it.
 
     * codec, feedback, aggregator, downlink: specs, as strings so that the table of schemes needs no imports
     * downlink_lead: the lead of the weights sent over the master's, in multiples of their last change, unless --downlink-lead is
       given
     * momentum: momentum of the master's optimizer, unless --momentum or the feedback rule sets it (psnode.config.effects)
-    * gathers_decay: True if a momentum gathers weight decay like gradients, even if the sender has that momentum
+    * gathers_decay: True if weight decay enters the momentum like a gradient. If the workers hold the momentum, the master keeps
+      one of the weight decay alone
     * lr: the learning rate, unless --lr is given
-    * ratio_warmup: ratios of the sparsifier before its own, for `ratio_epochs` epochs each; empty: no warm-up
+    * ratio_warmup: ratios of the sparsifier during the warm-up, for `ratio_epochs` epochs each; empty: no warm-up
     * rule: the paper's rule for the learning rate, as text for users
     """
 

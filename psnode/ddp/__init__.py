@@ -6,7 +6,7 @@
 Every rank encodes its gradients of a bucket, and an all-gather sends the payloads to all ranks. Every rank decodes the payloads
 and adds them in the order of ranks, so that replicas stay bit-identical. Payloads of linear codecs are summed by an all-reduce
 instead. The hook replaces only DDP's own all-reduce; model, loop, optimizer and samplers stay as they are. For Lightning,
-`psnode.ddp.lightning` offers the hook as a callback. `RunRecords` records such a training for `psnode report`.
+`psnode.ddp.lightning` offers the hook as a callback. `RunRecords` records a DDP training for `psnode report`.
 """
 
 from psnode.errors import lacking

@@ -33,7 +33,7 @@ class BucketReduction:
     def __init__(self, memories: TensorMemories, undo: Undo, seed: int) -> None:
         self._memories, self._undo, self._seed = memories, undo, seed
         self.sent_bytes = 0
-        self.sent_by_all = 0  # payload bytes that all ranks have sent to each other
+        self.sent_by_all = 0  # payload bytes that all ranks together have sent
         self.received_by_all = 0
 
     def reduce(self, job: Job, step: int, exchange: Collectives) -> bool:
@@ -69,7 +69,7 @@ class BucketReduction:
         return all_finite(mean) if job.buffer.dtype == torch.float32 else bool(job.buffer.isfinite().all())
 
     def _count(self, bucket: Bucket, sizes: Sizes) -> None:
-        """Add the bytes of a bucket's payloads. `sizes`: of shape (ranks, payloads), the same on all ranks."""
+        """Add the bytes of a bucket's payloads to the counts. `sizes`: shape (ranks, payloads), equal on all ranks."""
         sent, summed = int(sizes.sum()), int(sizes[:, np.flatnonzero(bucket.merged)].sum())
         self.sent_by_all += sent
         self.received_by_all += (len(sizes) - 1) * (sent - summed) + summed

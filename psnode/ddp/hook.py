@@ -88,8 +88,8 @@ class HookState:
     def traffic(self) -> tuple[int, int]:
         """The payload bytes that all ranks together have sent and received so far; the same on every rank.
 
-        A rank sends a payload once and receives those of all others, or, of a codec whose payloads are summed, one sum. Payloads
-        that were never exchanged, since a gradient was not finite, do not count.
+        A rank sends each payload once. It receives the payloads of all other ranks, or one sum if the payloads of the codec are
+        summed. Payloads that are not exchanged because a gradient is not finite do not count.
         """
         return self._reduction.sent_by_all, self._reduction.received_by_all
 

@@ -29,13 +29,14 @@ _FLOAT32 = 4  # bytes
 class RunRecords:
     """Writes config.json, metrics.jsonl, evaluations.jsonl and summary.json of a DDP training, in a with statement.
 
-    All ranks enter the statement and may call the methods; rank 0 writes, and arguments of other ranks are ignored. `model`: the
-    network, whose parameters that require gradients are counted. `state`: the state of psnode's hook. None means DDP without it;
-    its all-reduce counts as a float32 gradient sent and one received by every rank. `settings`: values that JSON has, by name,
-    which reports compare; completed runs that differ by `seed` alone are one line. `step`: the number of updates before; a
-    run that is continued loses its records of later updates.
+    All ranks enter the statement and may call the methods. Rank 0 writes, and arguments of other ranks are ignored. `model`: the
+    network; the records count its parameters that require gradients. `state`: the state of psnode's hook; None for DDP without
+    the hook, whose all-reduce counts as one float32 gradient sent and one received by every rank. `settings`: values of JSON
+    types by name, which reports compare. Completed runs that differ by the setting `seed` alone are one line of a report.
+    `step`: the number of updates before this start. If it is not 0, the run continues, and its records of later updates are
+    deleted.
 
-    Entering raises ConfigurationError if `directory` holds a run and `step` is 0, or if another program is at work in it.
+    Entering raises ConfigurationError if `directory` holds a run and `step` is 0, or if another program is recording in it.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class RunRecords:
     def step(self, *, loss: float | None = None, lr: float | None = None, examples: int | None = None, **metrics: float) -> None:
         """Record an update, after `optimizer.step()`.
 
-        `loss` and `metrics`: values of this batch, recorded as rank 0 passes them. `examples`: those of all ranks together. The
-        time of the update is that since the last call.
+        `loss` and `metrics`: values of this batch, recorded as rank 0 passes them. `examples`: number of examples on all ranks
+        together. The recorded time of the update is the time since the last call, or since the statement was entered.
         """
         self._step += 1
         now, traffic = time.monotonic(), self._counted()

@@ -76,7 +76,7 @@ class Receiver:
         self.deal: Reshard | None = None  # the newest RESHARD received, until the training loop takes it
         self.statistics: dict[str, torch.Tensor] = {}  # buffers sent along with `deal` to a rank without its own
         self.applied: int | None = None  # number of gradients applied; None: the version number implies it
-        self.gradient_norm: float | None = None  # of the mean gradient in the version, before clipping; None if not told
+        self.gradient_norm: float | None = None  # of the mean gradient in the version, before clipping; None if not received
         self._answer_to_evaluation: Frame | None = None
         self.checkpoints: list[int] = []  # checkpoints to which this rank has still to contribute
 
@@ -115,7 +115,7 @@ class Receiver:
         return self._flags
 
     def await_answer(self) -> Frame:
-        """Block until the master answers an evaluation that this worker has reported. All other frames are kept."""
+        """Block until the master answers this worker's report of an evaluation, and return the answer. Keep all other frames."""
         while (found := self._answer_to_evaluation) is None:
             self._keep(self.listen())
         self._answer_to_evaluation = None

@@ -26,10 +26,11 @@ def export_folder(
 ) -> tuple[int, int]:
     """Write a checkpoint of a run to the folder `output`, and return its step and the number of tensors in the run's model.
 
-    `model_config`: the config.json of the run's model, or its folder; then transformers makes the model, and no other code is
-    executed. Otherwise the task must be executed, because only the task knows the model's configuration: `task` names it, or
-    `trust_run` allows the code named in the run's record. If the model, or exactly one part of it, is a model of transformers,
-    its own save_pretrained writes the folder. Raises ConfigurationError if there is no such model, and CheckpointError.
+    `model_config`: the config.json of the run's model, or the folder of that file. Given this, transformers makes the model, and
+    no other code is executed. Without it, the task must be executed, because only the task knows the model's configuration:
+    `task` names the task, or `trust_run` allows the code named in the run's record. If the model, or exactly one part of it, is a
+    model of transformers, the save_pretrained of this model writes the folder. Raises ConfigurationError if there is no model of
+    transformers, and CheckpointError.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"--output {output} exists already: name a folder that is new or empty")
@@ -56,7 +57,7 @@ def export_folder(
 
 
 def _require_task(train_dir: Path, task: str | None, *, named: bool) -> None:
-    """Raise ConfigurationError for a session's run, whose model only its program makes, unless a task is `named`."""
+    """Raise ConfigurationError for the run of a session, whose model only its program can make, unless a task is `named`."""
     if task is not None and task.startswith(PASSED) and not named:
         raise ConfigurationError(
             f"the run in {train_dir} trains {task.removeprefix(PASSED)}, which its own program made: name its config.json by "
@@ -66,15 +67,15 @@ def _require_task(train_dir: Path, task: str | None, *, named: bool) -> None:
 
 
 def _of_config(place: Path, task: str | None, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Return a model of transformers by its config.json, of the class that the run's record or else the file names.
+    """Return a model of transformers from the config.json in `place`, of the class that `task` or else the config.json names.
 
-    `task`: the recorded task. Its dtype is that of the run's `tensors`. No code beside transformers' own is executed. Raises
-    ConfigurationError.
+    `task`: the task in the run's record. The model has the dtype of the run's `tensors`. Only code of transformers is executed.
+    Raises ConfigurationError if there is no such model.
     """
     from psnode.tasks.torchvision_ops import import_torchvision
 
     try:
-        import_torchvision()  # before transformers, which imports it: torchvision's operators may be built for another torch
+        import_torchvision()  # before transformers imports torchvision, whose operators may be built for another torch
         import transformers
     except ImportError as error:
         raise ConfigurationError(f"--config needs the package transformers ({error}): {installing('frameworks')}") from None

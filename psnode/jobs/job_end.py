@@ -40,7 +40,10 @@ class Told(NamedTuple):
 
 
 def watch() -> None:
-    """Report the exit of this process to the launcher, and shorten it, unless the process bypasses atexit."""
+    """Register a function that reports this process's exit to the launcher and makes the exit shorter.
+
+    It is not called if the process bypasses atexit.
+    """
     atexit.unregister(_leave_as)
     atexit.register(_leave_as, os.getpid())
 
@@ -68,9 +71,9 @@ def _leave_as(pid: int) -> None:
 
 
 def _spare_the_last_collections() -> None:
-    """Take all objects from Python's collector of cycles, whose last passes over torch's and Numba's objects take a second.
+    """Exempt all objects from Python's cycle collector, whose last passes over torch's and Numba's objects take a second.
 
-    Files in cycles, which these passes would have closed, are flushed instead.
+    These passes would have closed files that are part of cycles, so all open files are flushed first.
     """
     for found in gc.get_objects():
         if type(found) in _BUFFERED:

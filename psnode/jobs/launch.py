@@ -293,7 +293,7 @@ def _master_is_here(hostfile: Path | str | None, mpirun_args: Sequence[str], env
 
 
 def _where(ranks: int, hostfile: Path | str | None, mpirun_args: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the words for the number of hosts that get ranks; empty if mpirun is to find them itself."""
+    """Return " on N hosts" for the number of hosts that get ranks; empty if only mpirun knows the number."""
     if hostfile is None:
         return " on 1 host" if _stays_here(mpirun_args, environment) else ""
     number = None if mpirun_args else used(Path(hostfile), ranks)

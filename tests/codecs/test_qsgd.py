@@ -93,7 +93,10 @@ def test_norms_are_those_of_the_buckets(spec: str, levels: int, bucket: int, nor
 @pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
 @pytest.mark.parametrize("make", [gaussian, student, lambda n: recorded().reshape(-1)[:n]])
 def test_variance_is_that_of_the_formula(spec: str, levels: int, bucket: int, norm: str, make: object) -> None:
-    """Compare the mean over 300 encodes within 5 %, and the formula with the paper's bound min(B / s^2, sqrt(B) / s)."""
+    """Compare the formula with the mean squared error of 300 encodes (within 5 %), and for the L2 norm with the paper's bound.
+
+    The bound is min(B / s^2, sqrt(B) / s) times the squared norm of the input, for buckets of B values and s levels.
+    """
     x = make(5000)  # type: ignore[operator]
     codec = get_codec(spec)
     losses = [np.sum((codec.decode(codec.encode(x, Key.derive(r))) - x.astype(np.float64)) ** 2) for r in range(300)]

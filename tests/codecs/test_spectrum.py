@@ -58,7 +58,8 @@ def test_values_are_the_singular_values(name):
     expected = expected[expected > NOISE * expected[0]]
     values = spectrum(matrix).values
     assert values.shape == expected.shape
-    # the Gram matrix squares values: an error of 1e-15 of the largest eigenvalue is divided by twice the singular value
+    # The eigenvalues of the Gram matrix are the squares of the singular values. So an error of 1e-15 of the largest eigenvalue
+    # becomes that error over twice the singular value.
     assert np.all(np.abs(values - expected) <= 1e-13 * expected[0] ** 2 / expected)
 
 

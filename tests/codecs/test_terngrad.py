@@ -18,7 +18,7 @@ INPUTS = {"gaussian": gaussian(5000), "student": student(5000), "recorded": reco
 
 
 def parts_of(payload: Payload) -> tuple[np.float32, np.ndarray]:
-    """Return scale and digits, by the byte table."""
+    """Return the scale and the ternary digits of a payload, in the layout of docs/payload-format.md."""
     body = body_of(payload.to_bytes())
     return np.frombuffer(body[:4], "<f4")[0], digits_of(body[4:], payload.size, 2560)
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.serial
 
 Launched = Callable[..., Any]
 FLAGS = ["--scheme", "qsgd", "--feedback", "ef", "--deadline", "6", "--record-history", "--hash-every", "10"]
-# rounds that compare weights count as pauses, and one of these may be the one that is delayed
+# The delayed round may be a round that compares weights, to which the deadline of pauses applies.
 FLAGS += ["--pause-deadline", "20"]
 
 

@@ -62,7 +62,7 @@ def test_the_memory_is_the_decayed_sum_of_gradients_minus_sent_values(alpha: flo
 
 
 def test_with_both_parameters_1_it_is_error_feedback() -> None:
-    """Use a codec that is already a contraction, so that both rules code alike: the same bytes and the same memory."""
+    """Compare payloads and residuals with those of ef. topk is a contraction, so that both rules encode the same values."""
     ours, theirs, codec = get_feedback("ecq:alpha=1,beta=1"), get_feedback("ef"), get_codec("topk:ratio=0.05")
     error, residual = ours.init(SIZE), theirs.init(SIZE)
     for step, g in enumerate(gradients(50)):

@@ -128,7 +128,7 @@ def _ended(process: subprocess.Popen[str], way: Access) -> int:
 
 
 def show(way: Access, lines: int) -> int:
-    """Print the last `lines` lines of the last job's log, and return the exit code."""
+    """Print the last `lines` lines of the last job's log, and return the exit code of this command, not of the job."""
     return _follower(way, "jobs/last", str(lines), "once").wait()
 
 

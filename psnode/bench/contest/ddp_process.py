@@ -170,7 +170,7 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
 
 
 def averaged_state(model: torch.nn.Module, dist: Any) -> dict[str, torch.Tensor]:
-    """Return a copy of the state of `model` with the mean of all ranks' buffers; all ranks call this."""
+    """Return a copy of the state of `model`, in which floating-point buffers are means over all ranks. All ranks call this."""
     import torch
 
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -193,7 +193,7 @@ def save(model: torch.nn.Module, directory: Path, step: int, dist: Any) -> None:
 
 
 def exit_after(module: str, work: Callable[[], None]) -> NoReturn:
-    """Do the work of a process of torch.distributed, tell an error in one line that begins with `module`, and exit.
+    """Call `work` and exit with code 0, or print an error in one line that begins with `module` and exit with code 1.
 
     gloo's threads outlive a failed collective, so the process exits without joining them.
     """

@@ -1,8 +1,8 @@
 """Delayed links between emulated hosts; netlab.sh --rate RATE,ROUND_TRIP runs this in the namespace of its switch.
 
-delay_forwarder.py SECONDS COUNT  COUNT pairs of devices, portI and farI: a frame sent to one comes out of the other SECONDS later
+delay_forwarder.py SECONDS COUNT      make COUNT pairs of devices, portI and farI; forward frames within each pair, SECONDS later
 
-Prints a line when the devices exist, and forwards until one is removed; farI may be moved to another namespace meanwhile.
+The program prints a line when the devices exist, and forwards until a device is removed. farI may be moved to another namespace.
 """
 
 from __future__ import annotations

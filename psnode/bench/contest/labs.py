@@ -1,4 +1,4 @@
-"""Commands on emulated hosts, by the script netlab.sh beside this module."""
+"""Commands on hosts that the script netlab.sh, beside this module, emulates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_hosts(
     The arguments are options of the script. Raises ConfigurationError if the script cannot emulate hosts here, TransportError if
     the command fails or takes longer than `seconds`.
     """
-    # bash is named because the script may have been installed without the right to be executed
+    # bash runs the script, because an installation may have removed its permission to be executed
     options = ["--hosts", str(hosts), "--rate", rate, "--counters", str(counters), *(["--each"] if each else [])]
     line = ["bash", str(SCRIPT), *options, "--"]
     try:

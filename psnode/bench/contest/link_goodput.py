@@ -1,9 +1,9 @@
-"""Goodput in Mbit/s between two emulated hosts; netlab.sh runs it on both.
+"""Goodput in Mbit/s between two emulated hosts; netlab.sh runs this program on both hosts.
 
-link_goodput.py send|receive ADDRESS BYTES START      ADDRESS: the receiver's; BYTES: the number of bytes to time
+link_goodput.py send|receive ADDRESS BYTES START      ADDRESS: the receiver's address; BYTES: the number of bytes to time
 
-The receiver prints the rate of the BYTES that follow the first START bytes; these use up the bursts of two shapers and let TCP's
-window grow.
+The receiver prints the rate of the BYTES that follow the first START bytes. The first bytes use up the bursts of two shapers and
+let TCP's window grow.
 """
 
 import socket

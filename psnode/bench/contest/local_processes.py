@@ -1,4 +1,4 @@
-"""Processes of torch.distributed on this host, which communicate by gloo over the loopback interface."""
+"""Processes of torch.distributed on this host; they communicate by gloo over the loopback interface."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from psnode.errors import TransportError
 def run_processes(
     command: Sequence[str], workers: int, seconds: float | None, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Run a command as `workers` processes, with the variables of torch.distributed and one thread each.
+    """Run a command as `workers` processes, each with the environment variables of torch.distributed and one thread.
 
-    Raises TransportError if a process fails, or if one still runs after `seconds` (None: no limit).
+    Raises TransportError if a process fails, or if a process still runs after `seconds` (None: no limit).
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

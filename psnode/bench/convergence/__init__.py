@@ -1,10 +1,10 @@
 """`psnode bench convergence`: train the same model on the same data with several schemes for the same number of steps.
 
 Each run is a separate job: `psnode launch -n P -- train ...`, or `psnode train --local P ...` on hosts with few cores, which
-gives the same sums without ranks that wait in MPI. Its checkpoints are then evaluated: the last one, or one every
+computes the same sums without ranks that wait in MPI. Then the last checkpoint of the run is evaluated, or a checkpoint every
 `--evaluate-every` steps. All figures come from the files of the run: accuracy and loss on the test set, bytes in each direction,
 times of a step.
 
-A table of many runs takes hours. The same command, given again after an interruption, reads finished runs, resumes runs that left
-a checkpoint, and begins the others anew.
+A table of many runs takes hours. If the same command is given again after an interruption, it reads finished runs, resumes runs
+that have a checkpoint, and begins the others anew.
 """

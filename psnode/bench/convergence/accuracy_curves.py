@@ -15,11 +15,11 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 class CurvePoint(NamedTuple):
-    """An evaluation after `step` steps. All sums are those of the steps up to this one.
+    """An evaluation after `step` steps. Bytes and seconds are sums over the steps up to `step`.
 
-    `top1`: a fraction, None for a task without accuracy. `nbytes`: bytes through the link of one worker, in and out.
-    `link_bytes`: bytes that pass the busiest link one after another: in a star all bytes of the job, through the master's link.
-    `seconds`: measured. `computing`: seconds of the computation of one worker and of the master, without waiting and transfer.
+    `top1`: a fraction; None for a task without accuracy. `nbytes`: bytes through the link of one worker, in and out.
+    `link_bytes`: bytes that pass the busiest link one after another. In a star, all bytes of the job pass the master's link.
+    `seconds`: measured time. `computing`: seconds in which one worker and the master compute, without waiting and transfer.
     """
 
     step: int
@@ -31,16 +31,16 @@ class CurvePoint(NamedTuple):
     computing: float
 
     def at_rate(self, rate: float | None) -> float | None:
-        """Return an estimate of the seconds on links of `rate` bits a second: computation, then transfer, without overlap."""
+        """Return the estimated seconds on links of `rate` bit/s, None without a rate: computation, then transfer, no overlap."""
         return None if rate is None else self.computing + 8 * self.link_bytes / rate
 
     def as_dict(self, rate: float | None) -> dict[str, Any]:
-        """Return the fields, and as `at_rate` the estimate for `rate`."""
+        """Return the fields as a dict, with the estimate for links of `rate` bit/s under `at_rate`."""
         return {**self._asdict(), "at_rate": self.at_rate(rate)}
 
 
 def rate_of(text: str) -> float:
-    """Return the bits per second of a rate such as 100mbit or 1gbit. Raises ConfigurationError."""
+    """Return the bits per second of a rate such as 100mbit or 1gbit. Raises ConfigurationError for any other text."""
     match = _RATE.fullmatch(text)
     if match is None or not float(match[1]):
         raise ConfigurationError(f"--rate must be a number above 0 with kbit, mbit or gbit, such as 100mbit, not {text!r}")
@@ -48,9 +48,9 @@ def rate_of(text: str) -> float:
 
 
 def mean_curve(curves: Sequence[Sequence[CurvePoint]], rate: float | None) -> list[dict[str, Any]]:
-    """Return the mean curve of runs that differ by their seed, a dict for each step that all of them evaluated.
+    """Return the mean curve of runs that differ by their seed: a dict for each step that all runs have evaluated.
 
-    `at_rate` is an estimate of the seconds on links of `rate` bits a second, None without a rate.
+    `at_rate` is the estimated time in seconds on links of `rate` bit/s; None without a rate.
     """
     steps = sorted(set[int].intersection(*({point.step for point in curve} for curve in curves)))
     found = []
@@ -66,7 +66,7 @@ def mean_curve(curves: Sequence[Sequence[CurvePoint]], rate: float | None) -> li
 
 
 def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the Pareto front of `rows`, by ascending bytes: those than which no other has fewer bytes and a better result."""
+    """Return the Pareto front of `rows`, by ascending bytes: the rows with a better result than every row with fewer bytes."""
     found: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: (row["curve"][-1]["nbytes"], -merit(row))):
         if not found or merit(row) > merit(found[-1]):

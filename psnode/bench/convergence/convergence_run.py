@@ -19,16 +19,16 @@ from psnode.records.branches import evaluations
 from psnode.records.directory import saved_config, saved_run
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records
 
-_SETTLED = 0.1  # the share of a run's steps, its first ones, left out of its times: compilation, cold caches
-_COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # parts of a step's time without waiting and transfer
+_SETTLED = 0.1  # share of a run's steps, from the first, that its times leave out: kernels compile, and caches are cold
+_COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # parts of a step in which a process computes
 
 
 @dataclass(frozen=True)
 class ConvergenceRun:
     """One training run.
 
-    `flags`: a scheme and its settings; `common`: the flags of all runs. `evaluate_every`: steps between evaluations; 0: only the
-    last checkpoint is evaluated.
+    `flags`: a scheme and its settings. `common`: the flags of all runs. `evaluate_every`: the steps between evaluations; with 0,
+    only the last checkpoint is evaluated.
     """
 
     flags: tuple[str, ...]
@@ -51,15 +51,15 @@ class ConvergenceRun:
         train = ["train", *self.common, "--scheme", scheme, *own, "--seed", str(self.seed)]
         train += ["--train-dir", str(self.directory), "--eval-freq", str(self.evaluate_every)]
         if self.evaluate_every:
-            train += ["--keep-last", "0"]  # all, until they are evaluated
+            train += ["--keep-last", "0"]  # keeps all checkpoints until they are evaluated
         workers = str(self.workers)
         return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
 
     def complete(self) -> None:
         """Train and evaluate, unless already done; then delete the checkpoints that were written for evaluations.
 
-        Raises DivergedError if the training diverged, also by an earlier call; PsnodeError on another failure or if the directory
-        holds another run.
+        Raises DivergedError if the training diverges now or did so in an earlier call. Raises PsnodeError if anything else fails,
+        or if the directory holds another run.
         """
         require_same(self.directory, self.arguments)
         if (self.directory / "config.json").exists():
@@ -84,13 +84,13 @@ class ConvergenceRun:
             raise PsnodeError(f"{self.directory} was made when its scheme meant something else: choose another --output")
 
     def _require_sound(self) -> None:
-        """Raise DivergedError if the training has diverged before: it would again."""
+        """Raise DivergedError if the training diverged in an earlier call, since it would diverge again."""
         summary = self.directory / SUMMARY
         if summary.exists() and read_json(summary).get("exit_code") == DivergedError.exit_code:
             raise DivergedError(f"{self._name} diverged: delete {self.directory} to train it again")
 
     def _is_evaluated(self) -> bool:
-        """Return True if every checkpoint that the run keeps, and its last step, have been evaluated."""
+        """Return True if the last step and every kept checkpoint of the run have been evaluated."""
         steps = {checkpoint.step_of(path) for path in checkpoint.complete(self.directory)} | {finished(self.directory)}
         return steps <= {record["step"] for record in evaluations(self.directory, EVALUATIONS)}
 

@@ -1,4 +1,4 @@
-"""Plot of `psnode bench convergence`: accuracy over steps, bytes and seconds, and the Pareto front at the end."""
+"""Plot of `psnode bench convergence`: accuracy over steps, bytes and seconds, and the Pareto front of the last evaluations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _FORMATS = (".pdf", ".png", ".svg")
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigurationError if `draw_curves` could not write `path`, so that this is known before anything is trained."""
+    """Raise ConfigurationError if matplotlib is missing or cannot write files like `path`. Called before any training."""
     require_matplotlib()
     if path.suffix not in _FORMATS:
         raise ConfigurationError(f"--plot {path} must end with {', '.join(_FORMATS)}")
 
 
 def draw_curves(result: Mapping[str, Any], path: Path) -> None:
-    """Write the plot to `path`, in the format of its ending."""
+    """Write the plot to `path`, in the format that the suffix of `path` names."""
     figure = curves_figure(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -34,8 +34,8 @@ def draw_curves(result: Mapping[str, Any], path: Path) -> None:
 def curves_figure(result: Mapping[str, Any]) -> Figure:
     """Return the plot of a result of `psnode bench convergence`.
 
-    Curves are means over the seeds, and bands a standard error to each side. Accuracy in per cent, or the loss if a contender has
-    no accuracy. The panel over seconds is left out if the result has no rate.
+    Curves are means over the seeds, with a band of one standard error on each side. They show accuracy in per cent, or the loss
+    if a contender has no accuracy. The panel over seconds is left out if the result has no rate.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -81,7 +81,7 @@ def _curve(panel: Axes, places: list[float], figures: list[tuple[float, float]],
 
 
 def _pareto(panel: Axes, result: Mapping[str, Any], figure_of: Callable[[Mapping[str, Any]], tuple[float, float]]) -> None:
-    """Draw the last evaluation of every contender over its bytes, and the front as a line of steps."""
+    """Draw the last evaluation of every contender over its bytes, and the Pareto front as a step function."""
     ends = [(row["curve"][-1]["nbytes"] / 1e6, *figure_of(row["curve"][-1])) for row in result["rows"]]
     for number, (place, mean, error) in enumerate(ends):
         panel.errorbar([place], [mean], [error], fmt="o", color=f"C{number}", capsize=3, ms=5)

@@ -27,7 +27,8 @@ PREFIX = "ddp:"
 PROGRAM, RESULT = "program.json", "result.json"
 _HOOKS = ("fp32", "fp16", "bf16", "powersgd")
 _OPTIMIZERS = ("sgd", "adam", "adamw")
-# settings that DDP follows; those that are free do not change what psnode trains
+# Settings that DDP follows. Free settings, which may differ when a run is resumed, are accepted too, since they do not change
+# what psnode trains.
 _FOLLOWED = frozenset(
     {
         "task", "task_option", "network", "dataset", "synthetic_shape", "synthetic_classes", "synthetic_examples", "batch_size",
@@ -35,18 +36,18 @@ _FOLLOWED = frozenset(
         "warmup_epochs", "scheme",
     }
 )  # fmt: skip
-_NOT_FOLLOWED = frozenset({"enable_gpu", "init_from"})  # free settings that DDP would have to follow
+_NOT_FOLLOWED = frozenset({"enable_gpu", "init_from"})  # free settings that DDP would have to follow, but does not
 
 
 class DdpRun(ConvergenceRun):
     """A training by DDP over gloo on this host, with the task, optimizer and schedule that psnode's settings describe.
 
-    The first of `flags` is ddp:HOOK, of the hooks fp32, fp16, bf16 and powersgd of `psnode bench peers`.
+    The first of `flags` is ddp:HOOK, where HOOK is fp32, fp16, bf16 or powersgd with its parameters, as for `psnode bench peers`.
     """
 
     @property
     def communication(self) -> str:
-        """The hook. Raises ConfigurationError for an unknown one."""
+        """The hook with its parameters. Raises ConfigurationError for an unknown hook."""
         found = self.flags[0].removeprefix(PREFIX)
         kind = Communication.parse(found).kind
         if kind not in _HOOKS:
@@ -54,7 +55,10 @@ class DdpRun(ConvergenceRun):
         return found
 
     def config(self) -> Config:
-        """Return the settings, with learning rate and momentum of the scheme dense. Raises ConfigurationError for others."""
+        """Return the settings; learning rate and momentum are those of the scheme dense unless set.
+
+        Raises ConfigurationError for a setting that DDP does not follow.
+        """
         words = [*self.common, *self.flags[1:], "--seed", str(self.seed)]
         command = click.Command("train", params=[click_option(setting, "") for setting in settings().values()])
         given = {name: value for name, value in command.make_context("train", words).params.items() if value not in (None, ())}
@@ -74,11 +78,11 @@ class DdpRun(ConvergenceRun):
         )
 
     def check(self) -> None:
-        """Raise ConfigurationError for a hook or a setting that DDP is not trained with."""
+        """Raise ConfigurationError for an unknown hook, or for a setting that DDP does not follow."""
         self.program()
 
     def program(self) -> dict[str, Any]:
-        """Return the program of the processes, see `program_of`."""
+        """Return the program of the processes, as `program_of` reads it."""
         return {
             "communication": self.communication, "config": self.config().to_dict(), "evaluate_every": self.evaluate_every,
             "directory": str(self.directory.absolute()),
@@ -87,7 +91,7 @@ class DdpRun(ConvergenceRun):
     def complete(self) -> None:
         """Train and evaluate, unless already done.
 
-        Raises DivergedError if the training diverged, also by an earlier call, and TransportError if a process fails.
+        Raises DivergedError if the training diverges now or did so in an earlier call, and TransportError if a process fails.
         """
         words = [*self.flags, *self.common, str(self.seed), str(self.workers), str(self.evaluate_every)]
         require_same(self.directory, words)
@@ -105,7 +109,7 @@ class DdpRun(ConvergenceRun):
             raise DivergedError(f"{self._name} diverged: delete {self.directory} to train it again")
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the report, as of a run by psnode; DDP does not tell how long its hooks encode."""
+        """Return the figures that a run of psnode reports. `encode` is None, since DDP does not time its hooks."""
         found, last = read_json(self.directory / RESULT), self.curve()[-1]
         each_way = last.nbytes / last.step / 2
         return {
@@ -117,8 +121,8 @@ class DdpRun(ConvergenceRun):
     def curve(self) -> list[CurvePoint]:
         """Return a point for each evaluation.
 
-        A ring all-reduce of s bytes among P workers sends 2 (P - 1) / P s bytes over each link in each direction, at once. The
-        computation includes the exchange over the loopback interface.
+        A ring all-reduce of s bytes among P workers sends 2 (P - 1) / P s bytes over each link, in both directions at the same
+        time. `computing` includes the exchange over the loopback interface.
         """
         found = read_json(self.directory / RESULT)
         share = 2 * (self.workers - 1) / self.workers
@@ -133,7 +137,7 @@ class DdpRun(ConvergenceRun):
 
 
 def is_ddp(flags: tuple[str, ...]) -> bool:
-    """Return True for the flags of a contender that DDP trains."""
+    """Return True if `flags` are those of a contender that DDP trains."""
     return flags[0].startswith(PREFIX)
 
 

@@ -27,15 +27,15 @@ from psnode.records.metrics import write_atomically
 if TYPE_CHECKING:
     import torch
 
-_DEADLINE = timedelta(hours=1)  # of an exchange, which waits while rank 0 evaluates
-_LEAST_GAIN = 2  # PowerSGD leaves a matrix as it is if its factors are not this much smaller: torch's min_compression_rate
+_DEADLINE = timedelta(hours=1)  # of an exchange, in which the other ranks wait while rank 0 evaluates
+_LEAST_GAIN = 2  # PowerSGD factorizes a matrix only if that saves more than this factor: torch's min_compression_rate
 
 
 def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]], step: int) -> int:
-    """Return the bytes that a rank gives to the all-reduces of a step, counted from 1; `shapes`: those of the gradients.
+    """Return the bytes that a rank contributes to the all-reduces of `step`, which is counted from 1.
 
-    PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) sends float32 factors of n x r and m x r values for an n x m matrix,
-    and before iteration `start`, counted from 0, whole gradients.
+    `shapes`: the shapes of the gradients. PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) sends whole gradients before
+    iteration `start`, which is counted from 0. Then it sends float32 factors of n x r and m x r values for an n x m matrix.
     """
     sizes = [(shape[0], math.prod(shape[1:])) for shape in ((*each, 1) if len(each) < 2 else each for each in map(tuple, shapes))]
     whole = sum(n * m for n, m in sizes)
@@ -50,7 +50,7 @@ def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]],
 
 
 def optimizer_of(config: Config, parameters: Any) -> torch.optim.Optimizer:
-    """Return torch's optimizer with the settings of `config`, which are resolved."""
+    """Return torch's optimizer with the settings of `config`, in which learning rate and momentum are set."""
     import torch
 
     assert config.lr is not None and config.momentum is not None
@@ -65,7 +65,7 @@ def optimizer_of(config: Config, parameters: Any) -> torch.optim.Optimizer:
 
 @dataclass
 class TrainingFigures:
-    """Figures of the training so far: points of the curve, seconds of each step, and bytes given to all-reduces."""
+    """Figures of the training so far: points of the curve, seconds of each step, and bytes contributed to all-reduces."""
 
     points: list[dict[str, Any]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -73,7 +73,7 @@ class TrainingFigures:
 
 
 def train(communication: Communication, config: Config, evaluate_every: int) -> dict[str, Any]:
-    """Train on this process's shard, and return the result; its `points` are empty except on rank 0."""
+    """Train on this process's shard, and return the result. Its `points` are empty on all ranks except rank 0."""
     import torch
     from torch import distributed as dist
 
@@ -135,7 +135,7 @@ def main(path: str) -> None:
         dist.init_process_group("gloo", timeout=_DEADLINE)
         try:
             result = train(Communication.parse(communication), config, evaluate_every)
-        except DivergedError as error:  # the other ranks diverge in the same step, or end as this one leaves them
+        except DivergedError as error:  # the other ranks diverge in the same step, or fail because this rank ends
             write_atomically(directory / RESULT, to_json({"diverged": in_one_line(error)}).encode() + b"\n")
             raise
         if dist.get_rank() == 0:

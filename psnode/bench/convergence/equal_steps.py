@@ -28,8 +28,8 @@ _NAMED = re.compile(r"\s*([^=:]*?)\s*=(.*)", re.DOTALL)
 def named_runs(texts: Iterable[str]) -> dict[str, str]:
     """Return the flags of each of `texts` by its name.
 
-    A text is a scheme and flags of its own, which is then its name too, or NAME=SCHEME [FLAGS]; a NAME has no colon and no flag.
-    Raises ConfigurationError for a name given twice.
+    A text is SCHEME [FLAGS], whose name is the whole text, or NAME=SCHEME [FLAGS], where NAME contains no colon and no flag.
+    Raises ConfigurationError if a text has no scheme, or if two texts with different flags have the same name.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -48,10 +48,10 @@ class Comparison:
     """Contenders, seeds and learning rates of a comparison.
 
     * runs: flags of each contender by its name: a scheme and its own flags
-    * lrs: learning rates to try, as text; each contender is reported at its rate of best accuracy
-    * screen: compare the rates on the first seed alone, and run the other seeds at the best rate only
-    * pattern: a run whose flags and seed are replaced
-    * rate: bits a second of the links for which seconds are estimated; None: no estimate
+    * lrs: learning rates to try, as text; each contender is reported at its best rate, by accuracy or else by loss
+    * screen: True to compare the rates on the first seed alone, and to run the other seeds only at the best rate
+    * pattern: a run from which each run is made by replacing flags and seed
+    * rate: bit/s of the links for which seconds are estimated; None: no estimate
     """
 
     runs: dict[str, str]
@@ -62,7 +62,7 @@ class Comparison:
     rate: float | None = None
 
     def of(self, name: str, lr: str, seed: int) -> ConvergenceRun:
-        """Return a contender's run at a learning rate, "" for that of its flags."""
+        """Return a contender's run at the learning rate `lr`; with "", at the rate of its flags or its scheme."""
         flags = (*shlex.split(self.runs[name]), *(("--lr", lr) if lr else ()))
         found = replace(self.pattern, flags=flags, seed=seed)
         return DdpRun(**vars(found)) if is_ddp(flags) else found
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """The learning rates that each contender tries."""
+        """The learning rates that each contender tries; "" is the rate of its flags or its scheme."""
         return self.lrs or ("",)
 
     @property
@@ -87,8 +87,8 @@ class Comparison:
     def rows(self, jobs: int) -> list[dict[str, Any]]:
         """Train what is missing, `jobs` runs at a time, and return a row for each contender.
 
-        A rate at which a run diverged is not the best, and its figures in `tried` are None. Raises DivergedError if a contender
-        has no other rate.
+        A rate at which a run diverged is never the best, and its figures in `tried` are None. Raises DivergedError if a contender
+        diverged at every rate.
         """
         trials = [self.of(name, lr, seed) for seed in self.tuning for name in self.runs for lr in self.rates]
         diverged = _complete(trials, jobs, tolerant=len(self.rates) > 1)
@@ -98,7 +98,10 @@ class Comparison:
         return [self._row(name, best[name], tried[name]) for name in self.runs]
 
     def _tried(self, name: str, diverged: dict[ConvergenceRun, DivergedError]) -> dict[str, dict[str, Any]]:
-        """Return the figures of a contender by its learning rates, without those at which it diverged."""
+        """Return the figures of a contender by learning rate, without the rates at which it diverged.
+
+        Raises DivergedError if it diverged at every rate.
+        """
         found, errors = {}, []
         for lr in self.rates:
             runs = [self.of(name, lr, seed) for seed in self.tuning]
@@ -126,9 +129,9 @@ class Comparison:
 
 
 def _complete(runs: Sequence[ConvergenceRun], jobs: int, *, tolerant: bool) -> dict[ConvergenceRun, DivergedError]:
-    """Train and evaluate `runs`, `jobs` at a time; after a failure, begin no further run.
+    """Train and evaluate `runs`, `jobs` at a time, and return the errors of runs that diverged.
 
-    With `tolerant`, a run that diverges is no failure: return such runs.
+    No further run is begun after a failure. A divergence counts as a failure unless `tolerant`.
     """
     pool = ThreadPoolExecutor(jobs)
     diverged: dict[ConvergenceRun, DivergedError] = {}
@@ -171,9 +174,9 @@ def run(
     """Train and evaluate each of `runs`, texts such as "qsgd", "sign=signsgd --lr 0.001" or "ddp:powersgd:rank=2".
 
     `common`: flags of all runs. `lrs`, `screen`: as in `Comparison`. `jobs`: number of runs at a time; with more than one, the
-    times say little. `evaluate_every`: steps between evaluations; 0: one at the end. `rate`: rate of the links for which seconds
-    are estimated. Runs write to `output`/RUN-seed. Raises PsnodeError when a run ends with a nonzero exit code; no further run is
-    then begun.
+    times say little. `evaluate_every`: steps between evaluations; 0: one evaluation at the end. `rate`: rate of the links for
+    which seconds are estimated. Runs write to `output`/RUN-seed. Raises PsnodeError if a run ends with a nonzero exit code; then
+    no further run is begun.
     """
     pattern = ConvergenceRun((), tuple(shlex.split(common)), 0, workers, local, output, evaluate_every)
     bits = None if rate is None else rate_of(rate)
@@ -192,7 +195,7 @@ def main(
     plot_file: Path | None,
     **comparison: Any,
 ) -> int:
-    """Run, print the table, write the requested files, and return the exit code."""
+    """Run the comparison, print its table, write the requested files, and return the exit code."""
     if plot_file is not None:
         check_plot(plot_file)
     result = run(**comparison, lrs=[f"{lr:g}" for lr in lrs])

@@ -26,7 +26,7 @@ def edge_notes(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _beyond(inner: float, edge: float) -> float:
-    """Return the rate as far from `edge` as `edge` is from `inner`, as a ratio, to one digit."""
+    """Return the rate beyond `edge` that has the same ratio to `edge` as `edge` to `inner`, rounded to one digit."""
     return float(f"{edge * edge / inner:.0e}")
 
 
@@ -50,15 +50,15 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def _ratio(row: Mapping[str, Any]) -> str:
-    """Return the ratio as text; empty for one worker under DDP, which sends nothing."""
+    """Return the compression ratio as text; empty if nothing is sent, as by one worker under DDP."""
     return "" if row["ratio"] is None else f"{row['ratio']:.1f}"
 
 
 def csv_table(result: Mapping[str, Any]) -> str:
     """Return a line for each evaluation of each seed.
 
-    `top1` is a fraction, empty for a task without accuracy. `bytes` and seconds are sums up to the step: bytes in and out of one
-    worker; seconds measured, and estimated on links of the result's rate, empty without a rate.
+    `top1` is a fraction; empty for a task without accuracy. `bytes` (in and out of one worker) and `seconds` (measured) are sums
+    up to the step. `seconds_at_rate` is the estimate for links of the result's rate; empty without a rate.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -72,7 +72,7 @@ def csv_table(result: Mapping[str, Any]) -> str:
 
 
 def latex(result: Mapping[str, Any]) -> str:
-    r"""Return a table for the package booktabs: means and standard errors over the seeds. Text is escaped; \input takes it."""
+    r"""Return a LaTeX table for \input, in the style of booktabs: means and standard errors over the seeds. Text is escaped."""
     accurate = all(row["top1"] is not None for row in result["rows"])
     heads = ("run", "learning rate", r"accuracy (\%)" if accurate else "loss", "kB up", "kB down", "ratio")
     rows = [" & ".join(_cells(row, accurate)) + r" \\" for row in result["rows"]]

@@ -86,10 +86,11 @@ def squares(x: Floats, codes: Bytes, sums: Float64s) -> None:
 
 @kernel
 def cells_of(codes: Bytes, sizes: Int64s, key: Words, stream: int, cells: Int64s) -> None:
-    """Write the bucket of every coordinate: bucket floor(w n / 2^32) of the n = sizes[k] buckets of its cluster k.
+    """Write the number of the bucket of every coordinate to `cells`.
 
-    The buckets of the clusters are numbered consecutively. w is the word that rng.fill writes to i mod 256 for calls 64 b .. 64 b
-    + 63, for coordinate i of block b = i div 256.
+    A coordinate of cluster k goes to bucket floor(w n / 2^32) of the n = sizes[k] buckets of the cluster; the buckets of all
+    clusters are numbered consecutively. w is a random word: for coordinate i, rng.fill makes the calls 64 b .. 64 b + 63, where
+    b = floor(i / 256), and w is entry i mod 256 of its output.
     """
     first = np.zeros(sizes.size, np.int64)
     for k in range(1, sizes.size):

@@ -115,7 +115,7 @@ def _unpack(data: Masks, at: int, count: int, lanes: int, rows: Masks) -> None:
 
 @kernel
 def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
-    """Write at least `count` random words of `stream`, rounded up to a multiple of 256, from call `first` on."""
+    """Write `count` random words of `stream` to `out`, from call `first` on; `count` is rounded up to a multiple of 256."""
     wide()
     for start in range(0, count, rng.HALF):
         rng.fill_here(out[start : start + rng.HALF], key, stream, first + start // 4)

@@ -42,7 +42,7 @@ def split(state: Any, chances: Any, used: Any) -> tuple[Any, Any, Any]:
 
 
 def narrow(ranges: Any) -> Any:
-    """Return the mask of the lanes that take a word."""
+    """Return the mask of the lanes whose range is below 2^16, so that they write or read the next 16-bit word."""
     return ranges < (1 << 16)
 
 

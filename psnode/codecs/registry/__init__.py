@@ -53,8 +53,8 @@ def register(cls: type[Codec]) -> None:
 def get_codec(text: str) -> Codec:
     """Return the codec of a spec string such as qsgd:levels=15; get_codec(repr(codec)) == codec.
 
-    FILE:NAME[:parameter=value,...], as in `--codec`, executes the Python file, anew if it has changed, and registers its codec
-    NAME. Raises CodecSpecError, and ConfigurationError if the file cannot be used.
+    For FILE:NAME[:parameter=value,...], as in `--codec`, the Python file is executed (again, if it has changed), and its codec
+    NAME is registered. Raises CodecSpecError, and ConfigurationError if the file cannot be used.
     """
     found = class_in(text) if isinstance(text, str) else None
     return known_codec(text if found is None else _registered(found.file, found.name).id + found.rest)
@@ -63,7 +63,7 @@ def get_codec(text: str) -> Codec:
 def known_codec(text: str) -> Codec:
     """Return the codec of a spec string of ids. Raises CodecSpecError.
 
-    It executes no file, so that `text` may come from a peer or from a record.
+    No file is executed, so that `text` may come from a peer or from a record.
     """
     if isinstance(text, str) and spec.CODEC_FILE in text:
         raise CodecSpecError(f"codec {text!r} names a file, which is executed for --codec and get_codec alone: give the id here")
@@ -71,7 +71,7 @@ def known_codec(text: str) -> Codec:
 
 
 def load_codec(text: str) -> str:
-    """Execute the file in a spec, once in a process, register its codec, and return the spec with an id in place of FILE:NAME.
+    """Execute the file in a spec (only once in a process), register its codec, and return the spec with its id for FILE:NAME.
 
     A spec without a file is returned unchanged. Raises ConfigurationError if the file cannot be used, and CodecSpecError if the
     class is not a codec.

@@ -204,10 +204,10 @@ def _sixteen(key: Words, stream: int, row: int, rows: int) -> Words32:
 
 
 def _coins(key: Words, stream: int, row: int, rows: int) -> Any:
-    """Return the coins of rows.
+    """Return the coins of `rows` rows from row `row` on, a bool per coordinate.
 
-    In a piece of 8192 coordinates, the coin of coordinate i is bit i mod 32 of word i // 32. Word w of the piece is word w // 64
-    of call w mod 64; a piece has 64 calls.
+    The random words of 8192 coordinates come from 64 calls of the generator, of which each returns four words. Word w of the
+    256 is word w // 64 of call w mod 64, and the coin of coordinate i is bit i mod 32 of word i // 32.
     """
     found = np.empty((rows, ROW), bool)
     for at in range(rows):

@@ -116,7 +116,7 @@ def gradients_a_round(config: Config, workers: int) -> int:
 
 
 def examples_a_round(config: Config, workers: int) -> int:
-    """Return the number of examples in those batches."""
+    """Return the number of examples in the batches that workers compute per version if all are equally fast."""
     return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
 
 

@@ -54,12 +54,12 @@ def hosts_of(path: Path) -> list[Host]:
 
 
 def in_turn(path: Path) -> bool:
-    """Return True if the hosts of a file are to get a rank each in turn, since no line says `slots`."""
+    """Return True if no line of a file has `slots`, so that ranks go to its hosts in turn, one rank at a time."""
     return "slots" not in text_of(path)
 
 
 def used(path: Path, ranks: int) -> int | None:
-    """Return on how many hosts of a file mpirun starts `ranks` ranks; None if that depends on the hosts' cores.
+    """Return the number of hosts of a file on which mpirun starts `ranks` ranks; None if it depends on the hosts' cores.
 
     Hosts with slots are filled in the file's order.
     """

@@ -1,1 +1,1 @@
-"""Sessions: the training loop of a user's own program, with its settings, data, figures and words, and alone without MPI."""
+"""Sessions, in which a user's own program keeps its training loop: settings, data, figures, messages, and a mode without MPI."""

@@ -1,4 +1,7 @@
-"""The master of a session in a program that is started alone: a thread with a copy of the model. The program is the worker."""
+"""The master of a session in a program that is started without MPI: a thread with a copy of the model.
+
+The program itself is the one worker.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ WORKER = 1  # rank of the program's own process
 
 
 def ends() -> tuple[LoopbackTransport, LoopbackTransport]:
-    """Return the connected ends of a master and its one worker."""
+    """Return the two connected transports of a master and its one worker."""
     from psnode.transport.loopback import loopback_group
 
     master, worker = loopback_group(2)
@@ -35,7 +38,7 @@ def ends() -> tuple[LoopbackTransport, LoopbackTransport]:
 
 
 class MasterThread:
-    """Leads the session of `task`, whose model and parameter groups it copies, and sends the final weights to the worker."""
+    """The thread of a master that trains a copy of the model of `task`, and sends the final weights to the worker."""
 
     def __init__(self, end: LoopbackTransport, config: Config, task: OwnLoop, final_tag: int) -> None:
         groups = [{**group, "params": _listed(group)} for group in task.parameter_groups(task.model())]
@@ -47,7 +50,7 @@ class MasterThread:
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait until the master has ended."""
+        """Wait until the master has ended, for at most `seconds`."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
@@ -62,7 +65,7 @@ class MasterThread:
         except PsnodeError as error:
             _LOG.error("error: %s", error)
             self._final.fail([WORKER], error)
-        except (Exception, SystemExit) as error:  # of the program's own functions, which rank 0 calls
+        except (Exception, SystemExit) as error:  # an error in a function of the program that the master calls
             _LOG.exception("the master cannot continue")
             self._final.fail([WORKER], PsnodeError(in_one_line(error)))
         finally:
@@ -70,6 +73,6 @@ class MasterThread:
 
 
 def _listed(group: Mapping[str, Any]) -> Any:
-    """Return the parameters of a group; those of a generator, such as model.parameters(), as a list."""
+    """Return the parameters of a group. If they are a generator, such as model.parameters(), return a list of them."""
     parameters = group.get("params", [])
     return list(parameters) if hasattr(parameters, "__next__") else parameters

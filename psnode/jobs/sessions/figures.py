@@ -21,8 +21,9 @@ class Figures(Protocol):
     """The figures of a session, in steps of the whole job.
 
     * steps_per_epoch, total_steps: the length of an epoch and of the run; epoch: the number of finished epochs
-    * lr: the learning rate of the last step taken; before the first step, that of the first
-    * gradient_norm: L2 norm of the mean gradient of the last step before clipping; None without clip_grad_norm, or before a step
+    * lr: the learning rate of the last step taken; before the first step, the rate of the first step
+    * gradient_norm: L2 norm of the mean gradient of the last step, before clipping; None without clip_grad_norm, and before the
+      first step
     """
 
     @property
@@ -53,7 +54,7 @@ class RecordedFigures:
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run, in whose earlier parts other numbers of workers may have taken longer or shorter epochs."""
+        """The last step of the run. Epochs may have had other numbers of steps earlier, with another number of workers."""
         offset = round(self._last["epoch"] * self.steps_per_epoch) - self._last["step"] if self._last else 0
         return self._config.total_steps(self.steps_per_epoch, offset)
 
@@ -77,16 +78,17 @@ def epoch_of(task: OwnLoop, config: Config, workers: int) -> int:
 
 
 def before_the_loop(name: str) -> ConfigurationError:
-    """Return the error for a figure that is asked for before it is known."""
+    """Return the error for the figure `name` if a program reads it before it is known."""
     return ConfigurationError(
         f"s.{name} is known inside the loop over s.batches(loader), and after it: the loader says how long an epoch is"
     )
 
 
 class WorkerBatches:
-    """Iterator over the batches of a rank. Its length, for tqdm, is their number from its beginning to the end of this start.
+    """Iterator over the batches of a rank.
 
-    `draw` returns the next batch, or None at the end. `count`: the length; None if it is unknown.
+    `draw` returns the next batch, or None at the end. `count`: the length of the iterator, which tqdm shows, None if unknown. It
+    is the number of batches from the creation of the iterator to the end of this start of the run.
     """
 
     def __init__(self, draw: Callable[[], Batch | None], count: int | None) -> None:

@@ -7,7 +7,7 @@
             s.step(loss)
 
 Every rank of an MPI job runs the program. Rank 0 is the master, which serves inside `s.batches` and gets no batches; the other
-ranks are workers. Without MPI the program is the one worker, rank 1, and its process has the master in a thread.
+ranks are workers. Without MPI the program is the one worker, rank 1, and the master is a thread of its process.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Session:
 
     @property
     def is_master(self) -> bool:
-        """Return True on rank 0, which serves and gets no batches, and in a program that is started alone, which does both."""
+        """Return True on rank 0, which serves and gets no batches, and in a program without MPI, which serves and trains."""
         return self._is_alone or self._serves
 
     @property
@@ -126,7 +126,7 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of steps of the job in an epoch. Like the figures below, known from s.batches(loader) on."""
+        """Return the number of steps of the job in an epoch. This figure and those below are known from s.batches(loader) on."""
         return self._known("steps_per_epoch").steps_per_epoch
 
     @property
@@ -141,7 +141,7 @@ class Session:
 
     @property
     def lr(self) -> float:
-        """Return the learning rate of the last step taken, as in metrics.jsonl; before the first step, that of the first."""
+        """Return the learning rate of the last step taken, as in metrics.jsonl; before the first step, the rate of that step."""
         return self._known("lr").lr
 
     @property
@@ -195,13 +195,13 @@ class Session:
         return own
 
     def batches(self, loader: Iterable[Batch], *, steps_per_epoch: int | None = None) -> WorkerBatches:
-        """Return an iterator over this worker's batches, on the training device, until the run is over; on rank 0, serve until
-        then, and return one without batches. Its length is the number of batches that are left.
+        """Return an iterator over this worker's batches, on the training device, until the run is over. On rank 0, serve until
+        the run is over, and return an empty iterator. The length of the iterator is the number of batches that are left.
 
         loader: a DataLoader(dataset, batch_size=N, shuffle=True) of a data set with indices, or any iterable of batches. The
-            examples of a DataLoader are dealt anew in every epoch, N to each worker, and a resumed run continues with the
-            same examples. An iterable must give each worker different batches and starts again when it ends; a resumed
-            run begins with its first batch.
+            examples of a DataLoader are distributed anew in every epoch, N to each worker in each batch, and a resumed run
+            continues with the same examples as an unbroken run. An iterable must give each worker different batches. It is
+            started again when it ends, and a resumed run begins with its first batch.
         steps_per_epoch: for an iterable without a length.
         """
         if self._over:
@@ -245,11 +245,11 @@ class Session:
     def evaluated(
         self, *, loss: torch.Tensor | float, top1: float | None = None, examples: int = 0, seconds: float = 0.0, **metrics: Any
     ) -> bool:
-        """Record the program's own evaluation of the present weights. Call it on a worker after `step`, before the next batch.
+        """Record the program's own evaluation of the present weights. Call this on a worker after `step`, before the next batch.
 
         `loss` and `metrics` are means over the evaluated examples; `top1` is a fraction. `examples` and `seconds` are recorded
-        if given. The line in evaluations.jsonl is that of `psnode evaluate`. Returns True if no earlier evaluation of the run,
-        also before a resume, is better: by top1 if there is one, else by loss. The best weights keep a checkpoint.
+        if given. evaluations.jsonl gets a line like those of `psnode evaluate`. Returns True if no earlier evaluation of the run,
+        also before a resume, is better: by top1 if it is given, else by loss. The best weights keep a checkpoint.
         """
         if self._worker is None:
             raise ConfigurationError("s.evaluated() belongs in a loop over s.batches(loader), which runs on workers only")
@@ -268,7 +268,7 @@ class Session:
         try:
             if error is None:
                 self._require_end()
-            elif isinstance(error, (RemoteFailureError, TransportError)):  # from another rank, even while it waits for the end
+            elif isinstance(error, (RemoteFailureError, TransportError)):  # another rank failed or was lost
                 self._tell(error)
             elif self._worker is not None and self._worker.over:  # the job has ended successfully: other ranks no longer listen
                 with contextlib.suppress(PsnodeError, SystemExit):

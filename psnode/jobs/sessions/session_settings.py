@@ -79,9 +79,9 @@ def with_own_rate(given: Mapping[str, Any]) -> dict[str, Any]:
 def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank, *, alone: bool = False) -> Config:
     """Return the configuration of a session that trains `model`. The `given` settings override PSNODE_* variables.
 
-    `alone`: the master and the one worker are threads of this process.
+    `alone`: True if the master and the one worker are threads of this process.
 
-    Raises ConfigurationError for an unknown setting, and for a setting without meaning in a session.
+    Raises ConfigurationError for an unknown setting, and for a setting that has no meaning in a session.
     """
     import torch
 

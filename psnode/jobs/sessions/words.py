@@ -1,4 +1,4 @@
-"""The words of a session's messages: settings as arguments of a program, where other commands say flags."""
+"""Messages of a session in the words of a program: `train_dir=` in place of the flag `--train-dir` of the commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psnode.errors import ConfigurationError
 
 AUTO = "auto"
 _RESUME = "PSNODE_RESUME"
-# a command line of psnode up to the end of its clause, which keeps its flags, or a flag with the space before a value
+# A match is a command line of psnode up to the end of its clause, whose flags stay, or a flag with the space before its value.
 _WORDS = re.compile(
     r"(?P<command>\bpsnode [a-z][^,;:)]*)|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)"
     r"(?:(?<=--scheme) (?=\w)| (?=[^\s,;)]*[\d/:]))?"
@@ -22,9 +22,9 @@ _WORDS = re.compile(
 
 
 def of_program(text: str) -> str:
-    """Return a message with `train_dir=` in the place of `--train-dir`, and `resume=True` and its variable in that of `--resume`.
+    """Return a message with `train_dir=` in place of `--train-dir`, and `resume=True (PSNODE_RESUME=true)` for `--resume`.
 
-    Flags of a psnode command in the text stay, and so do flags that are no settings.
+    Flags of a psnode command in the text stay, and so do flags that are not settings.
     """
 
     def word(found: re.Match[str]) -> str:
@@ -39,15 +39,15 @@ def of_program(text: str) -> str:
 
 
 def in_words_of_program(error: ConfigurationError) -> ConfigurationError:
-    """Return `error` with its message in the words of a program."""
+    """Return an error with the message of `error`, in which arguments replace flags as in `of_program`."""
     return ConfigurationError(of_program(str(error)))
 
 
 def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings and the environment of a session with `resume="auto"` or PSNODE_RESUME=auto resolved.
 
-    `given` has a `train_dir`. The run is resumed if that directory holds one; then the weights to begin with (init_from) have no
-    meaning and are left out.
+    `given` has a `train_dir`. If that directory holds a run, the run is resumed, and the settings of initial weights (init_from,
+    new_head) are left out, since they have no meaning then.
     """
     found, variables = dict(given), dict(environment)
     if variables.get(_RESUME, "").casefold() == AUTO:
@@ -61,7 +61,7 @@ def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, st
 
 
 def refuse_torchrun(program: str) -> None:
-    """Exit with the code of a faulty start if torchrun started this process, which has no MPI ranks. One rank says so."""
+    """Exit with ConfigurationError's code if torchrun started this process, since it starts no MPI ranks. RANK 0 logs why."""
     import logging
 
     from psnode.config.logs import shown

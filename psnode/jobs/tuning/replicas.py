@@ -1,4 +1,4 @@
-"""Replicas of a trial: the same training with several seeds, compared by the mean of their results."""
+"""Replicas of a trial: the same training with several seeds. Trials are compared by the mean result of their replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from psnode.jobs.tuning.trial import Trial
 
 @dataclass(frozen=True)
 class Replicas:
-    """A trial with each of several seeds, as a job of its own in its own directory. `trial`: the trial without a seed."""
+    """A trial that is run once with each of `seeds`, each run as a separate job in its own directory.
+
+    `trial`: the trial without a seed.
+    """
 
     trial: Trial
     seeds: tuple[int, ...]
@@ -33,7 +36,7 @@ class Replicas:
         )
 
     def results(self, steps: int, metric: str) -> list[float | None]:
-        """Return the result of each seed, see `Trial.result`."""
+        """Return `Trial.result` of each seed's run."""
         return [run.result(steps, metric) for run in self.runs]
 
     def sent(self) -> dict[str, Any]:
@@ -47,9 +50,9 @@ class Replicas:
 
 
 def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the mean and its standard error, the sample's standard deviation over the root of its size.
+    """Return the mean and its standard error: the sample's standard deviation divided by the square root of its size.
 
-    The mean is None if a value is None; the error too, and of a single value.
+    Both are None if a value is None or if there are no values. The error of a single value is None.
     """
     known = [value for value in values if value is not None]
     if not values or len(known) < len(values):

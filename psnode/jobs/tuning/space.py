@@ -109,8 +109,8 @@ def grid(varied: Sequence[Varied]) -> list[dict[str, str]]:
 def flags(values: Mapping[str, str], options: Sequence[str], base: str, codec: str | None = None) -> list[str]:
     """Return the flags of `psnode train` for `options` and `values`.
 
-    `base` and `codec`: the scheme and the codec of `options`, used unless they are varied. Parameters are those of the codec if
-    there is one, or else of the scheme's.
+    `base` and `codec`: the scheme and the codec of `options`, used unless they are varied. Values that are not settings are
+    parameters of the codec, or of the scheme's codec if no codec is given.
     """
     found = [*options]
     parameters = {name: value for name, value in values.items() if name not in settings()}

@@ -37,9 +37,9 @@ def _unwatched(trial: Trial, steps: int, which: str) -> AbstractContextManager[N
 class Sweep:
     """Parameters of a sweep of trials of `steps` steps, compared by `metric`.
 
-    `halving`: 0, or N if one trial in N continues. `seed`: seed of the draw. `watch`: returns the context manager in which a
-    trial advances, from the trial, the step to reach, and a description. `seeds`: those with which every trial is trained; their
-    mean counts. A single seed leaves the trial's own.
+    `halving`: 0, or N if one trial in N continues. `seed`: seed of the random trials. `watch(trial, step, description)` returns
+    the context manager in which `trial` advances to `step`. `seeds`: the seeds with which every trial is trained; trials are
+    compared by their mean. If there is only one seed, each trial keeps the seed of its own options.
     """
 
     steps: int
@@ -68,8 +68,8 @@ class Sweep:
 class TrialOutcome:
     """A trial with its last result and the step of that result.
 
-    `state`: done, dropped, or the reason why there is no result. With several seeds `result` is the mean over them, `error` its
-    standard error, and `results` has one value for each seed.
+    `state`: done, dropped, or the reason why there is no result. With several seeds, `result` is the mean over the seeds, `error`
+    the standard error of the mean, and `results` the value of each seed.
     """
 
     replicas: Replicas

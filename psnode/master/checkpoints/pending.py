@@ -45,19 +45,20 @@ class BegunCheckpoint:
     facts: Mapping[str, object]
     states: dict[int, Tensors] = field(default_factory=dict)
     sealed: bool = False
-    preferred: bool = True  # `latest` is to name it, unless it is unsound
+    preferred: bool = True  # True if `latest` is to name the checkpoint, unless it is unsound
 
 
 class PendingCheckpoints:
-    """The checkpoints that are begun and not yet published. For the master's main thread; another thread writes them.
+    """The checkpoints that are begun and not yet published. Only the master's main thread uses them; another thread writes.
 
     The contributing workers are fixed when a checkpoint begins, since a worker that returns later has no part of that version.
     Checkpoints are published in the order of their versions, so that `latest` never moves back. Weights may change while a
     checkpoint is written (psnode.records.snapshot). A checkpoint that cannot be written is reported and given up, and the job
     continues. An unsound checkpoint does not cause the deletion of older ones (psnode.records.retention).
 
-    `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.model_tensors); None means the
-    buffers of norms. `tell` is called in the writing thread with events for the main thread, which then has to call `settle`.
+    `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.model_tensors); None means the rules for
+    the statistics of torch's norms and quantisation observers. `tell` is called in the writing thread with events for the main
+    thread, which then has to call `settle`.
     """
 
     def __init__(
@@ -152,10 +153,11 @@ class PendingCheckpoints:
         return True
 
     def begin_evaluated(self, version: int, rank: int, until: float) -> bool:
-        """Begin a checkpoint of the newest complete `version`, which worker `rank` has evaluated and none was due for.
+        """Begin a checkpoint of `version`, the newest complete one, which worker `rank` has evaluated; no checkpoint was due.
 
-        It has the part of that worker alone: the others have gone on. So `latest` keeps naming the checkpoint before it, from
-        which all workers resume. Returns False if a group has changed since that version, or the checkpoint cannot be written.
+        The checkpoint contains the part of that worker alone, since the other workers have continued. Therefore `latest` still
+        names the checkpoint before, from which all workers can resume. Returns False if a group has changed since that version,
+        or if the checkpoint cannot be written.
         """
         facts = self.last_whole.untouched(version)
         if facts is None or version <= self.begun or (staged := self._staged(version)) is None:
@@ -165,7 +167,7 @@ class PendingCheckpoints:
         if self.last_whole.untouched(version) is None:  # a group changed meanwhile: the draft mixes two versions
             self._thread.do(version, draft.discard)
             return False
-        facts = {**facts, **retention.verdict("")}  # the loss on it is known
+        facts = {**facts, **retention.verdict("")}  # sound: the program has evaluated the loss of this version
         self._pending[version] = BegunCheckpoint(draft, {rank}, until, facts, preferred=False)
         self._snapshots = (*self._snapshots, draft.snapshot)
         self._write(version, draft.write_state)

@@ -90,7 +90,10 @@ def test_of_an_earlier_phase_nothing_stays_on_the_device() -> None:
 
 
 def test_groups_of_gaps_are_fitted_where_powers_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's pow may be wrong in the last place; 25 gaps with sum 81 need b = 1, which depends on the last bit of 2^1."""
+    """The code is the same if pow returns the next smaller float, since CUDA's pow may be wrong in the last place.
+
+    The last group has 25 gaps with the sum 81; its best width b = 1 depends on the last bit of 2^1.
+    """
     chosen = np.cumsum([*[1] * 320, *[1000] * 320, *[4] * 24, 10], dtype=np.uint32) - 1
     size = 1 << 20
     code = written(torch.from_numpy(chosen.astype(np.int32)), size)
