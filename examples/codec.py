@@ -2,10 +2,11 @@
 
     psnode train --local 2 --codec examples/codec.py:Logarithmic --feedback ef --max-steps 100
     psnode bench codecs --codec examples/codec.py:Logarithmic:octaves=8
-    psnode.codecs.get_codec("examples/codec.py:Logarithmic")    from Python, as is psnode.codecs.register(Logarithmic)
+    psnode.codecs.get_codec("examples/codec.py:Logarithmic")    from Python; psnode.codecs.register(Logarithmic) works too
 
-A magnitude is rounded down to the next of the levels m 2^(-k octaves / 127), k = 0..126, m the largest one; smaller ones
-are 0. So no decoded value is larger than its original or of another sign, and error feedback converges.
+A magnitude is rounded down to the nearest of the levels m 2^(-k octaves / 127), k = 0..126, where m is the largest magnitude.
+Magnitudes below all levels become 0. So no decoded value is larger than its original or of another sign, and error feedback
+converges.
 
     offset  bytes  field
          0      8  m and octaves, float32

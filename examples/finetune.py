@@ -2,9 +2,10 @@
 
 torchrun --nproc-per-node 2 examples/finetune.py TEXT FOLDER
 
-GPT-2 from a configuration on the bytes of a text; AdamW without decay of norms and biases, a cosine after a warm-up, clipping,
-accumulation of gradients, bfloat16, an evaluation after every epoch, and the best model in FOLDER. The same program as a session
-of psnode is finetune_session.py; with psnode's communication hook it is finetune_hook.py.
+The program trains a small GPT-2, made from a configuration, on the bytes of a text. It uses AdamW without decay of norms and
+biases, a cosine schedule after a warm-up, clipping, accumulation of gradients, and bfloat16. It evaluates after every epoch, and
+keeps the best model in FOLDER. The same program as a session of psnode is finetune_session.py; with psnode's communication hook
+it is finetune_hook.py.
 """
 
 import math
@@ -29,13 +30,13 @@ def blocks(path):
 
 
 def cosine(step, total):
-    """Return the factor of the learning rate: a warm-up, then half a cosine, as in get_cosine_schedule_with_warmup."""
+    """Return the factor of the learning rate after `step` of `total` steps, as in get_cosine_schedule_with_warmup."""
     rise = step / WARMUP
     return rise if rise < 1 else (1 + math.cos(math.pi * (step - WARMUP) / (total - WARMUP))) / 2
 
 
 def evaluate(model, rows):
-    """Return the mean loss."""
+    """Return the mean loss over `rows`."""
     model.eval()
     with torch.no_grad():
         loss = model(input_ids=rows, labels=rows).loss.item()

@@ -1,4 +1,4 @@
-"""examples/finetune.py with psnode's communication hook: three lines more.
+"""examples/finetune.py with psnode's communication hook, which takes three more lines.
 
 torchrun --nproc-per-node 2 examples/finetune_hook.py TEXT FOLDER
 """
@@ -27,13 +27,13 @@ def blocks(path):
 
 
 def cosine(step, total):
-    """Return the factor of the learning rate: a warm-up, then half a cosine, as in get_cosine_schedule_with_warmup."""
+    """Return the factor of the learning rate after `step` of `total` steps, as in get_cosine_schedule_with_warmup."""
     rise = step / WARMUP
     return rise if rise < 1 else (1 + math.cos(math.pi * (step - WARMUP) / (total - WARMUP))) / 2
 
 
 def evaluate(model, rows):
-    """Return the mean loss."""
+    """Return the mean loss over `rows`."""
     model.eval()
     with torch.no_grad():
         loss = model(input_ids=rows, labels=rows).loss.item()

@@ -109,7 +109,7 @@ def choosing(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def scatter(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table of the losses of language models in runs that differ by their seed alone."""
+    """Return a section of the page: a table of the losses of language models in runs that differ by their seed alone."""
     by_run: dict[tuple[str, str, float], list[float]] = {}
     for entry in entries:
         if entry["cell"].startswith(BY_LOSS):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_BITS = 3.4
-_FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")  # of psnode's; codecs from outside are all drawn
+_FAMILIES = ("qsgd", "terngrad", "dithered", "lss", "topk", "polar")  # drawn, as is every codec from outside psnode
 _PSNODES = {name for number, name in NAMES.items() if number not in OUTSIDE}
 
 
@@ -44,13 +44,13 @@ def _quantised(step: float, zone: float) -> tuple[float, float]:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Write the plot to `path`: the error over bits, and its distance to R(D)."""
+    """Write the plot to `path`: the error over bits, and the distance of the error to the rate-distortion function."""
     figure = figure_of(result)
     figure.savefig(path, dpi=100)
 
 
 def figure_of(result: Mapping[str, Any]) -> Figure:
-    """Return the plot: two panels of the same points with one legend."""
+    """Return the plot: two panels with the same codecs and one legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 6.4), layout="constrained")

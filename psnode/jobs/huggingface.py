@@ -29,8 +29,8 @@ def export_folder(
     `model_config`: the config.json of the run's model, or the folder of that file. Given this, transformers makes the model, and
     no other code is executed. Without it, the task must be executed, because only the task knows the model's configuration:
     `task` names the task, or `trust_run` allows the code named in the run's record. If the model, or exactly one part of it, is a
-    model of transformers, the save_pretrained of this model writes the folder. Raises ConfigurationError if there is no model of
-    transformers, and CheckpointError.
+    model of transformers, the save_pretrained of this model writes the folder. Raises ConfigurationError if the task has no such
+    model, and CheckpointError.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"--output {output} exists already: name a folder that is new or empty")

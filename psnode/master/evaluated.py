@@ -1,4 +1,4 @@
-"""Evaluations that a session's program reports: recorded, logged, and answered; the best one keeps a checkpoint."""
+"""Evaluations that the program of a session reports. The master records, logs and answers them; the best keeps a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class SessionEvaluations:
-    """Records the evaluations of a session, the first one of each version, and answers the workers that report them.
+    """Records the first evaluation of each version in a session, and answers all workers that report evaluations.
 
-    An evaluation that no earlier one surpasses gets a checkpoint of its version, if none was due. The evaluating worker waits for
-    the answer, so the weights are still those of that version. `scalars` logs figures of a step by tag.
+    If no earlier evaluation is better, a checkpoint of the evaluated version is begun, unless one was due already. The evaluating
+    worker waits for the answer, so that its weights are still those of that version. `scalars` logs figures of a step by tag.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SessionEvaluations:
         scalars: Callable[[int, Mapping[str, float]], None],
     ) -> None:
         self._link, self._run, self._pending, self._scalars = link, run, pending, scalars
-        self._newest = (-1, False)  # the version last evaluated, and whether that is the best evaluation
+        self._newest = (-1, False)  # the version last evaluated, and True if its evaluation is the best so far
         self._waiting: Frame | None = None  # an evaluation whose checkpoint waits for an earlier one
 
     @cached_property
@@ -41,22 +41,22 @@ class SessionEvaluations:
         return Best(self._run)
 
     def hear(self, frame: Frame) -> None:
-        """Record the evaluation in `frame`, and begin its checkpoint or note that it waits. Raises WireError."""
+        """Record the evaluation in `frame`, and answer it, or leave it to `settle` to begin a checkpoint. Raises WireError."""
         told, repeated = Evaluated.from_bytes(frame.body, frame.sender), frame.version == self._newest[0]
         if not repeated:
             self._newest = frame.version, self._record(frame.step, told)
         best = self._newest[1]
         if told.saves and best and not repeated:
-            if self._waiting is not None:  # of a worker at another version: surpassed before it could be saved
+            if self._waiting is not None:  # an evaluation of another version, surpassed before its checkpoint was begun
                 self._answer(self._waiting, Flag.NONE, best=True)
             self._waiting = frame
         else:
             self._answer(frame, Flag.NONE, best=best)
 
     def settle(self, until: float) -> None:
-        """Begin the checkpoint of the evaluation that waits for an earlier checkpoint, if that one is written.
+        """Begin the checkpoint of the waiting evaluation, if there is one and all earlier checkpoints are written, and answer it.
 
-        `until`: the time by which the worker's part has to come, see BegunCheckpoint.
+        `until`: the time by which the worker's part of the checkpoint has to arrive, see BegunCheckpoint.
         """
         if (frame := self._waiting) is not None and not self._pending.in_flight:
             self._waiting = None

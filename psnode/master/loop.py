@@ -72,7 +72,7 @@ class Master:
     job_state: JobState
     soundness: Soundness = field(default_factory=Soundness)
     history: History | None = None
-    evaluations: SessionEvaluations | None = None  # in a session, whose program runs the workers' passes and evaluates
+    evaluations: SessionEvaluations | None = None  # only in a session, whose program may evaluate on a worker
     behind: tuple[int, ...] = ()  # ranks that do not have the weights yet
     partial: int = 0  # number of rounds in which some group lacked a worker's gradient
     traces: dict[int, list[dict[str, object]]] = field(default_factory=dict)
@@ -213,7 +213,10 @@ class Master:
             frame.release()
 
     def _missing_traces(self) -> frozenset[int]:
-        """Return the workers that have not sent their trace, with which they leave; in a session they may evaluate before."""
+        """Return the workers that have not sent their trace. A worker sends its trace as it leaves.
+
+        The master waits for traces if it records a timeline, and in a session, whose workers may evaluate before they leave.
+        """
         waits = self.config.timeline or self.evaluations is not None
         return self._membership.live - self.traces.keys() if waits else frozenset()
 

@@ -325,8 +325,9 @@ def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
 class Evaluated(_Message):
     """EVALUATED of a worker: the result of the program's own evaluation of the weights of a version.
 
-    `loss` and `metrics` are means over `examples`, which took `seconds`; both are 0 if not stated. `saves`: no checkpoint of that
-    version was due, so that the worker can contribute to one.
+    `loss` and `metrics` are means over the evaluated examples. `examples`: the number of these examples, and `seconds`: the time
+    of the evaluation; each is 0 if the program does not state it. `saves`: True if the worker can contribute to a checkpoint of
+    the version, since no checkpoint of the version was due.
     """
 
     loss: float

@@ -69,7 +69,7 @@ class Kind(IntEnum):
     EPOCH = 19  # master -> worker: the number of gradients applied, if a version's number does not imply it
     CLIP = 20  # master -> worker: by group, the factor with which a version used the worker's gradient
     NORM = 21  # master -> worker in a session: the norm of the mean gradient in a version, before clipping
-    EVALUATED = 22  # worker -> master: what the program's own evaluation has found; master -> worker: whether it is the best
+    EVALUATED = 22  # worker -> master: the result of the program's own evaluation; master -> worker: 1 if none is better
 
 
 CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages

@@ -1,4 +1,4 @@
-"""Evaluations of a run: lines of evaluations.jsonl, written by the evaluator and by sessions, and the score that orders them."""
+"""Evaluations of a run: the lines of evaluations.jsonl, which the evaluator and sessions write, and the score that ranks them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def append(path: Path, result: Evaluation) -> None:
 
 
 def score(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return a score of an evaluation, higher for a better one; None if its figures are invalid.
+    """Return a score of an evaluation, higher for a better one; None if its loss is not a finite number.
 
-    It is the accuracy (top1) if there is one, else the negative loss.
+    Evaluations are ranked by accuracy (top1). Those without accuracy are ranked below all others, by their loss.
     """
     accuracy, loss = (value if isinstance(value, float) and math.isfinite(value) else None for value in map(record.get, _FIGURES))
     if loss is None:
@@ -64,14 +64,14 @@ def score(record: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 class Best:
-    """The best score among the evaluations of the run in `train_dir`, beginning with those that it has recorded."""
+    """The best score among the evaluations of the run in `train_dir`, including those already recorded."""
 
     def __init__(self, train_dir: Path) -> None:
         found = (score(record) for record in read_records(train_dir / EVALUATIONS))
         self._best = max((each for each in found if each is not None), default=None)
 
     def take(self, result: Evaluation) -> bool:
-        """Count `result`, and return True if no earlier evaluation is better."""
+        """Include `result`, and return True if no earlier evaluation is better."""
         found = score(asdict(result))
         if found is None or (self._best is not None and found < self._best):
             return False

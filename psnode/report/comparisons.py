@@ -1,4 +1,4 @@
-"""The tables of a report that compare variants: parts of a step's time, schemes, links, and settings that differ."""
+"""Tables of a report that compare variants: parts of a step's time, schemes, links, and the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.report.elements import Content, e, table
 from psnode.report.run import Run
 from psnode.report.variants import Variant, as_text, facts_of
 
-_SIDE_BY_SIDE = 4  # most variants that are columns; more are rows
+_SIDE_BY_SIDE = 4  # maximum number of variants in columns; more variants are in rows
 _CONTROL = ("uplink_control_bytes", "downlink_control_bytes")
 _PARTS = {
     "step": "from one finished update to the next",
@@ -30,7 +30,7 @@ assert set(_PARTS) == set(Seconds.__dataclass_fields__)
 
 
 def named(variant: Variant) -> Element:
-    """Return the short name of a variant, preceded by a sample of its line; the whole name is its title."""
+    """Return the short name of a variant after a sample of the variant's line. The title attribute has the whole name."""
     number = variant.number
     key = e("svg", e("line", x1=1, x2=23, y1=6, y2=6, class_=f"line run{number % 8}" + (" again" if number >= 8 else "")))
     key.attrib.update({"viewBox": "0 0 24 12", "class": "key", "aria-hidden": "true"})
@@ -38,10 +38,10 @@ def named(variant: Variant) -> Element:
 
 
 def compared(caption: str, variants: Sequence[Variant], rows: Sequence[tuple[Content, Sequence[Content]]]) -> Element:
-    """Return a table of quantities, each a head and a value per variant.
+    """Return a table of quantities. Each of `rows` is a head and a value for each variant.
 
-    Up to four variants are the columns, so that values of a quantity stand side by side. More are the rows, so that the table is
-    not wider than the page.
+    Up to four variants become columns, so that the values of a quantity are side by side. More variants become rows, so that the
+    table is not wider than the page.
     """
     names = [named(variant) for variant in variants]
     if len(variants) <= _SIDE_BY_SIDE:
@@ -71,7 +71,7 @@ def _time(variant: Variant, part: str) -> Element | None:
 
 
 def schemes(variants: Sequence[Variant]) -> Element:
-    """Return a table of the codecs in both directions, feedback rule and aggregator."""
+    """Return a table of the codecs in both directions, the feedback rules and the aggregators."""
     rows = []
     for label, name in (("up", "codec"), ("feedback", "feedback"), ("aggregator", "aggregator"), ("down", "downlink")):
         rows.append((label, [as_text(variant.first.scheme.get(name)) for variant in variants]))
@@ -114,7 +114,7 @@ def _goodput(run: Run) -> float | None:
 
 
 def differences(variants: Sequence[Variant]) -> Element | None:
-    """Return a table of the settings, parts of the scheme and versions in which variants differ; None if they do not differ."""
+    """Return a table of settings, parts of the scheme and versions in which the variants differ; None if there are none."""
     tables = [facts_of(variant) for variant in variants]
     rows = []
     for name in dict.fromkeys(chain.from_iterable(tables)):

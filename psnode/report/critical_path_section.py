@@ -21,7 +21,7 @@ _TRACKS = ("forward_backward", "wait", "up", "decode", "update", "downlink", "ap
 
 
 def section(runs: Sequence[Variant]) -> list[Element]:
-    """Return the section about the timelines of `runs`, each a variant of one run; empty if none has a whole step."""
+    """Return the section about the timelines of `runs`, each a variant with one run; empty if no timeline has a whole step."""
     found: list[_Found] = []
     for each in runs:
         run = each.first

@@ -22,7 +22,7 @@ _LANE = 22
 
 
 _NORM = "gradient_norm"
-_LOW = 0.1  # a rate below this part of the highest is one that falls to 0
+_LOW = 0.1  # a schedule falls to 0 if its last rate is below this fraction of its highest rate
 _GROWS = (
     "Under a feedback rule with rescale=true, residuals are divided by the learning rate, which falls to 0 here: these norms "
     "rise as the inverse of the rate. This is no divergence, since an update is the rate times the gradient."

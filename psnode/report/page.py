@@ -24,7 +24,7 @@ from psnode.report.variants import Variant, each_run, variants
 def render(runs: Sequence[Run], *, each: bool = False) -> bytes:
     """Return the page in UTF-8. Problems with reading a run are added to its `problems`, which the page shows.
 
-    Completed runs that differ by their seeds alone are one line, unless `each`.
+    Completed runs that differ by their seeds alone are drawn as one line, unless `each`.
     """
     style = code("style", _source("report.css"))
     script = code("script", _source("report.js"))
@@ -63,7 +63,7 @@ def _main(title: str, runs: Sequence[Run], found: Sequence[Variant]) -> list[Ele
 
 
 def _overview(found: Sequence[Variant], alone: Sequence[Variant]) -> list[Element]:
-    """Return the table of the variants, and that of all runs if there are more of them."""
+    """Return the table of the variants and, if a variant has several runs, a table of all runs."""
     if len(alone) == len(found):
         return [tables.overview("The runs", found)]
     caption = "The runs; of runs that differ by their seeds alone the mean, and for losses and accuracy the standard error"
@@ -129,7 +129,7 @@ def _settings(found: Sequence[Variant]) -> Element:
 def write(runs: Sequence[Run], path: Path, *, each: bool = False) -> None:
     """Write the page to `path`; with `each`, every run is a line of its own.
 
-    Raises ConfigurationError if the file cannot be written, or if the path has a file of another kind.
+    Raises ConfigurationError if the file cannot be written, or if `path` is a file that is not a page.
     """
     content = render(runs, each=each)
     try:

@@ -78,7 +78,7 @@ class Run:
 
     @property
     def best_loss(self) -> float | None:
-        """Return the lowest loss that an evaluator has measured; None if there is none."""
+        """Return the lowest loss of all evaluations; None if the run has no evaluation."""
         found = [value for table in self.evaluations.values() for value in table.known("loss")]
         return min(found, default=None)
 

@@ -1,18 +1,18 @@
-"""Names of runs for tables and legends: cut to a length, and one name for runs that differ by a part of theirs."""
+"""Names of runs for tables and legends: names cut to a length, and a common name for several runs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-CUT = 28  # most characters of a name in a table or a legend
+CUT = 28  # maximum number of characters of a name in a table or a legend
 _DIGITS = "0123456789"
 
 
 def shortened(names: Sequence[str], most: int = CUT) -> list[str]:
     """Return each of `names`, cut in its middle if it is longer than `most` characters.
 
-    Names that are unlike stay unlike: if they differ only in a part that is cut, all may be longer than `most`.
+    Different names stay different. If they differ only in the part that would be cut, the limit for all of them is raised.
     """
     longest = max(map(len, names), default=0)
     while most < longest:
@@ -31,7 +31,7 @@ def _cut(name: str, most: int) -> str:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Return the common parts of the names, with an asterisk for the part in which they differ.
+    """Return the common beginning and end of the names, with an asterisk for the part in which they differ.
 
     Numbers are not split: lr-0.1-1 and lr-0.1-12 give lr-0.1-*.
     """

@@ -36,7 +36,10 @@ def find(places: Sequence[Path]) -> list[Path]:
 
 
 def _holds_run(folder: Path, files: Collection[str]) -> bool:
-    """Return True if the files are those of a run, even of a damaged one. Many programs write a config.json of their own."""
+    """Return True if `folder`, whose files are `files`, holds a run, even a damaged one.
+
+    A config.json alone is not enough, since many other programs write a file of that name.
+    """
     if METRICS in files or CONFIG not in files:
         return METRICS in files
     with contextlib.suppress(PsnodeError):

@@ -90,8 +90,8 @@ class Steps:
 def mean_curve(tables: Sequence[Steps], name: str, most: int = MOST_POINTS) -> Curve:
     """Return the mean of a quantity over several runs, in at most `most` buckets of about equally many steps.
 
-    `low` and `high` are the lowest and the highest run: the mean of the bucket in that run. Tables without the quantity do not
-    count; steps that one of the others lacks are left out.
+    `low` and `high` are the lowest and the highest of the runs' means in the bucket. Tables without the quantity are ignored.
+    Steps that are missing from one of the other tables are left out.
     """
     wanted = [table for table in tables if table.known(name).size]
     known = [
@@ -108,7 +108,7 @@ def mean_curve(tables: Sequence[Steps], name: str, most: int = MOST_POINTS) -> C
 
 
 def _edges(count: int, most: int) -> Int64s:
-    """Return the bounds of at most `most` buckets of about equally many of `count` values."""
+    """Return the bounds of at most `most` buckets that divide `count` values about equally."""
     return np.unique(np.linspace(0, count, min(most, count) + 1).astype(np.int64)) if count else np.zeros(1, np.int64)
 
 

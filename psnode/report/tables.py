@@ -1,4 +1,4 @@
-"""The tables of a report with rows of their own: how the runs ended, events, plans, settings, hosts."""
+"""Tables of a report: the overview of the variants, events, plans, settings, and hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def overview(caption: str, variants: Sequence[Variant]) -> Element:
 
 
 def _aside(told: str | None) -> Element | str | None:
-    """Return a mean with its standard error in small letters."""
+    """Return a mean, with its standard error in smaller type."""
     if told is None or "±" not in told:
         return told
     mean, _, error = told.partition("±")
@@ -90,7 +90,7 @@ def settings(variant: Variant) -> Element:
 
 
 def hosts(runs: Sequence[Run]) -> list[Element]:
-    """Return a table for every set of hosts, with a row for consecutive ranks of the same host and arithmetic."""
+    """Return a table for every set of hosts. Consecutive ranks with the same host, cores and arithmetic share a row."""
     found: dict[str, list[str]] = {}
     rows_of: dict[str, list[list[Any]]] = {}
     for run in runs:
@@ -107,7 +107,7 @@ def _all(names: Sequence[str]) -> str:
 
 
 def _hosts(run: Run) -> list[list[Any]]:
-    """Return the rows of a run's table of hosts; none if the run does not record them."""
+    """Return the rows of a run's table of hosts; an empty list if the run does not record its hosts."""
     ranks = run.machines.get("ranks")
     if not isinstance(ranks, dict):
         return []

@@ -1,4 +1,7 @@
-"""The variants that a report compares: completed runs that differ by their seeds alone are one, any other run is its own."""
+"""The variants that a report compares.
+
+Completed runs that differ by their seeds alone are one variant. Every other run is a variant of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from psnode.report.run import Run
 from psnode.report.run_names import common_name, shortened
 
 _SEED = "seed"
-_OF_ONE_RUN = (_SEED, "train_dir", "resume")  # settings in which runs of a variant differ
+_OF_ONE_RUN = (_SEED, "train_dir", "resume")  # settings in which the runs of a variant may differ
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One or more runs that are one line of curves and tables.
+    """One or more runs that are drawn as one curve and have one row in tables.
 
-    `number` selects the colour. `short` is the name with its middle left out if it is long.
+    `number` selects the colour. `short`: the name, with its middle cut out if it is long.
     """
 
     number: int
@@ -31,25 +34,25 @@ class Variant:
 
     @property
     def first(self) -> Run:
-        """Return the run with the first name; its settings are those of all, except for the seed."""
+        """Return the first run. Its settings are those of all runs of the variant, except for the seed."""
         return self.runs[0]
 
     @property
     def seeds(self) -> str:
-        """Return the seeds of the runs, in order, as text."""
+        """Return the seeds of the runs as text, in the order of the runs."""
         return ", ".join(str(run.settings.get(_SEED)) for run in self.runs)
 
     def mean(self, quantity: Callable[[Run], float | None]) -> float | None:
-        """Return the mean of a quantity over the runs that have it; None if none has it."""
+        """Return the mean of a quantity over the runs that have it; None if no run has it."""
         known = self._known(quantity)
         return float(np.mean(known)) if known else None
 
     def told(self, quantity: Callable[[Run], float | None], text: Callable[[float], str]) -> str | None:
-        """Return the mean of a quantity as text, with its standard error if several runs have it; None if none has it."""
+        """Return the mean of a quantity as text, with its standard error if several runs have it; None if no run has it."""
         known = self._known(quantity)
         if len(known) < 2:
             return text(known[0]) if known else None
-        with np.errstate(over="ignore", invalid="ignore"):  # values as a file of anyone may hold them
+        with np.errstate(over="ignore", invalid="ignore"):  # the files of a run may hold any values
             mean, error = float(np.mean(known)), float(np.std(known, ddof=1)) / len(known) ** 0.5
         return f"{text(mean)} ± {text(error)}"
 
@@ -58,7 +61,7 @@ class Variant:
 
 
 def variants(runs: Sequence[Run], *, each: bool = False) -> list[Variant]:
-    """Return the variants of `runs`, in the order of their first runs. With `each`, every run is its own."""
+    """Return the variants of `runs`, in the order of their first runs. With `each`, every run is a variant of its own."""
     alike: dict[str, list[Run]] = {}
     for number, run in enumerate(runs):
         alike.setdefault(str(number) if each else _key(run), []).append(run)
@@ -69,7 +72,7 @@ def variants(runs: Sequence[Run], *, each: bool = False) -> list[Variant]:
 
 
 def each_run(found: Sequence[Variant]) -> list[Variant]:
-    """Return every run of the variants as its own, in the colour of its variant."""
+    """Return every run of the variants as a variant of its own, in the colour of the variant from which it comes."""
     return _shortened([Variant(variant.number, run.name, (run,)) for variant in found for run in variant.runs])
 
 
@@ -78,7 +81,7 @@ def _shortened(found: Sequence[Variant]) -> list[Variant]:
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Return a name for each group: the run's, or the common parts of its runs' names if no other group has the same."""
+    """Return a name for each group: the run's name, or the common name of its runs if no other group has the same one."""
     common = [common_name([run.name for run in group]) if len(group) > 1 else "" for group in groups]
     names = []
     for group, pattern in zip(groups, common, strict=True):
@@ -92,7 +95,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _key(run: Run) -> str:
-    """Return a text that is equal for runs that may be of one variant."""
+    """Return a text that is equal for all runs that may belong to the same variant."""
     told = {name: value for name, value in facts(run).items() if name not in _OF_ONE_RUN}
     return to_json([told, run.ended, run.plan.to_dict() if run.plan else None])
 

@@ -42,7 +42,7 @@ class OwnLoop(Task):
         self._rate, self._optimizer, self._examples, self._steps = rate, optimizer, examples, steps
 
     def of(self, model: torch.nn.Module, groups: ParameterGroups) -> OwnLoop:
-        """Return the task of another model and its parameter groups, without data: that of a master beside its worker."""
+        """Return this task for another model and its parameter groups, without data, for a master in its worker's process."""
         return OwnLoop(
             model, None, self._constraint, groups, self._rate, self._optimizer, examples=self._examples, steps=self._steps
         )

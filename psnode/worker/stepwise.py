@@ -80,17 +80,17 @@ class StepwiseWorker:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last step taken, or of the first step before it is taken."""
+        """The learning rate of the last step taken; before the first step, the rate of the first step."""
         return self._worker.sender.rate(max(self.version - 1, 0))
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of the mean gradient of the last step, before clipping; None without clip_grad_norm, and before a step."""
+        """The norm of the last step's mean gradient, before clipping; None without clip_grad_norm, and before the first step."""
         return self._worker.receiver.gradient_norm
 
     @property
     def batches_left(self) -> int | None:
-        """The number of batches up to the end of this start; None if it is unknown (rounds that count gradients)."""
+        """The number of batches until this start of the run ends; None if unknown, since rounds are counted by gradients."""
         left = max(0, self._worker.last_step - self.version)  # a resumed run may be beyond its last step
         return left * self._worker.config.batches_per_step if left < _UNKNOWN else None
 
@@ -183,7 +183,7 @@ class StepwiseWorker:
     def evaluated(self, loss: Any, metrics: Mapping[str, Any], examples: int, seconds: float) -> bool:
         """Report an evaluation of the present weights. Returns True if no earlier evaluation of the run is better.
 
-        Raises ConfigurationError within a step, after the end, and for figures that are not numbers.
+        Raises ConfigurationError within a step, after the end of the run, and for figures that are invalid.
         """
         if self._left:
             raise ConfigurationError("s.evaluated() after the end of the run: call it inside the loop, after s.step()")
@@ -198,7 +198,7 @@ class StepwiseWorker:
         return self._worker.report_evaluation(Evaluated(number("loss", loss), means, whole(examples), float(seconds)))
 
     def leave(self) -> None:
-        """Tell the master that the program has done with the last weights, and wait until the job has ended. Idempotent."""
+        """Tell the master that the program no longer uses the last weights, and wait until the job has ended. Idempotent."""
         if not self._left:
             self._left = True
             self._worker.leave()

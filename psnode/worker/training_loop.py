@@ -80,9 +80,9 @@ class Worker:
     own_rate: OwnRate | None = None  # Task.learning_rate
     steps_per_round: int = 1  # 1 in every job: the master and StepwiseWorker know no other rounds yet
     on_host: Sequence[str] = ()  # with a device: a line for each codec that runs on the host, and the reason
-    by_program: bool = False  # a session's program runs the passes, and evaluates: the master waits until this worker leaves
+    by_program: bool = False  # True in a session: the program runs the passes, and the master waits until this worker leaves
     _saved: int = -1  # the newest version with a checkpoint to which this worker has contributed
-    _void: list[Batch] | None = None  # batches of a step that was begun and not taken, for the next attempt
+    _void: list[Batch] | None = None  # batches of a step that was begun but not taken; the next attempt uses them again
 
     def train(self) -> None:
         """Take all steps of the run, and wait to be dismissed."""
@@ -106,7 +106,7 @@ class Worker:
                 return
 
     def run(self, *, leaves: bool = True) -> Steps:
-        """Receive the first weights, take all steps, and wait to be dismissed, unless the caller is to `leave`.
+        """Receive the first weights, and take all steps. Then `leave`, unless `leaves` is False and the caller does so.
 
         Yields the passes of each step. The caller runs them and sends their outcome, or None if `settled` has returned False.
         """
@@ -214,17 +214,17 @@ class Worker:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps in an epoch, by the share of the examples that is in use."""
+        """The number of steps in an epoch, for the number of workers among which the examples are shared now."""
         return self._steps_per_epoch
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run, of which this start may be only a part."""
+        """The last step of the run. This start of the run may end earlier, see `last_step`."""
         return self.config.total_steps(self._steps_per_epoch, self.sender.epoch_offset)
 
     @property
     def last_step(self) -> int:
-        """The step after which this start ends, or an upper bound if only the master knows it."""
+        """The step after which this start of the run ends, or an upper bound if only the master knows that step."""
         return self._end
 
     @property
@@ -296,7 +296,7 @@ class Worker:
     def report_evaluation(self, told: Evaluated) -> bool:
         """Report an evaluation of the present weights, and return True if the master knows no better one.
 
-        Call this between two steps. The best weights get a checkpoint, which this worker contributes to if none was due.
+        Call this between two steps. The best weights get a checkpoint. If none was due, this worker contributes its part.
         """
         version = self.receiver.version
         told = replace(told, saves=self._saved != version)
@@ -307,7 +307,7 @@ class Worker:
         return bytes(answer.body) == b"\x01"
 
     def leave(self) -> None:
-        """Send the trace to the master, if it waits for it, and wait for its END message."""
+        """Send the trace to the master, if the master waits for the trace, and wait for its END message."""
         if self.tracer.enabled or self.by_program:
             self.link.send(MASTER, Kind.TRACE, self.tracer.to_bytes())
         while True:

@@ -1,4 +1,4 @@
-"""The fixture `in_this_process`: jobs of the convergence table without processes of their own."""
+"""The fixture `in_this_process`, which runs the jobs of the convergence table in the process of the tests."""
 
 from __future__ import annotations
 

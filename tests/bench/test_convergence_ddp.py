@@ -1,4 +1,4 @@
-"""DDP among the contenders of the convergence table: the training of psnode's dense, and the bytes of torch's own counts."""
+"""DDP as a contender of the convergence table: it trains like psnode's dense, and its bytes are those that torch counts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_bytes_of_powersgd_are_those_that_torch_counts(tmp_path: Path) -> No
         dist.destroy_process_group()
     communication = Communication.parse("powersgd:rank=2,start=2")
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
-    assert counts[:2] == [0, 0]  # torch does not count the steps before its factors
+    assert counts[:2] == [0, 0]  # torch does not count steps in which it sends whole gradients
     assert [payload_bytes(communication, shapes, step) for step in range(1, 5)] == [whole, whole, *counts[2:]]
 
 
@@ -92,7 +92,7 @@ def test_what_ddp_cannot_be_trained_with_is_refused_before_anything_is_trained(
 @pytest.mark.serial
 @pytest.mark.usefixtures("in_this_process")
 def test_a_rate_at_which_ddp_diverges_is_not_the_best_and_one_worker_sends_nothing(tmp_path: Path) -> None:
-    """With a rate of 1e30 the weights overflow in the first steps."""
+    """A learning rate of 1e30 makes the weights overflow in the first steps."""
     common = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
     result = run(["ddp:fp32"], common, workers=1, seeds=[1], output=tmp_path, local=True, lrs=["0.002", "1e30"], evaluate_every=3)
     [row] = result["rows"]

@@ -1,4 +1,4 @@
-"""Files of the convergence table: means and errors by SciPy, the front by brute force, and files that other programs read."""
+"""Files of the convergence table: means and errors as by SciPy, the front as by brute force, and files that can be read back."""
 
 from __future__ import annotations
 

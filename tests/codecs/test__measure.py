@@ -48,7 +48,7 @@ def test_the_norm_is_that_of_what_is_decoded_or_a_bound_on_it(codec: Codec, shap
 
 @pytest.mark.parametrize("factor", [100.0, 2.0**-40])
 def test_a_gradient_times_a_factor_has_the_norm_times_that(codec: Codec, factor: float) -> None:
-    """Exempt signs, and values that vanish in 16 bits."""
+    """Skip signs, which do not scale, and a codec that rounds the scaled values to 0."""
     x = gaussian(20, 33)
     payloads = [codec.encode((x * np.float32(f)).astype(np.float32), KEY) for f in (1.0, factor)]
     if not codec.decode(payloads[1]).any() or any(stage == "sign" for stage in codec.stages):

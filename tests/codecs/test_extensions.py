@@ -91,7 +91,7 @@ def test_get_codec_takes_what_the_option_takes(own: Any, monkeypatch: pytest.Mon
 
 
 def test_get_codec_executes_a_file_anew_when_it_has_changed_and_a_run_does_not(own: Any) -> None:
-    """In a notebook the file is edited between two calls; the ranks of a job must agree on one class."""
+    """In a notebook, a user edits the file between two calls; in a run, all ranks must use the same class."""
     file = own()
     spec = f"{file}:Copy"
     assert load_codec(spec) == "copied"
@@ -116,7 +116,7 @@ def test_a_spec_of_a_peer_or_a_record_executes_no_file(own: Any, tmp_path: Path)
 
 
 def test_only_what_a_user_types_is_given_to_get_codec() -> None:
-    """Check that modules which see plans, frames and records use known_codec, since get_codec executes files."""
+    """Check that only modules with text from users import get_codec, which executes files. All others use known_codec."""
     package = Path(table.__file__).parents[1]
     users = {
         str(path.relative_to(package).with_suffix(""))

@@ -1,4 +1,4 @@
-"""Arguments of encode beside float32 numpy arrays and a source of random words."""
+"""Arguments of encode other than float32 numpy arrays, and calls without a source of random words."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def test_float32_is_not_copied() -> None:
 
 
 def test_float64_is_rounded_to_the_nearest() -> None:
-    """1 + 2**-24 lies halfway between 1 and the next float32, and goes to the even one, 1; three quarters go up."""
+    """1 + 2**-24 lies halfway between 1 and the next float32, and is rounded to 1, the even one.
+
+    1 + 3 * 2**-25 lies three quarters of the way, and is rounded up.
+    """
     found = as_floats(np.array([1 + 2.0**-24, 1 + 3 * 2.0**-25]), "x")
     assert found.tolist() == [1.0, 1 + 2.0**-23]
 
@@ -81,13 +84,13 @@ def test_deterministic_codecs_need_no_rng() -> None:
 
 
 def test_without_rng_a_codec_that_draws_draws_anew() -> None:
-    """Two keys of 128 bits are equal by chance with a probability of 2**-128; terngrad's 1000 trits then nearly never are."""
+    """Two random keys of 128 bits are equal with a probability of 2**-128, and different keys nearly never give equal trits."""
     x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
     assert get_codec("terngrad").encode(x) != get_codec("terngrad").encode(x)
 
 
 def test_training_always_gives_a_source_of_random_words() -> None:
-    """Check this because training must be repeatable: a call of encode with a value gives rng as well."""
+    """Check that every call of encode in the packages of training passes `rng`, since training must be repeatable."""
     lacking = []
     for path in (path for name in ("codecs", "feedback", "exchange", "ddp") for path in (ROOT / "psnode" / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -68,7 +68,7 @@ def test_every_id_works_bare(name: str) -> None:
 
 
 def test_names_of_schemes_that_are_no_codecs_answer_with_their_codec() -> None:
-    """Compare the names known to the codecs, which are below the configuration, with the table of schemes."""
+    """Compare table.SCHEMES with the schemes of the configuration, which the codecs cannot import."""
     schemes = {name: scheme.codec for name, scheme in NAMES.items() if name not in available()}
     assert schemes == table.SCHEMES
     for name, codec in schemes.items():

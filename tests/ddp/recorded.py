@@ -1,7 +1,7 @@
 """One of two ranks whose DDP trainings are recorded: python recorded.py RANK FOLDER.
 
-Trains with three codecs and without a hook into FOLDER/CODEC, and writes the payload bytes of this rank after each step to
-FOLDER/RANK.json.
+The program trains with each of three codecs and without a hook, and records each training in FOLDER/CODEC. It writes the payload
+bytes of this rank after each step to FOLDER/RANK.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recorded DDP trainings are runs: their bytes are those that the ranks count, and report and runs show them."""
+"""Recorded DDP trainings: their bytes are those that the ranks count, and `psnode report` and `psnode runs` show them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.serial
 @pytest.mark.parametrize("codec", CODECS)
 def test_bytes_are_those_that_the_ranks_have_counted(recorded: Path, codec: str) -> None:
-    """Each payload is received by every other rank; a sum of small tensors and sketches reaches every rank once."""
+    """Compare with the bytes that each rank has counted. Each of the two ranks receives as many bytes as it sends."""
     counted = [json.loads((recorded / f"{rank}.json").read_text())[codec] for rank in range(RANKS)]
     sent = [sum(after) - sum(before) for before, after in pairwise(zip((0,) * STEPS, *counted, strict=True))]
     told = records(recorded / codec / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""docs/ec2-on-a-desk.md: its lines are run as they stand, with the moto server of the tests."""
+"""docs/ec2-on-a-desk.md: its commands are run unchanged, against the moto server of the tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_ELSEWHERE = ("pip install", "moto_server", "kill")  # beginnings of lines for which a fixture stands in
+_ELSEWHERE = ("pip install", "moto_server", "kill")  # beginnings of lines that are not run, since fixtures do their work
 
 
 def test_the_page_goes_from_beginning_to_end(front: Any, moto_port: int, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Forking:
             raise RuntimeError(f"the server of forks has ended with {self._server.wait()}")
 
     def launching(self) -> tuple[str, dict[str, str]]:
-        """Return the executable file, and variables with which the ranks of a `psnode launch` are forks too."""
+        """Return the executable file, and environment variables that make the ranks of a `psnode launch` forks too."""
         python, beside = self.python(), str(Path(sys.executable).parent)
         return python, {"FORKING_RANKS": python, "PATH": os.pathsep.join((beside, os.environ.get("PATH", os.defpath)))}
 
@@ -81,7 +81,7 @@ class Forking:
 
 
 def fork_of(pid: int) -> int:
-    """Return the process id of the fork for which a client stands, and that of any other process unchanged."""
+    """Return the process id of a client's fork. Return `pid` itself if that process is not a client."""
     with contextlib.suppress(OSError):
         word, _, fork = Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip().partition("-")
         if word == "fork":

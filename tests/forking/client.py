@@ -88,7 +88,7 @@ def main(words: list[str]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
         os.execv(sys.executable, [sys.executable, *words])
     forward(pid)
-    with open("/proc/self/comm", "w", encoding="ascii") as file:  # where a test finds the fork
+    with open("/proc/self/comm", "w", encoding="ascii") as file:  # fork_of reads this
         file.write(f"fork-{pid}")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
     for file in (0, 1, 2):

@@ -62,7 +62,7 @@ _IMPORTS += ("TORCH", "VECLIB", "XDG_", "HOME", "VIRTUAL_ENV", "TMPDIR", "TZ")
 _LATER = {"PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTHONPATH"}  # these take effect in the fork
 _LATER |= {"TORCHINDUCTOR_CACHE_DIR"}  # torch sets this variable when its compiler is imported
 _LIBRARIES = os.path.join(sys.prefix, "lib")  # mpirun adds the folder of its own library, possibly several times
-RANKS = "FORKING_RANKS"  # the interpreter that a fork names to those which it starts
+RANKS = "FORKING_RANKS"  # this variable names the interpreter with which a fork starts other processes
 OWN = {"psnode.jobs.launch"}  # modules that read the interpreter's name when they are imported
 _PARENT_DIES = 1  # PR_SET_PDEATHSIG
 

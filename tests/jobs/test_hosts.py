@@ -236,7 +236,7 @@ def test_hostfiles_are_read_as_mpirun_reads_them(text: str, hosts: list[tuple[st
         ("alpha slots=2\nbeta slots=2\n", 3, 2),
         ("alpha\nbeta\ngamma\n", 2, 2),
         ("alpha\nbeta\n", 5, 2),
-        ("alpha slots=2\nbeta\n", 3, None),  # beta has as many as it has cores
+        ("alpha slots=2\nbeta\n", 3, None),  # beta has as many slots as cores
     ],
 )
 def test_hosts_with_slots_are_filled_and_others_take_turns(text: str, ranks: int, number: int | None, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_the_model_of_a_session_is_exported_by_its_configuration(
     from transformers import AutoModelForCausalLM, BertConfig, GPT2Config, GPT2LMHeadModel
 
     class Own(GPT2LMHeadModel):
-        """A class that only the program has."""
+        """A class of the program, which transformers does not have."""
 
     kind = GPT2LMHeadModel if named == "record" else Own
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""A session in a program that is started alone: the same loop in one process, with one worker."""
+"""A session in a program that is started without MPI: the same loop in one process, with one worker."""
 
 from __future__ import annotations
 

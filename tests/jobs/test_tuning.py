@@ -91,7 +91,7 @@ def test_a_codec_parameter_goes_into_the_codec_where_one_is_given() -> None:
 def test_parameters_of_a_codec_in_a_file_are_varied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
 ) -> None:
-    """`--vary octaves=...` reaches each trial's recorded codec; a name that the codec lacks is refused."""
+    """`--vary octaves=...` sets the parameter in each trial's recorded codec; a parameter that the codec lacks is refused."""
     own = f"{ROOT / 'examples' / 'codec.py'}:Logarithmic"
     job = [*JOB, "--codec", own, "--feedback", "ef"]
     words = ["tune", "--steps", "2", "--metric", "train-loss", "--output", str(tmp_path / "out"), "--json"]
@@ -404,7 +404,7 @@ def test_trials_with_several_seeds_are_ranked_by_their_means(
 
     def loss(lr: str, seed: int) -> float:
         [*_, last] = read_records(tmp_path / f"lr={lr},seed={seed}" / "metrics.jsonl")
-        return float(last["loss"])  # a tenth of four steps is the last one
+        return float(last["loss"])  # of four steps, the last tenth is the last step
 
     for row in found["trials"]:
         losses = [loss(row["values"]["lr"], seed) for seed in (1, 2, 3)]

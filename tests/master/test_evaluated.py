@@ -16,7 +16,7 @@ from psnode.transport.loopback import loopback_group
 
 
 class Written:
-    """Checkpoints of which one is `in_flight` until the test says otherwise, and of which the newest version is `begun`."""
+    """A double of PendingCheckpoints, with a checkpoint `in_flight` until the test changes that. `begun`: the newest version."""
 
     in_flight, begun = True, -1
 

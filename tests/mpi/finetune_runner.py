@@ -1,4 +1,4 @@
-"""Run a program that uses transformers: torchvision, which it imports, may be built for another torch."""
+"""Import torchvision, then run a program that uses transformers. torchvision may be built for another torch."""
 
 import runpy
 import sys

@@ -15,8 +15,8 @@ evaluate     by version, the loss that rank 1 reports as its evaluation
 workers      the number of processes of the DataLoader
 stream       use the loader of an IterableDataset; the value is the number of steps per epoch
 
-Each rank writes rank-R.json: the examples drawn and the session's figures after each step, lengths of its loop, the digest of its
-weights, its version and loss, and whether each tensor has its own memory.
+Each rank writes rank-R.json: the examples drawn and the session's figures after each step, the lengths of its loop, the digest of
+its weights, its version and loss, and true if each tensor has its own memory.
 """
 
 from __future__ import annotations

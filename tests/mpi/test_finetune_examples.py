@@ -1,4 +1,4 @@
-"""examples/finetune*.py: the script, its session and its hook train; the steps of the session are those of the plain script."""
+"""examples/finetune*.py: all three programs train, and the session takes the same steps as the plain script."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print("trained")
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Write 112 rows of tokens to train on and 12 to evaluate on: a page of the documentation."""
+    """Return a file with a part of the documentation: 112 rows of tokens to train on, and 12 to evaluate on."""
     path = tmp_path / "text.txt"
     path.write_bytes((ROOT / "docs" / "architecture.md").read_bytes()[: 64 * 124])
     return path
@@ -71,7 +71,7 @@ def load(path: Path) -> ModuleType:
 
 
 class Drawn(torch.utils.data.TensorDataset):
-    """The data set of the session, which notes the examples that are drawn."""
+    """The data set of the session; it records the indices of the examples that are drawn."""
 
     indices: list[int] = []  # shared by all instances
 
@@ -81,7 +81,7 @@ class Drawn(torch.utils.data.TensorDataset):
 
 
 class Replay:
-    """A loader that yields in each epoch the batches that the session has drawn in it."""
+    """A loader that yields the batches that the session has drawn, in the same order."""
 
     def __init__(self, data: torch.utils.data.TensorDataset, batch_size: int, **options: Any) -> None:
         self._batches = iter(torch.tensor(Drawn.indices).view(-1, batch_size))
@@ -95,7 +95,7 @@ class Replay:
 
 
 def numbers(out: str) -> list[list[float]]:
-    """Return the numbers in each line of the script's own output."""
+    """Return the numbers in each line that the script itself has printed."""
     lines = [line for line in out.splitlines() if re.match(r"(step \d+: lr|epoch \d+: loss)", line)]
     return [[float(number) for number in re.findall(r"[\d.]+(?:e-\d+)?", line)] for line in lines]
 

@@ -135,7 +135,7 @@ def test_the_best_evaluated_weights_keep_a_checkpoint_also_after_a_resume(mpirun
     assert [first[1]["best"], again[1]["best"]] == [[True, True, False], [False, True, False]]
     run = tmp_path / "run" / "run"
     lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
-    fields = {"step", "loss", "top1", "top5", "examples", "seconds", "metrics", "model"}  # those of psnode evaluate
+    fields = {"step", "loss", "top1", "top5", "examples", "seconds", "metrics", "model"}  # the fields that psnode evaluate writes
     assert all(line.keys() == fields for line in lines)
     assert {line["step"]: line["loss"] for line in lines} == evaluated
     assert lines[0]["metrics"] == {"perplexity": pytest.approx(math.exp(0.9))}
@@ -230,7 +230,7 @@ def test_a_loop_that_does_wrong_after_steps_ends_the_job_in_one_line_after_a_che
     [line] = [line for line in job.err.splitlines() if line.startswith("psnode: error:")]
     assert line.startswith("psnode: error: rank 1: ")
     assert told in line
-    assert "Traceback" not in job.err  # of no rank, also not of one that waits for the end
+    assert "Traceback" not in job.err  # no rank prints one, not even a rank that waits for the end
     step = json.loads((tmp_path / "run" / "summary.json").read_bytes())["steps"]
     assert step in (3, 4, 5)  # the gradients before the second pass are already sent
     assert f"the checkpoint of step {step} is written" in line

@@ -38,14 +38,14 @@ class Netlab:
     """Starts netlab.sh with this Python, its mpirun, and one thread per process."""
 
     def start(self, *args: object) -> subprocess.Popen[str]:
-        """Start the script and return at once. When this process is killed, the script and its hosts are killed too."""
+        """Start the script and return at once. If this process is killed, the script and its hosts are killed too."""
         env = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PSNODE_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
-            "PSNODE_DEADLINE": "60",  # no worker is put aside if a busy machine delays it by five seconds
+            "PSNODE_DEADLINE": "60",  # so that a delay of five seconds on a busy machine suspends no worker
         }
         return subprocess.Popen(
             [SCRIPT, *map(str, args)],

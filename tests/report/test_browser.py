@@ -138,7 +138,7 @@ def test_it_is_drawn(browse: Callable[..., Seen], trained: Path, tmp_path: Path)
 
 
 def test_tables_of_many_runs_are_as_wide_as_a_window_of_1280(browse: Callable[..., Seen], tmp_path: Path) -> None:
-    """No table scrolls, and no head of a row is broken into letters; the runs have long names and differ in eight settings."""
+    """No table scrolls, and no head of a row is broken into letters; the runs have long names and differ in seven settings."""
     paths = []
     for k in range(20):
         config = {f"setting{j}": f"{(k + 1) * j}" for j in range(1, 7)} | {"lr": 0.1 * k}

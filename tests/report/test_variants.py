@@ -1,4 +1,4 @@
-"""Runs that differ by their seeds alone are one line of a report, with a band and a standard error; names are cut."""
+"""Runs that differ by their seeds alone are one line of a report, with a band and a standard error. Long names are cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.report.conftest import CONFIG, lines, record, write_run
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes a completed run of five steps whose loss is `loss` / step, evaluated at its end."""
+    """Return a function that writes a completed run of five steps and an evaluation; the loss of step k is `loss` / k."""
 
     def made(name: str, seed: int | None, loss: float = 1.0, **changes: Any) -> Path:
         config = CONFIG["config"] | ({} if seed is None else {"seed": seed}) | {"train_dir": name} | changes.pop("config", {})

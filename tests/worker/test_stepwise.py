@@ -415,7 +415,7 @@ def test_no_batch_is_left_to_a_run_that_went_further_than_it_is_to_go(tmp_path: 
 
 
 class Normed(Net):
-    """A network with statistics of its own data."""
+    """A network with batch norm, whose statistics depend on the worker's own data."""
 
     def __init__(self) -> None:
         super().__init__()

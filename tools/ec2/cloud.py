@@ -85,7 +85,7 @@ _TYPED: Mapping[str, tuple[type[ec2_errors.Ec2Error], str]] = {
 _UNPLACED = {"InvalidParameterCombination", "InvalidParameterValue", "Unsupported", "UnsupportedOperation"}
 
 
-_DESCRIPTIONS: list[Any] = []  # botocore's reader of them, once there is one
+_DESCRIPTIONS: list[Any] = []  # botocore's loader of the descriptions of services; empty before the first session
 _READING, _SAYING = threading.Lock(), threading.Lock()
 
 
@@ -115,7 +115,7 @@ class Cloud:
         self.sleep = sleep
         self.clock = clock
         self._settings = settings
-        self.listed: dict[str, float] = {}  # prices that AWS's list has given
+        self.listed: dict[str, float] = {}  # prices that came from AWS's price list
         self._said = set[str]()
         self._clients: dict[str, Any] = dict(clients or {})
 
@@ -158,8 +158,8 @@ class Cloud:
         self.sleep(min(longest, first * 2.0**attempt) * random.uniform(0.5, 1.0))
 
     def tell(self, line: str) -> None:
-        """Say a line of a dry run, unless it was said before."""
-        with _SAYING:  # regions are asked at the same time
+        """Print a line of a dry run, unless it was printed before."""
+        with _SAYING:  # threads call the regions at the same time
             if line not in self._said:
                 self._said.add(line)
                 self.say(line)
@@ -217,7 +217,7 @@ def translated(error: Any) -> ec2_errors.Ec2Error:
 
 
 def _without_page(text: str) -> str:
-    """Return the title instead of the text of a web page, with which servers that are not AWS's answer."""
+    """Return the title of `text` if it is a web page, which servers other than AWS send as an error; else `text` itself."""
     title = re.search(r"<title>(.*?)</title>", text, re.S)
     return title[1] if title else text
 
@@ -264,7 +264,7 @@ def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
 
 
 def _session(boto3: Any, settings: Settings) -> Any:
-    """Return a session of boto3. All sessions share botocore's descriptions of services, whose reading takes a second."""
+    """Return a session of boto3. All sessions share botocore's descriptions of services, which take a second to read."""
     import botocore.session
 
     core = botocore.session.Session()
@@ -280,7 +280,7 @@ def _no_credentials() -> ec2_errors.AccessError:
 
 
 def _shown(client: Any, service: str, operation: str, parameters: Mapping[str, Any]) -> str:
-    """Return a call as one line: service, operation, region and parameters, with the length of a script instead of its text."""
+    """Return a call as one line: service, operation, region and parameters. A script is replaced by its number of lines."""
     if "UserData" in parameters:
         parameters = {**parameters, "UserData": f"({len(parameters['UserData'].splitlines())} lines of sh)"}
     return f"call {service} {operation} in {client.meta.region_name} {to_json(parameters, default=_plain, sort_keys=True)}"

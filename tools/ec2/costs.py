@@ -115,7 +115,7 @@ def address_price(settings: Settings) -> float:
 
 
 def require_prices(cloud: Cloud, settings: Settings, types: Sequence[str], kinds: Sequence[str]) -> None:
-    """Raise SettingsError that names all instance types and kinds of volumes whose price is unknown."""
+    """Raise SettingsError if prices are unknown; the message names all instance types and kinds of volumes without a price."""
     unknown, cause = dict[str, str](), ""
     for names, price, unit in ((types, on_demand_price, _HOUR), (kinds, volume_price, _MONTH)):
         for name in names:
@@ -128,7 +128,7 @@ def require_prices(cloud: Cloud, settings: Settings, types: Sequence[str], kinds
 
 
 class _UnknownPriceError(SettingsError):
-    """Prices that AWS's list does not give, because of `cause`. `units`: unit by name."""
+    """Error for prices that could not be read from AWS's price list, because of `cause`. `units`: the unit of each price."""
 
     def __init__(self, region: str, units: Mapping[str, str], cause: str) -> None:
         names, table = ", ".join(units), ", ".join(f'"{name}" = {unit}' for name, unit in units.items())

@@ -56,12 +56,12 @@ def _once(cluster: Cluster, settings: Settings, confirm: Callable[[str], None], 
 
 
 def require(cloud: Cloud, settings: Settings) -> None:
-    """Raise SettingsError that names the key, the region and the credentials if they are missing. Makes no call."""
+    """Raise SettingsError if the key, the region or the credentials are missing; the message names them. Makes no call."""
     _together(lambda: public_key(settings.keyfile), lambda: cloud.region)
 
 
 def _together(*checks: Callable[[], str | None]) -> list[str | None]:
-    """Return the results of all checks, or raise the error of one, or an error with the messages of all that fail."""
+    """Return the results of all checks. If some fail, raise one SettingsError with the messages of all that fail."""
     results, failed = list[str | None](), list[SettingsError]()
     for check in checks:
         try:

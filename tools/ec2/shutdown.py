@@ -20,7 +20,7 @@ _PATIENCE = 600.0  # seconds until terminated instances must be gone
 
 
 class _Kind(NamedTuple):
-    """A kind of resource: the calls that find and remove it, and the keys of the answer, of its identity and of its name."""
+    """A kind of resource: the calls that find and remove it, and the keys of the list of resources, of its id and of its name."""
 
     noun: str
     find: str
@@ -80,8 +80,8 @@ def close_all(session: CommandContext, *, discard: bool) -> None:
 def shutdown(cluster: Cluster, shown: Sequence[Node] | None = None, *, placed: bool = True) -> list[str]:
     """End all nodes and remove the cluster's groups and keys; return the removed names. Callers ask for confirmation.
 
-    `shown`: the confirmed nodes. If other nodes were started since, these continue, and their groups stay. `placed`: remove a
-    placement group too.
+    `shown`: the nodes that the user has confirmed. If other nodes have been started since, they continue, and the groups stay.
+    `placed`: True to remove a placement group too.
     """
     nodes = cluster.nodes() if shown is None else shown
     end_nodes(cluster, [node.id for node in nodes])
@@ -116,8 +116,8 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
 def remove_resources(cluster: Cluster, launch: str | None = None, *, placed: bool = True) -> list[str]:
     """Remove the groups and key pairs of a cluster without nodes, or only those made by `launch`; return their names.
 
-    `placed`: remove a placement group too. A resource that cannot be found or removed does not stop the removal of the rest: the
-    first error is raised at the end.
+    `placed`: True to remove a placement group too. If a resource cannot be found or removed, the others are still removed, and
+    the first error is raised at the end.
     """
     gone, failed = list[str](), list[Ec2Error]()
     for kind in _KINDS:

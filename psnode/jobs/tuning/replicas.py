@@ -52,7 +52,7 @@ class Replicas:
 def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Return the mean and its standard error: the sample's standard deviation divided by the square root of its size.
 
-    Both are None if a value is None or if there are no values. The error of a single value is None.
+    Both are None if there are no values or if some value is missing (None). The error of a single value is None.
     """
     known = [value for value in values if value is not None]
     if not values or len(known) < len(values):
