@@ -29,7 +29,7 @@ print(int(packed[0]), sum(pack.stats.cache_hits.values()))
     ("mode", "above", "hits"), [(0o755, 0o755, 1), (0o777, 0o755, 0), (0o1777, 0o755, 0), (0o755, 0o777, 0), (0o755, 0o1777, 1)]
 )
 def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hits: int, tmp_path: Path) -> None:
-    """Cover the directory of a module's kernels, and the directory above."""
+    """Change the permissions of the directories of kernels (`mode`), and of the cache directory above them (`above`)."""
     folder = tmp_path / "cache" / "kernels"
     folder.mkdir(parents=True)
     environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder.parent)}

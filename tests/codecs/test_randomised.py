@@ -191,7 +191,7 @@ def test_error_feedback_stays_bounded_and_loses_nothing(rank):
         sent += codec.decode(codec.encode(g + residual, rng, error=residual))
         total += g
         largest = max(largest, float(np.linalg.norm(residual)))
-    # each step sends at least `rank` of the 40 directions, as with an exact spectrum of equal values
+    # With an exact spectrum of 40 equal singular values, each step sends `rank` / 40 of the energy. At least this is required.
     shrink = math.sqrt(1 - rank / 40)
     assert largest <= 1.2 * shrink / (1 - shrink) * math.sqrt(40 * 60)
     assert np.abs(sent + residual - total).max() < 1e-3

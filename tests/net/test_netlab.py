@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "psnode" / "bench" / "contest" / "netlab.sh"
 
-# host 0 sends argv[1] bytes to host 1, which prints the bytes received and the seconds from the first to the last
+# Host 0 sends argv[1] bytes to host 1, which prints the number of bytes received and the seconds that this took.
 TRANSFER = """
 import os, socket, sys, time
 if os.environ["RANK"] == "0":
@@ -35,7 +35,8 @@ else:
     print(got, time.perf_counter() - began)
 """
 
-# host 1 queries host 0, which answers with the connection's round-trip time and the counters of its network interface
+# Host 1 sends a secret to host 0 many times, and prints the seconds in which the connection was established. Host 0 prints the
+# sender's address, True if all bytes have arrived, and True if a frame on its network interface shows the secret.
 SECRET = "a gradient that nobody else may read"
 FAR = """
 import os, socket, sys, threading, time
