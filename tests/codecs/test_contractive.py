@@ -37,7 +37,7 @@ def test_decodes_c_times_what_the_wrapped_codec_decodes(spec: str, scale: float)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("n", [1, 7, 512, 3000])
 def test_never_leaves_more_than_it_was_given(spec: str, n: int) -> None:
-    """Check ||x - c Q||^2 = ||x||^2 (1 - cos^2) for every key, not only on average."""
+    """Check this for every key, not only on average: ||x - c Q||^2 = ||x||^2 (1 - cos^2), with the angle between x and Q."""
     codec = get_codec(spec).contractive()
     for seed in range(50):
         x = gaussian(n, seed=seed)

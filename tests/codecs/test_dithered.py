@@ -191,8 +191,9 @@ def test_entries_far_below_the_step_are_kept_on_average() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.8125, 2.0**-7])
 def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(fraction: float) -> None:
-    """Set k = 65535 - floor(2^16 a) mod 2^16, so that all coordinates are ties; binomial, 4 standard errors
-    (6e-5 of seeds fail).
+    """Set k = 65535 - floor(2^16 a) mod 2^16, so that all coordinates are ties.
+
+    The number of values rounded up is binomial. It is within 4 standard errors of its mean; 6e-5 of seeds would fail.
     """
     v = np.full(512, np.float32((1000 + fraction) / 65536))
     k, q, raised = np.full(512, 65535 - 1000, np.uint32), np.empty(512, np.int32), 0
@@ -301,7 +302,7 @@ def test_wrong_escapes_are_refused() -> None:
 
 @pytest.mark.parametrize("step", [2.0**-5, 0.05, 0.4])
 def test_a_few_coordinates_fit_into_a_body_whatever_bits_they_need(step: float) -> None:
-    """Cover 1, 2, 3, 5 and 9 codes, whose 7-bit form takes more bytes than the 8-bit form."""
+    """Use up to 19 codes. The 7-bit form of 1, 2, 3, 5 and 9 codes takes more bytes than their 8-bit form."""
     codec = Dithered(step=step)
     for size in range(1, 20):
         for seed in range(8):

@@ -30,7 +30,7 @@ def decoded(x: np.ndarray, bits: int, key: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("power", [0, -90, 90, 120])
 def test_bytes_equal_an_encoder_in_numpy(bits: int, power: int) -> None:
-    """Compare fixed-point values, random 16-bit halves and ties for 400 003 coordinates (about six ties)."""
+    """Compare with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003 coordinates are ties."""
     x, key = np.ldexp(gaussian(400_003), power).astype(np.float32), Key.derive(5)
     payload = get_codec(f"minmax:bits={bits}").encode(x, key)
     stated, low, high, codes = minmax_fields(body_of(payload.to_bytes()), x.size)

@@ -58,8 +58,9 @@ def assert_next_to(x: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_mean_and_variance_are_those_of_an_unbiased_choice_and_omega_is_at_most_an_eighth(name: str) -> None:
-    """Check 1500 keys: squared error within 5 % of (2b - |x|)(|x| - b); 24 class means within 4 standard
-    errors (2e-3 of seeds).
+    """Check for 1500 keys that the squared error is within 5 % of (2b - |x|)(|x| - b), where b is the power of two below |x|.
+
+    The means of 8 classes by magnitude are within 4 standard errors of x; 2e-3 of seeds would fail.
     """
     x = INPUTS[name]
     low, magnitude = binade(x), np.abs(x.astype(np.float64))

@@ -83,8 +83,9 @@ def test_the_scale_of_a_bucket_changes_nothing_but_the_scale(scale: float) -> No
 @pytest.mark.parametrize("fraction", [0.25, 0.875])
 @pytest.mark.parametrize("level", [0, 3])
 def test_where_sixteen_bits_end_in_a_tie_the_rest_of_the_value_decides(level: int, fraction: float) -> None:
-    """Use rows in which all values except the largest are ties: rounded up with probability `fraction`, within 4 standard errors
-    (6e-5).
+    """Use rows in which all values except the largest are ties.
+
+    The share of values that are rounded up is `fraction`, within 4 standard errors; 6e-5 of seeds would fail.
     """
     x = np.empty((100, 512), np.float32)
     drawn = words(np.array(KEY.words, np.uint64), number_of("nuqsgd"), 100 * 64).reshape(100, 64, 4).transpose(0, 2, 1)

@@ -90,7 +90,10 @@ def test_values_far_out_do_not_decide_the_error() -> None:
 
 
 def test_more_bits_never_leave_more_of_a_convolution_with_values_far_out() -> None:
-    """Use outliers, which only sorted groups send singly, though sorting saves no bits at rate 4; allow a tenth more error."""
+    """Check that a higher rate never increases the error by more than a tenth, for values with outliers.
+
+    Only sorted groups send outliers one by one, although sorting saves no bits at rate 4.
+    """
     x = convolution(512).reshape(-1).copy()
     x[::1000] *= 100
     errors = []
@@ -123,7 +126,7 @@ def test_rotated_values_are_read_the_same(size: int) -> None:
 
 
 def test_rotated_values_have_an_omega_of_two_fifths_at_one_bit() -> None:
-    """Check the mean error too: 100 decodes of 32 blocks of 2^10 leave omega / 100 ||x||^2, up to a share of 1 / sqrt(2^14)."""
+    """Check the error of the mean of 100 decodes too: it is omega / 100 ||x||^2, up to a share of 1 / sqrt(2^14)."""
     x = (student(32 * 1024) ** 3).astype(np.float32)
     codec = get_codec("polar:rotate=true")
     mean, omegas, sizes, rounds = np.zeros(x.size), [], [], 100

@@ -59,7 +59,7 @@ def variance(x: np.ndarray, levels: int, bucket: int, norm: str) -> float:
 
 @pytest.mark.parametrize(("spec", "levels", "bucket", "norm"), FORMS)
 def test_bytes_equal_an_encoder_in_numpy(spec: str, levels: int, bucket: int, norm: str) -> None:
-    """Compare fixed-point values, random 16-bit halves and ties for 400 003 coordinates (about six ties)."""
+    """Compare with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003 coordinates are ties."""
     x = student(400_003)
     key = Key.derive(5)
     stated_levels, stated_bucket, norms, codes = parts_of(get_codec(spec).encode(x, key))

@@ -51,8 +51,9 @@ def test_the_largest_numbers_are_finite_though_their_sum_is_not() -> None:
 
 
 def test_zeros_do_not_drift() -> None:
-    """Take 400 steps with new keys: sums are fair walks, within 4.5 standard errors at each of 4608 zeros and in total (3 % of
-    seeds).
+    """Take 400 steps with new keys, in which the sums at the 4608 zeros are fair random walks.
+
+    Each sum, and their total, is within 4.5 standard errors of 0; 3 % of seeds would fail.
     """
     x = recorded()
     dead = x.reshape(-1) == 0

@@ -138,7 +138,7 @@ def test_bins_are_intervals_of_equal_counts_that_decode_to_their_means(x: np.nda
 
 @pytest.mark.parametrize("bins", [8, 16, 64])
 def test_the_error_on_a_gaussian_is_that_of_equally_likely_bins(bins: int) -> None:
-    """Compare with 1 - sum p m^2, p = 1 / bins, m = bins (phi(a) - phi(b)); 2^16 values have tails within 4 %."""
+    """Compare with 1 - sum p m^2 for bins from a to b, where p = 1 / bins and m = bins (phi(a) - phi(b)), within 4 %."""
     edges = norm.ppf(np.arange(bins + 1) / bins)
     expected = 1 - bins * np.sum(np.diff(norm.pdf(edges)) ** 2)
     assert loss(f"sketchml:bins={bins},rows=0", gaussian(1 << 16)) == pytest.approx(expected, rel=0.04)

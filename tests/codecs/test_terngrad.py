@@ -26,7 +26,7 @@ def parts_of(payload: Payload) -> tuple[np.float32, np.ndarray]:
 @pytest.mark.parametrize("clip", [0, 2.5])
 @pytest.mark.parametrize("power", [0, -90, 90])
 def test_bytes_equal_an_encoder_in_numpy(clip: float, power: int) -> None:
-    """Compare fixed-point values, random 16-bit halves and ties for 400 003 coordinates (about six ties)."""
+    """Compare with NumPy, which adds random 16-bit numbers to fixed-point values; about six of 400 003 coordinates are ties."""
     x, key = np.ldexp(student(400_003), power).astype(np.float32), Key.derive(5)
     payload = get_codec(f"terngrad:clip={clip}").encode(x, key)
     scale, digits = parts_of(payload)
@@ -74,7 +74,7 @@ def test_mean_and_variance_are_those_of_the_formula(name: str, clip: float) -> N
 
 
 def test_omega_of_a_gaussian_is_near_three() -> None:
-    """Expect s E|x| - 1, with s the largest of 5000, in 2 to 3.5: no contraction unclipped; 0.99 when clipped at 2.5."""
+    """Check that omega = s |x|_1 / |x|^2 - 1 is between 2 and 3.5, where s is the largest of 5000 magnitudes."""
     x = INPUTS["gaussian"].astype(np.float64)
     assert 2 < np.abs(x).max() * np.abs(x).sum() / np.sum(x**2) - 1 < 3.5
     assert get_codec("terngrad").unbiased

@@ -22,8 +22,8 @@ from psnode.tasks.classification import Classification
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = ("psnode/config/plain_json.py",)
-# messages between processes of one job or machine, read by Python: losses and metrics keep their values; and programs that are
-# sent to hosts unchanged and use only the standard library
+# Messages between processes of one job or machine, in which losses and metrics keep values such as NaN, since only Python reads
+# them; and a program that is sent to hosts unchanged and uses only the standard library
 OTHERS = {"psnode/protocol/messages.py": 1, "psnode/jobs/hosts/agent.py": 1}
 
 

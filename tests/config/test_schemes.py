@@ -148,8 +148,9 @@ def test_what_is_coded_up_is_coded_down_as_well(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["randk", "dgc"])
 def test_what_few_coordinates_change_goes_down_whole(name: str) -> None:
-    """Use a mean of four sparse gradients without the master's momentum, which would spread it: half
-    precision loses up to 2^-11.
+    """Use the mean of four sparse gradients, without the master's momentum, under which more coordinates would change.
+
+    Half precision changes values by a share of up to 2^-11.
     """
     scheme = resolve(Config(scheme=name))
     uplink, downlink = get_codec(scheme.codec), get_codec(scheme.downlink).contractive()

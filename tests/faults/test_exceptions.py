@@ -131,7 +131,7 @@ def test_a_device_that_fails_or_is_full_is_the_end_of_one_worker_in_one_line(
 
 
 def test_more_memory_than_there_is_ends_a_worker_in_one_line(tmp_path: Path) -> None:
-    """As torch says it on the CPU: no address space holds so much."""
+    """Request more memory on the CPU than any address space holds, so that torch raises its own error."""
 
     def too_much() -> BaseException:
         torch.empty(1 << 60)

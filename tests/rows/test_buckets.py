@@ -214,7 +214,10 @@ def test_dithers_that_leave_a_coordinate_open_are_settled(
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_buckets_of_the_most_rows_with_codes_of_more_than_a_byte(make: Callable[[Program], Functions]) -> None:
-    """Use 60000, which is 256 times the RMS or below 8192 steps, and 2000, 70.7 times or 2262 steps; codes are twice as large."""
+    """Use buckets with one large value: 60000, less than 8192 steps, and 2000, 2262 steps. Codes up to twice as large follow.
+
+    The step is 1/32 of the RMS of the bucket, which such a value determines: 60000 is 256 times the RMS, and 2000 is 70.7 times.
+    """
     codec, x = get_codec("dithered:step=0.03125,bucket=65536"), gaussian(65536 + 5000)
     x[100] = 60000
     x[-1] = -2000
