@@ -168,7 +168,7 @@ def test_the_squared_error_is_that_of_theory_and_the_mean_is_exact(name: str) ->
 
 
 def test_errors_of_coordinates_in_different_quarters_are_uncorrelated_and_of_neighbours_independent() -> None:
-    """Check 1000 correlations of 4000 pairs against 4.5 / sqrt(4000); a share of 7e-3 of the seeds would fail one."""
+    """Check 159 correlations, each of 4000 pairs, against 4.5 / sqrt(4000); 1.1e-3 of seeds would fail one."""
     errors = scaled_errors(INPUTS["gaussian"], 1.0, 4000)[:, :512]
     for shift in (1, 2, 64):
         near = [stats.pearsonr(errors[:, i], errors[:, i + shift]).statistic for i in range(0, 128 - shift, 2)]

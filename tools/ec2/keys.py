@@ -44,9 +44,9 @@ def public_key(keyfile: Path) -> str:
 
 
 def check_key(cluster: Cluster, settings: Settings, public: str, nodes: Sequence[Node]) -> None:
-    """Check that the key pair `key_name` exists, and that it, or the one of `nodes`, belongs to the private key at hand.
+    """Check that the key pair `key_name` exists and has the public key `public`.
 
-    Raises SettingsError.
+    Without `key_name`, check that no key pair of `nodes` has another public key. Raises SettingsError.
     """
     if settings.key_name:
         (pair,) = cluster.cloud.ask("describe_key_pairs", KeyNames=[settings.key_name], IncludePublicKey=True)["KeyPairs"]

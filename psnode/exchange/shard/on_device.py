@@ -46,7 +46,7 @@ def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, dow
 
 
 def _of(plan: Plan, codecs: Sequence[Codec]) -> list[Codec]:
-    """Return the codecs of the segments of `plan`, which may be a part of the plan that has all of `codecs`."""
+    """Return the codecs of the segments of `plan`. `codecs`: those of the whole plan, of which `plan` may be a part."""
     return [codecs[segment.index] for segment in plan.segments]
 
 
