@@ -73,7 +73,7 @@ def _leave_as(pid: int) -> None:
 def _spare_the_last_collections() -> None:
     """Exempt all objects from Python's cycle collector, whose last passes over torch's and Numba's objects take a second.
 
-    These passes would have closed files that are part of cycles, so all open files are flushed first.
+    These passes would have closed files that are part of cycles, so buffered files are flushed first.
     """
     for found in gc.get_objects():
         if type(found) in _BUFFERED:

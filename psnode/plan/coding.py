@@ -74,7 +74,10 @@ class SegmentCoding:
 
     @property
     def merges(self) -> bool:
-        """True if workers' payloads are summed undecoded and decoded once. Lossless ones are not: adding them is as much work."""
+        """True if the workers' payloads are summed undecoded, and the sum is decoded once.
+
+        Payloads of lossless codecs are not summed undecoded, since this would save no work.
+        """
         return not self.up.lossless and self.feedback.merges(self.up)
 
 

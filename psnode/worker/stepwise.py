@@ -90,7 +90,7 @@ class StepwiseWorker:
 
     @property
     def batches_left(self) -> int | None:
-        """The number of batches until this start of the run ends; None if unknown, since rounds are counted by gradients."""
+        """The number of batches until this start of the run ends; None if only the master knows the last step."""
         left = max(0, self._worker.last_step - self.version)  # a resumed run may be beyond its last step
         return left * self._worker.config.batches_per_step if left < _UNKNOWN else None
 

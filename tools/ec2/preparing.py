@@ -115,7 +115,10 @@ def without_secrets(package: str) -> tuple[str, dict[str, str]]:
 
 
 def constraints_of(settings: Settings) -> Path | None:
-    """Return the constraints file of pip: the configured one, else the checkout's, if installed. Raises SettingsError."""
+    """Return the constraints file of pip: the configured file, or that of the checkout from which psnode will be installed.
+
+    None if there is neither. Raises SettingsError if the configured file does not exist.
+    """
     if settings.constraints:
         path = settings.constraints.expanduser()
         if not path.is_file():
