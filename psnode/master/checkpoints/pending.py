@@ -56,9 +56,9 @@ class PendingCheckpoints:
     checkpoint is written (psnode.records.snapshot). A checkpoint that cannot be written is reported and given up, and the job
     continues. An unsound checkpoint does not cause the deletion of older ones (psnode.records.retention).
 
-    `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.model_tensors); None means the rules for
-    the statistics of torch's norms and quantisation observers. `tell` is called in the writing thread with events for the main
-    thread, which then has to call `settle`.
+    `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.model_tensors); None means the
+    rules for the statistics of torch's norms and quantisation observers. `tell` is called in the writing thread with events for
+    the main thread, which then has to call `settle`.
     """
 
     def __init__(
