@@ -171,6 +171,7 @@ TABLE: Mapping[str, str] = {
     "master/recorder.py": f"master/test_recorder.py faults/test_nonfinite.py {_JOBS} {_LOCAL}",
     "master/lines/downlink_notice.py": "master/lines/test_downlink_notice.py",
     "master/start/resuming.py": f"test_soundness.py faults/test_other_plans.py {_JOBS}",
+    "master/readmission.py": f"master/test_round_boundary.py {_JOBS} {_KILLED} faults/test_suspended.py",
     "master/round_boundary.py": "master/test_round_boundary.py exchange/shard/test_unapplied.py faults/test_counting.py "
     f"exchange/shard/test_median_clipping.py test_soundness.py {_JOBS} {_LOCAL} {_KILLED} faults/test_stops.py",
     "exchange/shard/median_clipping.py": "exchange/shard/test_median_clipping.py",

@@ -27,6 +27,7 @@ from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.lines.progress import Fanout
 from psnode.master.member_list import Members
 from psnode.master.membership import Membership
+from psnode.master.readmission import Readmission
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary
 from psnode.master.sharding import Sharding
@@ -124,9 +125,12 @@ class Master:
             RoundTimer(patience_of(self.config, self.rule), self.clock),
             self.link, self.config, self.job_state, self.rule, self.shard, self.pending, self.recorder, self.events,
         )  # fmt: skip
+        self._readmission = Readmission(
+            self.link, self.job_state, self._membership, self.shard, self.pending, self.recorder, self.sharding, self.events
+        )
         self._boundary = RoundBoundary(
             self.link, self.run, self.job_state, self._membership, self.plan, self.rule, self.shard, self.pending,
-            self.recorder, self.sharding, self.events,
+            self.recorder, self.sharding, self.events, self._readmission,
         )  # fmt: skip
         self.job_state.round = Round.after(self.run.resume_point.step)
         self._dues = CheckpointDues(self.config, self.clock)
@@ -297,9 +301,9 @@ class Master:
             self._hashes.note(version, self.shard.replica)
         self._unfinished = {group.index for group in self.plan.groups}
         self._membership.members.restart_silence(self.shard.idle)
-        self._boundary.catch_up()
+        self._readmission.catch_up()
         if not self.job_state.stopping:
-            self._boundary.readmit()
+            self._readmission.readmit()
             if not first and self._boundary.deal():
                 self.observer.extend(self.sharding.last_step)
         self._membership.timer.begin(pause=self._is_pause(flags))
@@ -344,4 +348,4 @@ class Master:
         alone = self.config.local is not None  # workers in one process take turns, and none can lose its connection
         checkpoint = Flag.CHECKPOINT in flags or bool(self.pending)
         compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.job_state.round.finished)
-        return first or alone or checkpoint or compared_or_over or bool(self._boundary.entering)
+        return first or alone or checkpoint or compared_or_over or bool(self._readmission.entering)

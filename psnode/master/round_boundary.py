@@ -1,11 +1,10 @@
-"""Messages between two rounds: the members of the next round, the shares of the examples, and gradients that were not used."""
+"""Messages between two rounds: the shares of the examples, and the fate of each worker's last gradient."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.handle import ShardHandle
@@ -14,6 +13,7 @@ from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.membership import Membership
+from psnode.master.readmission import LastGradient, Readmission
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding
 from psnode.plan.groups import Plan
@@ -24,20 +24,12 @@ from psnode.records.directory import RunDirectory
 from psnode.records.history import AddedGradient
 
 
-class LastGradient(NamedTuple):
-    """The news about a worker's last gradient in VERSION_COMPLETE: its step, and the groups that will never be used."""
-
-    step: int
-    unused: list[int]
-
-
 @dataclass
 class RoundBoundary:
     """The boundary between two rounds: decides the messages that each worker gets with a version.
 
     Used only while no group is being sent. A worker is told the fate of its last gradient. This is the gradient of the last round
-    (see `left_out`), or an earlier gradient if the worker comes back with this version. `entering`: the ranks that enter with
-    this version.
+    (see `left_out`), or an earlier gradient if the worker comes back with this version.
     """
 
     link: FrameChannel
@@ -51,11 +43,8 @@ class RoundBoundary:
     recorder: StepRecorder
     sharding: Sharding
     events: Events
-    entering: set[int] = field(default_factory=set)
-    _released: set[int] = field(default_factory=set)  # ranks that were held and get this version whole
-    _earlier: dict[int, LastGradient] = field(default_factory=dict)  # by rank: of those that return or are promoted now
+    readmission: Readmission
     _clipped: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)  # by rank: a step, and factors by group
-    _dealt: bool = False  # shares have changed since the start of the job
     _recorded: bool = True  # config.json holds the present shares
 
     def count(self, contributors: Iterable[tuple[int, int]]) -> bool:
@@ -89,69 +78,13 @@ class RoundBoundary:
                 self._clipped[rank] = step, {}
             self._clipped[rank][1][group] = factor
 
-    def catch_up(self) -> None:
-        """Send the whole weights of the complete version to the held ranks that have answered.
-
-        If no round follows, send them to all held ranks.
-        """
-        released = self.membership.release()
-        now, ranks = self.job_state.round, sorted(released)
-        version, self._released = now.version, set(ranks)
-        if not ranks:
-            return
-        self._send_whole(ranks)
-        for rank in ranks:
-            hold = released[rank]
-            if hold.version < version:
-                self._earlier[rank] = LastGradient(now.at(hold.version).finished, hold.unused)
-            for earlier in self.pending.awaiting(rank):
-                if hold.version <= earlier < version:
-                    self.link.send(rank, Kind.ASK, step=earlier, version=version, flags=Flag.CHECKPOINT)
-        if not self.job_state.stopping:
-            self.shard.admit([rank for rank in ranks if rank in self.membership.live], version)
-
-    def _send_whole(self, ranks: list[int]) -> None:
-        nbytes = self.shard.send_whole(ranks, self.job_state.version)
-        self.recorder.down(nbytes, self.job_state.round.finished)
-
-    def readmit(self) -> None:
-        """Readmit the suspended workers that were heard again, and send them the whole weights of the complete version.
-
-        A readmitted worker takes part in the next round, or becomes a spare if its place is taken. Empty places go to spares,
-        which have received all versions.
-        """
-        returned = {rank: LastGradient(*last) for rank, last in self.membership.members.readmit().items()}
-        self._earlier |= returned
-        self.entering = set(returned)
-        for rank in returned:
-            waits = rank in self.membership.members.spares
-            self.events.tell(
-                "returned", self.job_state.version, rank, "its place is taken: a spare from here on" if waits else ""
-            )
-            self._send_whole([rank])
-        self._promote()
-
-    def _promote(self) -> None:
-        """Move spares into empty places, and admit all entering live workers to the next round."""
-        for rank in self.membership.members.promote(self.membership.flow_control.held):
-            former = self.sharding.hand_over(rank, self.membership.live - {rank})
-            self.events.tell("promoted", self.job_state.version, rank, f"in the place of rank {former}")
-            self._dealt = True
-            self.entering.add(rank)
-            self._earlier.setdefault(rank, LastGradient(self.job_state.round.finished, []))
-            if statistics := self.pending.statistics:
-                self.link.send(rank, Kind.STATE, statistics, step=self.job_state.round.finished, version=self.job_state.version)
-        for rank in self.entering & self.membership.live:
-            self.recorder.found(rank)
-            self.shard.admit([rank], self.job_state.version)
-
     def pass_on(self) -> bool:
         """Pass the open round, which has no worker and no gradient, to spares. Return True if the examples were resharded.
 
         VERSION_COMPLETE of the present version is sent again.
         """
-        self.catch_up()
-        self._promote()
+        self.readmission.catch_up()
+        self.readmission.promote()
         renewed = self.deal()
         self.close(Flag.NONE, {})
         return renewed
@@ -161,7 +94,7 @@ class RoundBoundary:
         self.job_state.stopping = True
         if self.pending.begun != self.job_state.version:
             self.begin_checkpoint(until)
-        self.catch_up()
+        self.readmission.catch_up()
         self.close(Flag.STOP, {})
         self.pending.publish()
 
@@ -171,9 +104,9 @@ class RoundBoundary:
         New shares are sent to all live workers that are not held. Otherwise the present shares are sent to the ranks that enter
         or are released, if the shares have changed since the start.
         """
-        informed = (self.entering | self._released) & self.membership.live if self._dealt else set()
+        informed = self.readmission.ranks & self.membership.live if self.readmission.dealt else set()
         if renewed := self.sharding.renew(self.job_state.round.finished, self.membership.live):
-            self._dealt, informed = True, set(self.membership.live - self.membership.flow_control.held.keys())
+            self.readmission.dealt, informed = True, set(self.membership.live - self.membership.flow_control.held.keys())
             names = ", ".join(map(str, self.sharding.ranks))
             self.events.tell(
                 "resharded", self.job_state.version, None, f"the examples of the epoch that begins are those of ranks {names}"
@@ -221,14 +154,14 @@ class RoundBoundary:
             self.link.send(ranks, Kind.EPOCH, step=self.sharding.applied.gradients, version=version)
         for rank in ranks:
             spare = rank in self.membership.members.spares
-            step, unused = self._earlier.get(rank) or LastGradient(now.finished, left_out.get(rank, []))
-            told = flags & ~Flag.CHECKPOINT if spare or rank in self.entering else flags  # it was absent when that began
+            step, unused = self.readmission.earlier.get(rank) or LastGradient(now.finished, left_out.get(rank, []))
+            told = (
+                flags & ~Flag.CHECKPOINT if spare or rank in self.readmission.entering else flags
+            )  # it was absent when that began
             told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)
         self._tell_factors(ranks)
-        self.entering.clear()
-        self._released.clear()
-        self._earlier.clear()
+        self.readmission.clear()
         for (step, body, told), readers in frames.items():
             self.link.send(readers, Kind.VERSION_COMPLETE, body, step=step, version=version, flags=told)
         if not self.job_state.stopping:

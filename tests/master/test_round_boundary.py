@@ -17,6 +17,7 @@ from psnode.master.events import Events
 from psnode.master.job_state import JobState
 from psnode.master.member_list import Members
 from psnode.master.membership import Membership
+from psnode.master.readmission import Readmission
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary
 from psnode.master.sharding import Sharding
@@ -57,16 +58,18 @@ class Ground:
         )  # fmt: skip
         with claim(config) as run:
             pass
+        sharding = Sharding(config, 100, WORKERS, [Generation(0, 3)])
+        self.readmission = Readmission(link, self.job_state, self.membership, self.shard, pending, recorder, sharding, events)
         self.boundary = RoundBoundary(
-            link, run, self.job_state, self.membership, self.plan, rule, self.shard, pending, recorder,
-            Sharding(config, 100, WORKERS, [Generation(0, 3)]), events,
+            link, run, self.job_state, self.membership, self.plan, rule, self.shard, pending, recorder, sharding, events,
+            self.readmission,
         )  # fmt: skip
 
     def publish(self, version: int, left_out: dict[int, list[int]]) -> Told:
         """Publish `version`, whose round did not use these groups, and return the message to each rank."""
         self.job_state.round = Round.after(version, self.steps)
-        self.boundary.catch_up()
-        self.boundary.readmit()
+        self.readmission.catch_up()
+        self.readmission.readmit()
         self.boundary.close(Flag.NONE, left_out)
         told: Told = {}
         self.others: list[tuple[int, Frame]] = []
