@@ -390,6 +390,7 @@ def test_a_process_with_another_hash_seed_decodes_the_same_values(tmp_path: Path
     assert decode_elsewhere(tmp_path, PYTHONHASHSEED="12345", PYTHONPATH=str(ROOT)) == expected
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_processor_without_vector_instructions_decodes_the_same_values(tmp_path: Path, part: int) -> None:
     expected = expected_digests(tmp_path, forms()[part::PARTS], gaussian(40, 60))

@@ -25,39 +25,43 @@ print(int(packed[0]), sum(pack.stats.cache_hits.values()))
 """
 
 
+def draw(folder: Path) -> list[str]:
+    """Call a kernel in a new process whose cache is `folder`; return its result and the number of kernels from the cache."""
+    environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder)}
+    run = subprocess.run([sys.executable, "-c", _DRAW], env=environment, capture_output=True, text=True, check=True)
+    return run.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory in which the kernel is cached."""
+    folder = tmp_path_factory.mktemp("cached") / "cache"
+    (folder / "kernels").mkdir(parents=True)
+    assert draw(folder) == ["7", "0"]
+    return folder
+
+
 @pytest.mark.parametrize(
     ("mode", "above", "hits"), [(0o755, 0o755, 1), (0o777, 0o755, 0), (0o1777, 0o755, 0), (0o755, 0o777, 0), (0o755, 0o1777, 1)]
 )
-def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hits: int, tmp_path: Path) -> None:
-    """Change the permissions of the directories of kernels (`mode`), and of the cache directory above them (`above`)."""
-    folder = tmp_path / "cache" / "kernels"
-    folder.mkdir(parents=True)
-    environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder.parent)}
-
-    def draw() -> list[str]:
-        run = subprocess.run([sys.executable, "-c", _DRAW], env=environment, capture_output=True, text=True, check=True)
-        return run.stdout.split()
-
-    assert draw() == ["7", "0"]
-    for place in (place for place in folder.parent.rglob("*") if place.is_dir()):
+def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hits: int, cached: Path, tmp_path: Path) -> None:
+    """Cover the directory of a module's kernels, and the directory above."""
+    folder = tmp_path / "cache"
+    shutil.copytree(cached, folder)
+    for place in (place for place in folder.rglob("*") if place.is_dir()):
         place.chmod(mode)
-    folder.parent.chmod(above)
-    assert draw() == ["7", str(hits)]
+    folder.chmod(above)
+    assert draw(folder) == ["7", str(hits)]
 
 
-def test_a_cache_of_earlier_sources_is_not_even_unpickled(tmp_path: Path) -> None:
+def test_a_cache_of_earlier_sources_is_not_even_unpickled(cached: Path, tmp_path: Path) -> None:
     """Check this because the index names types of kernel arguments whose modules may no longer exist."""
-    environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-
-    def draw() -> list[str]:
-        run = subprocess.run([sys.executable, "-c", _DRAW], env=environment, capture_output=True, text=True, check=True)
-        return run.stdout.split()
-
-    assert draw() == ["7", "0"]
-    (index,) = (tmp_path / "cache").rglob("trits.pack-*.nbi")
+    folder = tmp_path / "cache"
+    shutil.copytree(cached, folder)
+    (index,) = folder.rglob("trits.pack-*.nbi")
     # a pickled version, then a pickled object of such a type
     index.write_text(f"V{numba.__version__}\n.cpsnode.codecs.gone\nArguments\n.")
-    assert [draw(), draw()] == [["7", "0"], ["7", "1"]]
+    assert [draw(folder), draw(folder)] == [["7", "0"], ["7", "1"]]
 
 
 def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import resume_table
 
 
 @pytest.mark.serial
+@pytest.mark.sweep
 @pytest.mark.parametrize("scheme", ["dgc", "qsgd", "signum"])
 def test_a_run_that_is_killed_three_times_ends_as_an_unbroken_one(scheme: str, tmp_path: Path) -> None:
     line, alike = resume_table.row(scheme, tmp_path, random.Random(0))

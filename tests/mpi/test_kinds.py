@@ -64,6 +64,7 @@ def test_all_kinds_of_models_train_as_without_overlap(verdict: str, mpirun: Any,
     assert differences(mpirun, tmp_path, {"verdict": verdict}, waits=verdict == WAITS) == []
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("seed", "verdict"), [(1, SUPPORTED), (2, SUPPORTED), (3, WAITS)])
 def test_models_drawn_at_random_train_as_without_overlap(seed: int, verdict: str, mpirun: Any, tmp_path: Path) -> None:
     assert differences(mpirun, tmp_path, {"seed": seed, "verdict": verdict}, waits=verdict == WAITS) == []

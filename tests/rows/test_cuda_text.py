@@ -78,6 +78,7 @@ def test_a_codec_of_ones_own(tmp_path: Path) -> None:
 
 
 @with_nvrtc
+@pytest.mark.sweep
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("spec", sorted(with_formula()))
 def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, architecture: str) -> None:
@@ -94,6 +95,7 @@ def test_gpus_run_it_from_registers_and_round_every_operation(spec: str, archite
 
 
 @with_nvrtc
+@pytest.mark.sweep
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("spec", ["minmax", "natural", "nuqsgd", "qsgd", "terngrad"])
 def test_gpus_measure_for_contractive_forms_from_registers(spec: str, architecture: str) -> None:

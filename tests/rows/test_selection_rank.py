@@ -75,6 +75,7 @@ def test_what_is_no_rank_is_refused(rank: object, message: str) -> None:
 
 
 @with_nvrtc
+@pytest.mark.sweep
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_gpus_run_it_from_registers(architecture: str) -> None:
     compiled = nvrtc.compile_text(standalone(text_of(MagnitudeRanks())), architecture)
