@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -314,5 +314,18 @@ def _show(findings: list[Finding]) -> None:
             table.add_row("", "", f"[bold]to do:[/] {escape(finding.remedy)}")
     console = Console(highlight=False)
     console.print(table)
-    if any(finding.state == "missing" for finding in findings):
-        console.print("A run cannot work here: do what stands below each line that begins with missing.")
+    console.print(escape(_verdict(findings)))
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    """Return the last line of the report: whether a run can work here, and the names of the findings to mend, the first first.
+
+    The findings are in the order of the checks, so that a later one may be a consequence of an earlier one.
+    """
+    missing = [finding.what for finding in findings if finding.state == "missing"]
+    if missing:
+        then = f"; then look at {', '.join(missing[1:])}" if missing[1:] else ""
+        return f"A run cannot work here. Mend {missing[0]} first{then}."
+    optional = [finding.what for finding in findings if finding.state == "optional"]
+    more = f' Optional, with a "to do" above: {", ".join(optional)}.' if optional else ""
+    return f"All is well: a run can work here.{more}"

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from psnode.config.amounts import counted
 from psnode.config.plain_json import to_json
 
 if TYPE_CHECKING:
@@ -51,8 +52,17 @@ def _show(own: Mapping[str, Any], answers: Sequence[Answer], found: Sequence[Pro
         kind = "stops a job" if problem.stops else "note"
         text = f"[{colour}]{kind}[/]: {escape(problem.host)}: {escape(problem.text)}: {escape(problem.remedy)}"
         console.print(text, soft_wrap=True)
-    if not found:
-        console.print(f"No problem would stop a job on {len(answers)} host{'s' if len(answers) > 1 else ''}.")
+    console.print(escape(_verdict(len(answers), found)))
+
+
+def _verdict(hosts: int, found: Sequence[Problem]) -> str:
+    """Return the last line: whether a job can work on the hosts, and if not the host to mend first."""
+    stopping = list(dict.fromkeys(problem.host for problem in found if problem.stops))
+    if stopping:
+        then = f"; then look at {', '.join(stopping[1:])}" if stopping[1:] else ""
+        return f"A job cannot work on these hosts. Mend {stopping[0]} first{then}."
+    notes = f"; {counted(len(found), 'note')} above" if found else ""
+    return f"All is well: no problem would stop a job on {counted(hosts, 'host')}{notes}."
 
 
 def _software(facts: Mapping[str, Any]) -> list[str]:

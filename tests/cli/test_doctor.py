@@ -24,6 +24,7 @@ from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import DEFAULT_SCHEME
 from psnode.jobs.hosts import agent
 from psnode.jobs.hosts.hostfile import Host
+from psnode.jobs.hosts.problems import Problem
 from psnode.jobs.hosts.survey import Answer
 from psnode.jobs.shared_memory import SharedMemory
 
@@ -174,6 +175,56 @@ def test_little_shared_memory_is_told_with_what_is_needed(free: int, state: str)
     assert found.state == state
     assert f"{ranks} ranks take {ranks * 16.777216:.3g}"[:18] in found.detail
     assert ("--shm-size" in found.remedy) == (state != "ok")
+
+
+def finding(what: str, state: Any) -> doctor.Finding:
+    return doctor.Finding(what, state, "as found", "" if state == "ok" else "mend it")
+
+
+@pytest.mark.parametrize(
+    ("states", "last"),
+    [
+        ({"Python": "ok", "MPI": "ok"}, "All is well: a run can work here."),
+        (
+            {"Python": "ok", "cupy": "optional", "optuna": "optional"},
+            'All is well: a run can work here. Optional, with a "to do" above: cupy, optuna.',
+        ),
+        ({"Python": "ok", "MPI": "missing", "cupy": "optional"}, "A run cannot work here. Mend MPI first."),
+        (
+            {"numpy": "missing", "MPI": "missing", "torch": "missing"},
+            "A run cannot work here. Mend numpy first; then look at MPI, torch.",
+        ),
+    ],
+)
+def test_the_last_line_is_the_verdict(
+    states: dict[str, Any], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    doctor._show([finding(what, state) for what, state in states.items()])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == last
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("problems", "last"),
+    [
+        ([], "All is well: no problem would stop a job on 2 hosts."),
+        ([("b", False)], "All is well: no problem would stop a job on 2 hosts; 1 note above."),
+        (
+            [("a", False), ("b", True), ("b", True), ("c", True)],
+            "A job cannot work on these hosts. Mend b first; then look at c.",
+        ),
+    ],
+)
+def test_the_last_line_about_hosts_is_the_verdict(
+    problems: list[tuple[str, bool]], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    facts = {"python": "3.11.7", "torch": "2.13.0", "psnode": "0.2.0", "mpi": "", "cores": 2, "free": 1e9}
+    answers = [Answer(Host(name, 1), facts=facts, clock=0.0, up={}, down={}) for name in ("a", "b")]
+    doctor_hosts._show(facts, answers, [Problem(host, stops, "is slow", "mend it") for host, stops in problems])
+    assert capsys.readouterr().out.splitlines()[-1] == last
 
 
 def test_nothing_is_cut_at_eighty_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
