@@ -16,6 +16,9 @@ from psnode.records.metrics import StepRecord, compression_ratio
 from psnode.transport.mpi.environment import moves_on_a_terminal, place
 
 _RECENT = 50  # number of steps in the displayed step time and ratio
+_SEPARATOR = "  "
+_NARROWEST, _WIDEST = 4, 40  # columns of the bar itself
+_TIME = len("00:00:00 ")  # columns of the remaining time, up to 99 hours, and a space
 
 
 class ProgressView(Protocol):
@@ -32,39 +35,47 @@ class ProgressView(Protocol):
 
 
 class _Figures:
-    """Loss, metrics, step time and compression ratio in one text, over the most recent steps."""
+    """Texts of loss, metrics, step time and compression ratio, the most important first, over the most recent steps."""
 
     def __init__(self, coordinates: int) -> None:
         self._coordinates = coordinates
         self._seconds: deque[float] = deque(maxlen=_RECENT)
         self._bytes: deque[int] = deque(maxlen=_RECENT)
 
-    def of(self, record: StepRecord) -> str:
+    def of(self, record: StepRecord) -> list[str]:
         self._seconds.append(record.seconds.step)
         self._bytes.append(record.uplink_bytes + record.downlink_bytes)
         ratio = compression_ratio(self._coordinates, record.workers * len(self._bytes), sum(self._bytes))
-        loss = "" if record.loss is None else f"loss {record.loss:.4f}"
-        return f"{loss}{_metrics(record.metrics)}  {1e3 * median(self._seconds):.1f} ms/step  ratio {ratio or 0:.1f}"
+        loss = [] if record.loss is None else [f"loss {record.loss:.4f}"]
+        return [*loss, *_metrics(record.metrics), f"{1e3 * median(self._seconds):.1f} ms/step", f"ratio {ratio or 0:.1f}"]
 
 
-def _metrics(metrics: Mapping[str, float]) -> str:
-    """Return the task's metrics as text: top1 in per cent, and top5 only if there is no top1."""
+def _metrics(metrics: Mapping[str, float]) -> list[str]:
+    """Return the task's metrics as texts: top1 in per cent, and top5 only if there is no top1."""
     shown = {name: value for name, value in metrics.items() if name != "top5" or "top1" not in metrics}
-    return "".join(f"  top1 {100 * value:5.1f} %" if name == "top1" else f"  {name} {value:.4g}" for name, value in shown.items())
+    return [f"top1 {100 * value:5.1f} %" if name == "top1" else f"{name} {value:.4g}" for name, value in shown.items()]
 
 
 class Bar:
-    """A rich progress bar."""
+    """A rich progress bar, with as many figures as fit into the terminal's width."""
 
     def __init__(self, console: Console, coordinates: int, first: int, last: int) -> None:
         self._figures = _Figures(coordinates)
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self._bar = BarColumn(_WIDEST)
+        columns = (TextColumn("step"), MofNCompleteColumn(), self._bar, TimeRemainingColumn(), TextColumn("{task.description}"))
         self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("", total=last, completed=first)
         self._progress.start()
 
     def write(self, record: StepRecord) -> None:
-        self._progress.update(self._task, completed=record.step, description=self._figures.of(record))
+        last = int(self._progress.tasks[0].total or 0)
+        room = self._progress.console.width - len("step ") - len(f"{last}/{last} ") - _TIME - 1  # 1: the space before the figures
+        figures = self._figures.of(record)
+        while figures and len(_SEPARATOR.join(figures)) + _NARROWEST + 1 > room:
+            figures.pop()
+        text = _SEPARATOR.join(figures)
+        self._bar.bar_width = max(0, min(_WIDEST, room - len(text) - 1))
+        self._progress.update(self._task, completed=record.step, description=text)
 
     def extend(self, last: int) -> None:
         self._progress.update(self._task, total=last)
@@ -82,9 +93,9 @@ class Lines:
         self._interval = interval
 
     def write(self, record: StepRecord) -> None:
-        text = self._figures.of(record)
+        figures = self._figures.of(record)
         if record.step % self._interval == 0 or record.step in (1, self._last):
-            print(f"step {record.step}/{self._last}  epoch {record.epoch:.2f}  {text}", flush=True)
+            print(_SEPARATOR.join([f"step {record.step}/{self._last}", f"epoch {record.epoch:.2f}", *figures]), flush=True)
 
     def extend(self, last: int) -> None:
         self._last = last

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
-from psnode.master.lines.progress import Fanout, Lines
+from psnode.master.lines.progress import Bar, Fanout, Lines
 from psnode.records.metrics import Seconds, StepRecord
 
 
@@ -34,6 +37,31 @@ def test_metrics_that_psnode_does_not_know_are_shown_by_their_names(capsys: pyte
     first, second = capsys.readouterr().out.splitlines()
     assert "loss 2.5000  bits_per_character 2.346  top1  50.0 %  20.0 ms/step" in first
     assert "loss 2.5000  top5 0.75  20.0 ms/step" in second
+
+
+@pytest.mark.parametrize(
+    ("columns", "last", "shown", "left_out"),
+    [
+        (200, 1000, ["loss 2.5000", "top1  25.0 %", "20.0 ms/step", "ratio 8.0"], []),
+        (80, 1000, ["loss 2.5000", "top1  25.0 %", "20.0 ms/step", "ratio 8.0"], []),
+        (80, 1000000, ["loss 2.5000", "top1  25.0 %", "20.0 ms/step"], ["ratio"]),
+        (60, 1000, ["loss 2.5000", "top1  25.0 %"], ["ms/step", "ratio"]),
+        (45, 1000, ["loss 2.5000"], ["top1", "ms/step", "ratio"]),
+        (30, 1000, [], ["loss", "top1", "ms/step", "ratio"]),
+    ],
+)
+def test_a_bar_leaves_out_what_the_terminal_has_no_room_for(
+    columns: int, last: int, shown: list[str], left_out: list[str]
+) -> None:
+    terminal = io.StringIO()
+    view = Bar(Console(file=terminal, width=columns, force_terminal=True, color_system=None), 1000, 0, last)
+    view.write(record(50))
+    view.close()
+    line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n").rstrip("\n").splitlines()[-1].rstrip()
+    assert re.match(rf"step +50/{last} .* [-\d]:[-\d:]+", line)
+    assert len(line) <= columns and "…" not in line
+    assert all(text in line for text in shown)
+    assert not any(text in line for text in left_out)
 
 
 def test_a_run_that_becomes_longer_says_so_to_all_who_watch(capsys: pytest.CaptureFixture[str]) -> None:
