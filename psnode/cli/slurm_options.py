@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import click
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
+
+_LOG = logging.getLogger(__name__)
 
 _OPTIONS = (
     click.option("--workers-per-node", type=click.IntRange(1), metavar="N", help="Workers per node [1]."),
@@ -77,4 +80,6 @@ def show(batch: dict[str, Any], workers: int, command: Sequence[str], config: Co
         batch["kill_after"] = options["kill_after"]
     job = BatchJob(workers, config.spares, **batch)
     click.echo(batch_script(job, command, config.train_dir, mpirun_args), nl=False)
+    if job.asks_for_gpus and not (config.enable_gpu or config.gpu_master):
+        _LOG.warning("the script asks Slurm for GPUs that no rank uses: add --enable-gpu behind train, or leave them out")
     return 0

@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from psnode.config.amounts import counted
 from psnode.errors import ConfigurationError
 
 _TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")  # formats of sbatch: minutes, M:S, H:M:S, D-H, ...
+_GPUS = re.compile(r"gpus|(gres|tres-per-\w+)=(.*[,/:=])?gpu\b")  # options of sbatch that request GPUs
 _MARGIN = 10.0  # seconds from the end of psnode's own time limit to Slurm's KILL
 _OURS = ("signal", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "array")
 
@@ -76,6 +78,11 @@ class BatchJob:
         return -(-(self.ranks - 1) // self.workers_per_node) + (self.master == "apart")
 
     @property
+    def asks_for_gpus(self) -> bool:
+        """Return True if the options of sbatch request GPUs, by --gres or by --gpus and its kin."""
+        return any(_GPUS.match(option) for option in (f"gres={self.gres}", *self.extra))
+
+    @property
     def first_node(self) -> int:
         """Return the number of ranks on the first node."""
         return 1 if self.master == "apart" else 1 + min(self.workers_per_node, self.ranks - 1)
@@ -96,7 +103,7 @@ def batch_script(job: BatchJob, command: Sequence[str], train_dir: Path, mpirun_
     command, fresh = _parted(command)
     where = f"{job.workers_per_node} a node, the master {job.master}" + (" them" if job.master == "beside" else "")
     return f"""#!/usr/bin/env bash
-# A master and {job.workers} workers{f", {job.spares} spares" if job.spares else ""}, {where}.
+# A master and {counted(job.workers, "worker")}{f", {counted(job.spares, 'spare')}" if job.spares else ""}, {where}.
 # Submit it from a directory that all nodes see: sbatch FILE. Before its time is over, psnode writes a checkpoint, and
 # the job goes back to the queue and on from there; when it is preempted, only if Slurm has PreemptMode=REQUEUE.
 {options}

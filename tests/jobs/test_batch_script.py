@@ -103,6 +103,27 @@ def test_what_the_command_line_says_is_what_slurm_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "train", "warned"),
+    [
+        ("--gres gpu:4", "", True),
+        ("--gres craynetwork:1,gpu:a100:2", "", True),
+        ("--sbatch gpus-per-node=4", "", True),
+        ("--sbatch tres-per-node=gres/gpu:1", "", True),
+        ("--gres gpu:4", "--enable-gpu", False),
+        ("--gres gpu:1", "--gpu-master", False),
+        ("--gres lustre:1 --partition gpu --sbatch qos=gpu", "", False),
+        ("", "", False),
+    ],
+)
+def test_gpus_that_no_rank_would_use_are_told(options: str, train: str, warned: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--export", "slurm", "-n", "2", *options.split(), "--", *TRAIN, *train.split()]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("#!/usr/bin/env bash\n")
+    assert ("--enable-gpu" in err) == warned
+    assert err.count("\n") == warned
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--time 4:00:00 -- train --train-dir r", "--time is for a batch script: add --export slurm"),
