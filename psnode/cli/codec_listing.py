@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -67,8 +68,11 @@ def show() -> None:
 def explain(name: str) -> None:
     """Print everything about the codec, feedback rule or scheme called `name`. A codec may also be FILE:NAME, which is executed.
 
-    Raises ConfigurationError for an unknown name.
+    A FILE alone is executed too, and its codecs are listed. Raises ConfigurationError for an unknown name.
     """
+    if name.endswith(".py"):
+        _list_file(name)
+        return
     from psnode.codecs.registry import load_codec
     from psnode.feedback import RULES
 
@@ -84,6 +88,21 @@ def explain(name: str) -> None:
         _explain_rule(name)
     if scheme is not None:
         _explain_scheme(scheme)
+
+
+def _list_file(name: str) -> None:
+    """Print a line for each codec that a file defines: what to type, and what the codec does."""
+    from psnode.codecs.registry import codecs_in
+
+    found = codecs_in(Path(name).expanduser().absolute())
+    if not found:
+        raise ConfigurationError(
+            f"{name} defines no codec: a codec is a dataclass derived from psnode.codecs.Codec (CONTRIBUTING.md)"
+        )
+    click.echo(f"Codecs of {name}, as --codec takes them; psnode codecs FILE:NAME explains one in full.\n")
+    for each in found:
+        summary = (inspect.getdoc(each) or "").partition("\n")[0]
+        click.echo(f"{name}:{each.__name__}  {summary}")
 
 
 def show_source(spec: str, target: str) -> None:

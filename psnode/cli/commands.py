@@ -270,7 +270,8 @@ app.add_command(doctor)
 )
 def codecs(name: str | None, as_json: bool, source: str | None) -> int:
     """List every codec with its traits, and every scheme; with NAME explain one in full: parameters, traits and learning-rate
-    rule."""
+    rule. NAME may be FILE.py:CLASS, a codec of your own; FILE.py alone lists the codecs that it defines. Both execute the file.
+    """
     from psnode.cli import codec_listing
 
     if name is not None and as_json:

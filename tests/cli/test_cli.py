@@ -249,6 +249,20 @@ def test_an_unknown_codec_or_scheme_is_no_listing(here: Run) -> None:
     refused(here("codecs", "qsgd", "--json"), "--json lists everything")
 
 
+def test_a_file_alone_is_answered_with_its_codecs(here: Run, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "examples" / "codec.py").read_text()
+    (tmp_path / "own.py").write_text(text.replace('"""`octaves`: how many', '"""Powers of two. `octaves`: how many', 1))
+    done = here("codecs", "own.py")
+    assert (done.code, done.err) == (0, "")
+    assert "own.py:Logarithmic  Powers of two. `octaves`" in done.out
+    assert "own.py:Codec" not in done.out
+    assert here("codecs", "own.py:Logarithmic").code == 0
+    (tmp_path / "empty.py").write_text("import math\n")
+    refused(here("codecs", "empty.py"), "empty.py defines no codec")
+    refused(here("codecs", "nowhere.py"), "nowhere.py does not exist")
+    refused(here("bench", "codecs", "--codec", "own.py"), "names no class: psnode codecs own.py lists those of the file")
+
+
 def test_answers_to_foreign_names_name_what_is_there(here: Run) -> None:
     own = {flag for parameter in app.commands["train"].params for flag in (*parameter.opts, *parameter.secondary_opts)}
     for name, told in FOREIGN.items():

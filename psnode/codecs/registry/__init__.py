@@ -15,7 +15,7 @@ from psnode.codecs import spec, table
 from psnode.codecs.base import Codec
 from psnode.codecs.contractive import Contractive
 from psnode.codecs.payload import Payload
-from psnode.codecs.registry.python_files import class_in, import_class
+from psnode.codecs.registry.python_files import class_in, classes_in, import_class
 from psnode.codecs.spec import Spec, Stage
 from psnode.errors import CodecSpecError, in_one_line
 
@@ -78,6 +78,14 @@ def load_codec(text: str) -> str:
     """
     found = class_in(text)
     return text if found is None else _loaded(found.file, found.name).id + found.rest
+
+
+def codecs_in(file: Path) -> list[type[Codec]]:
+    """Execute a file and return the classes of codecs that it defines itself, sorted by name; none is registered.
+
+    Raises ConfigurationError if the file cannot be used.
+    """
+    return [each for each in classes_in(file, "codec") if issubclass(each, Codec) and not each.__abstractmethods__]
 
 
 def _registered(file: Path, name: str) -> type[Codec]:

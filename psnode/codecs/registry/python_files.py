@@ -70,11 +70,22 @@ def class_in(spec: str) -> ClassInFile | None:
     """Return the parts of `spec` if it begins with FILE:NAME, or else None. Raises ConfigurationError."""
     path, separator, rest = spec.partition(CODEC_FILE)
     if not separator:
+        if spec.endswith(".py"):
+            raise ConfigurationError(
+                f"codec {spec!r} names no class: psnode codecs {spec} lists those of the file, for {spec}:NAME"
+            )
         return None
     name = rest.partition(":")[0].partition("+")[0].strip()
     if not name.isidentifier():
         raise ConfigurationError(f"codec {spec!r} must name a class: path/to/file.py:NAME, then :parameter=value")
     return ClassInFile(Path(path + ".py").expanduser().absolute(), name, rest[len(name) :])
+
+
+def classes_in(file: Path, kind: str) -> list[type]:
+    """Execute a file and return the classes that it defines itself, sorted by name. Raises as `import_file` does."""
+    module = import_file(file, kind)
+    found = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    return sorted(set(found), key=lambda each: each.__name__)
 
 
 def import_class(file: Path, name: str, kind: str) -> Any:
@@ -85,6 +96,6 @@ def import_class(file: Path, name: str, kind: str) -> Any:
     module = import_file(file, kind)
     found = getattr(module, name, None)
     if found is None:
-        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
-        raise ConfigurationError(f"{kind} file {file} has no class {name!r}: it has {', '.join(sorted(own)) or 'none'}")
+        own = ", ".join(each.__name__ for each in classes_in(file, kind))
+        raise ConfigurationError(f"{kind} file {file} has no class {name!r}: it has {own or 'none'}")
     return found
