@@ -18,8 +18,10 @@ cache. Payload buffers are reused, as in training, where payloads come from the 
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +78,28 @@ def settings(specs: Sequence[str]) -> list[str]:
     return list(specs) or [spec for name in available() for spec in SETTINGS.get(name, (name,))]
 
 
-def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float, copies: int) -> dict[str, Any]:
+def run(
+    specs: Sequence[str],
+    size: int,
+    gradient: Path | None,
+    seconds: float,
+    copies: int,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
     """Measure the codecs `specs` on all inputs.
 
     `size`: values of each random input. `gradient`: a file of `psnode bench record`, a further input. `seconds`: time spent on
-    each figure. `copies`: total bytes of the input's copies, and of the arrays written to. A setting that fails has `failed`,
-    the reason, instead of figures.
+    each figure. `copies`: total bytes of the input's copies, and of the arrays written to. `tell`: takes a line on what is
+    measured next. A setting that fails has `failed`, the reason, instead of figures.
     """
     codecs = [(spec, get_codec(spec)) for spec in settings(specs)]
     sources = [inputs.gaussian(size), inputs.student(size), *([inputs.recorded(gradient)] if gradient else [])]
-    found = {}
+    found, numbers = {}, itertools.count(1)
+
+    def row(spec: str, codec: Codec, memory: Memory, theory: RateDistortion) -> dict[str, Any]:
+        tell(f"{next(numbers)}/{len(sources) * len(codecs)}  {spec} on {memory.source.name}")
+        return _row(spec, codec, memory, theory, seconds)
+
     for source in sources:
         theory, memory = curve(source.flat), Memory(source, copies)
         found[source.name] = {
@@ -94,7 +108,7 @@ def run(specs: Sequence[str], size: int, gradient: Path | None, seconds: float, 
             "curve": {"bits": theory.bits.tolist(), "errors": theory.errors.tolist()},
             "copies": memory.inputs.nbytes,
             "cached": read_bandwidth(Rotation(source.flat, 0)),
-            "rows": [_row(spec, codec, memory, theory, seconds) for spec, codec in codecs],
+            "rows": [row(spec, codec, memory, theory) for spec, codec in codecs],
         }
     return {**hardware(), "sources": found}
 
@@ -202,6 +216,12 @@ def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
     return shares
 
 
+def _show_progress(line: str) -> None:
+    """Show `line` on standard error in place of the line before, "" to remove it; do nothing unless that is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+
+
 def main(
     specs: Sequence[str], size: int, gradient: Path | None, seconds: float, copies: int | None, json_file: Path | None,
     plot_file: Path | None, earlier: Path | None = None,
@@ -215,7 +235,10 @@ def main(
     if plot_file is not None:
         require_matplotlib()
     nbytes = beyond_cache(last_level_cache()) if copies is None else copies << 20
-    result = load(earlier) if earlier else run(specs, size, gradient, seconds, nbytes)
+    try:
+        result = load(earlier) if earlier else run(specs, size, gradient, seconds, nbytes, _show_progress)
+    finally:
+        _show_progress("")
     show(result)
     save(result, json_file)
     if plot_file is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch.nn import functional
 from psnode.bench import inputs, torch_codecs
 from psnode.bench.codec_tables import show
 from psnode.bench.codecs import KEY, Memory, _row, run, settings
+from psnode.bench.codecs import main as bench_codecs
 from psnode.bench.record import record
 from psnode.bench.yardsticks.rate_distortion import curve
 from psnode.bench.yardsticks.rotation import Rotation
@@ -97,6 +100,17 @@ def test_one_pass_codecs_allocate_next_to_nothing() -> None:
     [row] = run(["bf16"], 1 << 18, None, seconds=0.0, copies=COPIES)["sources"]["gaussian"]["rows"]
     assert row["allocated"]["encode"] <= 0.05
     assert row["allocated"]["decode"] <= 0.05
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [["bf16", "identity"], SIZE, None, 0.0, 1, None, None]
+    assert bench_codecs(*words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert bench_codecs(*words) == 0
+    shown = re.split(r"\r\x1b\[K", capsys.readouterr().err)
+    inputs_of = ["bf16 on gaussian", "identity on gaussian", "bf16 on student", "identity on student"]
+    assert shown == ["", *(f"{number}/4  {what}" for number, what in enumerate(inputs_of, 1)), ""]
 
 
 def test_a_codec_that_fails_is_reported_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
