@@ -27,6 +27,7 @@ from psnode.jobs import job_end
 from psnode.plan.roles import MASTER
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
+from psnode.records.directory import refuse_if_held
 from psnode.task import Task
 from psnode.tasks.loading import make_task, passed_task
 from psnode.transport.base import Inbox, Transport
@@ -66,6 +67,8 @@ def _run(config: Config, task: Task | None) -> int:
         config = replace(config, task=passed_task(task))
     if config.local is not None and (here := place()) is not None and here.size > 1:
         raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out mpirun")
+    if config.local is not None:
+        refuse_if_held(config.directory.resolve())
     config = replace(config, threads=config.threads or stated_threads(config))
     limit_threads(config.threads or 1)  # until all ranks of this machine are known
     with shown(here.rank if (here := place()) is not None else 0), hushed(config.quiet):

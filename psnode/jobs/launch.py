@@ -25,7 +25,7 @@ from psnode.jobs.job_end import Told
 from psnode.jobs.shared_memory import A_RANK, PLACE, room
 from psnode.jobs.supervision import Ended, supervise
 from psnode.jobs.sweeping import swept
-from psnode.records.directory import CONFIG
+from psnode.records.directory import CONFIG, refuse_if_held
 from psnode.records.metrics import SUMMARY
 from psnode.transport.mpi.environment import UNBUFFERED
 
@@ -64,7 +64,7 @@ def launch(
         program: the program of every rank, before `command`. For a program other than PSNODE and PROGRAM, it is
             unknown if the program exited normally or was killed.
 
-    Raises ConfigurationError if there is no mpirun, no such hostfile, or n_workers < 1.
+    Raises ConfigurationError if there is no mpirun, no such hostfile, n_workers < 1, or another job at work in `run_directory`.
     """
     if n_workers < 1:
         raise ConfigurationError(f"n_workers is {n_workers}: a job needs at least 1 worker")
@@ -78,9 +78,12 @@ def launch(
     if _is_watched():  # the terminals that mpirun gives its ranks lack a size
         environment.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
     mpirun = find_mpirun()
+    here = _master_is_here(hostfile, mpirun_args, environment)
+    if run_directory is not None and here:
+        refuse_if_held(run_directory.resolve())
     _LOG.info("starting %s%s", counted(n_workers + 1, "rank"), _where(n_workers + 1, hostfile, mpirun_args, environment))
     line = mpirun_command(mpirun, n_workers + 1, hostfile, mpirun_args, environment)
-    tells = tuple(program) in (PSNODE, PROGRAM) and _master_is_here(hostfile, mpirun_args, environment)
+    tells = tuple(program) in (PSNODE, PROGRAM) and here
     program = [*line, *startable(program)]
     # if the directory is visible here, a master that left no summary in it was killed
     judged = run_directory is not None and (hostfile is None or (run_directory / CONFIG).exists())

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import platform
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -38,6 +39,7 @@ from psnode.tasks.tensor_names import renaming
 CONFIG = "config.json"
 _LOCK = ".lock"
 _DYING = 5.0  # seconds that a killed job may take to release the lock
+_POLL = 0.1  # seconds between two looks at a held lock
 _T = TypeVar("_T")
 _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 
@@ -204,11 +206,27 @@ def locked(path: Path) -> FileLock:
     try:
         lock.acquire()
     except Timeout:
-        raise ConfigurationError(f"another job is at work in {path}: wait for its end or choose another --train-dir") from None
+        raise _held(path) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # the file system has no locks
             raise
     return lock
+
+
+def refuse_if_held(path: Path) -> None:
+    """Raise ConfigurationError as `locked` does while another job holds the lock of the directory `path`, but take no lock.
+
+    A launcher calls this before it starts processes, whose rank 0 takes the lock itself.
+    """
+    end = time.monotonic() + _DYING
+    while at_work(path):
+        if time.monotonic() >= end:
+            raise _held(path)
+        time.sleep(_POLL)
+
+
+def _held(path: Path) -> ConfigurationError:
+    return ConfigurationError(f"another job is at work in {path}: wait for its end or choose another --train-dir")
 
 
 def at_work(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -145,6 +146,17 @@ def test_a_bad_variable_is_refused(here: Run) -> None:
 def test_local_under_mpirun_is_refused(here: Run) -> None:
     environment = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
     refused(here("train", "--local", "2", env=environment), "--local runs all workers in one process")
+
+
+def test_a_local_run_beside_another_job_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        found = python(
+            "import sys; from psnode.cli import main; from psnode.records import directory; directory._DYING = 0.2; "
+            "print(main(['train', '--local', '1', '--train-dir', sys.argv[1]]), 'torch' in sys.modules)",
+            str(tmp_path),
+        )
+    assert found.split() == ["2", "False"]
 
 
 def test_rank_0_speaks_first_and_the_others_for_themselves_if_nobody_ended_them(psnode: Run) -> None:

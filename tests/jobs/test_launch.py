@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun, launch, mpirun_command, resuming
 from psnode.jobs.supervision import Escalation
 from psnode.jobs.sweeping import members
+from psnode.records import directory
 
 pytest.importorskip("mpi4py")
 
@@ -288,6 +290,25 @@ def test_a_missing_hostfile_and_a_job_without_workers_are_refused(tmp_path: Path
         launch(1, [], hostfile=tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="at least 1 worker"):
         launch(0, [])
+
+
+def test_a_directory_where_another_job_is_at_work_is_refused_before_mpirun_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_DYING", 0.2)
+    run, started = tmp_path / "run", tmp_path / "started"
+    run.mkdir()
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    program = [sys.executable, "-c", f"open({str(started)!r}, 'w')"]
+    with (run / ".lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigurationError, match=r"another job is at work in .*run: wait for its end") as caught:
+            launch(1, [], program=program, run_directory=run)
+    assert caught.value.exit_code == 2
+    assert not started.exists()
+    launch(1, [], program=program, run_directory=run)
+    assert started.exists()
 
 
 def test_root_is_told_what_is_set_for_it(tmp_path: Path) -> None:
