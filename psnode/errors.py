@@ -184,6 +184,7 @@ class PeerLostError(TransportError):
     def __init__(self, rank: int, reason: str) -> None:
         super().__init__(f"rank {rank} is lost: {reason}")
         self.rank = rank
+        self.reason = reason
 
 
 class CheckpointError(PsnodeError):

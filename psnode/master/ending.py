@@ -6,6 +6,7 @@ import contextlib
 import logging
 from dataclasses import replace
 
+from psnode.config.amounts import counted
 from psnode.errors import ConfigurationError, DeviceError, PsnodeError, StoppedError
 from psnode.master.job_state import PART, QUORUM
 from psnode.master.lines.closing import tell_of_the_result
@@ -71,12 +72,13 @@ def end(master: Master) -> int:
 
 
 def _tell_of_the_end(master: Master) -> None:
-    """Warn at the end of a synchronous run if some of its rounds were not of all workers."""
+    """Warn at the end of a synchronous run if some of its rounds lacked the gradient of a worker."""
     if master.partial and not master.rule.rounds_go_on:
         rounds, everybody = master.version - master.run.resume_point.step, len(master.workers)
         _LOG.warning(
-            "%d of %d rounds were not of all %d workers: `contributing` in metrics.jsonl says of how many, events.jsonl why",
-            master.partial, rounds, everybody,
+            "%d of %s lack the gradient of one or more of %s, so that they are of fewer examples: "
+            "events.jsonl tells why, and `contributing` in metrics.jsonl how many workers sent one",
+            master.partial, counted(rounds, "update"), counted(everybody, "worker"),
         )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from psnode.records.metrics import EVENTS
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = dict.fromkeys(["calibrated", "learning rate", "promoted", "resharded", "returned"], logging.INFO)
+# events in other words than their names
+_SHOWN = {"lost": "is lost", "resharded": "the examples are dealt anew", "quorum": "too few workers"}
 
 
 class Events:
@@ -25,9 +27,13 @@ class Events:
         self._path = directory / EVENTS
         self._also = also
 
-    def tell(self, event: str, step: int, rank: int | None = None, reason: str = "") -> None:
-        """Log an event and append it to events.jsonl. If the file cannot be written, warn and continue."""
-        text = f"{'' if rank is None else f'rank {rank} '}{event}{f': {reason}' if reason else ''}"
+    def tell(self, event: str, step: int, rank: int | None = None, reason: str = "", *, outcome: str = "") -> None:
+        """Log an event and append it to events.jsonl. If the file cannot be written, warn and continue.
+
+        `outcome`: what the event means for the run, which is logged but not recorded.
+        """
+        text = f"{'' if rank is None else f'rank {rank} '}{_SHOWN.get(event, event)}{f': {reason}' if reason else ''}"
+        text += f"; {outcome}" if outcome else ""
         _LOG.log(_LEVELS.get(event, logging.WARNING), "step %d: %s", step, text)
         if self._also is not None:
             self._also(step, text)

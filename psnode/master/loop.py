@@ -164,7 +164,7 @@ class Master:
             case GroupClosed():
                 self._on_group_closed(event)
             case PeerLostError():
-                self._membership.lose(event.rank, str(event))
+                self._membership.lose(event.rank, event.reason)
             case RemoteFailureError():
                 self._on_failure(event)
             case Refused(error=NormError() as error) | Scaled(error=NormError() as error):

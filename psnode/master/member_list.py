@@ -27,12 +27,13 @@ class Members:
     """The workers of a job.
 
     `live`: workers whose gradients count and are awaited. `spares`: ranks that wait for an empty place among the live workers.
+    `places`: the number of workers at the start, which is the largest number of live ones.
     """
 
     def __init__(self, workers: Iterable[int], clock: Clock, spares: Iterable[int] = ()) -> None:
         self.live = frozenset(workers)
         self.spares = list(spares)
-        self._most = len(self.live)
+        self.places = len(self.live)
         self._clock = clock
         self._since = dict.fromkeys([*self.live, *self.spares], clock.now())
         self._strikes: dict[int, int] = {}
@@ -94,14 +95,14 @@ class Members:
         for rank in sorted(rank for rank, absence in self._aside.items() if absence.heard):
             absence = self._aside.pop(rank)
             found[rank] = absence.step, [group for group, last in absence.taken.items() if last < absence.step]
-        back = list(found)[: max(0, self._most - len(self.live))]
+        back = list(found)[: max(0, self.places - len(self.live))]
         self.live |= set(back)
         self.spares += [rank for rank in found if rank not in back]
         return found
 
     def promote(self, behind: Collection[int] = ()) -> list[int]:
         """Move spares into the empty places of live workers, except the ranks in `behind`, and return the moved ranks."""
-        promoted = [rank for rank in self.spares if rank not in behind][: self._most - len(self.live)]
+        promoted = [rank for rank in self.spares if rank not in behind][: self.places - len(self.live)]
         self.spares = [rank for rank in self.spares if rank not in promoted]
         self.live |= set(promoted)
         return promoted

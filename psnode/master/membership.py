@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from psnode.config import Config
+from psnode.config.amounts import counted
 from psnode.config.effects import AUTO
 from psnode.errors import NormError, TransportError, WireError
 from psnode.exchange.flow_control import FlowControl, Hold
@@ -161,11 +162,14 @@ class Membership:
         """
         if not self.members.remove(rank):
             return {}
-        self.events.tell(event, self.job_state.version, rank, reason)
-        self.recorder.lost(rank)
         left, least = len(self.members.live), self.config.min_workers
-        if left + len(self.members.spares) < least and self.job_state.stop_reason is None:
-            self.events.tell("quorum", self.job_state.version, None, f"{left} of --min-workers {least} are left")
+        too_few = left + len(self.members.spares) < least
+        ending = too_few or self.job_state.stop_reason is not None
+        self.events.tell(event, self.job_state.version, rank, reason, outcome="" if ending else self._outlook())
+        self.recorder.lost(rank)
+        if too_few and self.job_state.stop_reason is None:
+            reason, outcome = f"{left} of --min-workers {least} are left", "the run stops with a checkpoint"
+            self.events.tell("quorum", self.job_state.version, None, reason, outcome=outcome)
             self.job_state.request(QUORUM)
         self.pending.give_up(rank)
         if self.job_state.stopping:
@@ -174,6 +178,12 @@ class Membership:
         if not left and not self.shard.untouched:  # no worker is left to close the open groups
             self.shard.force()
         return taken
+
+    def _outlook(self) -> str:
+        """Return how the run goes on once a worker is gone."""
+        if self.members.spares:
+            return "a spare takes its place"
+        return f"the run goes on with {len(self.members.live)} of {counted(self.members.places, 'worker')}"
 
     def suspend_silent(self) -> None:
         """Suspend silent workers where rounds close without the slowest workers, since no round deadline detects them."""

@@ -108,9 +108,7 @@ class RoundBoundary:
         if renewed := self.sharding.renew(self.job_state.round.finished, self.membership.live):
             self.readmission.dealt, informed = True, set(self.membership.live - self.membership.flow_control.held.keys())
             names = ", ".join(map(str, self.sharding.ranks))
-            self.events.tell(
-                "resharded", self.job_state.version, None, f"the examples of the epoch that begins are those of ranks {names}"
-            )
+            self.events.tell("resharded", self.job_state.version, None, f"in the epoch that begins, ranks {names} share them")
             self._recorded = False
             self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.epoch_offset)
         if not self._recorded:  # if the disk is full, try again with the next version: no checkpoint can be written until then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 from collections.abc import Callable
@@ -36,7 +37,9 @@ def test_the_others_go_on_without_a_killed_worker(launched: Launched, tmp_path: 
     assert contributing == sorted(contributing, reverse=True)
     assert (contributing[0], contributing[-1]) == (3, 2)
     assert [(event["event"], event["rank"]) for event in job.events() if event["event"] != "resharded"] == [("lost", 2)]
-    assert "rank 2 lost" in out
+    assert "rank 2 is lost: its process has died; the run goes on with 2 of 3 workers\n" in out
+    assert out.count("rank 2 is lost") == 1
+    assert re.search(r"\d+ of 60 updates lack the gradient of one or more of 3 workers", out)
     newest = checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir))
     assert [newest.has(checkpoint.worker_file(rank)) for rank in (1, 2, 3)] == [True, False, True]
 
@@ -70,6 +73,7 @@ def test_below_the_quorum_a_job_stops_with_a_checkpoint(launched: Launched) -> N
     assert (ended["stop_reason"], ended["exit_code"]) == ("quorum", 75)
     assert checkpoint.Checkpoint.open(checkpoint.latest(job.train_dir)).step == ended["steps"]
     assert [event["event"] for event in job.events()] == ["lost", "quorum"]
+    assert "too few workers: 1 of --min-workers 2 are left; the run stops with a checkpoint\n" in out
     same = {
         "batch_size": 8,
         "threads": 1,

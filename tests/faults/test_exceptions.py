@@ -83,7 +83,7 @@ def test_the_others_go_on_without_a_worker_whose_data_cannot_be_read(tmp_path: P
     assert contributing == [3] * 4 + [2] * 6
     shown = capsys.readouterr().err
     assert f'{HERE}", line {LINE}, in batch' in shown
-    assert "6 of 10 rounds were not of all 3 workers" in shown.splitlines()[-1]
+    assert "6 of 10 updates lack the gradient of one or more of 3 workers" in shown.splitlines()[-1]
     assert violations(tmp_path) == []
 
 

@@ -64,7 +64,7 @@ def events(train_dir: Path) -> list[tuple[str, int | None]]:
 
 def test_a_round_goes_on_without_a_gradient_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config(tmp_path), Poisoned(3, 4, 7)) == 0
-    assert "3 of 10 rounds were not of all 3 workers" in capsys.readouterr().err.splitlines()[-1]
+    assert "3 of 10 updates lack the gradient of one or more of 3 workers" in capsys.readouterr().err.splitlines()[-1]
     assert events(tmp_path) == [("skipped", 2)] * 3
     assert [record["dropped"] for record in read_records(tmp_path / "metrics.jsonl")] == [0, 0, 1, 1, 0, 0, 1, 0, 0, 0]
     lines = [line for line in read_records(tmp_path / "history.jsonl") if "groups" in line]

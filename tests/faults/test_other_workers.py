@@ -81,7 +81,7 @@ def test_it_is_told_and_every_replica_agrees(tmp_path: Path, capfd: pytest.Captu
     changed: dict[str, Any] = {"scheme": "qsgd", "feedback": "ef", "downlink": "bf16", "record_history": True}
     assert run(config(tmp_path, **changed)) == 0
     assert run(config(tmp_path, **changed, local=2, max_steps=16, resume=True)) == 0
-    assert "4 workers wrote the checkpoint, 2 go on" in capfd.readouterr().err
+    assert "the examples are dealt anew: the number of workers was 4 and is 2 now" in capfd.readouterr().err
     assert violations(tmp_path) == []
     files = newest(tmp_path).facts["files"]
     assert [name for name in files if name.startswith("worker-")] == ["worker-001.safetensors", "worker-002.safetensors"]

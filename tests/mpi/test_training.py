@@ -185,8 +185,8 @@ def test_the_others_end_as_they_should_when_one_worker_has_raised_an_exception(m
     done = mpirun(3, [*TRAIN, "--task", mistaken(tmp_path), "--max-steps", "5", "--train-dir", tmp_path / "run"])
     assert done.code == 0, done
     assert summary(tmp_path / "run")["steps"] == 5
-    assert "rank 2 lost: ValueError: my own mistake (task.py:8 in loss)" in done.out + done.err
-    assert "5 of 5 rounds were not of all 2 workers" in done.out + done.err
+    assert "rank 2 is lost: ValueError: my own mistake (task.py:8 in loss)" in done.out + done.err
+    assert "5 of 5 updates lack the gradient of one or more of 2 workers" in done.out + done.err
 
 
 def test_a_job_over_mpi_is_followed_by_the_evaluator_and_ends_as_the_same_job_in_one_process(mpirun: Any, tmp_path: Path) -> None:

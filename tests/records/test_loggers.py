@@ -118,7 +118,7 @@ def test_events_are_logged_even_those_before_the_run_begins(tmp_path: Path, own:
         events.tell("calibrated", 0, reason="as if")
         loggers.begin(settings)
         events.tell("lost", 3, rank=2)
-    assert [line["event"] for line in lines(tmp_path / "own.jsonl") if "event" in line] == ["calibrated: as if", "rank 2 lost"]
+    assert [line["event"] for line in lines(tmp_path / "own.jsonl") if "event" in line] == ["calibrated: as if", "rank 2 is lost"]
 
 
 @pytest.mark.parametrize(("name", "told"), [("Broken", "no route to host"), ("Exits", "SystemExit: 3")])

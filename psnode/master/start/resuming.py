@@ -48,8 +48,8 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
             "resharded",
             found.step,
             None,
-            f"{found.facts['workers']} workers wrote the checkpoint, {len(workers)} go on: the rest of the epoch is dealt "
-            "among them, and each begins with the mean of all memories",
+            f"the number of workers was {found.facts['workers']} and is {len(workers)} now: they share the rest of the epoch, "
+            "and each begins with the mean of all memories",
         )
         return
     for rank in workers:
