@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from pathlib import Path
 
 VARIABLE = "PSNODE_JOB_END"  # names a file in the folder
+ASKED = "asked"  # file in the folder: the number of the signal that asked the launcher to stop
 
 
 def job_folder() -> Path | None:
@@ -13,3 +16,14 @@ def job_folder() -> Path | None:
     name = os.environ.get(VARIABLE)
     found = Path(name).parent if name else None
     return found if found is not None and found.is_dir() else None
+
+
+def asked_signal(name: str) -> str:
+    """Return the name of the signal that requested a stop, after signal `name` has arrived at a rank of this job on any host.
+
+    After a signal to the launcher all ranks get USR1. If the launcher has noted its own signal on this host, return that one.
+    """
+    if name == signal.SIGUSR1.name and (folder := job_folder()) is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return signal.Signals(int((folder / ASKED).read_text(encoding="utf-8"))).name
+    return name

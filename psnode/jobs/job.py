@@ -19,6 +19,7 @@ import psnode
 from psnode.codecs.registry import load_codec
 from psnode.config import Config, streams
 from psnode.config.cores import asked_threads, pool, usable_cores
+from psnode.config.launcher import asked_signal
 from psnode.config.logs import hushed, shown
 from psnode.config.parent import follow_parent
 from psnode.config.source import source
@@ -191,7 +192,7 @@ def signals(inbox: Inbox) -> Iterator[None]:
         return
 
     def request(number: int, frame: object) -> None:
-        inbox.post(StopRequest(signal.Signals(job_end.asked(number)).name))
+        inbox.post(StopRequest(asked_signal(signal.Signals(number).name)))
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

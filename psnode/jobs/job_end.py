@@ -13,15 +13,13 @@ import contextlib
 import gc
 import io
 import os
-import signal
 from pathlib import Path
 from typing import NamedTuple
 
-from psnode.config.launcher import VARIABLE, job_folder
+from psnode.config.launcher import ASKED, VARIABLE
 from psnode.plan.roles import MASTER
 from psnode.transport.mpi.environment import place
 
-_ASKED = "asked"
 _BEGUN, _ENDED, _LEFT = "begun", "ended", "left"
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -85,18 +83,7 @@ def _spare_the_last_collections() -> None:
 def ask(file: Path, number: int) -> None:
     """Record that signal `number` asked the launcher to stop. `file`: the launcher's file for the marks of rank 0."""
     with contextlib.suppress(OSError):
-        file.with_name(_ASKED).write_text(f"{number}\n", encoding="utf-8")
-
-
-def asked(number: int) -> int:
-    """Return the signal that requested a stop, after signal `number` has arrived at this process.
-
-    If the launcher sent `number`, this is the signal that asked the launcher to stop; otherwise it is `number`.
-    """
-    if number == signal.SIGUSR1 and (folder := job_folder()) is not None:
-        with contextlib.suppress(OSError, ValueError):
-            return int((folder / _ASKED).read_text(encoding="utf-8"))
-    return number
+        file.with_name(ASKED).write_text(f"{number}\n", encoding="utf-8")
 
 
 def read(file: Path) -> Told:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 
+from psnode.config.launcher import asked_signal
 from psnode.errors import PsnodeError
 from psnode.protocol.channel import ENOUGH
+from psnode.protocol.messages import plain
 from psnode.protocol.round import Round
+from psnode.protocol.wire import Frame
 from psnode.transport.clock import Clock
 
 QUORUM = "quorum"
 PART = "stop-after"  # reason in summary.json if the job ended successfully before its run was complete
+
+
+def stop_reason_of(frame: Frame) -> str:
+    """Return the reason in a worker's STOP_REQUEST: ENOUGH, or the signal that requested the stop, by what this host knows of it.
+
+    A worker on another host than the launcher's knows only that it received USR1.
+    """
+    return asked_signal(plain(bytes(frame.body).decode("ascii", "replace")))
 
 
 class JobState:

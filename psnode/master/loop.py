@@ -22,7 +22,7 @@ from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import ReplicaHashes, diverged
 from psnode.master.evaluated import SessionEvaluations
 from psnode.master.events import Events
-from psnode.master.job_state import JobState
+from psnode.master.job_state import JobState, stop_reason_of
 from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.lines.progress import Fanout
 from psnode.master.member_list import Members
@@ -176,7 +176,7 @@ class Master:
             case _Overdue():
                 self._membership.on_overdue(self._missing_traces(), held=self._held)
             case Frame(kind=Kind.STOP_REQUEST):
-                self._stop(plain(bytes(event.body).decode("ascii", "replace")))
+                self._stop(stop_reason_of(event))
             case Frame(kind=Kind.ASK):
                 self._membership.hear_answer(event.sender, event.version)
             case Frame(kind=Kind.EVALUATED) if self.evaluations is not None:

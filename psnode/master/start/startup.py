@@ -17,13 +17,14 @@ from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
+from psnode.master.job_state import stop_reason_of
 from psnode.master.sharding import Epochs
 from psnode.master.start.agreement import Lacking, among, besides, hand_out, messages
 from psnode.plan.groups import Plan, Tensor
 from psnode.plan.roles import Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel, StopRequest
-from psnode.protocol.messages import Ready, Setup, Start, plain
+from psnode.protocol.messages import Ready, Setup, Start
 from psnode.protocol.wire import Frame, Kind
 from psnode.records.directory import RunDirectory
 from psnode.records.redistribution import resharded, spare_state, worker_state
@@ -67,7 +68,7 @@ def gather_ready(
             case Frame(kind=Kind.READY):
                 found[event.sender] = Ready.from_bytes(event.body, event.sender)
             case Frame(kind=Kind.STOP_REQUEST):
-                raise StoppedError(run.resume_point.step, plain(bytes(event.body).decode("ascii", "replace")))
+                raise StoppedError(run.resume_point.step, stop_reason_of(event))
             case StopRequest():
                 raise StoppedError(run.resume_point.step, event.reason)
     first = found[workers[0]]

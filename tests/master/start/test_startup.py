@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from psnode.config import Config
+from psnode.config.launcher import VARIABLE
 from psnode.config.resolve import resolve
+from psnode.errors import StoppedError
+from psnode.jobs import job_end
 from psnode.master.sharding import Epochs
-from psnode.master.start.startup import send_start
+from psnode.master.start.startup import gather_ready, send_start
 from psnode.plan.groups import Tensor
 from psnode.plan.rule import make_plan
 from psnode.protocol.channel import FrameChannel
@@ -58,3 +62,18 @@ def test_a_spare_begins_without_memories_whatever_place_it_had_before(
     assert found[1] is None if second is None else {name: value[0].item() for name, value in (found[1] or {}).items()} == second
     assert found[2] is not None
     assert {name: value.tolist() for name, value in found[2].items()} == {"buffer/mean": [7.0, 7.0]}
+
+
+@pytest.mark.parametrize(("noted", "told"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"), (None, "SIGUSR1")])
+def test_a_request_by_a_worker_on_another_host_names_the_signal_that_the_launcher_got(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: signal.Signals | None, told: str
+) -> None:
+    """The launcher, on the master's host, notes its signal and has mpirun send USR1 to all ranks."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "job-end"))
+    if noted is not None:
+        job_end.ask(tmp_path / "job-end", noted)
+    ends = loopback_group(2)
+    FrameChannel(ends[1]).send(0, Kind.STOP_REQUEST, b"SIGUSR1")
+    with pytest.raises(StoppedError, match=f"stopped by {told} ") as caught:
+        gather_ready(FrameChannel(ends[0]), resumed(tmp_path, 2), [1], 5.0)
+    assert caught.value.exit_code == (130 if noted == signal.SIGINT else 75)
