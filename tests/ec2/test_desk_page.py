@@ -36,7 +36,7 @@ def test_the_page_goes_from_beginning_to_end(front: Any, moto_port: int, tmp_pat
     assert all(re.match(r"(would )?call \w+ \w+ in us-west-2 ", line) for line in calls)
     assert [line.split(" slots=")[1] for line in (tmp_path / "hostfile").read_text().splitlines()] == ["1"] * 3
     assert "together: " in parts["cost"]
-    assert parts["list"].splitlines()[-1] == "1 clusters, 3 nodes"
+    assert parts["list"].splitlines()[-1] == "1 cluster, 3 nodes"
     assert "psnode launch -n 2" in parts["run --dry-run -- train --max-steps 20 --train-dir runs/first"]
     removed = parts["shutdown --yes --discard"]
     assert re.findall(r"^removed (master|worker-\d|security group|key pair) ", removed, re.M) == [

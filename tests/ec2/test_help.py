@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,9 @@ import click
 import pytest
 
 import psnode
+from psnode_ec2 import flags
 from psnode_ec2.cli import cli
+from psnode_ec2.cluster import counted
 from psnode_ec2.settings import FIELDS
 
 
@@ -63,3 +67,23 @@ def test_a_word_that_is_not_understood_is_one_line(words: list[str], line: str, 
     assert told.startswith("psnode-ec2: error: ")
     assert line in told
     assert told.endswith("--help")
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes")])
+def test_one_of_a_kind_is_singular(number: int, text: str) -> None:
+    assert counted(number, "node") == text
+
+
+def test_a_dry_run_folds_its_lines_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "would call ec2 run_instances in us-west-2 " + json.dumps({f"Parameter{k}": f"value-{k}" for k in range(40)})
+    monkeypatch.setenv("COLUMNS", "80")
+    flags._say(line)
+    assert capsys.readouterr().out == line + "\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    flags._say(line)
+    lines = capsys.readouterr().out.splitlines()
+    assert 1 < len(lines) < 40
+    assert max(map(len, lines)) <= 80
+    assert " ".join(each.strip() for each in lines) == line

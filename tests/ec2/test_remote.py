@@ -422,7 +422,7 @@ def test_shutdown_ends_what_it_has_shown(nodes: Any, aws: Any, api: Any, config:
     aws.before = meanwhile
     done = nodes.ec2("shutdown", "--yes")
     assert done.code == 1
-    assert "1 nodes of this cluster were started since, and go on and cost: run shutdown again" in done.err
+    assert "1 node of this cluster started since then, at further cost: run shutdown again" in done.err
     left = re.findall(r"^\S+ +(i-\S+).* running ", nodes.ec2("status").out, re.M)
     assert len(left) == 1 and left[0] in added
     assert nodes.ec2("shutdown", "--yes").code == 0

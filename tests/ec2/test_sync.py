@@ -68,7 +68,7 @@ def test_links_go_as_links_unless_they_lead_out_and_the_key_never(tmp_path: Path
 def test_a_tree_of_data_is_refused_with_what_helps(tmp_path: Path, keyfile: Path) -> None:
     with (tmp_path / "weights").open("wb") as file:
         file.truncate(2 << 30)
-    with pytest.raises(SettingsError, match=r"is 2\.1 GB in 1 files, weights the largest: put data on the nodes with put"):
+    with pytest.raises(SettingsError, match=r"is 2\.1 GB in 1 file, weights the largest: put data on the nodes with put"):
         pack(tmp_path, tmp_path / "tar", keyfile)
     with pytest.raises(SettingsError, match="is no folder"):
         pack(tmp_path / "none", tmp_path / "tar", keyfile)

@@ -14,7 +14,7 @@ from psnode.config import streams
 from psnode.config.plain_json import to_json
 from psnode_ec2 import node_commands
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import ENDED, LIVE
+from psnode_ec2.cluster import ENDED, LIVE, counted
 from psnode_ec2.ec2_errors import Ec2Error
 from psnode_ec2.end_times import first_end, notice
 from psnode_ec2.flags import CommandContext, command
@@ -80,7 +80,7 @@ def _cost(session: CommandContext) -> None:
             f"{each.node.name:11} {each.node.type:12} {each.hours:8.2f} h {each.hourly:9.4f} USD/h {each.so_far:9.2f} USD{limit}"
         )
     hourly, so_far = sum(each.hourly for each in found), sum(each.so_far for each in found)
-    click.echo(f"{len(found)} nodes: {hourly:.4f} USD an hour, {so_far:.2f} USD so far")
+    click.echo(f"{counted(len(found), 'node')}: {hourly:.4f} USD an hour, {so_far:.2f} USD so far")
     more = extras(session.cloud, session.settings, nodes, volumes_of(cluster, nodes), now)
     for other in more:
         click.echo(f"{other.text}: {other.hourly:.4f} USD an hour, {other.so_far:.2f} USD so far")
@@ -171,7 +171,7 @@ def _list(session: CommandContext, as_json: bool) -> None:
         return
     for each in found:
         click.echo(each)
-    click.echo(f"{len(found)} clusters, {sum(each.nodes for each in found)} nodes")
+    click.echo(f"{counted(len(found), 'cluster')}, {counted(sum(each.nodes for each in found), 'node')}")
 
 
 node_commands.add_to(cli)

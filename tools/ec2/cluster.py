@@ -19,6 +19,11 @@ LIVE = ("pending", "running", "stopping", "stopped")
 ENDED = ("shutting-down", "terminated")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `number` as text, followed by the noun in the singular or plural."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Node:
     """An EC2 instance. `name` is master, or worker-0, worker-1, ... in the order of addresses; `launched` is in UTC."""

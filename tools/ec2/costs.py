@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psnode_ec2.cloud import Cloud
-from psnode_ec2.cluster import Node
+from psnode_ec2.cluster import Node, counted
 from psnode_ec2.ec2_errors import CapError, Ec2Error, SettingsError
 from psnode_ec2.ledger import LedgerEntry
 from psnode_ec2.resources import Volume
@@ -54,10 +54,10 @@ def extras(
         price, same = volume_price(cloud, settings, kind), [each for each in volumes if each.kind == kind]
         gib = sum(each.gib for each in same)
         hours = sum(each.gib * max((now - each.created).total_seconds() / 3600, 0.0) for each in same)
-        found.append(Extra(f"{len(same)} volumes of {kind}, {gib} GiB in all", gib * price, hours * price))
+        found.append(Extra(f"{counted(len(same), 'volume')} of {kind}, {gib} GiB in all", gib * price, hours * price))
     if public := [node for node in nodes if node.public_address]:
         price, hours = address_price(settings), sum(max((now - node.launched).total_seconds() / 3600, 0.0) for node in public)
-        found.append(Extra(f"{len(public)} public addresses", len(public) * price, hours * price))
+        found.append(Extra(f"{len(public)} public address{'es' if len(public) > 1 else ''}", len(public) * price, hours * price))
     return found
 
 
@@ -198,7 +198,7 @@ def most_per_hour(cloud: Cloud, settings: Settings, standing: Standing, types: S
     )
     if total > settings.max_hourly_price:
         raise CapError(
-            f"{len(bought)} nodes may cost {total:.2f} USD an hour with their volumes and addresses, over max_hourly_price = "
-            f"{settings.max_hourly_price:g}: raise it, or take fewer or smaller ones"
+            f"{counted(len(bought), 'node')} may cost {total:.2f} USD an hour with their volumes and addresses, over "
+            f"max_hourly_price = {settings.max_hourly_price:g}: raise it, or take fewer or smaller ones"
         )
     return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from psnode_ec2.cluster import counted
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
 
@@ -23,7 +24,8 @@ echo "$SKYPILOT_NODE_IPS" >hosts_address
 """
     spot = "true" if settings.method == "spot" else "false"
     place = f"aws/{settings.region}" if settings.region else "aws"
-    return f"""# A master and {settings.n_workers} workers, all of the workers' type. From a checkout of psnode: sky launch FILE
+    workers = counted(settings.n_workers, "worker")
+    return f"""# A master and {workers}, all of the workers' type. From a checkout of psnode: sky launch FILE
 name: {settings.name}
 num_nodes: {settings.n_workers + 1}
 workdir: .

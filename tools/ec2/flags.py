@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +68,14 @@ class CommandContext:
             raise DeclinedError("nothing was done")
 
 
+def _say(line: str) -> None:
+    """Print a line of a dry run; on a terminal, fold it between words at the terminal's width."""
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    click.echo(line)
+
+
 class _Command(click.Command):
     """A command whose help lists its own options before the settings shared by all commands."""
 
@@ -94,7 +104,7 @@ def command(
             if config is None and _DEFAULT_FILE.is_file():
                 config = _DEFAULT_FILE
             settings = load(config, flags, unnamed="" if needs_name else "psnode")
-            function(CommandContext(settings, Cloud(settings, dry_run=dry_run), yes), **given)
+            function(CommandContext(settings, Cloud(settings, dry_run=dry_run, say=_say), yes), **given)
 
         # click applies decorators from the last to the first
         for add in [*_common_flags(), *reversed(parameters)]:

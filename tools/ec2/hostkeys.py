@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.cluster import Cluster, Node, counted
 from psnode_ec2.ec2_errors import Ec2Error, HostKeyError, SettingsError
 from psnode_ec2.settings import Settings
 
@@ -50,7 +50,7 @@ def pin(cluster: Cluster, settings: Settings, nodes: Sequence[Node], *, patient:
             return path
         if not patient or time.monotonic() > deadline:
             break
-        progress(f"waiting: the consoles of {len(missing)} nodes do not show their host keys yet")
+        progress(f"waiting: no host keys yet on the consoles of {counted(len(missing), 'node')}")
         cluster.cloud.pause(attempt, first=3.0, longest=15.0)
     raise HostKeyError(
         f"{missing[0].id} has not shown its host keys on its console within {settings.launch_deadline} s: try again, "

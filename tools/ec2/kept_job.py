@@ -10,6 +10,7 @@ from pathlib import Path
 from psnode_ec2 import checkpoint_sync
 from psnode_ec2 import kept_job_record as record
 from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import counted
 from psnode_ec2.ec2_errors import NoClusterError, SettingsError
 from psnode_ec2.exports import train_dir
 from psnode_ec2.flags import CommandContext
@@ -50,8 +51,8 @@ def begin(session: CommandContext, words: Sequence[str], restarts: int | None) -
     charge = Charge(list(words), False, RESTARTS if restarts is None else restarts, _now())
     hours = f", for {settings.max_hours} h from now" if settings.max_hours else ", without an end"
     session.confirm(
-        f"keep this job alive: restart it up to {charge.restarts} times, with nodes for up to {settings.max_hourly_price:g} USD "
-        f"an hour{hours}"
+        f"keep this job alive: restart it up to {counted(charge.restarts, 'time')}, with nodes for up to "
+        f"{settings.max_hourly_price:g} USD an hour{hours}"
     )
     return charge
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from psnode_ec2.cloud import Cloud, progress
-from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.cluster import Cluster, Node, counted
 from psnode_ec2.costs import Standing, most_per_hour, require_prices
 from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, NodeLostError, OthersError, SettingsError
 from psnode_ec2.instance_requests import find_image
@@ -83,7 +83,8 @@ def make_plan(cluster: Cluster, settings: Settings) -> LaunchPlan:
     have = {role: sum(node.role == role for node in nodes) for role in ("worker", "master")}
     if have["worker"] > settings.n_workers:
         raise SettingsError(
-            f"the cluster has {have['worker']} workers, and n_workers is {settings.n_workers}: raise it, or run shutdown first"
+            f"the cluster has {counted(have['worker'], 'worker')}, and n_workers is {settings.n_workers}: raise it, or "
+            "run shutdown first"
         )
     if have["master"] > 1:
         masters = " and ".join(node.id for node in nodes if node.role == "master")

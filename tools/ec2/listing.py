@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from psnode_ec2.cloud import Cloud
-from psnode_ec2.cluster import CLUSTER, LIVE, OWNER, Cluster, Node, node_of, tags_of
+from psnode_ec2.cluster import CLUSTER, LIVE, OWNER, Cluster, Node, counted, node_of, tags_of
 from psnode_ec2.ec2_errors import Ec2Error
 from psnode_ec2.end_times import first_end
 from psnode_ec2.resources import volumes_of
@@ -115,8 +115,8 @@ def _in(cloud: Cloud, cluster: Cluster, *, here: bool) -> list[str]:
     if here:
         del owners[cluster.owner]
     return [
-        f"cluster {cluster.name} of owner {owner or 'nobody'} has {count} nodes in {cloud.region}, which go on and cost: "
-        f"shutdown --owner {owner or '...'} --region {cloud.region} ends them"
+        f"cluster {cluster.name} of owner {owner or 'nobody'} has {counted(count, 'node')} in {cloud.region}, at further cost: "
+        f"shutdown --owner {owner or '...'} --region {cloud.region} ends {'it' if count == 1 else 'them'}"
         for owner, count in sorted(owners.items())
     ]
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import click
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import Node
+from psnode_ec2.cluster import Node, counted
 from psnode_ec2.copying import put
 from psnode_ec2.ec2_errors import Ec2Error, SettingsError
 from psnode_ec2.hostkeys import for_addresses
@@ -42,7 +42,7 @@ def prepare(way: Access, package: str) -> None:
     """
     settings = way.settings
     way.reach()
-    progress(f"{len(way.nodes)} nodes let us in")
+    progress(f"{counted(len(way.nodes), 'node')} let us in")
     public = way.script(way.master, "pair.sh").strip()
     known = "" if way.dry_run else for_addresses(way.known_hosts, way.nodes)
     way.everywhere(way.nodes, "trust.sh", public, known, *(node.private_address for node in way.nodes))

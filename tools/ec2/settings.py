@@ -161,7 +161,7 @@ class Settings:
             raise SettingsError(f"idle_minutes must be 0, for never, or at least {_LEAST_IDLE}: setup takes its time")
         if self.n_workers + 1 > self.max_instances:
             raise CapError(
-                f"{self.n_workers} workers and a master are over max_instances = {self.max_instances}: raise it if you mean it"
+                f"n_workers = {self.n_workers} and a master exceed max_instances = {self.max_instances}: raise it if you mean it"
             )
 
     @property

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import click
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import LAUNCH, LIVE, Cluster, Node, tags_of
+from psnode_ec2.cluster import LAUNCH, LIVE, Cluster, Node, counted, tags_of
 from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, InUseError, NoClusterError, NotShownError, OthersError
 from psnode_ec2.fetch_checkpoint import keep
 from psnode_ec2.flags import CommandContext
@@ -42,7 +42,8 @@ def ask(session: CommandContext, nodes: list[Node], *, discard: bool, when: str 
     """Let the user confirm the end of `nodes`. Raises DeclinedError."""
     cluster = session.cluster
     session.confirm(
-        f"{when}end these {len(nodes)} nodes of cluster {cluster.name}, owner {cluster.owner}, with their volumes, and its groups"
+        f"{when}end {'this' if len(nodes) == 1 else 'these'} {counted(len(nodes), 'node')} of cluster {cluster.name}, "
+        f"owner {cluster.owner}, with {'its' if len(nodes) == 1 else 'their'} volumes, and the cluster's groups"
         + (", and fetch no checkpoint" if discard else ", when the newest checkpoint was fetched from them")
     )
 
@@ -62,7 +63,7 @@ def close(session: CommandContext, nodes: list[Node], *, discard: bool) -> None:
         click.echo(gone if session.cloud.dry_run else f"removed {gone}")
     session.note([])
     if more := added_since(cluster, nodes):
-        raise OthersError(f"{more} nodes of this cluster were started since, and go on and cost: run shutdown again")
+        raise OthersError(f"{counted(more, 'node')} of this cluster started since then, at further cost: run shutdown again")
 
 
 def close_all(session: CommandContext, *, discard: bool) -> None:
@@ -108,9 +109,9 @@ def end_nodes(cluster: Cluster, ids: Collection[str]) -> None:
             return
         if cluster.cloud.clock() > end:
             break
-        progress(f"waiting until {len(left)} nodes are gone")
+        progress(f"waiting for the end of {counted(len(left), 'node')}")
         cluster.cloud.pause(attempt, first=1.0, longest=15.0)
-    raise DeadlineError(f"{len(left)} nodes are still ending after {_PATIENCE:g} s: run shutdown again to remove the rest")
+    raise DeadlineError(f"{counted(len(left), 'node')} still ending after {_PATIENCE:g} s: run shutdown again to remove the rest")
 
 
 def remove_resources(cluster: Cluster, launch: str | None = None, *, placed: bool = True) -> list[str]:

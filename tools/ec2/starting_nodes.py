@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import Cluster, Node
+from psnode_ec2.cluster import Cluster, Node, counted
 from psnode_ec2.ec2_errors import (
     CapacityError,
     Ec2Error,
@@ -42,7 +42,7 @@ class LaunchPlan:
     idle: str = ""
 
     def __str__(self) -> str:
-        new = " and ".join(f"{count} {role}{'s' if count > 1 else ''}" for role, count in self.missing.items() if count)
+        new = " and ".join(counted(count, role) for role, count in self.missing.items() if count)
         price = f"the whole cluster costs at most {self.most_per_hour:.2f} USD an hour"
         end = (
             f"every node ends itself after {self.max_hours} h, with its volume and what was trained on it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node
+from psnode_ec2.cluster import ENDED, LIVE, Cluster, Node, counted
 from psnode_ec2.ec2_errors import DeadlineError, NodeLostError, OthersError, SettingsError
 from psnode_ec2.settings import Settings
 from psnode_ec2.shutdown import end_nodes
@@ -81,6 +81,6 @@ def _too_large(counts: dict[str, int], settings: Settings) -> str:
     if counts["master"] > 1:
         return f"the cluster has {counts['master']} masters: end one in the console, or run shutdown"
     return (
-        f"another launch has brought the cluster to {counts['worker']} workers, and n_workers is {settings.n_workers}: "
-        f"set it to {counts['worker']}, or run shutdown first"
+        f"another launch has brought the cluster to {counted(counts['worker'], 'worker')}, and n_workers is "
+        f"{settings.n_workers}: set it to {counts['worker']}, or run shutdown first"
     )

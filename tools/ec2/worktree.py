@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from psnode_ec2.cloud import progress
+from psnode_ec2.cluster import counted
 from psnode_ec2.copying import send_stream
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.remote import Access
@@ -43,8 +44,8 @@ def pack(tree: Path, archive: Path, keyfile: Path) -> None:
     if size > _MOST_BYTES:
         largest = max(names, key=lambda name: (tree / name).lstat().st_size)
         raise SettingsError(
-            f"--sync {tree} is {size / 1e9:.1f} GB in {len(names)} files, {largest} the largest: put data on the nodes with put "
-            "or a shared directory, and name them in .gitignore"
+            f"--sync {tree} is {size / 1e9:.1f} GB in {counted(len(names), 'file')}, {largest} the largest: put data on "
+            "the nodes with put or a shared directory, and name them in .gitignore"
         )
     try:
         with tarfile.open(archive, "w") as tar:
@@ -55,7 +56,7 @@ def pack(tree: Path, archive: Path, keyfile: Path) -> None:
     if secret:
         shown = ", ".join(secret[:5]) + (f" and {len(secret) - 5} more" if len(secret) > 5 else "")
         progress(f"left out, for they look like secrets: {shown}")
-    progress(f"{tree}: {len(names)} files, {size / 1e6:.1f} MB")
+    progress(f"{tree}: {counted(len(names), 'file')}, {size / 1e6:.1f} MB")
 
 
 def chosen(tree: Path, keyfile: Path) -> tuple[list[str], list[str]]:
