@@ -91,7 +91,7 @@ def explain(name: str) -> None:
 
 
 def _list_file(name: str) -> None:
-    """Print a line for each codec that a file defines: what to type, and what the codec does."""
+    """Print a line for each codec that a file defines: the spec to type, and a summary."""
     from psnode.codecs.registry import codecs_in
 
     found = codecs_in(Path(name).expanduser().absolute())
