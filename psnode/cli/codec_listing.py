@@ -99,7 +99,7 @@ def _list_file(name: str) -> None:
         raise ConfigurationError(
             f"{name} defines no codec: a codec is a dataclass derived from psnode.codecs.Codec (CONTRIBUTING.md)"
         )
-    click.echo(f"Codecs of {name}, as --codec takes them; psnode codecs FILE:NAME explains one in full.\n")
+    click.echo(f"Codecs of {name}, for --codec and psnode codecs:\n")
     for each in found:
         summary = (inspect.getdoc(each) or "").partition("\n")[0]
         click.echo(f"{name}:{each.__name__}  {summary}")
