@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")  # parent of the default run directories
 _NAME = 12  # minimum width of the names, in characters
-_WIDEST = {"scheme": 10, "end": 9}  # maximum widths of other columns, by head
+_WIDEST = {"scheme": 10, "end": 9}  # maximum widths of other columns, by head; the scheme also takes columns that are free
 _PATH = click.Path(path_type=Path)
 # sort key, and True if the largest value comes first
 _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
     "name": (lambda run: run.name, False),
-    "scheme": (lambda run: run.scheme.get("name"), False),
+    "scheme": (lambda run: run.coding, False),
     "steps": (lambda run: run.reached, True),
     "loss": (lambda run: run.last("loss"), False),
     "accuracy": (lambda run: run.best, True),
@@ -115,7 +115,7 @@ def _facts(run: Run) -> dict[str, Any]:
     """Return the facts about a run in types that JSON has; None marks an unknown value."""
     return {
         "path": str(run.path),
-        "scheme": run.scheme.get("name"),
+        "scheme": run.coding,
         "workers": run.workers,
         "steps": run.reached,
         "loss": run.last("loss"),
@@ -146,8 +146,11 @@ def _show(found: Sequence[Run]) -> None:
     best = "test" if by_loss else "top1"
     heads = ("scheme", "P", "steps", "loss", best, "sent", "/ f32", "time", "end")
     rows = [[plain("–" if cell is None else str(cell)) for cell in _cells(run, by_loss=by_loss)] for run in found]
-    widths = [min(_WIDEST.get(head, 80), max(map(len, (head, *cells)))) for head, *cells in zip(heads, *rows, strict=True)]
     names = [plain(run.name) for run in found]
+    longest = {head: max(map(len, (head, *cells))) for head, *cells in zip(heads, *rows, strict=True)}
+    free = console.width - len(heads) - max(_NAME, *map(len, names)) - sum(_least(head, longest[head]) for head in heads)
+    most = {**_WIDEST, "scheme": _WIDEST["scheme"] + max(0, free)}
+    widths = [min(most.get(head, 80), longest[head]) for head in heads]
     cut = shortened(names, max(_NAME, console.width - sum(widths) - len(widths)))
 
     table = Table("run", box=None, pad_edge=False, collapse_padding=True)
@@ -156,7 +159,7 @@ def _show(found: Sequence[Run]) -> None:
         left = head in ("scheme", "end")
         table.add_column(
             head, overflow="fold" if head == "end" else "ellipsis", no_wrap=head != "end", justify="left" if left else "right",
-            max_width=_WIDEST.get(head),
+            max_width=most.get(head),
         )  # fmt: skip
     for name, row in zip(cut, rows, strict=True):
         table.add_row(Text(name), *map(Text, row))
@@ -167,13 +170,17 @@ def _show(found: Sequence[Run]) -> None:
         click.echo("Long names are cut: a wider terminal and --json show all of them.")
 
 
+def _least(head: str, longest: int) -> int:
+    return min(_WIDEST.get(head, 80), longest)
+
+
 def _cells(run: Run, *, by_loss: bool) -> list[object]:
     """Return the figures of a run. If `by_loss`, they have the lowest evaluation loss in place of the best accuracy."""
     loss, ratio = run.last("loss"), run.ratio
     top1 = None if run.best is None else f"{100 * run.best:.2f}"
     lowest = None if run.best_loss is None else loss_text(run.best_loss)
     return [
-        *(run.scheme.get("name"), run.workers, run.reached, None if loss is None else loss_text(loss)),
+        *(run.coding, run.workers, run.reached, None if loss is None else loss_text(loss)),
         *(lowest if by_loss else top1, amount(run.sent), None if ratio is None else proportion(ratio)),
         *(duration(run.steps.sum("seconds.step")), run.ended.partition(" (")[0]),
     ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
+from psnode.config.coding_name import coding_name
 from psnode.config.resolve import resolve
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.flat_model import describe
@@ -40,7 +41,8 @@ def _lines(coding: Coding, config: Config, workers: int) -> Iterator[str]:
     need = footprint(coding, config, workers)
     parts = f"{counted(len(plan.segments), 'segment')}, {counted(len(plan.groups), 'group')}"
     yield f"model      {counted(plan.size, 'parameter')} to train, {amount(need.vector)}; {parts}"
-    coded = f"scheme     {scheme.name}: up {scheme.codec}, feedback {scheme.feedback}, down {scheme.downlink}"
+    name = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
+    coded = f"scheme     {name}: up {scheme.codec}, feedback {scheme.feedback}, down {scheme.downlink}"
     yield from textwrap.wrap(coded, 80, subsequent_indent=" " * 11, break_long_words=False)
     yield f"a step     about {amount(up)} up and {amount(down)} down per worker; float32 {amount(need.vector)} each"
     for role, uses, total in (

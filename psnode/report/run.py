@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from psnode.config.coding_name import coding_name
 from psnode.config.files import read_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, PsnodeError
@@ -57,6 +58,14 @@ class Run:
     def reached(self) -> int:
         """Return the last finished update that is recorded, 0 if there is no record."""
         return int(self.steps.number[-1]) if len(self.steps) else 0
+
+    @property
+    def coding(self) -> str | None:
+        """Return the name of the scheme, or the spec of a codec that has replaced the scheme's own; None if it is unknown."""
+        name, codec = self.scheme.get("name"), self.scheme.get("codec")
+        if not isinstance(name, str):
+            return None
+        return coding_name(name, codec if isinstance(codec, str) else None, replaced=bool(self.settings.get("codec")))
 
     @property
     def sent(self) -> float:

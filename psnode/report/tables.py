@@ -24,7 +24,7 @@ def overview(caption: str, variants: Sequence[Variant]) -> Element:
     for variant in variants:
         first, sent, ratio = variant.first, variant.mean(lambda run: run.sent), variant.mean(lambda run: run.ratio)
         rows.append([
-            named(variant), as_text(first.scheme.get("name")), _count(first.workers), _count(first.reached),
+            named(variant), first.coding, _count(first.workers), _count(first.reached),
             _aside(variant.told(lambda run: run.last("loss"), loss_text)),
             _aside(variant.told(lambda run: run.best_loss, loss_text)),
             _aside(variant.told(lambda run: run.best, lambda share: f"{100 * share:.2f} %")),

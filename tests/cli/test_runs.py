@@ -93,6 +93,24 @@ def test_where_no_run_has_an_accuracy_the_lowest_test_loss_is_shown(
     assert head.split()[5] == "test" and low.split()[0] == "low" and low.split()[5] == "2.2500"
 
 
+def test_a_run_with_another_codec_is_listed_by_its_codec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    config, scheme = CONFIG["config"], CONFIG["scheme"] | {"name": "polar-2bit"}
+    path = write_run(
+        tmp_path / "coded", [record(1)],
+        config=config | {"codec": "topk:ratio=0.05"}, scheme=scheme | {"codec": "topk:ratio=0.05,sampled=false"},
+    )  # fmt: skip
+    assert main(["runs", str(path)]) == 0
+    head, line, *_ = capsys.readouterr().out.splitlines()
+    assert line.split()[1] == "topk:ratio=0.05" and len(head) <= 80
+    assert main(["runs", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["scheme"] == "topk:ratio=0.05"
+    assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
+    assert "<td>topk:ratio=0.05</td>" in (tmp_path / "page.html").read_text()
+
+
 def test_a_damaged_run_is_told_and_the_others_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "first/config.json").write_text("{")
     (runs / "second/metrics.jsonl").write_text("\x1b]0;title\x07\n")

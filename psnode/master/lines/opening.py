@@ -12,6 +12,7 @@ from psnode.codecs import Codec
 from psnode.codecs.registry import brief, known_codec
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
+from psnode.config.coding_name import coding_name, is_replaced
 from psnode.config.loss_record import Coded, costs_of
 from psnode.config.names import DENSE, PASSED
 from psnode.config.scheme import Scheme
@@ -76,8 +77,7 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
     sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
     """
     usual, coder = SCHEMES[DEFAULT_SCHEME], known_codec(scheme.codec)
-    own = SCHEMES.get(scheme.name)
-    name = scheme.name if own is None or _stages(known_codec(own.codec)) == _stages(coder) else f"--codec {brief(coder)}"
+    name = f"--codec {brief(coder)}" if is_replaced(scheme.name, coder) else scheme.name
     found = [cost for cost in costs_of(_coded(scheme), optimizer) if cost.is_notable]
     if found:
         worst = found[0]
@@ -154,7 +154,8 @@ def _workers(config: Config, hosts: Sequence[str], threads: Sequence[int]) -> st
 def _scheme(scheme: Scheme, config: Config) -> str:
     down = DENSE if scheme.downlink == DENSE else brief(known_codec(scheme.downlink))
     feedback = "" if scheme.feedback == "none" else f" with feedback {scheme.feedback}"
-    return f"{scheme.name}, lr {config.lr:g}; up {brief(known_codec(scheme.codec))}{feedback}; down {down}"
+    name = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
+    return f"{name}, lr {config.lr:g}; up {brief(known_codec(scheme.codec))}{feedback}; down {down}"
 
 
 def _memory(config: Config, need: Footprint, workers: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from psnode.cli import main
 from psnode.config import Config, loss_record
 from psnode.config.loss_record import LossCost
 from psnode.config.resolve import resolve
@@ -90,3 +91,12 @@ def test_the_note_names_what_a_page_of_results_has_measured() -> None:
     assert sorted(losing) == ["atomo", "efsignsgd", "onebit", "topk"]
     assert [name for name in losing if not re.search(rf"^\| {name}[^|]*\|.*\| 2\.2\d\d \|", pages, re.MULTILINE)] == []
     assert re.search(rf"^\| {DEFAULT_SCHEME} \|", (RESULTS / "2026-11-26-adam.md").read_text(), re.MULTILINE)
+
+
+def test_the_first_lines_name_the_codec_that_replaces_the_schemes_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train = ["train", "--local", "1", "--network", "FC", "--batch-size", "8", "--no-tensorboard", "--codec", "fp16"]
+    assert main([*train, "--max-steps", "1", "--train-dir", str(tmp_path / "run")]) == 0
+    done = capfd.readouterr()
+    assert re.search(r"scheme +fp16, lr ", done.out + done.err)
+    assert main([*train, "--dry-run"]) == 0
+    assert re.search(r"scheme +fp16: up fp16", capfd.readouterr().out)

@@ -1,0 +1,46 @@
+"""The name of a run's coding, for lines and tables: its scheme's, or the spec of a codec that has replaced the scheme's own."""
+
+from __future__ import annotations
+
+from psnode.codecs import Codec, table
+from psnode.codecs.registry import brief, known_codec
+from psnode.codecs.spec import Stage, parse
+from psnode.config.schemes import SCHEMES
+from psnode.errors import PsnodeError
+
+
+def coding_name(scheme: str, codec: str | None, *, replaced: bool) -> str:
+    """Return the name of the coding by `codec`, the full spec of a run's codec, under `scheme`, the name in the run's record.
+
+    This is the scheme's name if the codec is the scheme's own; settings that differ are added, as in dgc:ratio=0.01. If another
+    codec has replaced it (`replaced`: --codec was given), this is a short spec of that codec. No codec (None), or a scheme that
+    this version does not know, gives the scheme's name. No file and no package is imported.
+    """
+    own = SCHEMES.get(scheme)
+    if own is None or not codec:
+        return scheme
+    usual = known_codec(own.codec)
+    try:
+        if not all(table.is_known(stage.id) or stage.id in table.LOSSLESS for stage in parse(codec).stages):
+            return codec
+        coder = known_codec(codec)
+    except (PsnodeError, ValueError, OverflowError):  # a record may hold anything
+        return codec
+    if coder == usual:
+        return scheme
+    first, *others = coder.spec.stages
+    if replaced or is_replaced(scheme, coder) or others != [*usual.spec.stages[1:]]:
+        return brief(coder)
+    before = usual.spec.stages[0].settings
+    return str(Stage(scheme, {name: value for name, value in first.settings.items() if before.get(name) != value}))
+
+
+def is_replaced(scheme: str, codec: Codec) -> bool:
+    """Return True if `codec` has not the stages of the scheme's own codec. The codec of an unknown scheme is its own."""
+    own = SCHEMES.get(scheme)
+    return own is not None and _form(known_codec(own.codec)) != _form(codec)
+
+
+def _form(codec: Codec) -> tuple[bool, list[str]]:
+    found = codec.spec
+    return found.wrapped, [stage.id for stage in found.stages]
