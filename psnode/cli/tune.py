@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,8 @@ def tune(vary: Sequence[str], command: tuple[str, ...], trials: int, as_json: bo
     maker.check(varied)
     if find_spec("torch") is None:  # otherwise every trial would report this, in its own log
         raise ConfigurationError(f"torch is not installed: {installing('train')}")
+    if note := maker.note(varied):
+        click.echo(f"psnode: {note}", err=True)
     streams.outlast()
     output.mkdir(parents=True, exist_ok=True)
     try:
@@ -122,15 +124,33 @@ class _Maker:
 
     def check(self, varied: Sequence[Varied]) -> None:
         """Raise ConfigurationError for settings that train would refuse in every trial or for one of the listed values."""
-        from psnode.jobs.tuning.space import grid
-
         unused = {one.name for one in varied if one.name not in settings()}
-        listed = [one for one in varied if not one.is_range]
-        middle = {one.name: f"{one.low:g}" if not one.whole else f"{int(one.low)}" for one in varied if one.is_range}
-        for values in grid(listed):
-            unused -= self.make({**values, **middle}).values.keys()
+        for trial in self._of_lists(varied):
+            unused -= trial.values.keys()
         if unused:
             raise ConfigurationError(f"--vary {min(unused)}: no setting has that name, and no parameter of the trials' codecs")
+
+    def note(self, varied: Sequence[Varied]) -> str:
+        """Return a line about a trial whose codec of its own leaves the downlink dense; empty if there is none.
+
+        Trials write to their own logs, where nobody would read the same notice of `psnode train`.
+        """
+        from psnode.codecs.registry import brief, known_codec, load_codec
+
+        for trial in self._of_lists(varied):
+            config = self._config(trial.options)
+            if config.codec is not None and config.downlink is None:
+                codec = brief(known_codec(load_codec(config.codec)))
+                return f"downlink: dense, since --codec {codec} replaces the uplink's codec alone; --downlink SPEC codes it too"
+        return ""
+
+    def _of_lists(self, varied: Sequence[Varied]) -> Iterator[Trial]:
+        """Yield the trial of every combination of the lists, with the low end of each range."""
+        from psnode.jobs.tuning.space import grid
+
+        low = {one.name: f"{one.low:g}" if not one.whole else f"{int(one.low)}" for one in varied if one.is_range}
+        for values in grid([one for one in varied if not one.is_range]):
+            yield self.make({**values, **low})
 
     def make(self, values: dict[str, str]) -> Trial:
         """Return the trial of `values`, leaving out parameters that its codec does not have."""

@@ -133,6 +133,27 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("vary", "job", "told"),
+    [
+        ("lr=0.1,0.2", ["--codec", "fp16"], "downlink: dense, since --codec fp16 "),
+        ("codec=fp16,bf16", [], "downlink: dense, since --codec fp16 "),
+        ("lr=0.1", ["--codec", "fp16", "--downlink", "fp16"], ""),
+        ("lr=0.1", ["--codec", "fp16", "--downlink", "dense"], ""),  # the user's own words
+        ("lr=0.1", ["--scheme", "fp16"], ""),
+    ],
+)
+def test_a_codec_that_leaves_the_downlink_dense_is_told_once(
+    vary: str, job: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess_runs, "run_psnode", lambda arguments, log=None: 1)  # no trial comes to a result
+    words = ["tune", "--vary", vary, "--steps", "2", "--metric", "train-loss", "--output", str(tmp_path)]
+    assert cli.main([*words, "--", *JOB, *job]) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "downlink: dense" in line]
+    assert len(lines) == bool(told)
+    assert all(told in line for line in lines)
+
+
 def test_a_trial_without_a_way_to_start_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", "--vary", "lr=0.1", "--steps", "4", "--output", str(tmp_path), "--", "--network", "FC"]) == 2
     assert "add --local P, or write -- launch -n P -- train" in capsys.readouterr().err
