@@ -44,8 +44,8 @@ def bench_transport(**options: Any) -> int:
 @bench.command(name="convergence", short_help="Accuracy of several schemes after equal numbers of steps.")
 @click.option(
     "--run", "runs", multiple=True, required=True, metavar="'[NAME=]SCHEME [FLAGS]'",
-    help="A scheme, or DDP with a hook (ddp:fp32, ddp:fp16, ddp:bf16, ddp:powersgd:rank=2), and flags of its own; "
-    "repeatable. NAME stands in tables and plots.",
+    help="A scheme, or DDP with a hook (ddp:fp32, ddp:fp16, ddp:bf16, ddp:powersgd:rank=2), and flags of its own, or "
+    "--codec SPEC alone; repeatable. NAME stands in tables, plots and names of directories.",
 )  # fmt: skip
 @click.option("--common", default="", metavar="FLAGS", help="Flags of `psnode train` for all runs, as one argument.")
 @click.option("-n", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers per job.")

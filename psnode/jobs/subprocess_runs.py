@@ -45,8 +45,21 @@ def begin(directory: Path, arguments: Sequence[str]) -> bool:
 
 def require_same(directory: Path, arguments: Sequence[str]) -> None:
     """Raise PsnodeError if `directory` holds a run with other arguments."""
-    if (directory / _ASKED).exists() and (directory / _ASKED).read_text() != to_json(list(arguments)):
+    if (directory / _ASKED).exists() and not holds(directory, arguments):
         raise PsnodeError(f"{directory} holds a run with other settings: choose another --output")
+
+
+def holds(directory: Path, arguments: Sequence[str]) -> bool:
+    """Return True if `directory` holds a run that began with `arguments`."""
+    try:
+        return (directory / _ASKED).read_text() == to_json(list(arguments))
+    except (OSError, ValueError):
+        return False
+
+
+def begun_in(output: Path) -> list[Path]:
+    """Return the directories in `output` that hold runs, in order."""
+    return sorted(path.parent for path in output.glob(f"*/{_ASKED}"))
 
 
 def finished(directory: Path) -> int:

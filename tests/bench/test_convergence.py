@@ -11,8 +11,8 @@ import pytest
 
 from psnode.bench.convergence import convergence_run
 from psnode.bench.convergence.equal_steps import run
-from psnode.bench.convergence.result_tables import markdown
-from psnode.errors import DivergedError, PsnodeError
+from psnode.bench.convergence.result_files import markdown
+from psnode.errors import ConfigurationError, DivergedError, PsnodeError
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
 
@@ -45,7 +45,7 @@ def test_runs_of_a_task_are_evaluated(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     with pytest.raises(PsnodeError, match="exit code 2"):
-        run(["no-such-scheme"], COMMON, workers=1, seeds=[1], output=tmp_path, local=False)
+        run(["dense --init-from absent.safetensors"], COMMON, workers=1, seeds=[1], output=tmp_path, local=False)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -54,8 +54,52 @@ def test_a_run_that_diverges_is_told_from_one_that_fails(tmp_path: Path) -> None
     with pytest.raises(DivergedError, match="exit code 4"):
         run(["dense --lr 1e30"], COMMON, **arguments)
     with pytest.raises(PsnodeError, match="exit code 2") as failed:
-        run(["no-such-scheme"], COMMON, **arguments)
+        run(["dense --init-from absent.safetensors"], COMMON, **arguments)
     assert not isinstance(failed.value, DivergedError)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ("no-such-scheme", "--run no-such-scheme: --scheme must be one of"),
+        ("mine=dense --lr x", "--run dense --lr x: .*'x'"),
+        ("dense --no-such-flag 1", "--run dense --no-such-flag 1: .*--no-such-flag"),
+        ("--codec examples/codec.py:Absent", "--run --codec examples/codec.py:Absent: .*has no class 'Absent'"),
+        ("--codec absent.py:Codec:k=3", "--run --codec absent.py:Codec:k=3: .*absent.py does not exist"),
+        ("ddp:fp16 --feedback ef", "--run ddp:fp16: DDP is not trained with --feedback"),
+    ],
+)
+def test_every_run_is_checked_before_the_first_one_trains(
+    bad: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(convergence_run, "run_psnode", calls.append)
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        run(["dense", bad], COMMON, workers=1, seeds=[1], output=tmp_path, local=True)
+    assert (calls, "\n" in str(refused.value), [*tmp_path.iterdir()]) == ([], False, [])
+
+
+@pytest.mark.usefixtures("in_this_process", "forgotten_codecs")
+def test_a_codec_of_ones_own_is_trained_under_its_name(tmp_path: Path) -> None:
+    mine = "--codec examples/codec.py:Logarithmic:octaves=8 --feedback ef"
+    [row] = run([f"my codec={mine}"], COMMON, workers=1, seeds=[1], output=tmp_path, local=True)["rows"]
+    assert (row["name"], row["run"]) == ("my codec", mine)
+    [train_dir] = tmp_path.iterdir()
+    scheme = json.loads((train_dir / "config.json").read_bytes())["scheme"]
+    assert (train_dir.name, scheme["codec"], scheme["feedback"]) == ("my_codec-1", "logarithmic:octaves=8", "ef")
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_run_is_found_again_under_an_earlier_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: dict[str, Any] = {"workers": 1, "seeds": [1], "output": tmp_path, "local": True, "lrs": ["0.05"]}
+    [first] = run(["dense"], COMMON, **arguments)["rows"]
+    assert [path.name for path in tmp_path.iterdir()] == ["dense---lr-0.05-1"]
+    monkeypatch.setattr(convergence_run, "run_psnode", None)  # nothing is trained anew
+    [named] = run(["the baseline=dense"], COMMON, **arguments)["rows"]
+    assert named == {**first, "name": "the baseline"}
+    assert [path.name for path in tmp_path.iterdir()] == ["dense---lr-0.05-1"]
+    with pytest.raises(ConfigurationError, match="choose another name"):
+        run(["a b=qsgd", "a_b=natural"], COMMON, **arguments)
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import click
+
 from psnode.bench.convergence.accuracy_curves import CurvePoint
+from psnode.config import settings
+from psnode.config.declaration import click_option
 from psnode.config.files import read_json
+from psnode.config.load import load
 from psnode.config.resolve import resolve
-from psnode.errors import DivergedError, PsnodeError
-from psnode.jobs.subprocess_runs import begin, finished, require_same, run_psnode
+from psnode.errors import ConfigurationError, DivergedError, PsnodeError
+from psnode.jobs.subprocess_runs import begin, begun_in, finished, holds, require_same, run_psnode
 from psnode.records import checkpoint
 from psnode.records.branches import evaluations
 from psnode.records.directory import saved_config, saved_run
@@ -27,8 +36,9 @@ _COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # p
 class ConvergenceRun:
     """One training run.
 
-    `flags`: a scheme and its settings. `common`: the flags of all runs. `evaluate_every`: the steps between evaluations; with 0,
-    only the last checkpoint is evaluated.
+    `flags`: a scheme and flags of its own, or flags alone, which apply to the default scheme; `common`: the flags of all runs.
+    `evaluate_every`: steps between evaluations; 0: only the last checkpoint is evaluated. `name`: the beginning of the
+    directory's name; empty: the flags.
     """
 
     flags: tuple[str, ...]
@@ -38,22 +48,51 @@ class ConvergenceRun:
     local: bool
     output: Path
     evaluate_every: int = 0
+    name: str = field(default="", compare=False)
 
-    @property
+    @cached_property
     def directory(self) -> Path:
-        """The directory of the run."""
-        return self.output / f"{'-'.join(self.flags).replace('/', '_').replace(' ', '')}-{self.seed}"
+        """The directory of the run: where it has begun, also under another name, or that of its name and seed."""
+        name = re.sub(r"[^\w.+=,-]+", "_", self.name).strip("_") or "-".join(self.flags).replace("/", "_").replace(" ", "")
+        own = self.output / f"{name}-{self.seed}"
+        return next((each for each in (own, *begun_in(self.output)) if holds(each, self._asked(each))), own)
 
     @property
     def arguments(self) -> list[str]:
         """The command-line arguments of `psnode` for this run."""
-        scheme, *own = self.flags
-        train = ["train", *self.common, "--scheme", scheme, *own, "--seed", str(self.seed)]
-        train += ["--train-dir", str(self.directory), "--eval-freq", str(self.evaluate_every)]
+        return self._asked(self.directory)
+
+    @property
+    def _coding(self) -> list[str]:
+        """The flags of the run, with --scheme before its scheme."""
+        return [*self.flags] if self.flags[0].startswith("-") else ["--scheme", *self.flags]
+
+    def _asked(self, directory: Path) -> list[str]:
+        """Return what identifies the run in `directory`: its arguments."""
+        train = ["train", *self.common, *self._coding, "--seed", str(self.seed)]
+        train += ["--train-dir", str(directory), "--eval-freq", str(self.evaluate_every)]
         if self.evaluate_every:
             train += ["--keep-last", "0"]  # keeps all checkpoints until they are evaluated
         workers = str(self.workers)
         return [*train, "--local", workers] if self.local else ["launch", "-n", workers, "--", *train]
+
+    def check(self) -> None:
+        """Raise ConfigurationError for settings training would refuse, and PsnodeError if the directory holds another run."""
+        try:
+            resolve(load(given_in([*self.common, *self._coding]), os.environ))
+        except (PsnodeError, click.UsageError) as error:
+            told = error.format_message() if isinstance(error, click.UsageError) else error
+            raise ConfigurationError(f"--run {shlex.join(self.flags)}: {told}") from error
+        self._require_same()
+
+    def _require_same(self) -> None:
+        """Refuse a directory that holds another run, or one whose scheme had another meaning when it began."""
+        require_same(self.directory, self._asked(self.directory))
+        if not (self.directory / "config.json").exists():
+            return
+        scheme = resolve(saved_config(self.directory)).to_dict()
+        if scheme != saved_run(self.directory).get("scheme"):
+            raise PsnodeError(f"{self.directory} was made when its scheme meant something else: choose another --output")
 
     def complete(self) -> None:
         """Train and evaluate, unless already done; then delete the checkpoints that were written for evaluations.
@@ -61,9 +100,7 @@ class ConvergenceRun:
         Raises DivergedError if the training diverges now or did so in an earlier call. Raises PsnodeError if anything else fails,
         or if the directory holds another run.
         """
-        require_same(self.directory, self.arguments)
-        if (self.directory / "config.json").exists():
-            self._check()
+        self._require_same()
         if not finished(self.directory):
             self._require_sound()
             resume = ["--resume"] if begin(self.directory, self.arguments) else []
@@ -76,12 +113,6 @@ class ConvergenceRun:
             for path in checkpoint.complete(self.directory)[:-1]:
                 if path != kept:
                     checkpoint.remove(path)
-
-    def _check(self) -> None:
-        """Refuse a run whose scheme had another meaning when the run began."""
-        scheme = resolve(saved_config(self.directory)).to_dict()
-        if scheme != saved_run(self.directory).get("scheme"):
-            raise PsnodeError(f"{self.directory} was made when its scheme meant something else: choose another --output")
 
     def _require_sound(self) -> None:
         """Raise DivergedError if the training diverged in an earlier call, since it would diverge again."""
@@ -136,3 +167,10 @@ class ConvergenceRun:
             )
             for step in sorted(found)
         ]  # fmt: skip
+
+
+def given_in(words: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in flags of `psnode train`, by name. Raises click.UsageError."""
+    command = click.Command("train", params=[click_option(setting, "") for setting in settings().values()])
+    found = command.make_context("train", [*words]).params
+    return {name: value for name, value in found.items() if value not in (None, ())}

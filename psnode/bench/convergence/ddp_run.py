@@ -8,20 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from psnode.bench.contest.ddp_process import Communication
 from psnode.bench.contest.local_processes import run_processes
 from psnode.bench.convergence.accuracy_curves import CurvePoint
-from psnode.bench.convergence.convergence_run import ConvergenceRun
+from psnode.bench.convergence.convergence_run import ConvergenceRun, given_in
 from psnode.config import Config, settings
-from psnode.config.declaration import click_option
 from psnode.config.files import read_json
 from psnode.config.load import load
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError, DivergedError, TransportError
-from psnode.jobs.subprocess_runs import begin, require_same
+from psnode.jobs.subprocess_runs import begin
 
 PREFIX = "ddp:"
 PROGRAM, RESULT = "program.json", "result.json"
@@ -60,8 +57,7 @@ class DdpRun(ConvergenceRun):
         Raises ConfigurationError for a setting that DDP does not follow.
         """
         words = [*self.common, *self.flags[1:], "--seed", str(self.seed)]
-        command = click.Command("train", params=[click_option(setting, "") for setting in settings().values()])
-        given = {name: value for name, value in command.make_context("train", words).params.items() if value not in (None, ())}
+        given = given_in(words)
         config = load({**given, "scheme": "dense"}, {})
         for name in given:
             setting = settings()[name]
@@ -78,8 +74,12 @@ class DdpRun(ConvergenceRun):
         )
 
     def check(self) -> None:
-        """Raise ConfigurationError for an unknown hook, or for a setting that DDP does not follow."""
+        """Raise ConfigurationError for a hook or a setting that DDP is not trained with, PsnodeError as for other runs."""
         self.program()
+        self._require_same()
+
+    def _asked(self, directory: Path) -> list[str]:
+        return [*self.flags, *self.common, str(self.seed), str(self.workers), str(self.evaluate_every)]
 
     def program(self) -> dict[str, Any]:
         """Return the program of the processes, as `program_of` reads it."""
@@ -93,10 +93,9 @@ class DdpRun(ConvergenceRun):
 
         Raises DivergedError if the training diverges now or did so in an earlier call, and TransportError if a process fails.
         """
-        words = [*self.flags, *self.common, str(self.seed), str(self.workers), str(self.evaluate_every)]
-        require_same(self.directory, words)
+        self._require_same()
         if not (self.directory / RESULT).exists():
-            begin(self.directory, words)
+            begin(self.directory, self._asked(self.directory))
             path = self.directory / PROGRAM
             path.write_text(to_json(self.program()))
             try:

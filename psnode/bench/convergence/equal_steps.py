@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ _NAMED = re.compile(r"\s*([^=:]*?)\s*=(.*)", re.DOTALL)
 def named_runs(texts: Iterable[str]) -> dict[str, str]:
     """Return the flags of each of `texts` by its name.
 
-    A text is SCHEME [FLAGS], whose name is the whole text, or NAME=SCHEME [FLAGS], where NAME contains no colon and no flag.
-    Raises ConfigurationError if a text has no scheme, or if two texts with different flags have the same name.
+    A text is a scheme and flags of its own, or flags alone, which is then its name too, or NAME=SCHEME [FLAGS]; a NAME has no
+    colon and no flag.
+    Raises ConfigurationError for a name given twice.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -37,7 +39,7 @@ def named_runs(texts: Iterable[str]) -> dict[str, str]:
         is_named = match is not None and match[1] != "" and "--" not in match[1]
         name, flags = (match[1], match[2].strip()) if match is not None and is_named else (text, text)
         if not shlex.split(flags):
-            raise ConfigurationError(f"--run {text!r} names no scheme: write --run 'NAME=SCHEME [FLAGS]'")
+            raise ConfigurationError(f"--run {text!r} names no scheme: write --run 'NAME=SCHEME [FLAGS]' or 'NAME=--codec SPEC'")
         if found.setdefault(name, flags) != flags:
             raise ConfigurationError(f"--run {name!r} is given twice: choose another name")
     return found
@@ -47,11 +49,11 @@ def named_runs(texts: Iterable[str]) -> dict[str, str]:
 class Comparison:
     """Contenders, seeds and learning rates of a comparison.
 
-    * runs: flags of each contender by its name: a scheme and its own flags
-    * lrs: learning rates to try, as text; each contender is reported at its best rate, by accuracy or else by loss
-    * screen: True to compare the rates on the first seed alone, and to run the other seeds only at the best rate
-    * pattern: a run from which each run is made by replacing flags and seed
-    * rate: bit/s of the links for which seconds are estimated; None: no estimate
+    * runs: flags of each contender by its name: a scheme and its own flags, or flags alone
+    * lrs: learning rates to try, as text; each contender is reported at its rate of best accuracy
+    * screen: compare the rates on the first seed alone, and run the other seeds at the best rate only
+    * pattern: a run whose flags and seed are replaced
+    * rate: bits a second of the links for which seconds are estimated; None: no estimate
     """
 
     runs: dict[str, str]
@@ -62,17 +64,20 @@ class Comparison:
     rate: float | None = None
 
     def of(self, name: str, lr: str, seed: int) -> ConvergenceRun:
-        """Return a contender's run at the learning rate `lr`; with "", at the rate of its flags or its scheme."""
-        flags = (*shlex.split(self.runs[name]), *(("--lr", lr) if lr else ()))
-        found = replace(self.pattern, flags=flags, seed=seed)
-        return DdpRun(**vars(found)) if is_ddp(flags) else found
+        """Return a contender's run at a learning rate, "" for that of its flags."""
+        rate = ("--lr", lr) if lr else ()
+        named = "-".join((name, *rate)) if self.runs[name] != name else ""
+        found = replace(self.pattern, flags=(*shlex.split(self.runs[name]), *rate), seed=seed, name=named)
+        return DdpRun(**vars(found)) if is_ddp(found.flags) else found
 
     def check(self) -> None:
-        """Raise ConfigurationError if DDP cannot train one of the contenders."""
-        for name in self.runs:
-            contender = self.of(name, self.rates[0], self.seeds[0])
-            if isinstance(contender, DdpRun):
-                contender.check()
+        """Raise ConfigurationError for a run that training would refuse, and PsnodeError if its directory holds another."""
+        owners: dict[Path, ConvergenceRun] = {}
+        for name, lr, seed in product(self.runs, self.rates, self.seeds):
+            run = self.of(name, lr, seed)
+            run.check()
+            if owners.setdefault(run.directory, run) != run:
+                raise ConfigurationError(f"--run {name!r} and another one would write to {run.directory}: choose another name")
 
     @property
     def rates(self) -> tuple[str, ...]:
