@@ -11,7 +11,7 @@ import fcntl
 import platform
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -164,7 +164,10 @@ def claim(config: Config) -> RunDirectory:
     if config.resume:
         saved_run(path)
     elif any((path / name).exists() for name in (CONFIG, METRICS, checkpoint.CHECKPOINTS)):
-        raise ConfigurationError(f"{path} already holds a run: continue it with --resume or choose another --train-dir")
+        files = {entry.name for entry in path.iterdir()}
+        if checkpoint.CHECKPOINTS in files or holds_run(path, files):
+            raise ConfigurationError(f"{path} already holds a run: continue it with --resume or choose another --train-dir")
+        raise ConfigurationError(f"{path / CONFIG} is another program's, not of a run: choose another --train-dir")
     mark = secrets.token_hex(16)
     _require_plain(path, CheckpointError if config.resume else ConfigurationError)
     try:
@@ -253,6 +256,19 @@ def saved_run(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / CONFIG} cannot be read: {error}") from error
     return saved
+
+
+def holds_run(path: Path, files: Collection[str]) -> bool:
+    """Return True if `files`, the names in the directory `path`, are those of a run, even of a damaged one.
+
+    Many programs write a config.json of their own.
+    """
+    if METRICS in files or CONFIG not in files:
+        return METRICS in files
+    with contextlib.suppress(PsnodeError):
+        saved_run(path)
+        return True
+    return checkpoint.MARK in files
 
 
 def saved_config(path: Path) -> Config:

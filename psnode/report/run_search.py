@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from psnode.errors import ConfigurationError, PsnodeError
-from psnode.records.checkpoint import MARK
-from psnode.records.directory import CONFIG, saved_run
-from psnode.records.metrics import METRICS
+from psnode.errors import ConfigurationError
+from psnode.records.directory import holds_run
 
 _DEPTH = 6  # maximum depth of a run's folder below the folder that is searched
 
@@ -26,23 +23,10 @@ def find(places: Sequence[Path]) -> list[Path]:
             raise ConfigurationError(f"{place} is not a directory: name runs, or directories that contain some")
         for folder, folders, files in os.walk(place):
             here = Path(folder)
-            if _holds_run(here, files):
+            if holds_run(here, files):
                 found.append(here)
                 folders.clear()
             elif len(here.relative_to(place).parts) >= _DEPTH:
                 folders.clear()
             folders.sort()
     return list(dict.fromkeys(found))
-
-
-def _holds_run(folder: Path, files: Collection[str]) -> bool:
-    """Return True if `folder`, whose files are `files`, holds a run, even a damaged one.
-
-    A config.json alone is not enough, since many other programs write a file of that name.
-    """
-    if METRICS in files or CONFIG not in files:
-        return METRICS in files
-    with contextlib.suppress(PsnodeError):
-        saved_run(folder)
-        return True
-    return MARK in files

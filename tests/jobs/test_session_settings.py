@@ -16,6 +16,7 @@ import psnode
 from psnode.errors import ConfigurationError
 from psnode.jobs.sessions.session_settings import configured
 from psnode.jobs.sessions.words import of_program
+from psnode.records.directory import claim
 from psnode.transport.mpi.environment import WorldRank
 
 
@@ -151,6 +152,17 @@ def test_resume_auto_resumes_a_run_that_is_there_and_leaves_out_the_weights_to_b
     assert before.init_from == tmp_path / "w.safetensors"
     (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict(), "plan": {}, "workers": 3}))
     assert config(tmp_path, init_from=tmp_path / "w.safetensors", **given).resume
+
+
+def test_resume_auto_takes_no_foreign_config_for_a_run(tmp_path: Path) -> None:
+    """Another program's config.json is neither resumed nor overwritten: one line names the file."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    found = config(tmp_path, resume="auto")
+    assert not found.resume
+    with pytest.raises(ConfigurationError, match=r"config\.json is another program's, .*choose another --train-dir"):
+        claim(found)
+    (tmp_path / "metrics.jsonl").touch()  # a damaged run: its error is told, and nothing is begun anew
+    assert config(tmp_path, resume="auto").resume
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config import settings
-from psnode.config.load import RECORD
 from psnode.errors import ConfigurationError
+from psnode.records.directory import holds_run
 
 AUTO = "auto"
 _RESUME = "PSNODE_RESUME"
@@ -54,7 +54,8 @@ def resumed_automatically(given: Mapping[str, Any], environment: Mapping[str, st
         del variables[_RESUME]
         found.setdefault("resume", AUTO)
     if found.get("resume") == AUTO:
-        found["resume"] = (Path(found["train_dir"]) / RECORD).exists()
+        path = Path(found["train_dir"])
+        found["resume"] = path.is_dir() and holds_run(path, os.listdir(path))
         if found["resume"]:
             found = {name: value for name, value in found.items() if name not in ("init_from", "new_head")}
     return found, variables
