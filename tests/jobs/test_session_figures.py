@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psnode.config import Config
-from psnode.jobs.sessions.figures import RecordedFigures
+from psnode.jobs.sessions.figures import RecordedFigures, workers_at_end
 from psnode.records.metrics import METRICS
 
 
@@ -20,3 +20,9 @@ def test_the_last_step_counts_the_steps_that_another_number_of_workers_took(tmp_
     (tmp_path / METRICS).write_text(json.dumps(last) + "\n")
     found = RecordedFigures(tmp_path, Config(train_dir=tmp_path, epochs=2), 16)
     assert (found.total_steps, found.steps_per_epoch, found.epoch, found.lr) == (total, 16, 2, 0.05)
+
+
+@pytest.mark.parametrize(("parts", "workers"), [([[0, 3]], 3), ([[0, 3], [40, 2]], 2)])
+def test_epochs_are_those_of_the_workers_that_are_left_at_the_end(tmp_path: Path, parts: list[list[int]], workers: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"config": {}, "plan": {}, "workers": 3, "parts": parts}))
+    assert workers_at_end(tmp_path) == workers

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from psnode.errors import ConfigurationError
 from psnode.exchange.shard.consistency import examples_a_round
+from psnode.records.directory import saved_run
 from psnode.records.metrics import METRICS, read_records
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Figures(Protocol):
 
 
 class RecordedFigures:
-    """The figures of a run that has ended, from its records, for rank 0. `steps_per_epoch`: see Figures."""
+    """The figures of a run that has ended, from its records, for rank 0. `steps_per_epoch`: of its last part, see Figures."""
 
     def __init__(self, run: Path, config: Config, steps_per_epoch: int) -> None:
         self._run, self._config = run, config
@@ -70,6 +71,12 @@ class RecordedFigures:
     def gradient_norm(self) -> float | None:
         norm: float | None = self._last.get("gradient_norm")
         return norm
+
+
+def workers_at_end(run: Path) -> int:
+    """Return the number of workers in the last part of a run: fewer than began it if some have left before its last epoch."""
+    _, workers = saved_run(run)["parts"][-1]
+    return int(workers)
 
 
 def epoch_of(task: OwnLoop, config: Config, workers: int) -> int:

@@ -32,7 +32,7 @@ from psnode.errors import ConfigurationError, PsnodeError, TransportError, in_on
 from psnode.jobs import job_end
 from psnode.jobs.job import exit_code_of, exit_without_mpi, hello, limit_threads, refuse_to_run_anew, signals
 from psnode.jobs.sessions import alone
-from psnode.jobs.sessions.figures import Figures, RecordedFigures, WorkerBatches, before_the_loop, epoch_of
+from psnode.jobs.sessions.figures import Figures, RecordedFigures, WorkerBatches, before_the_loop, epoch_of, workers_at_end
 from psnode.jobs.sessions.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
 from psnode.jobs.sessions.words import in_words_of_program, of_program, refuse_torchrun
 from psnode.plan.roles import MASTER, Layout
@@ -248,8 +248,9 @@ class Session:
         """Record the program's own evaluation of the present weights. Call this on a worker after `step`, before the next batch.
 
         `loss` and `metrics` are means over the evaluated examples; `top1` is a fraction. `examples` and `seconds` are recorded
-        if given. evaluations.jsonl gets a line like those of `psnode evaluate`. Returns True if no earlier evaluation of the run,
-        also before a resume, is better: by top1 if it is given, else by loss. The best weights keep a checkpoint.
+        if given. The line in evaluations.jsonl is that of `psnode evaluate`. Returns True if no earlier evaluation of the run,
+        also before a resume, is better: by top1 if there is one, else by loss. The best weights keep a checkpoint. A `loss` that
+        is not finite is recorded as null, and that evaluation is never the best.
         """
         if self._worker is None:
             raise ConfigurationError("s.evaluated() belongs in a loop over s.batches(loader), which runs on workers only")
@@ -306,7 +307,8 @@ class Session:
 
             self._leads = True
             code = lead(self._transport, config, agree, hello())
-            self._figures = RecordedFigures(config.directory, config, epoch_of(task, config, workers))
+            epoch = epoch_of(task, config, workers_at_end(config.directory))
+            self._figures = RecordedFigures(config.directory, config, epoch)
             self._hand_out(code)
             return
         if self._is_alone:
