@@ -68,8 +68,9 @@ class SessionEvaluations:
 
     def _record(self, step: int, told: Evaluated) -> bool:
         result = Evaluation(
-            step, told.loss, told.metrics.get("top1"), told.metrics.get("top5"), told.examples, told.seconds, told.metrics
-        )
+            step, told.loss, told.metrics.get("top1"), told.metrics.get("top5"), told.examples or None, told.seconds or None,
+            told.metrics,
+        )  # fmt: skip
         try:
             best = self._best.take(result)
             append(self._run / EVALUATIONS, result)

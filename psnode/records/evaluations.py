@@ -20,15 +20,16 @@ _FIGURES = ("top1", "loss")  # keys in the record of an evaluation
 class Evaluation:
     """One line of evaluations.jsonl. Loss and metrics are means over `examples`; top1 and top5 are fractions, not per cent.
 
-    `examples` and `seconds` are 0 if a session does not state them.
+    A session's `examples` and `seconds` are None if its program does not state them; earlier versions wrote 0. A loss that is not
+    finite is written as null.
     """
 
     step: int
     loss: float
     top1: float | None
     top5: float | None
-    examples: int
-    seconds: float
+    examples: int | None
+    seconds: float | None
     metrics: dict[str, float]
     model: str | None = None  # xxh3_128 of the checkpoint's model file
 
@@ -38,7 +39,8 @@ class Evaluation:
             f"  {name} {100 * value:.2f} %" for name, value in (("top1", self.top1), ("top5", self.top5)) if value is not None
         )
         extra = "".join(f"  {name} {value:.4f}" for name, value in self.metrics.items() if name not in ("top1", "top5"))
-        effort = f"  ({self.examples} examples in {self.seconds:.1f} s)" if self.examples else ""
+        time = f" in {self.seconds:.1f} s" if self.seconds else ""
+        effort = f"  ({self.examples} examples{time})" if self.examples else ""
         return f"step {self.step}: loss {self.loss:.4f}{accuracy}{extra}{effort}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,4 +47,8 @@ def test_workers_at_different_versions_are_both_answered_when_an_earlier_checkpo
         (Kind.EVALUATED, 5, b"\x01"),
         (Kind.EVALUATED, 6, bytes([later < 1.0])),
     ]
+    records = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [(record["loss"], record["examples"], record["seconds"]) for record in records] == [
+        (1.0, None, None), (later, None, None),
+    ]  # fmt: skip
     assert [Flag.CHECKPOINT in answer.flags for answer in answers] == [later > 1.0, later < 1.0]
