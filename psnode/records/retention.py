@@ -153,6 +153,12 @@ def best_evaluated(train_dir: Path) -> Path | None:
 
     Without accuracies, the lowest loss decides. Only checkpoints on the run's branch count.
     """
+    found = best_evaluation(train_dir)
+    return None if found is None else found[0]
+
+
+def best_evaluation(train_dir: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint of `best_evaluated` and the record of its evaluation; None if no checkpoint has been evaluated."""
     best, found = (-math.inf, -math.inf), None
     own = branch(train_dir)
     with contextlib.suppress(CheckpointError, OSError):
@@ -160,7 +166,7 @@ def best_evaluated(train_dir: Path) -> Path | None:
             path = train_dir / checkpoint.CHECKPOINTS / checkpoint.step_directory(record["step"])
             mark = score(record)
             if mark is not None and mark >= best and path in own:
-                best, found = mark, path
+                best, found = mark, (path, record)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 import psnode
 from psnode.records.weights import weights_of
+from psnode.report.run import read
 from tests.mpi.session_program import Points, digest, main, network
 from tests.test_docs import python_blocks
 
@@ -61,6 +63,24 @@ def test_losses_and_weights_are_those_of_plain_pytorch(tmp_path: Path, capsys: p
     lines = [line for line in capsys.readouterr().err.splitlines() if "started alone" in line]
     assert len(lines) == 1
     assert "one worker and the master in this process, and no exchange over a network" in lines[0]
+
+
+def test_an_evaluation_that_is_not_finite_is_recorded_and_never_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = train(
+        tmp_path, settings={**DENSE, "max_steps": 6}, evaluate={"1": math.nan, "3": 0.5, "4": 0.75, "5": math.nan}
+    )  # fmt: skip
+    assert found["best"] == [False, True, False, False]
+    records = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert [record["loss"] for record in records] == [None, 0.5, 0.75, None]
+    assert [record["examples"] for record in records] == [64] * 4
+    assert {record["seconds"] for record in records} == {None}  # the program does not say
+    assert weights_of(tmp_path / "run", "best")[0] == 3
+    assert read(tmp_path / "run").best_loss == 0.5
+    told = " ".join(line.partition("psnode: ")[2].strip() for line in capsys.readouterr().err.splitlines())
+    assert "evaluated  step 5: loss not finite" in told
+    assert f"best       step 3: loss 0.5000; {tmp_path}/run/checkpoints/step-00000003/model.safetensors" in told
 
 
 def test_resume_auto_begins_a_run_and_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

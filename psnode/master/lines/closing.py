@@ -18,6 +18,7 @@ from psnode.master.lines.columns import tell
 from psnode.records import checkpoint
 from psnode.records.directory import RunDirectory
 from psnode.records.metrics import EVALUATIONS, Summary, read_records
+from psnode.records.retention import best_evaluation
 from psnode.transport.mpi.environment import place
 
 _LOG = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: 
     evaluated = _evaluated(run.path, summary.steps)
     if evaluated is not None:
         rows.append(("evaluated", _result(evaluated)))
+        with contextlib.suppress(PsnodeError, OSError):
+            rows += _best(run)
     newest = None
     with contextlib.suppress(PsnodeError):
         newest = checkpoint.latest(run.path)
@@ -79,9 +82,17 @@ def _evaluated(directory: Path, step: int) -> dict[str, Any] | None:
     return found[-1] if found else None
 
 
+def _best(run: RunDirectory) -> list[tuple[str, str]]:
+    """Return the row about the best evaluation and the file of its weights, no row without one."""
+    if (found := best_evaluation(run.path)) is None:
+        return []
+    path, record = found
+    return [("best", f"{_result(record)}; {run.config.directory / checkpoint.CHECKPOINTS / path.name / checkpoint.MODEL}")]
+
+
 def _result(record: dict[str, Any]) -> str:
     shown = [f"{name} {100 * record[name]:.2f} %" for name in ("top1",) if isinstance(record.get(name), float)]
-    loss = [f"loss {record['loss']:.4f}"] if isinstance(record.get("loss"), float) else []
+    loss = [f"loss {record['loss']:.4f}" if isinstance(record.get("loss"), float) else "loss not finite"]
     return f"step {record['step']}: {', '.join([*loss, *shown])}"
 
 
