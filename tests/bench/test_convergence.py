@@ -11,7 +11,7 @@ import pytest
 
 from psnode.bench.convergence import convergence_run
 from psnode.bench.convergence.equal_steps import run
-from psnode.bench.convergence.result_files import markdown
+from psnode.bench.convergence.result_tables import markdown
 from psnode.errors import ConfigurationError, DivergedError, PsnodeError
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
