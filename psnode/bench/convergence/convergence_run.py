@@ -68,7 +68,7 @@ class ConvergenceRun:
         return [*self.flags] if self.flags[0].startswith("-") else ["--scheme", *self.flags]
 
     def _asked(self, directory: Path) -> list[str]:
-        """Return what identifies the run in `directory`: its arguments."""
+        """Return the arguments that identify the run in `directory`."""
         train = ["train", *self.common, *self._coding, "--seed", str(self.seed)]
         train += ["--train-dir", str(directory), "--eval-freq", str(self.evaluate_every)]
         if self.evaluate_every:

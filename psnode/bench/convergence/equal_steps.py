@@ -90,7 +90,7 @@ class Comparison:
         return self.seeds[:1] if self.screen else self.seeds
 
     def rows(self, jobs: int) -> list[dict[str, Any]]:
-        """Train what is missing, `jobs` runs at a time, and return a row for each contender.
+        """Train the missing runs, `jobs` runs at a time, and return a row for each contender.
 
         A rate at which a run diverged is never the best, and its figures in `tried` are None. Raises DivergedError if a contender
         diverged at every rate.
