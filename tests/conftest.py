@@ -4,6 +4,7 @@ and samples of tests.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -139,17 +140,33 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(variable)
 
 
-@pytest.fixture
-def forgotten_codecs() -> Iterator[None]:
-    """Remove the codecs that the test registered."""
+@contextlib.contextmanager
+def forgetting_codecs() -> Iterator[None]:
+    """Remove the codecs that the block registered."""
     from psnode.codecs import registry, table
 
-    outside, names = dict(table._OUTSIDE), dict(table.NAMES)
+    tables = table._OUTSIDE, table.NAMES
+    before = [dict(each) for each in tables]
     yield
-    for kept, now in ((outside, table._OUTSIDE), (names, table.NAMES)):
-        now.clear()
-        now.update(kept)
-    registry._loaded.cache_clear()
+    if [dict(each) for each in tables] != before:
+        for each, kept in zip(tables, before, strict=True):
+            each.clear()  # type: ignore[attr-defined]
+            each.update(kept)  # type: ignore[call-overload]
+        registry._loaded.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _codecs_of_a_module() -> Iterator[None]:
+    """Remove the codecs that fixtures of the module registered, which tests of all codecs would find."""
+    with forgetting_codecs():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def forgotten_codecs() -> Iterator[None]:
+    """Remove the codecs that the test registered."""
+    with forgetting_codecs():
+        yield
 
 
 class Finished(NamedTuple):
