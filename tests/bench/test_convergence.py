@@ -79,7 +79,20 @@ def test_every_run_is_checked_before_the_first_one_trains(
     assert (calls, "\n" in str(refused.value), [*tmp_path.iterdir()]) == ([], False, [])
 
 
-@pytest.mark.usefixtures("in_this_process", "forgotten_codecs")
+@pytest.mark.usefixtures("in_this_process")
+def test_runs_may_share_a_file_of_settings(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("momentum = 0.5\n")
+    output = tmp_path / "runs"
+    run(["dense"], f"{COMMON} --config {tmp_path / 'settings.toml'}", workers=1, seeds=[1], output=output, local=True)
+    [train_dir] = output.iterdir()
+    assert json.loads((train_dir / "config.json").read_bytes())["config"]["momentum"] == 0.5
+    with pytest.raises(ConfigurationError, match="--run dense: .*absent.toml"):
+        run(["dense"], f"{COMMON} --config absent.toml", workers=1, seeds=[2], output=output, local=True)
+    with pytest.raises(ConfigurationError, match="leave out --config"):
+        run(["ddp:fp32"], f"{COMMON} --config {tmp_path / 'settings.toml'}", workers=1, seeds=[1], output=output, local=True)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_a_codec_of_ones_own_is_trained_under_its_name(tmp_path: Path) -> None:
     mine = "--codec examples/codec.py:Logarithmic:octaves=8 --feedback ef"
     [row] = run([f"my codec={mine}"], COMMON, workers=1, seeds=[1], output=tmp_path, local=True)["rows"]

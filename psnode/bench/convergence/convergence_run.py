@@ -28,6 +28,7 @@ from psnode.records.branches import evaluations
 from psnode.records.directory import saved_config, saved_run
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records
 
+FILE = "file"  # not the name of a setting
 _SETTLED = 0.1  # share of a run's steps, from the first, that its times leave out: kernels compile, and caches are cold
 _COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # parts of a step in which a process computes
 
@@ -79,7 +80,9 @@ class ConvergenceRun:
     def check(self) -> None:
         """Raise ConfigurationError for settings training would refuse, and PsnodeError if the directory holds another run."""
         try:
-            resolve(load(given_in([*self.common, *self._coding]), os.environ))
+            given = given_in([*self.common, *self._coding])
+            file = given.pop(FILE, None)
+            resolve(load(given, os.environ, file))
         except (PsnodeError, click.UsageError) as error:
             told = error.format_message() if isinstance(error, click.UsageError) else error
             raise ConfigurationError(f"--run {shlex.join(self.flags)}: {told}") from error
@@ -170,7 +173,8 @@ class ConvergenceRun:
 
 
 def given_in(words: Sequence[str]) -> dict[str, Any]:
-    """Return the settings in flags of `psnode train`, by name. Raises click.UsageError."""
-    command = click.Command("train", params=[click_option(setting, "") for setting in settings().values()])
+    """Return the settings in flags of `psnode train`, by name, and under FILE the file of --config. Raises click.UsageError."""
+    file = click.Option(["--config", FILE], type=click.Path(path_type=Path))
+    command = click.Command("train", params=[file, *(click_option(setting, "") for setting in settings().values())])
     found = command.make_context("train", [*words]).params
     return {name: value for name, value in found.items() if value not in (None, ())}

@@ -11,7 +11,7 @@ from typing import Any
 from psnode.bench.contest.ddp_process import Communication
 from psnode.bench.contest.local_processes import run_processes
 from psnode.bench.convergence.accuracy_curves import CurvePoint
-from psnode.bench.convergence.convergence_run import ConvergenceRun, given_in
+from psnode.bench.convergence.convergence_run import FILE, ConvergenceRun, given_in
 from psnode.config import Config, settings
 from psnode.config.files import read_json
 from psnode.config.load import load
@@ -58,6 +58,8 @@ class DdpRun(ConvergenceRun):
         """
         words = [*self.common, *self.flags[1:], "--seed", str(self.seed)]
         given = given_in(words)
+        if FILE in given:
+            raise ConfigurationError(f"--run {self.flags[0]}: DDP reads no file of settings here: leave out --config")
         config = load({**given, "scheme": "dense"}, {})
         for name in given:
             setting = settings()[name]
