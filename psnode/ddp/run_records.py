@@ -18,7 +18,8 @@ from psnode.ddp.hook import HookState
 from psnode.errors import ConfigurationError
 from psnode.plan.groups import Plan, Tensor
 from psnode.plan.rule import make_plan
-from psnode.records.directory import CONFIG, at_work, installed_versions, locked
+from psnode.records.directory import CONFIG, installed_versions
+from psnode.records.directory_lock import at_work, locked
 from psnode.records.journal import Journal
 from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, compression_ratio, cut_after, totals, write_atomically
 from psnode.tasks.tensor_names import parameters

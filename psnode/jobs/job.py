@@ -28,7 +28,7 @@ from psnode.jobs import job_end
 from psnode.plan.roles import MASTER
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
-from psnode.records.directory import refuse_if_held
+from psnode.records.directory_lock import refuse_if_held
 from psnode.task import Task
 from psnode.tasks.loading import make_task, passed_task
 from psnode.transport.base import Inbox, Transport

@@ -25,7 +25,8 @@ from psnode.jobs.job_end import Told
 from psnode.jobs.shared_memory import A_RANK, PLACE, room
 from psnode.jobs.supervision import Ended, supervise
 from psnode.jobs.sweeping import swept
-from psnode.records.directory import CONFIG, refuse_if_held
+from psnode.records.directory import CONFIG
+from psnode.records.directory_lock import refuse_if_held
 from psnode.records.metrics import SUMMARY
 from psnode.transport.mpi.environment import UNBUFFERED
 

@@ -6,11 +6,8 @@ Existing files of the run are checked before any is changed, so that a job that 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import platform
 import secrets
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -19,12 +16,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import xxhash
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 import psnode
 from psnode.config import Config
 from psnode.config.changes import plan_changes, resume_conflicts
-from psnode.config.files import open_plain, read_json, require_plain
+from psnode.config.files import read_json, require_plain
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
@@ -32,14 +29,12 @@ from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
 from psnode.plan.groups import Plan
 from psnode.records import checkpoint, staging
 from psnode.records.branches import BEGUN, SINCE
+from psnode.records.directory_lock import LOCK, locked
 from psnode.records.generations import Generation, continued
 from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, METRICS, SUMMARY, cut_after, totals, write_atomically
 from psnode.tasks.tensor_names import renaming
 
 CONFIG = "config.json"
-_LOCK = ".lock"
-_DYING = 5.0  # seconds that a killed job may take to release the lock
-_POLL = 0.1  # seconds between two looks at a held lock
 _T = TypeVar("_T")
 _PACKAGES = ("numpy", "numba", "torch", "torchvision", "mpi4py", "safetensors")
 
@@ -193,55 +188,10 @@ def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
     The run would write to the target of a link, and would wait for the reader of a pipe. Raises an error of type `kind`.
     """
     try:
-        require_plain(path / _LOCK, *path.glob("*.jsonl"))
+        require_plain(path / LOCK, *path.glob("*.jsonl"))
     except OSError as error:
         problem = f"{error.filename or path} cannot be used: {error.strerror}"
         raise kind(f"{problem}; remove it, or choose another --train-dir") from error
-
-
-def locked(path: Path) -> FileLock:
-    """Acquire and return the lock of the directory `path`. Raises ConfigurationError while another process holds it.
-
-    The operating system releases the lock when its process ends. A killed process may take a moment to end, hence the timeout.
-    Soft locks are not used: the file left by a killed process would keep out the next job.
-    """
-    lock = FileLock(path / _LOCK, timeout=_DYING, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise _held(path) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # the file system has no locks
-            raise
-    return lock
-
-
-def refuse_if_held(path: Path) -> None:
-    """Raise ConfigurationError as `locked` does while another job holds the lock of the directory `path`, but take no lock.
-
-    A launcher calls this before it starts processes, whose rank 0 takes the lock itself.
-    """
-    end = time.monotonic() + _DYING
-    while at_work(path):
-        if time.monotonic() >= end:
-            raise _held(path)
-        time.sleep(_POLL)
-
-
-def _held(path: Path) -> ConfigurationError:
-    return ConfigurationError(f"another job is at work in {path}: wait for its end or choose another --train-dir")
-
-
-def at_work(path: Path) -> bool:
-    """Return True if a job holds the lock of the run in `path`. The lock file is neither created nor written."""
-    try:
-        with open_plain(path / _LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no lock, or a file system without locks
-        return False
-    return False
 
 
 def saved_run(path: Path) -> dict[str, Any]:

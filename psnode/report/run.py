@@ -20,7 +20,8 @@ from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.plan.groups import Plan
 from psnode.records.branches import evaluations
-from psnode.records.directory import CONFIG, at_work, saved_run
+from psnode.records.directory import CONFIG, saved_run
+from psnode.records.directory_lock import at_work
 from psnode.records.machines import MACHINES
 from psnode.records.metrics import EMA_EVALUATIONS, EVALUATIONS, EVENTS, METRICS, SUMMARY, compression_ratio, read_records
 from psnode.records.timeline import TIMELINE

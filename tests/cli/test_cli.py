@@ -152,7 +152,7 @@ def test_a_local_run_beside_another_job_is_refused_before_torch_is_loaded(tmp_pa
     with (tmp_path / ".lock").open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         found = python(
-            "import sys; from psnode.cli import main; from psnode.records import directory; directory._DYING = 0.2; "
+            "import sys; from psnode.cli import main; from psnode.records import directory_lock; directory_lock._DYING = 0.2; "
             "print(main(['train', '--local', '1', '--train-dir', sys.argv[1]]), 'torch' in sys.modules)",
             str(tmp_path),
         )

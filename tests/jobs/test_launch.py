@@ -18,7 +18,7 @@ from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun, launch, mpirun_command, resuming
 from psnode.jobs.supervision import Escalation
 from psnode.jobs.sweeping import members
-from psnode.records import directory
+from psnode.records import directory_lock
 
 pytest.importorskip("mpi4py")
 
@@ -295,7 +295,7 @@ def test_a_missing_hostfile_and_a_job_without_workers_are_refused(tmp_path: Path
 def test_a_directory_where_another_job_is_at_work_is_refused_before_mpirun_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "_DYING", 0.2)
+    monkeypatch.setattr(directory_lock, "_DYING", 0.2)
     run, started = tmp_path / "run", tmp_path / "started"
     run.mkdir()
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
