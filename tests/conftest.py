@@ -150,8 +150,8 @@ def forgetting_codecs() -> Iterator[None]:
     yield
     if [dict(each) for each in tables] != before:
         for each, kept in zip(tables, before, strict=True):
-            each.clear()  # type: ignore[attr-defined]
-            each.update(kept)  # type: ignore[call-overload]
+            each.clear()
+            each.update(kept)
         registry._loaded.cache_clear()
 
 
@@ -163,7 +163,7 @@ def _codecs_of_a_module() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def forgotten_codecs() -> Iterator[None]:
+def _codecs_of_a_test() -> Iterator[None]:
     """Remove the codecs that the test registered."""
     with forgetting_codecs():
         yield

@@ -142,7 +142,6 @@ def check(words: list[str]) -> None:
         check_script(words)
 
 
-@pytest.mark.usefixtures("forgotten_codecs")
 @pytest.mark.parametrize("command", EVERY)
 def test_every_command_parses(command: str) -> None:
     words = shlex.split(command, comments=True)

@@ -201,7 +201,6 @@ CHEAP = ("psnode codecs", "psnode train --help", "psnode --version")
 QUICK = sorted({line for page in PAGES for line in commands(page.read_text()) if line.startswith(CHEAP)})
 
 
-@pytest.mark.usefixtures("forgotten_codecs")
 @pytest.mark.parametrize("command", QUICK)
 def test_a_cheap_command_of_a_page_works(command: str) -> None:
     done = CliRunner().invoke(app, shlex.split(command, comments=True)[1:])

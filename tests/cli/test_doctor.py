@@ -79,7 +79,6 @@ def _raising(values: Any) -> Any:
         (_Adding, "adds values that differ"),
     ],
 )
-@pytest.mark.usefixtures("forgotten_codecs")
 def test_a_codec_that_does_not_do_its_work_is_found_out(cls: type[_Plain], fault: str) -> None:
     register(cls)
     found = doctor_codecs.fault_of("plain")

@@ -22,7 +22,6 @@ from psnode.config.resolve import resolve
 from psnode.errors import CodecSpecError, ConfigurationError, PayloadError
 from psnode.jobs.job import run
 
-pytestmark = pytest.mark.usefixtures("forgotten_codecs")
 COPY = '''
 from dataclasses import dataclass
 import math

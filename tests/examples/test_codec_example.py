@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from psnode.codecs import get_codec
 from psnode.codecs.registry import load_codec
@@ -18,8 +17,6 @@ from tests.codecs.promises import check_promises
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = f"{ROOT / 'examples' / 'codec.py'}:Logarithmic"
-
-pytestmark = pytest.mark.usefixtures("forgotten_codecs")
 
 
 def test_magnitudes_are_rounded_down_to_a_level() -> None:

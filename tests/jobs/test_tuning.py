@@ -87,7 +87,6 @@ def test_a_codec_parameter_goes_into_the_codec_where_one_is_given() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("forgotten_codecs")
 def test_parameters_of_a_codec_in_a_file_are_varied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
 ) -> None:

@@ -60,7 +60,6 @@ def test_a_value_that_is_not_finite_is_found_in_its_row(built) -> None:
 
 
 @with_gxx
-@pytest.mark.usefixtures("forgotten_codecs")
 def test_a_codec_of_ones_own(tmp_path: Path) -> None:
     """Compare with the codec's own kernels on a CPU, which are Numba's."""
     codec = get_codec(load_codec(EXAMPLE))

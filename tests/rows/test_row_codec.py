@@ -27,8 +27,6 @@ from tests.test_docs import python_blocks
 ROOT = Path(__file__).parents[2]
 EXAMPLE = f"{ROOT / 'examples' / 'row_codec.py'}:Levels"
 
-pytestmark = pytest.mark.usefixtures("forgotten_codecs")
-
 
 def test_values_are_rounded_at_random_to_levels_of_their_row() -> None:
     """Compare with the definition in float64; within rounding errors of a boundary, either side is accepted."""

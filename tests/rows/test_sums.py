@@ -188,7 +188,6 @@ class Means(RowCodec):
 """
 
 
-@pytest.mark.usefixtures("forgotten_codecs")
 def test_a_codec_with_sums_takes_parts_beforehand(tmp_path: Path) -> None:
     """Compare one sweep of error feedback with three steps; a part that is not finite leaves earlier data unchanged."""
     (tmp_path / "means.py").write_text(MEANS)

@@ -18,7 +18,6 @@ def compare(*arguments: str) -> int:
     return main(STUDY, ["--size", "2048", "--seconds", "0", "--copies", "0", *arguments])
 
 
-@pytest.mark.usefixtures("forgotten_codecs")
 def test_every_codec_with_a_formula_beside_kernels_by_hand_is_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,6 @@ def test_every_codec_has_figures_for_every_target(
         assert f"| `sign` | {row['action']} | {host:.2f} | {host / result['read']['host']:.2f} |" in text
 
 
-@pytest.mark.usefixtures("forgotten_codecs")
 def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).parents[2] / "examples" / "codec.py"
     assert compare("--codec", f"{example}:Logarithmic") == 2

@@ -36,7 +36,7 @@ def test_every_codec_with_a_formula_is_trusted_on_a_device_that_gives_its_bytes(
     assert [verdict.line for verdict in verdicts if verdict.on_device is None] == []
 
 
-@pytest.mark.usefixtures("cupy", "forgotten_codecs")
+@pytest.mark.usefixtures("cupy")
 def test_a_codec_of_ones_own_is_trusted() -> None:
     verdict = check(get_codec(load_codec(EXAMPLE)), CPU)
     assert verdict is not None and verdict.on_device is not None, verdict

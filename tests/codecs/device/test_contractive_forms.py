@@ -69,7 +69,7 @@ def test_bodies_and_errors_are_the_hosts(spec: str) -> None:
             compare(codec, encoder, x, f"{name}, {size}", apart=bool(number % 2))
 
 
-@pytest.mark.usefixtures("cupy", "forgotten_codecs")
+@pytest.mark.usefixtures("cupy")
 def test_a_codec_of_ones_own_has_its_parameters_behind_the_factor() -> None:
     codec = get_codec(load_codec(EXAMPLE)).contractive()
     verdict = check(codec, CPU)

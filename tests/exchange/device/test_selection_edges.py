@@ -134,7 +134,7 @@ class Changed(Own):
 
 
 @with_gxx
-@pytest.mark.usefixtures("cupy", "forgotten_codecs")
+@pytest.mark.usefixtures("cupy")
 @pytest.mark.parametrize("spec", ["own", "own+fp16"])
 def test_nothing_is_remembered_of_a_selection_by_code_of_ones_own(spec: str) -> None:
     register(Own)

@@ -99,7 +99,6 @@ def test_spectral_changes_of_weights_are_those_of_the_host(
     assert "changes of weights: svd:rank=3" in said and "a device makes other last bits of its factors" in said
 
 
-@pytest.mark.usefixtures("forgotten_codecs")
 def test_a_push_of_other_parameters_is_added_as_on_the_host(cupy: FakeCupy) -> None:
     load_codec("examples/row_codec.py:Levels")
     codec, other = get_codec("levels:levels=7"), get_codec("levels:levels=5")
