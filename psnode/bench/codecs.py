@@ -217,7 +217,10 @@ def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
 
 
 def _show_progress(line: str) -> None:
-    """Show `line` on standard error in place of the line before, "" to remove it; do nothing unless that is a terminal."""
+    """Show `line` on standard error in place of the previous line; with "", remove it. Do nothing unless that is a terminal.
+
+    No thread redraws the line, since it would disturb the measurement.
+    """
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
 

@@ -81,5 +81,5 @@ def show(batch: dict[str, Any], workers: int, command: Sequence[str], config: Co
     job = BatchJob(workers, config.spares, **batch)
     click.echo(batch_script(job, command, config.train_dir, mpirun_args), nl=False)
     if job.asks_for_gpus and not (config.enable_gpu or config.gpu_master):
-        _LOG.warning("the script asks Slurm for GPUs that no rank uses: add --enable-gpu behind train, or leave them out")
+        _LOG.warning("the script asks Slurm for GPUs that no rank uses: add --enable-gpu after train, or leave them out")
     return 0

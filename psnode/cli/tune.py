@@ -133,7 +133,7 @@ class _Maker:
     def note(self, varied: Sequence[Varied]) -> str:
         """Return a line about a trial whose codec of its own leaves the downlink dense; empty if there is none.
 
-        Trials write to their own logs, where nobody would read the same notice of `psnode train`.
+        Each trial writes its output to a log of its own, so the notice of `psnode train` would not be seen there.
         """
         from psnode.codecs.registry import brief, known_codec, load_codec
 

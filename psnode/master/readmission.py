@@ -90,7 +90,7 @@ class Readmission:
         for rank in returned:
             waits = rank in self.membership.members.spares
             self.events.tell(
-                "returned", self.job_state.version, rank, "its place is taken: a spare from here on" if waits else ""
+                "returned", self.job_state.version, rank, "its place is taken, so it is a spare now" if waits else ""
             )
             self._send_whole([rank])
         self.promote()

@@ -153,9 +153,8 @@ class RoundBoundary:
         for rank in ranks:
             spare = rank in self.membership.members.spares
             step, unused = self.readmission.earlier.get(rank) or LastGradient(now.finished, left_out.get(rank, []))
-            told = (
-                flags & ~Flag.CHECKPOINT if spare or rank in self.readmission.entering else flags
-            )  # it was absent when that began
+            absent = spare or rank in self.readmission.entering  # when the checkpoint began
+            told = flags & ~Flag.CHECKPOINT if absent else flags
             told |= Flag.SPARE if spare else Flag.NONE
             frames.setdefault((step, pack_groups(unused, len(self.plan.groups)), told), []).append(rank)
         self._tell_factors(ranks)

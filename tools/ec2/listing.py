@@ -115,7 +115,8 @@ def _in(cloud: Cloud, cluster: Cluster, *, here: bool) -> list[str]:
     if here:
         del owners[cluster.owner]
     return [
-        f"cluster {cluster.name} of owner {owner or 'nobody'} has {counted(count, 'node')} in {cloud.region}, at further cost: "
+        f"cluster {cluster.name} {f'of owner {owner}' if owner else 'without an owner'} has {counted(count, 'node')} in "
+        f"{cloud.region}, at further cost: "
         f"shutdown --owner {owner or '...'} --region {cloud.region} ends {'it' if count == 1 else 'them'}"
         for owner, count in sorted(owners.items())
     ]
