@@ -121,6 +121,7 @@ TABLE: Mapping[str, str] = {
     "exchange/feedback_memories.py": "exchange/test_feedback_memories.py faults/test_other_plans.py "
     "faults/test_rescaled_memories.py",
     "records/branches.py": "test_evaluator.py test_soundness.py records/test_checkpoint.py",
+    "records/directory_lock.py": "test_training.py jobs/test_launch.py",
     "records/directory.py": f"test_soundness.py faults/test_disk.py faults/test_other_plans.py {_JOBS}",
     "records/evaluations.py": "test_evaluator.py records/test_retention.py worker/test_stepwise.py jobs/test_session_alone.py",
     "records/generations.py": "records/test_generations.py master/test_sharding.py master/start/test_startup.py",

@@ -89,9 +89,8 @@ class Readmission:
         self.entering = set(returned)
         for rank in returned:
             waits = rank in self.membership.members.spares
-            self.events.tell(
-                "returned", self.job_state.version, rank, "its place is taken, so it is a spare now" if waits else ""
-            )
+            reason = "its place is taken, so it is a spare now" if waits else ""
+            self.events.tell("returned", self.job_state.version, rank, reason)
             self._send_whole([rank])
         self.promote()
 

@@ -86,7 +86,7 @@ def test_runs_may_share_a_file_of_settings(tmp_path: Path) -> None:
     run(["dense"], f"{COMMON} --config {tmp_path / 'settings.toml'}", workers=1, seeds=[1], output=output, local=True)
     [train_dir] = output.iterdir()
     assert json.loads((train_dir / "config.json").read_bytes())["config"]["momentum"] == 0.5
-    with pytest.raises(ConfigurationError, match="--run dense: .*absent.toml"):
+    with pytest.raises(ConfigurationError, match=r"--run dense: .*absent\.toml"):
         run(["dense"], f"{COMMON} --config absent.toml", workers=1, seeds=[2], output=output, local=True)
     with pytest.raises(ConfigurationError, match="leave out --config"):
         run(["ddp:fp32"], f"{COMMON} --config {tmp_path / 'settings.toml'}", workers=1, seeds=[1], output=output, local=True)
