@@ -140,8 +140,8 @@ TABLE: Mapping[str, str] = {
     "master/checkpoints/test_late_parts.py faults/test_disk.py",
     "records/tensorfile.py": "records/test_tensorfile.py records/test_hashed_file.py records/test_checkpoint.py",
     "records/hashed_file.py": "records/test_hashed_file.py faults/test_disk.py",
-    "records/snapshot_memory.py": "records/test_snapshot_memory.py records/test_snapshot.py",
-    "records/snapshot.py": "records/test_snapshot.py faults/test_disk.py",
+    "records/snapshots/snapshot_memory.py": "records/test_snapshot_memory.py records/test_snapshot.py",
+    "records/snapshots/snapshot.py": "records/test_snapshot.py faults/test_disk.py",
     "records/checkpoint.py": "records/test_checkpoint.py master/checkpoints/test_pending.py "
     "master/checkpoints/test_late_parts.py test_evaluator.py faults/test_disk.py",
     "master/sharding.py": f"master/test_sharding.py master/test_applied.py faults/test_counting.py "

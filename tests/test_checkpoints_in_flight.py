@@ -16,7 +16,7 @@ from psnode.master.checkpoints.contents import Draft
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.metrics import read_records
-from psnode.records.snapshot import Raw, Snapshot
+from psnode.records.snapshots.snapshot import Raw, Snapshot
 from psnode.tasks.classification import Classification
 from psnode.worker.checkpoint_part import CheckpointParts
 

@@ -13,7 +13,7 @@ from psnode.config.files import open_plain
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
 from psnode.records.hashed_file import Entry, HashedFile, Raw
-from psnode.records.snapshot import raw
+from psnode.records.snapshots.snapshot import raw
 
 if TYPE_CHECKING:
     import torch

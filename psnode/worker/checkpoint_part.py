@@ -15,8 +15,8 @@ from psnode.plan.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
 from psnode.records import checkpoint, staging, tensorfile
-from psnode.records.snapshot import Snapshot, size_of
-from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.snapshots.snapshot import Snapshot, size_of
+from psnode.records.snapshots.snapshot_memory import SnapshotMemory
 from psnode.records.state_names import FEEDBACK
 from psnode.records.timeline import Tracer
 

@@ -28,7 +28,7 @@ from psnode.records.directory import claim
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from psnode.records.retention import prune
-from psnode.records.snapshot import Raw, Snapshot, SnapshotMemory
+from psnode.records.snapshots.snapshot import Raw, Snapshot, SnapshotMemory
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.tensorfile import content_of
 from psnode.tasks.classification import Classification

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psnode.records.snapshot import Raw, Snapshot
-from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.snapshots.snapshot import Raw, Snapshot
+from psnode.records.snapshots.snapshot_memory import SnapshotMemory
 from psnode.records.tensorfile import content_of, parse, write_content
 
 GROUPS = [(0, 5), (5, 5), (5, 12), (12, 30)]

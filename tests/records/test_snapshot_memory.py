@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psnode.config.memory import free_memory
-from psnode.records.snapshot_memory import Allocation, SnapshotMemory
+from psnode.records.snapshots.snapshot_memory import Allocation, SnapshotMemory
 
 
 def begun(limit: int) -> SnapshotMemory:

@@ -11,8 +11,8 @@ from psnode.plan.groups import Plan
 from psnode.records import checkpoint, retention, state_names
 from psnode.records.checkpoint import FULL, RESIDUALS
 from psnode.records.directory import RunDirectory
-from psnode.records.snapshot import Snapshot
-from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.snapshots.snapshot import Snapshot
+from psnode.records.snapshots.snapshot_memory import SnapshotMemory
 from psnode.records.staging import StagedCheckpoint
 from psnode.records.tensorfile import Content, content_of
 from psnode.tasks.model_tensors import persistent_buffers

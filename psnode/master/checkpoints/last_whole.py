@@ -1,8 +1,8 @@
 """The last complete version, kept so that no step is lost if the program's own code on rank 0 raises within the next step.
 
 The program's own constraint, optimizer or codec may run after some groups of the next step have been updated. So in every step,
-values are copied before an update changes them (psnode.records.snapshot), as during the writing of a checkpoint. If no such code
-runs, nothing is copied; then the last version can be saved only until the first group of the next step is updated.
+values are copied before an update changes them (psnode.records.snapshots.snapshot), as during the writing of a checkpoint. If no
+such code runs, nothing is copied; then the last version can be saved only until the first group of the next step is updated.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from psnode.exchange.shard.handle import StateHandle
 from psnode.master.checkpoints.contents import Draft
-from psnode.records.snapshot import size_of
-from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.snapshots.snapshot import size_of
+from psnode.records.snapshots.snapshot_memory import SnapshotMemory
 
 
 class LastWhole:

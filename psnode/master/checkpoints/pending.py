@@ -21,8 +21,8 @@ from psnode.plan.groups import Plan
 from psnode.protocol.wire import Flag, Frame
 from psnode.records import checkpoint, retention, staging, tensorfile
 from psnode.records.directory import RunDirectory
-from psnode.records.snapshot import Snapshot, size_of
-from psnode.records.snapshot_memory import SnapshotMemory
+from psnode.records.snapshots.snapshot import Snapshot, size_of
+from psnode.records.snapshots.snapshot_memory import SnapshotMemory
 from psnode.records.timeline import Tracer
 from psnode.tasks import tensor_names
 from psnode.tasks.model_tensors import batch_statistics, observed, persistent_buffers
@@ -53,8 +53,8 @@ class PendingCheckpoints:
 
     The contributing workers are fixed when a checkpoint begins, since a worker that returns later has no part of that version.
     Checkpoints are published in the order of their versions, so that `latest` never moves back. Weights may change while a
-    checkpoint is written (psnode.records.snapshot). A checkpoint that cannot be written is reported and given up, and the job
-    continues. An unsound checkpoint does not cause the deletion of older ones (psnode.records.retention).
+    checkpoint is written (psnode.records.snapshots.snapshot). A checkpoint that cannot be written is reported and given up, and
+    the job continues. An unsound checkpoint does not cause the deletion of older ones (psnode.records.retention).
 
     `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.model_tensors); None means the
     rules for the statistics of torch's norms and quantisation observers. `tell` is called in the writing thread with events for

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from psnode.records.snapshot_memory import Allocation, SnapshotMemory
+from psnode.records.snapshots.snapshot_memory import Allocation, SnapshotMemory
 from psnode.tasks.tensor_bytes import memory_of
 
 if TYPE_CHECKING:
