@@ -23,7 +23,7 @@ from psnode.codecs.sources import Accumulated, Copied, Difference, Source, Value
 KEY = Key.derive(1)
 SHAPE = (40, 60)
 SIZE = SHAPE[0] * SHAPE[1]
-CHAINS = ("qsgd+ans", "qsgd+rice", "svd+qsgd", "topk+lss+ans", "topk+sketchml+ans", "randk+bf16", "bf16+zstd")
+CHAINS = ("qsgd+ans", "dithered+ans", "qsgd+rice", "svd+qsgd", "topk+lss+ans", "topk+sketchml+ans", "randk+bf16", "bf16+zstd")
 
 
 def sources(x: np.ndarray) -> Iterator[Source]:
