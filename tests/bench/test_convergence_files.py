@@ -15,10 +15,11 @@ import pytest
 from scipy import stats
 
 from psnode import cli
-from psnode.bench.convergence.accuracy_curves import CurvePoint, front, mean_curve, rate_of
+from psnode.bench.convergence.accuracy_curves import CurvePoint, front, mean_curve
 from psnode.bench.convergence.curve_plot import curves_figure, draw_curves
 from psnode.bench.convergence.equal_steps import named_runs
 from psnode.bench.convergence.result_tables import csv_table, edge_notes, latex
+from psnode.config.amounts import rate_of
 from psnode.errors import ConfigurationError
 
 MBIT = 1e6

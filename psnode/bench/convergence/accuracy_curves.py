@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from psnode.errors import ConfigurationError
 from psnode.jobs.tuning.replicas import mean_and_error
-
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 class CurvePoint(NamedTuple):
@@ -37,14 +32,6 @@ class CurvePoint(NamedTuple):
     def as_dict(self, rate: float | None) -> dict[str, Any]:
         """Return the fields as a dict, with the estimate for links of `rate` bit/s under `at_rate`."""
         return {**self._asdict(), "at_rate": self.at_rate(rate)}
-
-
-def rate_of(text: str) -> float:
-    """Return the bits per second of a rate such as 100mbit or 1gbit. Raises ConfigurationError for any other text."""
-    match = _RATE.fullmatch(text)
-    if match is None or not float(match[1]):
-        raise ConfigurationError(f"--rate must be a number above 0 with kbit, mbit or gbit, such as 100mbit, not {text!r}")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def mean_curve(curves: Sequence[Sequence[CurvePoint]], rate: float | None) -> list[dict[str, Any]]:

@@ -13,13 +13,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.convergence.accuracy_curves import mean_curve, merit, rate_of
+from psnode.bench.convergence.accuracy_curves import mean_curve, merit
 from psnode.bench.convergence.convergence_run import ConvergenceRun
 from psnode.bench.convergence.curve_plot import check_plot, draw_curves
 from psnode.bench.convergence.ddp_run import DdpRun, is_ddp
 from psnode.bench.convergence.result_tables import csv_table, edge_notes, latex, markdown
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
+from psnode.config.amounts import rate_of
 from psnode.errors import ConfigurationError, DivergedError
 from psnode.jobs.tuning.replicas import mean_and_error
 
