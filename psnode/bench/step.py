@@ -27,7 +27,7 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from psnode.bench.step_rigs import Alone, Exchanging, TimedModel
+    from psnode.jobs.planning.step_rigs import Alone, Exchanging, TimedModel
 
 NONE = "none"
 SCHEMES = (NONE, "dense", "fp16", "qsgd", "topk:ratio=0.005", "atomo")
@@ -78,7 +78,7 @@ def run(
     """
     import torch
 
-    from psnode.bench.step_rigs import TimedModel
+    from psnode.jobs.planning.step_rigs import TimedModel
     from psnode.tasks.loading import make_task
 
     names = [NONE, *(scheme for scheme in schemes if scheme != NONE)]
@@ -112,7 +112,7 @@ def run(
 
 
 def _rig(ground: TimedModel, settings: dict[str, Any] | None) -> Alone | Exchanging:
-    from psnode.bench.step_rigs import Alone, Exchanging
+    from psnode.jobs.planning.step_rigs import Alone, Exchanging
 
     if settings is None:
         return Alone(ground)

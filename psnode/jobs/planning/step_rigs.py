@@ -1,4 +1,4 @@
-"""Rigs that `psnode bench step` times: a worker with its master in the same process, and passes without communication.
+"""Rigs that `psnode bench step` and `psnode plan` time: a worker with its master in one process, and passes alone.
 
 The worker is built by psnode.worker as in a job, with its hooks, coding thread, feedback and receiver. The master handles
 a gradient between two steps: during a timed step no code of the master runs, and the worker does not wait.
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psnode.codecs import Codec
 from psnode.config import Config
@@ -27,9 +27,9 @@ from psnode.plan.groups import Plan, Segment, Tensor
 from psnode.plan.roles import MASTER, Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel
-from psnode.protocol.messages import Start
+from psnode.protocol.messages import Report, Start
 from psnode.protocol.round import Round
-from psnode.protocol.wire import Frame, Kind, pack_groups
+from psnode.protocol.wire import HEADER_BYTES, Frame, Kind, pack_groups
 from psnode.records.timeline import Tracer
 from psnode.task import Batch, Task
 from psnode.tasks.data.sampler import Sampler
@@ -133,7 +133,9 @@ class Alone:
 class Exchanging:
     """A worker's passes under a scheme, with all its work on gradients and on changes of weights.
 
-    `sent`, `received`: bytes of the last step's frames. Raises ConfigurationError if steps cannot be taken one by one.
+    `sent`, `received`: bytes of the last step's frames. `gradient_bytes`, `weight_bytes`: the same by group. `report`: that of
+    the last step. With the setting `timeline`, `spans` returns the work of worker and master. Raises ConfigurationError if steps
+    cannot be taken one by one.
     """
 
     def __init__(self, ground: TimedModel, config: Config, scheme: Scheme) -> None:
@@ -150,9 +152,10 @@ class Exchanging:
         self._link, link = (FrameChannel(end) for end in loopback_group(2))
         self._link.job = link.job = _JOB
         rate = config.lr or scheme.lr
+        self._tracer = Tracer(MASTER, enabled=config.timeline)
         self._shard = Shard(
             coding, range(len(plan.groups)), config, ServedModel(ground.model(), plan, torch.empty(plan.size)), self._link, rule,
-            lambda now: rate, routes_of(Layout(1), plan), Tracer(MASTER, enabled=False),
+            lambda now: rate, routes_of(Layout(1), plan), self._tracer,
         )  # fmt: skip
         self._shard.admit((_WORKER,), 0)
         model.to(ground.device)
@@ -166,6 +169,8 @@ class Exchanging:
         self._steps = self._worker.steps()
         self._passes = next(self._steps)
         self.received = 0
+        self.plan, self.report = plan, Report(None, 0, {}, 0.0, 0.0, 0.0, None, None)
+        self.gradient_bytes, self.weight_bytes = [0] * self._groups, [0] * self._groups
         self.on_host = self._worker.on_host
         self.gradients = Coded(self._worker.sender.coded_there, _coded(plan, coding.up))
         changed = [segment for segment in plan.segments if self._worker.replica.is_changed_there(segment)]
@@ -193,11 +198,13 @@ class Exchanging:
         while open_groups or not told:
             match event := self._link.next(_SECONDS):
                 case Frame(kind=Kind.GRADIENT):
+                    self.gradient_bytes[event.group] = HEADER_BYTES + event.body.size
                     self._shard.offer(event)
                 case Frame(kind=Kind.REPORT):
-                    told = True
+                    told, self.report = True, Report.from_bytes(event.body, _WORKER)
                 case GroupClosed():
                     open_groups -= 1
+                    self.weight_bytes[event.group] = event.nbytes
                     self.received += event.nbytes
                 case Frame(kind=Kind.SKIP_STEP):
                     raise TransportError(f"the worker sent no gradient: {bytes(event.body).decode()}")
@@ -208,6 +215,10 @@ class Exchanging:
         self._version += 1
         number = self._version
         self._link.send(_WORKER, Kind.VERSION_COMPLETE, pack_groups([], 0), step=number, version=number)
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Return the spans of master and worker since the beginning (psnode.records.timeline)."""
+        return [*self._tracer.events(), *self._worker.tracer.events()]
 
     def close(self) -> None:
         """End the threads of worker and master."""
