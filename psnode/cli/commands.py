@@ -21,6 +21,7 @@ from psnode.cli.completion import VALUES
 from psnode.cli.debugging import debuggable, traced
 from psnode.cli.doctor import doctor
 from psnode.cli.export import export
+from psnode.cli.plan import plan
 from psnode.cli.runs import report, runs
 from psnode.cli.shared import configure
 from psnode.cli.slurm_options import exportable, show
@@ -257,6 +258,7 @@ def evaluate(train_dir: Path, follow: bool, **options: Any) -> int:
 app.add_command(bench)
 app.add_command(report)
 app.add_command(runs)
+app.add_command(plan)
 app.add_command(tune)
 app.add_command(export)
 app.add_command(doctor)

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2] / "psnode"
 MODULES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluator.py",),
     "export": ("cli/export.py", "jobs/huggingface.py"),
+    "plan": ("cli/plan.py", "jobs/planning/profile.py"),
     "runs": ("cli/runs.py", "report/run.py"),
     "report": ("cli/runs.py", "report/page.py"),
     "tune": ("cli/tune.py", "jobs/tuning/space.py", "jobs/tuning/trial.py", "jobs/tuning/sweep.py", "jobs/subprocess_runs.py"),

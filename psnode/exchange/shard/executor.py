@@ -23,7 +23,12 @@ _MOST = 4
 
 def lane_count(groups: int) -> int:
     """Return the number of lanes: at most one per group, one per core except the transport's core, and 4."""
-    return max(1, min(_MOST, usable_cores() - 1, groups))
+    return most_lanes(usable_cores(), groups)
+
+
+def most_lanes(cores: int, groups: int) -> int:
+    """Return `lane_count` on a host with `cores` cores."""
+    return max(1, min(_MOST, cores - 1, groups))
 
 
 class GroupExecutor:

@@ -1,0 +1,131 @@
+"""The command `psnode plan`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from psnode.cli.debugging import debuggable
+from psnode.cli.shared import configure
+from psnode.config import Config
+from psnode.config.amounts import amount, milliseconds, proportion, rate_of, rate_text
+from psnode.config.coding_name import coding_name
+from psnode.config.plain_json import to_json
+from psnode.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from psnode.jobs.planning.forecast import Forecast
+    from psnode.jobs.planning.profile import Profile
+
+_BASELINES = ("dense", "bf16")
+_USUAL = ("qsgd", "topk")
+_NO_RATE = "none"
+_HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
+
+
+@click.command(short_help="Predict step times, and say whether to compress.", context_settings={"allow_interspersed_args": False})
+@click.option("-n", "--workers", type=click.IntRange(1), required=True, metavar="P", help="Number of workers, each on its host.")
+@click.option(
+    "--rate", "rates", multiple=True, default=("100mbit", "1gbit", "10gbit"), show_default=True, metavar="RATE",
+    help="Rate of every host's link, such as 100mbit; none: transfers cost no time; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--round-trip", type=click.FloatRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
+)
+@click.option("--cores", type=click.IntRange(1), help="Cores of every host.  [default: those of this host]")
+@click.option(
+    "--one-machine", is_flag=True, help="All ranks share the cores of one machine, as --local's workers and emulated hosts do."
+)
+@click.option(
+    "--scheme", "schemes", multiple=True, metavar="'NAME [FLAG VALUE]...'",
+    help="A scheme to compare, and flags of `psnode train`; repeatable; dense, bf16 and the scheme of OPTIONS are always "
+    "compared.  [default: qsgd, topk]",
+)  # fmt: skip
+@click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Measure nothing; read a saved profile.")
+@click.option("--save-profile", type=click.Path(path_type=Path), metavar="FILE", help="Save what was measured for --profile.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="-- OPTIONS OF TRAIN...")
+@debuggable
+def plan(
+    workers: int, rates: Sequence[str], profile: Path | None, *, as_json: bool, options: tuple[str, ...], **given: Any
+) -> int:
+    """Measure a training's passes and the coding of its gradients here, and predict a step on P workers: of every scheme, and of
+    PyTorch's DDP.
+
+    The verdict names the fastest scheme whose recorded loss is near dense's, or says "do not compress" if something without loss
+    is within 2 % of it. Nothing is trained and no job is started.
+
+    psnode plan -n 4 --rate 100mbit -- --network ResNet18 --dataset synthetic
+    """
+    from psnode.jobs.planning.forecast import forecasts, judge, limit_of, sentences
+    from psnode.jobs.planning.profile import Profile
+    from psnode.jobs.planning.scenario import Scenario
+
+    speeds = {text: None if text == _NO_RATE else rate_of(text) for text in rates}
+    if profile is not None:
+        if options or given["schemes"] or given["save_profile"]:
+            raise ConfigurationError("--profile measures nothing: leave out --scheme, --save-profile and the options of train")
+        found = Profile.load(profile)
+    else:
+        found = _measure(given["schemes"], options)
+    if given["save_profile"] is not None:
+        found.save(given["save_profile"])
+    results = []
+    for text, rate in speeds.items():
+        scenario = Scenario(workers, rate, given["round_trip"] / 1e3, given["cores"] or found.host.cores, given["one_machine"])
+        rows = forecasts(found, scenario)
+        verdict = judge(rows)
+        told = sentences(verdict)
+        results.append({"rate": text, "verdict": told, "compress": verdict.compress, "rows": [row.as_dict() for row in rows]})
+        if not as_json:
+            _show(found, workers, text, rows, told, first=len(results) == 1)
+    limit = limit_of(found, scenario)
+    if not as_json and limit is not None:
+        click.echo(f"\nCompression pays on links below about {rate_text(limit)}.")
+    if as_json:
+        click.echo(to_json({"workers": workers, "limit": limit, "passes": found.passes, "results": results}, indent=2))
+    return 0
+
+
+def _measure(schemes: Sequence[str], options: Sequence[str]) -> Profile:
+    from dataclasses import replace
+
+    from psnode.bench.hardware import hardware
+    from psnode.jobs.planning.profiling import measure
+
+    base = _config(options, [])
+    chosen = {_name(base): base}
+    for flags in (*_BASELINES, *(schemes or _USUAL)):
+        words = shlex.split(flags)
+        chosen.setdefault(flags, _config(options, words if flags.startswith("--") else ["--scheme", *words]))
+    return replace(measure(base, chosen, lambda line: click.echo(f"measuring {line}", err=True)), hardware=hardware())
+
+
+def _config(options: Sequence[str], more: Sequence[str]) -> Config:
+    root = click.get_current_context().find_root()
+    assert isinstance(root.command, click.Group)
+    train = root.command.commands["train"]
+    return configure(**train.make_context("psnode train", [*options, *more]).params)
+
+
+def _name(config: Config) -> str:
+    from psnode.config.resolve import resolve
+
+    scheme = resolve(config)
+    return coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
+
+
+def _show(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], told: Sequence[str], *, first: bool) -> None:
+    if first:
+        click.echo(f"{profile.model}: passes alone {milliseconds(profile.passes)} a step, gradient {amount(profile.nbytes)}")
+    where = "links that cost nothing" if rate == _NO_RATE else rate
+    click.echo(f"\n{workers} worker{'s' if workers > 1 else ''}, {where}\n{_HEAD}")
+    for row in rows:
+        share = proportion(row.seconds / profile.passes)
+        click.echo(f"  {row.name[:26]:26}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")
+    for line in told:
+        click.echo(f"-> {line}")

@@ -1,0 +1,126 @@
+"""Measurement of costs of this host that do not depend on the model: bytes through TCP, additions, and shared cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from psnode.config.cores import usable_cores
+
+_BYTES = 32 << 20
+_ROUNDS = 5
+_MOST_NEIGHBOURS = 7
+_SETTLING = 0.2  # seconds until a process that was just started works at its usual rate
+
+
+def socket_costs() -> tuple[float, float]:
+    """Return the seconds of processor time to send, and to receive, a byte through TCP on the loopback interface."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    content = bytes(_BYTES)
+    spent: list[float] = []
+
+    def receive() -> None:
+        connection, _ = listener.accept()
+        room = bytearray(1 << 20)
+        with connection:
+            begin, left = time.thread_time(), len(content)
+            while left and (got := connection.recv_into(room)):
+                left -= got
+            spent.append(time.thread_time() - begin)
+
+    sent, received = [], []
+    with listener:
+        for _ in range(_ROUNDS):
+            thread = threading.Thread(target=receive)
+            thread.start()
+            with socket.create_connection(listener.getsockname()) as connection:
+                begin = time.thread_time()
+                connection.sendall(content)
+                sent.append(time.thread_time() - begin)
+                thread.join()
+            received.append(spent.pop())
+    return statistics.median(sent) / _BYTES, statistics.median(received) / _BYTES
+
+
+def add_cost() -> float:
+    """Return the seconds to add a byte of float32 from memory to another."""
+    total, part = np.zeros(_BYTES // 4, np.float32), np.ones(_BYTES // 4, np.float32)
+    return median_of(lambda: np.add(total, part, out=total)) / _BYTES
+
+
+def half_cost() -> float:
+    """Return the seconds to round a byte of float32 to two bytes a value and back, as DDP's hooks do."""
+    import torch
+
+    values = torch.ones(_BYTES // 4)
+    return median_of(lambda: values.copy_(values.to(torch.bfloat16).div_(2))) / _BYTES
+
+
+def median_of(work: Callable[[], object]) -> float:
+    """Return the median seconds of `work`, after one call that does not count."""
+    work()
+    found = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)
+
+
+def crowding(work: Callable[[], object], seconds: float) -> float:
+    """Return the rate of `work` while every other core repeats it, relative to its rate alone.
+
+    `seconds`: how long each of the two is measured. 1.0 on a host with one core.
+    """
+    neighbours = min(usable_cores() - 1, _MOST_NEIGHBOURS)
+    if neighbours < 1:
+        return 1.0
+    alone = _seconds_of(work, seconds)
+    with _neighbours(work, neighbours):
+        time.sleep(_SETTLING)
+        together = _seconds_of(work, seconds)
+    return min(1.0, alone / together)
+
+
+def _seconds_of(work: Callable[[], object], seconds: float) -> float:
+    end, found = time.perf_counter() + seconds, list[float]()
+    while time.perf_counter() < end or len(found) < 3:
+        begin = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)
+
+
+@contextmanager
+def _neighbours(work: Callable[[], object], count: int) -> Iterator[None]:
+    """Let `count` forks of this process repeat `work` inside the block. Each ends with this process, whatever happens."""
+    parent = os.getpid()
+
+    def repeat() -> None:
+        while os.getppid() == parent:
+            work()
+        os._exit(0)
+
+    context = multiprocessing.get_context("fork")  # works for code that is no module, and shares the model's memory
+    processes = [context.Process(target=repeat, daemon=True) for _ in range(count)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads, which the forks do not use
+        for process in processes:
+            process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()

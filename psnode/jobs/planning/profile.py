@@ -1,0 +1,130 @@
+"""Profiles, from which steps are predicted: the passes of a model, coding under several schemes, and the host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from psnode.config.plain_json import to_json
+from psnode.errors import ConfigurationError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TensorTimes:
+    """A trainable tensor: its `nbytes` as float32, and two times in seconds.
+
+    `ready`: from the beginning of the backward pass until its gradient is finished. `needed`: from the beginning of the forward
+    pass until its first use.
+    """
+
+    nbytes: int
+    ready: float
+    needed: float
+
+
+@dataclass(frozen=True)
+class GroupCosts:
+    """A group of a plan: its frames in bytes, and the seconds of one core that it costs in a step.
+
+    `up`, `down`: a frame of the gradient, and of the weights or their change. `encode`, `apply`: on a worker. `decode`: on the
+    master, for each worker. `update`: on the master, from the finished sum to the frame for the workers. `ready`, `needed`: as in
+    TensorTimes, of the last gradient and of the first weight.
+    """
+
+    up: int
+    down: int
+    encode: float
+    apply: float
+    decode: float
+    update: float
+    ready: float
+    needed: float
+
+
+@dataclass(frozen=True)
+class SchemeCosts:
+    """A scheme: its groups, `bookkeeping`, the master's other work for each frame, and `extra`, both in seconds.
+
+    `extra`: the seconds by which a worker's measured step, without communication, exceeded the model of it.
+    `accuracy`: a line with the recorded loss of the scheme beside dense; empty if none is recorded. `lossy`: False for schemes
+    whose gradients travel as float32, fp16 or bf16. `doubtful`: True if the record or the codec's kind speaks against it.
+    """
+
+    groups: tuple[GroupCosts, ...]
+    bookkeeping: float
+    extra: float
+    lossy: bool
+    accuracy: str = ""
+    doubtful: bool = False
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """Costs of a host, in seconds of one core.
+
+    `send`, `receive`: for each byte through TCP. `add`: for each byte of float32 added. `half`: for each byte of float32 rounded
+    to two bytes and back. `cores`: those of the measured host. `crowded`: rate of a core while all cores work on passes, relative
+    to a core that works alone.
+    """
+
+    send: float
+    receive: float
+    add: float
+    half: float
+    cores: int
+    crowded: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's step on one worker. `forward`, `backward`, `optimizer`: seconds; the last is that of torch's own optimizer.
+
+    `tensors`: in the order in which their gradients finish. `schemes`: by flags.
+    """
+
+    model: str
+    threads: int
+    forward: float
+    backward: float
+    optimizer: float
+    tensors: tuple[TensorTimes, ...]
+    host: HostCosts
+    schemes: Mapping[str, SchemeCosts]
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def passes(self) -> float:
+        """Seconds of a step without communication."""
+        return self.forward + self.backward
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradient as float32."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def save(self, file: Path) -> None:
+        """Write the profile as JSON, creating its folder if needed."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(to_json({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, file: Path) -> Profile:
+        """Return a saved profile. Raises ConfigurationError if `file` holds none of this format."""
+        try:
+            found = json.loads(file.read_bytes())
+            if found.pop("format") != FORMAT:
+                raise ValueError("another format")
+            schemes = {
+                name: SchemeCosts(**{**costs, "groups": tuple(GroupCosts(**group) for group in costs["groups"])})
+                for name, costs in found.pop("schemes").items()
+            }
+            tensors = tuple(TensorTimes(**tensor) for tensor in found.pop("tensors"))
+            host = HostCosts(**found.pop("host"))
+            return cls(**found, tensors=tensors, schemes=schemes, host=host)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"--profile {file} holds no profile ({error}): write one with --save-profile") from error

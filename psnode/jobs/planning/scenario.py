@@ -1,0 +1,88 @@
+"""The hosts of a predicted job, and messages between them as activities of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psnode.jobs.planning.profile import HostCosts
+from psnode.jobs.planning.simulation import ActivityTimes, Graph, Resource
+
+GOODPUT = 1448 / 1538  # payload of a full Ethernet frame, with TCP's time stamps, over the bytes that it occupies on the link
+
+# kinds of activities, by which the time of a step is told
+PASSES, CODING, MASTER, TRANSPORT, LINK, LATENCY = "passes", "coding", "master", "transport", "link", "latency"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`workers`, each on a host of its own with `cores` cores, and a link of `rate` bit/s each way, None if it costs nothing.
+
+    `round_trip`: of a small message, in seconds. `shared`: all ranks share the cores of one machine, as emulated hosts do.
+    """
+
+    workers: int
+    rate: float | None
+    round_trip: float
+    cores: int
+    shared: bool = False
+
+
+class HostModel:
+    """The cores and the link of one rank, in a graph. `inward`, `outward`: the directions of the link; None without a rate."""
+
+    def __init__(self, graph: Graph, cores: int, rate: float | None) -> None:
+        self.cores = cores
+        capacity = None if rate is None else rate / 8 * GOODPUT
+        self.inward = None if capacity is None else graph.resource(Resource("link in", capacity))
+        self.outward = None if capacity is None else graph.resource(Resource("link out", capacity))
+        self.transport = graph.queue()  # the thread that calls MPI
+
+
+class HostModels:
+    """The hosts of a scenario in a graph. With `master`, host 0 is the master's, and the workers' follow; else there is none."""
+
+    def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, master: bool) -> None:
+        self._graph, self._costs = graph, costs
+        self._delay = graph.resource(Resource("latency", float("inf"), 1.0))
+        self._half_trip = scenario.round_trip / 2
+        ranks = scenario.workers + master
+        pools = [
+            graph.resource(Resource("cores", scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)
+        ]
+        self.hosts = [HostModel(graph, pools[0 if scenario.shared else rank], scenario.rate) for rank in range(ranks)]
+
+    def compute(
+        self,
+        kind: str,
+        host: int,
+        seconds: float,
+        follows: Iterable[int] = (),
+        *,
+        queue: int | None = None,
+        urgency: float = 0.0,
+    ) -> int:
+        """Add `seconds` of a core of a host."""
+        return self._graph.add(kind, seconds, [self.hosts[host].cores], follows, queue=queue, urgency=urgency)
+
+    def transfer(self, source: int, target: int, nbytes: float, follows: Iterable[int], connection: int) -> int:
+        """Add a message in a `connection`, a queue, and the work of both ends; return the activity that ends when it is there."""
+        graph, ends = self._graph, (self.hosts[source], self.hosts[target])
+        follows = tuple(follows)
+        links = [link for link in (ends[0].outward, ends[1].inward) if link is not None]
+        wire = graph.add(LINK, nbytes if links else 0.0, links, follows, queue=connection)
+        sent = self.compute(TRANSPORT, source, nbytes * self._costs.send, follows, queue=ends[0].transport)
+        taken = self.compute(TRANSPORT, target, nbytes * self._costs.receive, follows, queue=ends[1].transport)
+        return self.wait(self._half_trip, (wire, sent, taken))
+
+    def wait(self, seconds: float, follows: Iterable[int]) -> int:
+        """Add a delay that occupies nothing."""
+        return self._graph.add(LATENCY, seconds, [self._delay], follows)
+
+    def cores_in_use(self, schedule: ActivityTimes, start: float, stop: float) -> float:
+        """Return the greatest share of a host's cores that work between two times."""
+        pools = {host.cores for host in self.hosts}
+        return max(
+            schedule.load(pool, start, stop) / (self._graph.resources[pool].full * (stop - start)) if stop > start else 0.0
+            for pool in pools
+        )

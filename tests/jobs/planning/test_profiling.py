@@ -1,0 +1,124 @@
+"""A measured profile: its bytes are those of a job, its times add up, and a file of it holds everything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from psnode.cli import main
+from psnode.config.load import load
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.host_costs import crowding, socket_costs
+from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.profiling import measure
+from psnode.records.metrics import METRICS, read_records
+
+MODEL = {"network": "FC", "dataset": "synthetic", "synthetic_shape": (1, 8, 8), "batch_size": 4, "threads": 1}
+SCHEMES = {"dense": {"scheme": "dense"}, "topk": {"scheme": "topk"}}
+OPTIONS = ["--network", "FC", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", "4", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    used = torch.get_num_threads()
+    found = measure(load(MODEL, {}), {name: load(MODEL | flags, {}) for name, flags in SCHEMES.items()})
+    assert torch.get_num_threads() == used
+    return found
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path: Path) -> None:
+    """top-k's payloads of a gradient differ by the rounding of an entropy code."""
+    flags = ["--scheme", scheme, "--max-steps", "4", "--no-tensorboard", "--train-dir", str(tmp_path), "--quiet"]
+    assert main(["train", "--local", "1", *OPTIONS, *flags]) == 0
+    record = list(read_records(tmp_path / METRICS))[-1]
+    found = profile.schemes[scheme].groups
+    tolerance = 0.0 if scheme == "dense" else 0.05
+    assert sum(group.up for group in found) == pytest.approx(record["uplink_bytes"], rel=tolerance)
+    assert sum(group.down for group in found) == pytest.approx(record["downlink_bytes"], rel=tolerance)
+
+
+def test_times_are_ordered_and_add_up(profile: Profile) -> None:
+    assert 0 < profile.forward < profile.passes
+    ready = [tensor.ready for tensor in profile.tensors]
+    assert ready == sorted(ready)
+    assert ready[-1] == pytest.approx(profile.backward)
+    assert all(0 <= tensor.needed <= profile.forward * 5 for tensor in profile.tensors)
+    sizes = [64 * 800, 800, 800 * 500, 500, 500 * 10, 10]
+    assert sorted(tensor.nbytes for tensor in profile.tensors) == sorted(4 * size for size in sizes)
+    for costs in profile.schemes.values():
+        assert all(min(group.encode, group.apply, group.decode, group.update) > 0 for group in costs.groups)
+    assert [costs.lossy for costs in profile.schemes.values()] == [False, True]
+
+
+def test_a_saved_profile_is_the_profile(profile: Profile, tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "profile.json"
+    kept = replace(profile, hardware={"cpu": "a processor"})
+    kept.save(file)
+    assert Profile.load(file) == kept
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "schemes": {"a": 1}}'])
+def test_a_file_that_is_no_profile_is_refused_by_name(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"profile\.json holds no profile"):
+        Profile.load(file)
+
+
+def test_neighbours_end_with_the_measurement() -> None:
+    import multiprocessing
+
+    assert 0 < crowding(lambda: sum(range(20_000)), 0.1) <= 1
+    assert not multiprocessing.active_children()
+
+
+def test_bytes_through_tcp_cost_processor_time() -> None:
+    """Between 10 GB/s for memory alone and 20 MB/s, which no processor of today needs."""
+    assert all(1e-11 < cost < 5e-8 for cost in socket_costs())
+
+
+def rows(result: dict[str, Any]) -> dict[str, float]:
+    return {row["name"]: row["seconds"] for row in result["results"][0]["rows"]}
+
+
+def test_the_command_measures_and_a_saved_profile_answers_what_if(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "profile.json"
+    asked = ["plan", "-n", "2", "--rate", "1mbit", "--scheme", "topk", "--save-profile", str(file)]
+    assert main([*asked, "--", *OPTIONS]) == 0
+    shown = capsys.readouterr()
+    assert "compress: " in shown.out
+    assert "measuring passes" in shown.err
+    assert {"polar-2bit", "dense", "bf16", "topk"} <= {line.split()[0] for line in shown.out.splitlines() if line}
+    assert max(map(len, shown.out.splitlines()[:12])) <= 80
+    results = []
+    for workers in ("2", "16"):
+        assert main(["plan", "-n", workers, "--rate", "1mbit", "--profile", str(file), "--json"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    few, many = map(rows, results)
+    nbytes = sum(tensor.nbytes for tensor in Profile.load(file).tensors)
+    assert few["dense"] > 2 * 2 * nbytes * 8 / 1e6  # two workers' weights up and down through the master's link
+    assert many["dense"] / few["dense"] == pytest.approx(8, rel=0.05)
+    assert many["DDP fp32"] / few["DDP fp32"] == pytest.approx((2 * 15 / 16) / (2 / 2), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "fast"], "--rate must be a number above 0 with kbit, mbit or gbit"),
+        (["--profile", "none.json"], "--profile none.json holds no profile"),
+        (["--profile", "none.json", "--scheme", "topk"], "--profile measures nothing"),
+        (["--scheme", "nothing"], "nothing"),
+        (["--", "--consistency", "asp", *OPTIONS], "one step behind the other"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-n", "2", *words]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("measuring")]
+    assert len(lines) == 1
+    assert said in lines[0]

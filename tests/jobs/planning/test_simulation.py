@@ -1,0 +1,135 @@
+"""The simulation of activities on shared resources, against figures by hand and against small steps of time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from psnode.errors import PsnodeError
+from psnode.jobs.planning.simulation import Graph, Resource
+
+
+def cores(count: float, crowded: float = 1.0) -> Resource:
+    return Resource("cores", count, 1.0, crowded)
+
+
+def test_three_threads_share_two_cores() -> None:
+    graph = Graph()
+    pool = graph.resource(cores(2))
+    for _ in range(3):
+        graph.add("work", 1.0, [pool])
+    assert graph.run().end.tolist() == pytest.approx([1.5, 1.5, 1.5])
+
+
+def test_one_thread_uses_one_core() -> None:
+    graph = Graph()
+    graph.add("work", 3.0, [graph.resource(cores(2))])
+    assert graph.run().end.tolist() == [3.0]
+
+
+def test_the_rest_of_a_link_goes_to_who_is_left() -> None:
+    """100 and 300 bytes at 100 B/s: both at 50 until 2 s, then 200 bytes at 100."""
+    graph = Graph()
+    link = graph.resource(Resource("link", 100.0))
+    graph.add("short", 100.0, [link])
+    graph.add("long", 300.0, [link])
+    assert graph.run().end.tolist() == pytest.approx([2.0, 4.0])
+
+
+def test_a_message_has_the_rate_of_the_slower_of_its_two_links() -> None:
+    """Two senders with 100 B/s each, to one receiver with 50 B/s, share the receiver's link."""
+    graph = Graph()
+    out, inward = [graph.resource(Resource("out", 100.0)) for _ in range(2)], graph.resource(Resource("in", 50.0))
+    for each in out:
+        graph.add("message", 100.0, [each, inward])
+    assert graph.run().end.tolist() == pytest.approx([4.0, 4.0])
+
+
+@pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (2, 1 / 0.8), (3, 1 / 0.6), (6, 2 / 0.6)])
+def test_cores_that_share_caches_are_slower_together(threads: int, seconds: float) -> None:
+    """Three cores that all together run at .6: one alone runs at 1, two at .8 each."""
+    graph = Graph()
+    pool = graph.resource(cores(3, crowded=0.6))
+    for _ in range(threads):
+        graph.add("work", 1.0, [pool])
+    assert graph.run().end.tolist() == pytest.approx([seconds] * threads)
+
+
+def test_a_queue_serves_the_most_urgent_of_those_that_wait() -> None:
+    graph = Graph()
+    pool, queue = graph.resource(cores(4)), graph.queue()
+    first = graph.add("first", 1.0, [pool], queue=queue, urgency=9)
+    late = graph.add("late", 1.0, [pool], queue=queue, urgency=2)
+    urgent = graph.add("urgent", 1.0, [pool], [graph.add("pause", 0.5, [pool])], queue=queue, urgency=1)
+    found = graph.run()
+    order = np.argsort(found.begin[[first, late, urgent]])
+    assert order.tolist() == [1, 2, 0]  # `late` begins at 0, since `urgent` is not ready yet
+    assert sorted(found.end[[first, late, urgent]].tolist()) == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_work_begins_when_all_that_it_follows_has_ended_and_the_path_tells_why() -> None:
+    graph = Graph()
+    pool, link = graph.resource(cores(2)), graph.resource(Resource("link", 10.0))
+    computed, sent = graph.add("passes", 2.0, [pool]), graph.add("link", 30.0, [link])
+    joined = graph.add("join", 0.0, [], [computed, sent])
+    last = graph.add("update", 1.0, [pool], [joined])
+    found = graph.run()
+    assert found.begin[last] == pytest.approx(3.0)
+    assert found.path(last, 0.0, graph.kinds) == pytest.approx({"update": 1.0, "join": 0.0, "link": 3.0})
+    assert found.path(last, 2.5, graph.kinds) == pytest.approx({"update": 1.0, "join": 0.0, "link": 0.5})
+    assert found.load(pool, 0.0, 4.0) == pytest.approx(3.0)
+    assert found.load(link, 1.0, 2.0) == pytest.approx(10.0)
+
+
+def test_a_circle_is_an_error() -> None:
+    graph = Graph()
+    graph.add("a", 1.0, [graph.resource(cores(1))], [1])
+    graph.add("b", 1.0, [1], [0])
+    with pytest.raises(PsnodeError, match="wait for each other"):
+        graph.run()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_times_are_those_of_small_steps_of_time(seed: int) -> None:
+    """Integrate the same sharing with a fixed step of time, which knows no events."""
+    rng = np.random.default_rng(seed)
+    graph = Graph()
+    pool, links = graph.resource(cores(2, crowded=0.7)), [graph.resource(Resource("link", 5.0)) for _ in range(2)]
+    queue = graph.queue()
+    activities: list[tuple[float, list[int], list[int], bool]] = []
+    for index in range(14):
+        on = [pool] if rng.random() < 0.5 else list(rng.permutation(links)[: rng.integers(1, 3)])
+        follows = [int(each) for each in np.unique(rng.integers(0, index, 2))] if index > 3 else []
+        queued = bool(rng.random() < 0.4)
+        activities.append((float(rng.uniform(0.1, 1.0)) * (1 if on == [pool] else 5), on, follows, queued))
+        graph.add("any", activities[-1][0], on, follows, queue=queue if queued else None, urgency=-index)
+    found = graph.run()
+    assert found.end.tolist() == pytest.approx(integrated(activities, pool, links), abs=0.02)
+
+
+def integrated(activities: list[tuple[float, list[int], list[int], bool]], pool: int, links: list[int]) -> list[float]:
+    """Return the ends of activities, in steps of a millisecond."""
+    dt, now = 1e-3, 0.0
+    left, ends, serving = [work for work, *_ in activities], [math.inf] * len(activities), -1
+    while math.inf in ends:
+        ready = [i for i, (_, _, follows, _) in enumerate(activities) if left[i] > 0 and all(ends[j] < math.inf for j in follows)]
+        queued = [i for i in ready if activities[i][3]]
+        if serving not in queued:
+            serving = max(queued, default=-1)
+        active = [i for i in ready if not activities[i][3] or i == serving]
+        count = {place: sum(place in activities[i][1] for i in active) for place in (pool, *links)}
+        for i in active:
+            rates = []
+            for place in activities[i][1]:
+                if place == pool:
+                    rates.append(1.0 if count[pool] == 1 else min(1.0, 2 / count[pool]) * 0.7)
+                else:
+                    rates.append(5.0 / count[place])
+            left[i] -= min(rates) * dt
+        now += dt
+        for i in active:
+            if left[i] <= 0:
+                ends[i] = now
+    return ends

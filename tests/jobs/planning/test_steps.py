@@ -1,0 +1,93 @@
+"""Modelled steps of the star and of DDP's ring, against formulas for cases that have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from psnode.jobs.planning.ddp_step import BUCKET, FIRST_BUCKET, buckets, ddp_bytes, ddp_step
+from psnode.jobs.planning.job_step import job_step, step_without_links
+from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
+from psnode.jobs.planning.scenario import GOODPUT, Scenario
+
+FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 2, 1.0)
+NOTHING = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+RATE = 8e6 / GOODPUT  # a million bytes of payload per second
+
+
+def profile(tensors: list[TensorTimes] | None = None, *, host: HostCosts = FREE, optimizer: float = 0.0) -> Profile:
+    found = tensors or [TensorTimes(4_000_000, 0.2, 0.0)]
+    return Profile("model", 1, 0.1, 0.2, optimizer, tuple(found), host, {})
+
+
+def scheme(*groups: dict[str, Any], bookkeeping: float = 0.0, extra: float = 0.0) -> SchemeCosts:
+    return SchemeCosts(tuple(GroupCosts(**{**NOTHING.__dict__, **group}) for group in groups), bookkeeping, extra, True)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_a_single_group_passes_the_master_s_link_once_for_each_worker_each_way(workers: int) -> None:
+    """Nothing overlaps: passes, P frames in, P frames out, and half a round trip each way."""
+    costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2})
+    found = job_step(profile(), costs, Scenario(workers, RATE, 0.004, 4))
+    assert found.seconds == pytest.approx(0.3 + workers * 0.15 + 0.004)
+    assert found.spent["link"] == pytest.approx(workers * 0.15)
+    assert found.binds == ("link" if workers > 2 else "passes")
+
+
+def test_what_arrives_before_the_backward_pass_ends_costs_nothing() -> None:
+    """The early group travels while the passes go on: up from .15 to .25, down until .35; the late one follows, used at .36."""
+    early = {"up": 50_000, "down": 50_000, "ready": 0.05, "needed": 0.09}
+    found = job_step(profile(), scheme(early, {"ready": 0.2, "needed": 0.06}), Scenario(2, RATE, 0.0, 4))
+    assert found.seconds == pytest.approx(0.3)
+
+
+def test_one_core_for_all_ranks_does_all_their_work_one_after_another() -> None:
+    costs = scheme({"encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05, "ready": 0.2}, bookkeeping=0.001, extra=0.004)
+    found = job_step(profile(), costs, Scenario(3, None, 0.0, 1, shared=True))
+    assert found.seconds == pytest.approx(3 * (0.3 + 0.01 + 0.02 + 0.03 + 0.001 + 0.004) + 0.05)
+    assert found.binds == "cores"
+
+
+def test_hosts_of_their_own_compute_side_by_side() -> None:
+    costs = scheme({"encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05, "ready": 0.2})
+    found = job_step(profile(), costs, Scenario(3, None, 0.0, 2))
+    assert found.seconds == pytest.approx(0.3 + 0.01 + 0.02 + 3 * 0.03 + 0.05)
+
+
+def test_lanes_decode_groups_side_by_side() -> None:
+    """Two groups that are ready together: with three cores the master has two lanes, with two cores one."""
+    groups = [{"decode": 0.05, "ready": 0.2} for _ in range(2)]
+    for cores, seconds in ((3, 0.4), (2, 0.5)):
+        found = job_step(profile(), scheme(*groups), Scenario(2, None, 0.0, cores))
+        assert found.seconds == pytest.approx(seconds), cores
+
+
+def test_the_worker_alone_codes_beside_its_backward_pass() -> None:
+    """.05 s of coding from .1 on fit into the backward pass, those from .2 on do not."""
+    groups = [{"encode": 0.05, "ready": 0.1, "apply": 0.01}, {"encode": 0.05, "ready": 0.2, "apply": 0.01}]
+    assert step_without_links(profile(), scheme(*groups)) == pytest.approx(0.3 + 0.02 + 0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 7])
+@pytest.mark.parametrize(("hook", "nbytes"), [("fp32", 4), ("fp16", 2), ("bf16", 2)])
+def test_a_ring_of_one_bucket_follows_the_formula_of_the_all_reduce(workers: int, hook: str, nbytes: int) -> None:
+    found = ddp_step(profile(optimizer=0.01), hook, Scenario(workers, RATE, 0.002, 4))
+    turns = 2 * (workers - 1)
+    seconds = turns / workers * 1_000_000 * nbytes / 1e6 + turns * 0.001
+    assert found.seconds == pytest.approx(0.31 + seconds)
+    assert ddp_bytes(4_000_000, hook, workers) == pytest.approx(turns / workers * 1_000_000 * nbytes)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_buckets_are_torch_s(seed: int) -> None:
+    """torch fills its buckets with the tensors in the order of their gradients, once it has seen that order."""
+    from torch.distributed import _compute_bucket_assignment_by_size
+
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (10 ** (7.2 * torch.rand(40, generator=generator))).long().tolist()
+    found = buckets([TensorTimes(4 * size, 0.01 * place, 0.0) for place, size in enumerate(sizes)])
+    groups, _ = _compute_bucket_assignment_by_size([torch.empty(size, device="meta") for size in sizes], [FIRST_BUCKET, BUCKET])
+    assert [bucket.nbytes for bucket in found] == [4 * sum(sizes[index] for index in group) for group in groups]
+    assert [bucket.ready for bucket in found] == pytest.approx([0.01 * max(group) for group in groups])
