@@ -36,6 +36,9 @@ _HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
 @click.option(
     "--round-trip", type=click.FloatRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
 )
+@click.option(
+    "--burst", type=click.FloatRange(0), default=0.0, metavar="KB", help="Kilobytes that a link carries at once after a pause."
+)
 @click.option("--cores", type=click.IntRange(1), help="Cores of every host.  [default: those of this host]")
 @click.option(
     "--one-machine", is_flag=True, help="All ranks share the cores of one machine, as --local's workers and emulated hosts do."
@@ -76,7 +79,10 @@ def plan(
         found.save(given["save_profile"])
     results = []
     for text, rate in speeds.items():
-        scenario = Scenario(workers, rate, given["round_trip"] / 1e3, given["cores"] or found.host.cores, given["one_machine"])
+        scenario = Scenario(
+            workers, rate, given["round_trip"] / 1e3, given["cores"] or found.host.cores, given["one_machine"],
+            1e3 * given["burst"],
+        )  # fmt: skip
         rows = forecasts(found, scenario)
         verdict = judge(rows)
         told = sentences(verdict)

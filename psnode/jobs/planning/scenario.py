@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from psnode.jobs.planning.profile import HostCosts
 from psnode.jobs.planning.simulation import ActivityTimes, Graph, Resource
 
-GOODPUT = 1448 / 1538  # payload of a full Ethernet frame, with TCP's time stamps, over the bytes that it occupies on the link
+GOODPUT = 1448 / 1514  # payload of a full Ethernet frame, with TCP's time stamps, over the frame, as shapers of links count it
 
 # kinds of activities, by which the time of a step is told
 PASSES, CODING, MASTER, TRANSPORT, LINK, LATENCY = "passes", "coding", "master", "transport", "link", "latency"
@@ -19,6 +19,8 @@ class Scenario:
     """`workers`, each on a host of its own with `cores` cores, and a link of `rate` bit/s each way, None if it costs nothing.
 
     `round_trip`: of a small message, in seconds. `shared`: all ranks share the cores of one machine, as emulated hosts do.
+    `burst`: bytes that a link carries at once after a pause, as links do that a token bucket limits. `uneven`: TCP's connections
+    through one link get up to this much more or less than equal parts, so that some workers are ahead of others.
     """
 
     workers: int
@@ -26,16 +28,19 @@ class Scenario:
     round_trip: float
     cores: int
     shared: bool = False
+    burst: float = 0.0
+    uneven: float = 0.15
 
 
 class HostModel:
     """The cores and the link of one rank, in a graph. `inward`, `outward`: the directions of the link; None without a rate."""
 
-    def __init__(self, graph: Graph, cores: int, rate: float | None) -> None:
+    def __init__(self, graph: Graph, cores: int, scenario: Scenario) -> None:
         self.cores = cores
-        capacity = None if rate is None else rate / 8 * GOODPUT
-        self.inward = None if capacity is None else graph.resource(Resource("link in", capacity))
-        self.outward = None if capacity is None else graph.resource(Resource("link out", capacity))
+        self.inward = self.outward = None
+        if scenario.rate is not None:
+            link = Resource("link", scenario.rate / 8 * GOODPUT, burst=scenario.burst * GOODPUT)
+            self.inward, self.outward = graph.resource(link), graph.resource(link)
         self.transport = graph.queue()  # the thread that calls MPI
 
 
@@ -45,12 +50,13 @@ class HostModels:
     def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, master: bool) -> None:
         self._graph, self._costs = graph, costs
         self._delay = graph.resource(Resource("latency", float("inf"), 1.0))
+        self._uneven = scenario.uneven
         self._half_trip = scenario.round_trip / 2
         ranks = scenario.workers + master
         pools = [
             graph.resource(Resource("cores", scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)
         ]
-        self.hosts = [HostModel(graph, pools[0 if scenario.shared else rank], scenario.rate) for rank in range(ranks)]
+        self.hosts = [HostModel(graph, pools[0 if scenario.shared else rank], scenario) for rank in range(ranks)]
 
     def compute(
         self,
@@ -70,7 +76,9 @@ class HostModels:
         graph, ends = self._graph, (self.hosts[source], self.hosts[target])
         follows = tuple(follows)
         links = [link for link in (ends[0].outward, ends[1].inward) if link is not None]
-        wire = graph.add(LINK, nbytes if links else 0.0, links, follows, queue=connection)
+        place = max(source, target) / max(1, len(self.hosts) - 1)  # of the rank that is not the master, from 0 to 1
+        weight = 1.0 + self._uneven * (2 * place - 1)
+        wire = graph.add(LINK, nbytes if links else 0.0, links, follows, queue=connection, weight=weight)
         sent = self.compute(TRANSPORT, source, nbytes * self._costs.send, follows, queue=ends[0].transport)
         taken = self.compute(TRANSPORT, target, nbytes * self._costs.receive, follows, queue=ends[1].transport)
         return self.wait(self._half_trip, (wire, sent, taken))

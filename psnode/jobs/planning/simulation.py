@@ -2,7 +2,7 @@
 
 An activity is a piece of work on at most two resources, such as a second of a core, or bytes on the two links that a message
 crosses. It begins when all activities that it follows have ended and its queue has nothing more urgent. The activities of a
-resource share it equally at every moment, but none gets more than the resource gives to one. This is the fluid model of
+resource share it at every moment by their weights, but none gets more than the resource gives to one. This is the fluid model of
 H. Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms", J. Parallel Distrib.
 Comput. 74, 2014.
 """
@@ -25,38 +25,35 @@ class Resource:
 
     `crowded`: the rate of one activity, relative to `most`, while the whole capacity is in use; between one activity and the
     whole capacity the rate falls linearly. Cores that share caches or memory have a value below 1.
+
+    `burst`: work that is done at once after a pause, as by a token bucket: unused capacity is kept up to this much.
     """
 
     name: str
     capacity: float
     most: float = np.inf
     crowded: float = 1.0
+    burst: float = 0.0
 
     @property
     def full(self) -> float:
         """The work per second while the whole capacity is in use."""
         return self.capacity * self.crowded
 
-    def rate(self, active: int) -> float:
-        """Return the work per second of each of `active` activities."""
-        places = self.capacity / self.most if self.most < np.inf else 1.0
-        busy = min(active, places)
-        slower = 1.0 - (1.0 - self.crowded) * (busy - 1) / (places - 1) if places > 1 and busy > 1 else 1.0
-        return min(self.most, self.capacity / active) * slower
-
 
 class Graph:
     """A graph of activities. Resources and activities are named by the numbers that the methods return."""
 
     def __init__(self) -> None:
-        self.resources: list[Resource] = [Resource("nothing", np.inf)]
-        self._work: list[float] = []
-        self._places: list[tuple[int, int]] = []
-        self._queue: list[int | None] = []
-        self._urgency: list[float] = []
-        self._follows: list[tuple[int, ...]] = []
+        self.resources: list[Resource] = [Resource("nothing", 1e300)]
+        self.work: list[float] = []
+        self.places: list[tuple[int, int]] = []
+        self.weights: list[float] = []
+        self.served_by: list[int | None] = []  # queues
+        self.urgency: list[float] = []
+        self.follows: list[tuple[int, ...]] = []
         self.kinds: list[str] = []
-        self._queues = 0
+        self.queues = 0
 
     def resource(self, resource: Resource) -> int:
         """Add a resource."""
@@ -65,8 +62,8 @@ class Graph:
 
     def queue(self) -> int:
         """Add a queue, such as a thread or a connection: its activities run one at a time, the least urgency number first."""
-        self._queues += 1
-        return self._queues - 1
+        self.queues += 1
+        return self.queues - 1
 
     def add(
         self,
@@ -77,21 +74,22 @@ class Graph:
         *,
         queue: int | None = None,
         urgency: float = 0.0,
+        weight: float = 1.0,
     ) -> int:
         """Add an activity of `work` on one or two resources, or on none if it takes no time. `kind`: a word for `path`."""
-        self.kinds.append(kind)
         first, second = (*on, 0, 0)[:2]
-        self._work.append(work)
-        self._places.append((first, second))
-        self._queue.append(queue)
-        self._urgency.append(urgency)
-        self._follows.append(tuple(follows))
-        return len(self._work) - 1
+        self.kinds.append(kind)
+        self.work.append(work)
+        self.places.append((first, second))
+        self.weights.append(weight)
+        self.served_by.append(queue)
+        self.urgency.append(urgency)
+        self.follows.append(tuple(follows))
+        return len(self.work) - 1
 
     def run(self) -> ActivityTimes:
         """Return begin and end of every activity. Raises PsnodeError if activities wait for each other in a circle."""
-        found = _Run(self._work, self._places, self._queue, self._urgency, self._follows, self.resources, self._queues)
-        return found.schedule()
+        return _Run(self).times()
 
 
 @dataclass(frozen=True)
@@ -127,26 +125,24 @@ class ActivityTimes:
 class _Run:
     """One run over the graph, from event to event: the end of the activity that needs the least time at its present rate."""
 
-    def __init__(
-        self,
-        work: Sequence[float],
-        places: Sequence[tuple[int, int]],
-        queue: Sequence[int | None],
-        urgency: Sequence[float],
-        follows: Sequence[tuple[int, ...]],
-        resources: Sequence[Resource],
-        queues: int,
-    ) -> None:
-        count = len(work)
-        self._work, self._places = np.array(work, float), np.array(places, np.int64).reshape(count, 2)
-        self._queue, self._urgency, self._resources = queue, urgency, resources
-        self._missing = [len(each) for each in follows]
-        self._next: list[list[int]] = [[] for _ in work]
-        for index, each in enumerate(follows):
+    def __init__(self, graph: Graph) -> None:
+        count = len(graph.work)
+        self._work, self._places = np.array(graph.work, float), np.array(graph.places, np.int64).reshape(count, 2)
+        self._weights = np.array(graph.weights, float)
+        self._queue, self._urgency = graph.served_by, graph.urgency
+        self._capacity = np.array([each.capacity for each in graph.resources])
+        self._most = np.array([each.most for each in graph.resources])
+        self._crowded = np.array([each.crowded for each in graph.resources])
+        self._room = np.array([each.capacity / each.most if each.most < np.inf else 1.0 for each in graph.resources])
+        self._burst = np.array([each.burst for each in graph.resources])
+        self._saved = self._burst.copy()  # unused capacity that a burst may use
+        self._missing = [len(each) for each in graph.follows]
+        self._next: list[list[int]] = [[] for _ in range(count)]
+        for index, each in enumerate(graph.follows):
             for earlier in each:
                 self._next[earlier].append(index)
-        self._waiting: list[list[tuple[float, int]]] = [[] for _ in range(queues)]
-        self._taken = [False] * queues
+        self._waiting: list[list[tuple[float, int]]] = [[] for _ in range(graph.queues)]
+        self._taken = [False] * graph.queues
         self._begin, self._end, self._cause = np.full(count, np.nan), np.full(count, np.nan), np.full(count, -1)
         self._over = -1  # the activity that has just ended
         self._now = 0.0
@@ -155,7 +151,8 @@ class _Run:
         self._active: list[int] = []
         self._left = np.zeros(0)
 
-    def schedule(self) -> ActivityTimes:
+    def times(self) -> ActivityTimes:
+        """Run to the end."""
         for index, missing in enumerate(self._missing):
             if not missing:
                 self._release(index)
@@ -191,7 +188,33 @@ class _Run:
         if begun:
             self._active += begun
             self._left = np.concatenate([self._left, self._work[begun]])
+            self._spend()
         return bool(begun)
+
+    def _spend(self) -> None:
+        """Do work at once, as far as all its resources have saved capacity."""
+        if not self._saved.any():
+            return
+        places = self._places[self._active]
+        parts = self._saved / np.maximum(self._counts(places), 1)
+        parts[0] = np.inf
+        done = np.minimum(parts[places].min(axis=1), self._left * (1 - 1e-9))
+        self._left = self._left - done
+        self._saved -= np.bincount(places.ravel(), np.repeat(done, 2), len(self._saved))
+
+    def _counts(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the number of activities at each resource; the second place of those that use one resource is 0."""
+        return np.bincount(places.ravel(), minlength=len(self._capacity))
+
+    def _speeds(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the work per second of the active activities."""
+        weights = self._weights[self._active]
+        sums = np.bincount(places.ravel(), np.repeat(weights, 2), len(self._capacity))
+        busy = np.minimum(self._counts(places), self._room)
+        slower = 1.0 - (1.0 - self._crowded) * np.maximum(busy - 1, 0) / np.maximum(self._room - 1, 1e-9)
+        shares = self._capacity[places] * (weights[:, None] / sums[places])
+        found: npt.NDArray[np.float64] = (np.minimum(self._most[places], shares) * slower[places]).min(axis=1)
+        return found
 
     def _serve(self, queue: int, cause: int) -> None:
         """Let the most urgent activity of a free queue begin, if one waits."""
@@ -214,14 +237,13 @@ class _Run:
     def _advance(self) -> None:
         """Go to the next moment at which an activity ends."""
         places = self._places[self._active]
-        counts = np.bincount(places.ravel(), minlength=len(self._resources))
-        rates = np.full(len(counts), np.inf)
-        for place in (np.flatnonzero(counts[1:]) + 1).tolist():
-            rates[place] = self._resources[place].rate(int(counts[place]))
-        speed = rates[places].min(axis=1)
+        speed = self._speeds(places)
         needed = self._left / speed
         step = needed.min()
         self._now += float(step)
+        if self._burst.any():
+            used = np.bincount(places.ravel(), np.repeat(speed, 2), len(self._saved))
+            self._saved = np.minimum(self._burst, self._saved + np.where(self._burst, self._capacity - used, 0.0).clip(0) * step)
         done = needed <= step * (1 + 1e-12)
         self._left = (self._left - speed * step)[~done]
         ended = [index for index, over in zip(self._active, done, strict=True) if over]

@@ -47,6 +47,27 @@ def test_a_message_has_the_rate_of_the_slower_of_its_two_links() -> None:
     assert graph.run().end.tolist() == pytest.approx([4.0, 4.0])
 
 
+def test_weights_share_a_link_unequally() -> None:
+    """At 100 B/s, weights of 3 and 1: 75 and 25 until the first has its 150 bytes at 2 s, then 100 for the other's last 50."""
+    graph = Graph()
+    link = graph.resource(Resource("link", 100.0))
+    graph.add("heavy", 150.0, [link], weight=3.0)
+    graph.add("light", 100.0, [link], weight=1.0)
+    assert graph.run().end.tolist() == pytest.approx([2.0, 2.5])
+
+
+def test_a_token_bucket_carries_its_burst_at_once_and_saves_again_in_pauses() -> None:
+    """100 B/s and 50 bytes at once: 150 bytes take 1 s; after .2 s without traffic the next 50 bytes take .3 s, after .8 s 0."""
+    graph = Graph()
+    link, pause = graph.resource(Resource("link", 100.0, burst=50.0)), graph.resource(Resource("pause", math.inf, 1.0))
+    last, ends = -1, []
+    for nbytes, seconds in ((150.0, 0.2), (50.0, 0.8), (50.0, 0.0)):
+        last = graph.add("message", nbytes, [link], [last] if ends else [])
+        ends.append(last)
+        last = graph.add("pause", seconds, [pause], [last])
+    assert graph.run().end[ends].tolist() == pytest.approx([1.0, 1.5, 2.3], abs=1e-6)
+
+
 @pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (2, 1 / 0.8), (3, 1 / 0.6), (6, 2 / 0.6)])
 def test_cores_that_share_caches_are_slower_together(threads: int, seconds: float) -> None:
     """Three cores that all together run at .6: one alone runs at 1, two at .8 each."""

@@ -1,0 +1,193 @@
+"""`python -m studies.predictions`: step times that `psnode plan` predicts, beside those measured on emulated hosts; needs root.
+
+The situations are all combinations of --network, --rate and --workers, or as many of them as --situations draws by --seed. In
+each all contenders are measured as in `psnode bench peers`, except those that are predicted to take more than --most seconds a
+step. A profile is measured once for each network, in this process, before the first job. All hosts share this machine's cores.
+
+Accepted are predictions with a median error of at most 5 %, at most 10 % in nine of ten cells, and nowhere more than 20 %. These
+bounds were set before the first measurement.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from psnode.bench.contest.contender_run import run_trial
+from psnode.bench.contest.contenders import Contender, Ddp, Psnode, SharedSettings
+from psnode.config.amounts import rate_of
+from psnode.config.cores import usable_cores
+from psnode.config.declaration import option
+from psnode.config.load import load
+from psnode.errors import ConfigurationError, TransportError
+from psnode.jobs.planning.forecast import Forecast, forecasts
+from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.profiling import measure as measure_profile
+from psnode.jobs.planning.scenario import Scenario
+from studies.harness import Column, Found, Result, Row, Study, main
+
+MEDIAN, MOST_OF, WORST = 0.05, 0.10, 0.20
+_SHARE = 0.9  # of the cells that have to be within MOST_OF
+_BATCHES = {"LeNet": 32, "ResNet18": 16, "torchvision:resnet18": 16, "VGG11": 16}
+_ROUND_TRIP, _BURST = (
+    2e-4,
+    256 * 1024,
+)  # seconds between emulated hosts, and bytes of the buckets that shape their links (netlab.sh)
+
+
+class Situation(NamedTuple):
+    """A network, the rate of the links as text (none: not limited), and a number of workers."""
+
+    network: str
+    rate: str
+    workers: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    network: tuple[str, ...] = option(("LeNet", "ResNet18", "VGG11"), "Repeat for more.", repeated=True)
+    rate: tuple[str, ...] = option(("10mbit", "100mbit", "1gbit", "none"), "Of the links; repeat for more.", repeated=True)
+    workers: tuple[int, ...] = option((2, 4, 6), "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",))
+    scheme: tuple[str, ...] = option(("dense", "bf16", "qsgd", "topk", "polar-2bit"), "Repeat for more.", repeated=True)
+    ddp: tuple[str, ...] = option(("fp32", "fp16"), "Hooks of DDP; repeat for more.", repeated=True)
+    situations: int = option(0, "How many of all situations are drawn; 0: all.", minimum=0)
+    seed: int = option(1, "Of the draw.", minimum=0)
+    steps: int = option(10, "Steps to measure.", minimum=2)
+    warmup: int = option(4, "Steps before them.", minimum=1)
+    rounds: int = option(1, "How often every cell is measured; the median counts.", minimum=1)
+    most: float = option(3.0, "Seconds of a step above which a cell is left out.", above=0)
+
+
+def drawn(options: Options) -> list[Situation]:
+    """Return the situations to measure, ordered by network."""
+    every = [Situation(*each) for each in itertools.product(options.network, options.rate, options.workers)]
+    if not options.situations:
+        return every
+    chosen = random.Random(options.seed).sample(every, min(options.situations, len(every)))
+    return sorted(chosen, key=every.index)
+
+
+def measure(options: Options) -> Found:
+    """Return a row for each cell: the situation, `name`, `predicted` and `measured` (a list) in seconds, and `off`.
+
+    `off`: predicted over the median of measured, less 1. Raises ConfigurationError for a scheme that train refuses.
+    """
+    rows = list[dict[str, Any]]()
+    profiles = dict[str, Profile]()
+    for situation in drawn(options):
+        network = situation.network
+        if network not in profiles:
+            profiles[network] = profile_of(network, options.scheme)
+        rate = None if situation.rate == "none" else rate_of(situation.rate)
+        scenario = Scenario(situation.workers, rate, _ROUND_TRIP, usable_cores(), shared=True, burst=_BURST)
+        expected = {each.name: each for each in forecasts(profiles[network], scenario)}
+        rows += _cells(situation, expected, options)
+    return Found(sorted(rows, key=lambda row: -abs(row["off"])), {"floors": {name: p.passes for name, p in profiles.items()}})
+
+
+def profile_of(network: str, schemes: Sequence[str]) -> Profile:
+    """Return the profile of a network under schemes, each with flags of train, in batches of synthetic images."""
+    base = {"network": network, "dataset": "synthetic", "batch_size": _batch(network), "threads": 1, "lr": 0.01}
+    chosen = {flags: load(base | Psnode(flags).settings, {}) for flags in schemes}
+    return measure_profile(load(base, {}), chosen, lambda line: print(f"{network}: {line}", file=sys.stderr, flush=True))
+
+
+def _batch(network: str) -> int:
+    return _BATCHES.get(network, 16)
+
+
+def _cells(situation: Situation, expected: dict[str, Forecast], options: Options) -> Iterator[dict[str, Any]]:
+    steps = options.warmup + options.steps + 1
+    shared = SharedSettings(network=situation.network, workers=situation.workers, batch=_batch(situation.network), steps=steps)
+    contenders: list[tuple[str, Contender]] = [(f"DDP {hook}", Ddp(hook)) for hook in options.ddp]
+    contenders += [(scheme, Psnode(scheme)) for scheme in options.scheme]
+    for name, contender in contenders:
+        forecast = expected[name]
+        if forecast.seconds > options.most:
+            continue
+        try:
+            taken = [_median(contender, shared, situation.rate, options.warmup) for _ in range(options.rounds)]
+        except TransportError as error:
+            print(f"{situation}, {name}: {error}", file=sys.stderr, flush=True)
+            continue
+        off = forecast.seconds / statistics.median(taken) - 1
+        print(f"{situation}, {name}: {1e3 * forecast.seconds:.0f} ms, measured {1e3 * taken[0]:.0f}", file=sys.stderr, flush=True)
+        yield {
+            **situation._asdict(), "name": name, "predicted": forecast.seconds, "measured": taken, "off": off,
+            "binds": forecast.binds, "spent": forecast.spent,
+        }  # fmt: skip
+
+
+def _median(contender: Contender, shared: SharedSettings, rate: str, warmup: int) -> float:
+    with tempfile.TemporaryDirectory(prefix="psnode-predictions-", ignore_cleanup_errors=True) as folder:
+        trial = run_trial(contender, shared, rate=rate, warmup=warmup, folder=Path(folder), seconds=900.0)
+    return statistics.median(trial.steps)
+
+
+def within(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the `median` and the `worst` error, and `most`, the error that nine of ten cells stay below. Raises on no rows."""
+    if not rows:
+        raise ConfigurationError("every cell is predicted to take longer than --most: raise it, or add faster --rate")
+    errors = sorted(abs(row["off"]) for row in rows)
+    return {
+        "median": statistics.median(errors), "most": errors[max(0, -(-int(_SHARE * 100) * len(errors) // 100) - 1)],
+        "worst": errors[-1],
+    }  # fmt: skip
+
+
+def regrets(rows: Sequence[Row]) -> list[float]:
+    """Return for each situation the measured step of the contender predicted to be fastest, over that of the fastest."""
+    found = []
+    for situation in dict.fromkeys((row["network"], row["rate"], row["workers"]) for row in rows):
+        own = [row for row in rows if (row["network"], row["rate"], row["workers"]) == situation]
+        chosen = min(own, key=lambda row: row["predicted"])
+        found.append(statistics.median(chosen["measured"]) / min(statistics.median(row["measured"]) for row in own))
+    return found
+
+
+def _foot(result: Result) -> str:
+    errors, lost = within(result["rows"]), sorted(regrets(result["rows"]))
+    return (
+        f"Error: median {100 * errors['median']:.1f} %, nine of ten cells within {100 * errors['most']:.1f} %, worst "
+        f"{100 * errors['worst']:.1f} %. Chosen over best: median {statistics.median(lost):.3f}, worst {lost[-1]:.3f}."
+    )
+
+
+def _passed(result: Result) -> bool:
+    errors = within(result["rows"])
+    return errors["median"] <= MEDIAN and errors["most"] <= MOST_OF and errors["worst"] <= WORST
+
+
+COLUMNS = (
+    Column("network", "{network}", left=True),
+    Column("rate", "{rate}"),
+    Column("workers", "{workers}"),
+    Column("contender", "{name}", left=True),
+    Column("predicted, ms", lambda row: f"{1e3 * row['predicted']:.1f}"),
+    Column("measured, ms", lambda row: f"{1e3 * statistics.median(row['measured']):.1f}"),
+    Column("off, %", lambda row: f"{100 * row['off']:+.1f}"),
+    Column("mostly", "{binds}", left=True),
+)
+STUDY = Study(
+    Options,
+    measure,
+    COLUMNS,
+    head=lambda result: (
+        f"Emulated hosts that share the cores; {result['rounds']} rounds of {result['steps']} steps. Misses first."
+    ),
+    foot=_foot,
+    passed=_passed,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))
