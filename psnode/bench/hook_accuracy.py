@@ -16,11 +16,12 @@ from typing import Any
 
 from psnode.bench.contest.contender_run import accuracies
 from psnode.bench.contest.contenders import SharedSettings
-from psnode.bench.contest.ddp_process import Communication, ProcessSettings
+from psnode.bench.contest.ddp_process import ProcessSettings
 from psnode.bench.contest.local_processes import run_processes
 from psnode.bench.hardware import hardware
 from psnode.bench.saving import save
 from psnode.config.plain_json import to_json
+from psnode.jobs.planning.ddp_hooks import Communication
 
 HOOKS = ("fp32", "fp16", "powersgd:rank=2", "psnode:topk:ratio=0.005+fp16")
 

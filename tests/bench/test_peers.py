@@ -17,10 +17,10 @@ from psnode.bench.contest import comparison
 from psnode.bench.contest.combine import combine, load, tables
 from psnode.bench.contest.contender_run import ContenderRun, Point, step_durations
 from psnode.bench.contest.contenders import Ddp, Psnode, SharedSettings
-from psnode.bench.contest.ddp_process import Communication
 from psnode.bench.contest.standings import plot, row, show, with_ratios
 from psnode.bench.contest.step_marks import Exchange, HostTraffic, Mark, Metered, read_marks
 from psnode.errors import ConfigurationError
+from psnode.jobs.planning.ddp_hooks import Communication
 from psnode.tasks.classification import Classification
 from psnode.tasks.data.sampler import Sampler
 

@@ -125,7 +125,7 @@ def test_only_what_a_user_types_is_given_to_get_codec() -> None:
         )
     }
     assert users <= {
-        "codecs/__init__", "cli/codec_listing", "bench/codecs", "bench/gpu", "bench/contest/ddp_process",
+        "codecs/__init__", "cli/codec_listing", "bench/codecs", "bench/gpu", "jobs/planning/ddp_hooks",
     }  # fmt: skip
 
 

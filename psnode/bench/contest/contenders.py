@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from psnode.bench.contest.ddp_process import Communication, ProcessSettings
+from psnode.bench.contest.ddp_process import ProcessSettings
 from psnode.config import settings
 from psnode.config.declaration import Setting, nearest
 from psnode.config.load import load
@@ -16,6 +16,7 @@ from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun
+from psnode.jobs.planning.ddp_hooks import Communication
 
 # settings of `psnode train` that must be the same for all contenders
 _FIXED = frozenset(

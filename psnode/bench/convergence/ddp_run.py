@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from psnode.bench.contest.ddp_process import Communication
 from psnode.bench.contest.local_processes import run_processes
 from psnode.bench.convergence.accuracy_curves import CurvePoint
 from psnode.bench.convergence.convergence_run import FILE, ConvergenceRun, given_in
@@ -18,6 +17,7 @@ from psnode.config.load import load
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError, DivergedError, TransportError
+from psnode.jobs.planning.ddp_hooks import Communication
 from psnode.jobs.subprocess_runs import begin
 
 PREFIX = "ddp:"

@@ -16,12 +16,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psnode.bench.contest.ddp_process import Communication, averaged_state, exit_after, wrap
+from psnode.bench.contest.ddp_process import averaged_state, exit_after
 from psnode.bench.convergence.ddp_run import RESULT, program_of
 from psnode.config import Config
 from psnode.config.plain_json import to_json
 from psnode.config.schedules import learning_rate
 from psnode.errors import DivergedError, in_one_line
+from psnode.jobs.planning.ddp_hooks import Communication, wrap
 from psnode.records.metrics import write_atomically
 
 if TYPE_CHECKING:
