@@ -58,7 +58,7 @@ class Options:
     rate: tuple[str, ...] = option(("10mbit", "100mbit", "1gbit", "none"), "Of the links; repeat for more.", repeated=True)
     workers: tuple[int, ...] = option((2, 4, 6), "Repeat for more.", minimum=1, repeated=True, metavar="P", aliases=("-n",))
     scheme: tuple[str, ...] = option(("dense", "bf16", "qsgd", "topk", "polar-2bit"), "Repeat for more.", repeated=True)
-    ddp: tuple[str, ...] = option(("fp32", "fp16"), "Hooks of DDP; repeat for more.", repeated=True)
+    ddp: tuple[str, ...] = option(("fp32", "fp16", "powersgd:rank=2"), "Hooks of DDP; repeat for more.", repeated=True)
     situations: int = option(0, "How many of all situations are drawn; 0: all.", minimum=0)
     seed: int = option(1, "Of the draw.", minimum=0)
     steps: int = option(10, "Steps to measure.", minimum=2)

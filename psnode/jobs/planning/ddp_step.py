@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,14 +12,16 @@ from psnode.jobs.planning.scenario import CODING, PASSES, TRANSPORT, HostModels,
 from psnode.jobs.planning.simulation import Graph
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: torch's defaults
-HOOKS = {"fp32": 4, "fp16": 2}  # bytes of a coordinate on the link; the hook for bf16 works with NCCL alone
+# hooks for gloo, that for bf16 works with NCCL alone; PowerSGD with its defaults in psnode.jobs.planning.ddp_hooks
+HOOKS = ("fp32", "fp16", "powersgd:rank=2")
+_POWERSGD_RANK = 2
 _STEPS = 3
 
 
 class DdpBucket(NamedTuple):
     """Gradients that are added up together: their bytes as float32, and when the last of them is ready."""
 
-    nbytes: int
+    nbytes: float
     ready: float
 
 
@@ -33,41 +36,61 @@ def buckets(tensors: Sequence[TensorTimes]) -> list[DdpBucket]:
     return found
 
 
-def ddp_bytes(nbytes: float, hook: str, workers: int) -> float:
-    """Return the bytes that each worker sends to add up gradients of `nbytes` bytes as float32."""
-    return 2 * (workers - 1) / workers * nbytes * HOOKS[hook] / 4
+def ddp_bytes(nbytes: float, workers: int) -> float:
+    """Return the bytes that each worker sends through a ring to add up `nbytes` bytes: 2 (P - 1) / P times as many.
+
+    R. Thakur et al., Int. J. High Perform. Comput. Appl. 19, 2005.
+    """
+    return 2 * (workers - 1) / workers * nbytes
+
+
+def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
+    """Return the sums of a step under one of HOOKS: the bytes that are added up, and when they are ready.
+
+    PowerSGD adds up matrices P with all vectors, then matrices Q (T. Vogels et al., NeurIPS 2019, algorithm 1), each in one sum,
+    since torch over gloo bears one bucket only.
+    """
+    if not hook.startswith("powersgd"):
+        share = 0.5 if hook == "fp16" else 1.0
+        return [DdpBucket(bucket.nbytes * share, bucket.ready) for bucket in buckets(tensors)]
+    first = second = 0
+    for tensor in tensors:
+        rows, columns = tensor.shape[0] if tensor.shape else 1, math.prod(tensor.shape[1:])
+        if len(tensor.shape) > 1 and (rows + columns) * _POWERSGD_RANK * 2 < rows * columns:  # torch's rule, min_compression_rate
+            first, second = first + 4 * _POWERSGD_RANK * rows, second + 4 * _POWERSGD_RANK * columns
+        else:
+            first += tensor.nbytes
+    ready = max((tensor.ready for tensor in tensors), default=0.0)
+    return [DdpBucket(first, ready), DdpBucket(second, ready)]
 
 
 def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
-    """Return the step time under one of HOOKS.
-
-    A ring all-reduce sends each bucket 2 (P - 1) / P times over every link, in as many steps as 2 (P - 1)
-    (R. Thakur et al., Int. J. High Perform. Comput. Appl. 19, 2005).
-    """
+    """Return the step time under one of HOOKS whose overhead is in the profile."""
     graph = Graph()
     hosts = HostModels(graph, scenario, profile.host, master=False)
-    ranks = range(scenario.workers)
-    share = HOOKS[hook] / 4
-    turns = 2 * (scenario.workers - 1)
-    rounding = profile.host.half / 2 if share < 1 else 0.0
+    ranks, turns = range(scenario.workers), 2 * (scenario.workers - 1)
+    sums = sums_of(profile.tensors, hook)
+    whole = sum(each.nbytes for each in sums) or 1.0
+    alike = not hook.startswith("powersgd")  # the next sum does not wait for the result of this one
     last = [graph.add(PASSES, 0, []) for _ in ranks]
     connections, adders = [graph.queue() for _ in ranks], [graph.queue() for _ in ranks]
     begins = []
     for _ in range(_STEPS):
         last = [hosts.compute(PASSES, rank, profile.forward, [last[rank]]) for rank in ranks]
         begins.append([hosts.compute(PASSES, rank, 0.0, [last[rank]]) for rank in ranks])
-        now, reduced = 0.0, list[list[int]]()
-        for bucket in buckets(profile.tensors) if turns else ():
-            last = [hosts.compute(PASSES, rank, bucket.ready - now, [last[rank]]) for rank in ranks]
-            now = bucket.ready
-            last = [hosts.compute(CODING, rank, bucket.nbytes * rounding, [last[rank]]) for rank in ranks]
-            nbytes = ddp_bytes(bucket.nbytes, hook, scenario.workers)
-            adding = nbytes / 2 / share * profile.host.add
-            added = [hosts.compute(TRANSPORT, rank, adding, last, queue=adders[rank]) for rank in ranks]
-            sent = [hosts.transfer(rank, (rank + 1) % scenario.workers, nbytes, last, connections[rank]) for rank in ranks]
-            there = hosts.wait((turns - 1) * scenario.round_trip / 2, [*sent, *added])
-            reduced.append([hosts.compute(CODING, rank, bucket.nbytes * rounding, [there]) for rank in ranks])
+        now, reduced = 0.0, list[int]()
+        for each in sums:
+            coding = profile.ddp[hook] * (each.nbytes / whole if alike else 1 / len(sums))
+            last = [hosts.compute(PASSES, rank, each.ready - now, [last[rank]]) for rank in ranks]
+            last = [hosts.compute(CODING, rank, coding, [last[rank]]) for rank in ranks]
+            now = each.ready
+            if turns:
+                nbytes = ddp_bytes(each.nbytes, scenario.workers)
+                adding = nbytes / 2 * profile.host.add
+                added = [hosts.compute(TRANSPORT, rank, adding, last, queue=adders[rank]) for rank in ranks]
+                sent = [hosts.transfer(rank, (rank + 1) % len(ranks), nbytes, last, connections[rank]) for rank in ranks]
+                reduced.append(hosts.wait((turns - 1) * scenario.round_trip / 2, [*sent, *added]))
+                last = last if alike else [hosts.compute(CODING, rank, 0.0, [last[rank], reduced[-1]]) for rank in ranks]
         last = [hosts.compute(PASSES, rank, profile.backward - now, [last[rank]]) for rank in ranks]
-        done = [[last[rank], *(each[rank] for each in reduced)] for rank in ranks]
-        last = [hosts.compute(PASSES, rank, profile.optimizer, done[rank]) for rank in ranks]
+        last = [hosts.compute(PASSES, rank, profile.optimizer, [last[rank], *reduced]) for rank in ranks]
     return steady(graph, hosts, begins)

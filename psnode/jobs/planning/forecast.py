@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from psnode.config.amounts import milliseconds, proportion
-from psnode.jobs.planning.ddp_step import HOOKS, ddp_bytes, ddp_step
+from psnode.jobs.planning.ddp_step import ddp_bytes, ddp_step, sums_of
 from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.scenario import Scenario
@@ -16,6 +16,8 @@ from psnode.jobs.planning.scenario import Scenario
 NEAR = 1.02  # a candidate without loss that takes at most this multiple of the fastest lossy one is preferred
 _SLOWEST, _FASTEST = 1e6, 4e11  # bit/s: ends of the range in which the verdict's limit is sought
 _HALVINGS = 12
+# docs/results/2026-11-26-ddp-hooks-adamw.md
+_POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost 14 % of the loss of a small GPT under adamw (docs/choosing.md)"
 _MANY = 32  # workers above which the limit is not sought, since every evaluation takes long
 
 
@@ -58,16 +60,18 @@ class CompressionVerdict:
 
 
 def forecasts(profile: Profile, scenario: Scenario) -> list[Forecast]:
-    """Return the forecasts of DDP with HOOKS and of all schemes of the profile, the fastest first."""
-    found = [_of_ddp(profile, hook, scenario) for hook in HOOKS]
+    """Return the forecasts of DDP with its hooks and of all schemes of the profile, the fastest first."""
+    found = [_of_ddp(profile, hook, scenario) for hook in profile.ddp]
     found += [_of_scheme(profile, name, scenario) for name in profile.schemes]
     return sorted(found, key=lambda forecast: forecast.seconds)
 
 
 def _of_ddp(profile: Profile, hook: str, scenario: Scenario) -> Forecast:
     step = ddp_step(profile, hook, scenario)
-    nbytes = round(ddp_bytes(profile.nbytes, hook, scenario.workers))
-    return Forecast(f"DDP {hook}", step.seconds, step.spent, step.cores, step.binds, nbytes, peer=True)
+    nbytes = round(sum(ddp_bytes(each.nbytes, scenario.workers) for each in sums_of(profile.tensors, hook)))
+    lossy = hook.startswith("powersgd")
+    doubt = _POWERSGD_UNDER_ADAM if lossy and profile.of_adam else ""
+    return Forecast(f"DDP {hook}", step.seconds, step.spent, step.cores, step.binds, nbytes, lossy, bool(doubt), doubt, True)
 
 
 def _of_scheme(profile: Profile, name: str, scenario: Scenario) -> Forecast:

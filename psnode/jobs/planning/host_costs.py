@@ -58,14 +58,6 @@ def add_cost() -> float:
     return median_of(lambda: np.add(total, part, out=total)) / _BYTES
 
 
-def half_cost() -> float:
-    """Return the seconds to round a byte of float32 to two bytes a value and back, as DDP's hooks do."""
-    import torch
-
-    values = torch.ones(_BYTES // 4)
-    return median_of(lambda: values.copy_(values.to(torch.bfloat16).div_(2))) / _BYTES
-
-
 def median_of(work: Callable[[], object]) -> float:
     """Return the median seconds of `work`, after one call that does not count."""
     work()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,15 +17,20 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class TensorTimes:
-    """A trainable tensor: its `nbytes` as float32, and two times in seconds.
+    """A trainable tensor: its shape, and two times in seconds.
 
     `ready`: from the beginning of the backward pass until its gradient is finished. `needed`: from the beginning of the forward
     pass until its first use.
     """
 
-    nbytes: int
+    shape: tuple[int, ...]
     ready: float
     needed: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as float32."""
+        return 4 * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -67,15 +73,13 @@ class SchemeCosts:
 class HostCosts:
     """Costs of a host, in seconds of one core.
 
-    `send`, `receive`: for each byte through TCP. `add`: for each byte of float32 added. `half`: for each byte of float32 rounded
-    to two bytes and back. `cores`: those of the measured host. `crowded`: rate of a core while all cores work on passes, relative
-    to a core that works alone.
+    `send`, `receive`: for each byte through TCP. `add`: for each byte of float32 added. `cores`: those of the measured host.
+    `crowded`: rate of a core while all cores work on passes, relative to a core that works alone.
     """
 
     send: float
     receive: float
     add: float
-    half: float
     cores: int
     crowded: float
 
@@ -84,7 +88,8 @@ class HostCosts:
 class Profile:
     """A model's step on one worker. `forward`, `backward`, `optimizer`: seconds; the last is that of torch's own optimizer.
 
-    `tensors`: in the order in which their gradients finish. `schemes`: by flags.
+    `tensors`: in the order in which their gradients finish. `schemes`: by flags. `ddp`: by hook, the seconds that DDP adds to the
+    passes of a process that is alone in its job. `of_adam`: the optimizer is one of Adam's relatives.
     """
 
     model: str
@@ -95,6 +100,8 @@ class Profile:
     tensors: tuple[TensorTimes, ...]
     host: HostCosts
     schemes: Mapping[str, SchemeCosts]
+    ddp: Mapping[str, float]
+    of_adam: bool = False
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -104,7 +111,7 @@ class Profile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the gradient as float32."""
+        """The bytes of the gradient as float32."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def save(self, file: Path) -> None:
@@ -123,7 +130,7 @@ class Profile:
                 name: SchemeCosts(**{**costs, "groups": tuple(GroupCosts(**group) for group in costs["groups"])})
                 for name, costs in found.pop("schemes").items()
             }
-            tensors = tuple(TensorTimes(**tensor) for tensor in found.pop("tensors"))
+            tensors = tuple(TensorTimes(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in found.pop("tensors"))
             host = HostCosts(**found.pop("host"))
             return cls(**found, tensors=tensors, schemes=schemes, host=host)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

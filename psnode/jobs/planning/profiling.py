@@ -13,7 +13,10 @@ from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.names import DENSE
 from psnode.config.resolve import resolve
-from psnode.jobs.planning.host_costs import add_cost, crowding, half_cost, median_of, socket_costs
+from psnode.config.train_settings import WITH_BETAS
+from psnode.jobs.planning.ddp_overhead import overheads
+from psnode.jobs.planning.ddp_step import HOOKS
+from psnode.jobs.planning.host_costs import add_cost, crowding, median_of, socket_costs
 from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
@@ -43,28 +46,24 @@ def measure(config: Config, schemes: Mapping[str, Config], tell: Callable[[str],
     torch.set_num_threads(threads)
     try:
         tell("passes")
-        ground = TimedModel(
-            make_task(config),
-            config.batch_size,
-            choose_device(config.enable_gpu),
-            coded_there=config.enable_gpu,
-            seed=config.seed,
-        )
+        there = config.enable_gpu
+        ground = TimedModel(make_task(config), config.batch_size, choose_device(there), coded_there=there, seed=config.seed)
         alone = Alone(ground)
         alone.step()
         whole = statistics.median(_steps(alone))
         needed, forward = first_uses(ground)
         ready = ground.findings.backward or {}
         ready, backward = scaled(ready, whole - forward)
-        sizes = {name: 4 * parameter.numel() for name, parameter in ground.model().named_parameters() if name in ready}
-        tensors = tuple(TensorTimes(sizes[name], at, needed.get(name, 0.0)) for name, at in ready.items())
-        tell("host")
+        shapes = {name: tuple(parameter.shape) for name, parameter in ground.model().named_parameters() if name in ready}
+        tensors = tuple(TensorTimes(shapes[name], at, needed.get(name, 0.0)) for name, at in ready.items())
+        tell("this host and DDP")
         send, receive = socket_costs()
         crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if ground.device.type == "cpu" else 1.0
-        host = HostCosts(send, receive, add_cost(), half_cost(), usable_cores(), crowded)
+        host = HostCosts(send, receive, add_cost(), usable_cores(), crowded)
         profile = Profile(
             config.network if config.task is None else str(config.task), threads, forward, backward,
-            _optimizer_seconds(ground, config), tensors, host, {},
+            _optimizer_seconds(ground, config), tensors, host, {}, overheads(ground, HOOKS, whole, _SECONDS / 2),
+            config.optimizer in WITH_BETAS,
         )  # fmt: skip
         names = list(ready)
         found = {}

@@ -43,20 +43,28 @@ def test_without_a_scheme_to_compare_there_is_no_verdict() -> None:
 
 
 def test_compression_pays_up_to_the_rate_at_which_both_take_as_long() -> None:
-    """The coded scheme sends a tenth of dense's bytes and costs .1 s more: at 1.02 times its step both are equal.
-
-    One worker, so DDP sends nothing: it is left out by an optimizer that takes hours.
-    """
+    """The coded scheme sends a tenth of dense's bytes and costs .1 s more: at 1.02 times its step both are equal."""
     nothing = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0)
     dense, coded = replace(nothing, up=10**6, down=10**6), replace(nothing, up=10**5, down=10**5, update=0.1)
     profile = Profile(
-        "model", 1, 0.1, 0.1, 9999.0, (TensorTimes(10**6, 0.1, 0.0),), HostCosts(0.0, 0.0, 0.0, 0.0, 2, 1.0),
-        {"dense": SchemeCosts((dense,), 0.0, 0.0, False), "coded": SchemeCosts((coded,), 0.0, 0.0, True)},
+        "model", 1, 0.1, 0.1, 0.0, (TensorTimes((250_000,), 0.1, 0.0),), HostCosts(0.0, 0.0, 0.0, 2, 1.0),
+        {"dense": SchemeCosts((dense,), 0.0, 0.0, False), "coded": SchemeCosts((coded,), 0.0, 0.0, True)}, {},
     )  # fmt: skip
     scenario = Scenario(1, None, 0.0, 2)
-    found = limit_of(profile, scenario)
+    found = limit_of(profile, scenario) or 0.0
     # .2 + 2e6 / b = 1.02 (.3 + 2e5 / b) for b bytes per second
     assert found == pytest.approx((2e6 - 1.02 * 2e5) / (1.02 * 0.3 - 0.2) * 8 / GOODPUT, rel=0.01)
     below, above = (judge(forecasts(profile, replace(scenario, rate=found * factor))) for factor in (0.9, 1.1))
     assert (below.compress, above.compress) == (True, False)
     assert limit_of(profile, replace(scenario, workers=33)) is None
+
+
+def test_powersgd_is_not_advised_under_adam() -> None:
+    profile = Profile(
+        "model", 1, 0.1, 0.1, 0.0, (TensorTimes((1000, 1000), 0.1, 0.0),), HostCosts(0.0, 0.0, 0.0, 2, 1.0), {},
+        {"fp32": 0.0, "powersgd:rank=2": 0.0},
+    )  # fmt: skip
+    for of_adam in (False, True):
+        verdict = judge(forecasts(replace(profile, of_adam=of_adam), Scenario(4, 1e8, 0.0, 2)))
+        assert (verdict.best.name == "DDP powersgd:rank=2") is not of_adam
+        assert ("under adamw" in " ".join(sentences(verdict))) is of_adam

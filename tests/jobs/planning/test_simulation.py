@@ -60,7 +60,7 @@ def test_a_token_bucket_carries_its_burst_at_once_and_saves_again_in_pauses() ->
     """100 B/s and 50 bytes at once: 150 bytes take 1 s; after .2 s without traffic the next 50 bytes take .3 s, after .8 s 0."""
     graph = Graph()
     link, pause = graph.resource(Resource("link", 100.0, burst=50.0)), graph.resource(Resource("pause", math.inf, 1.0))
-    last, ends = -1, []
+    last, ends = -1, list[int]()
     for nbytes, seconds in ((150.0, 0.2), (50.0, 0.8), (50.0, 0.0)):
         last = graph.add("message", nbytes, [link], [last] if ends else [])
         ends.append(last)

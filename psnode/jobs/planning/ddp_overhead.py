@@ -1,0 +1,54 @@
+"""Seconds that PyTorch's DistributedDataParallel adds to the passes of a process that is alone in its job."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from psnode.jobs.planning.ddp_hooks import Communication, wrap
+
+if TYPE_CHECKING:
+    from psnode.jobs.planning.step_rigs import TimedModel
+
+_WARMUP = 4  # DDP orders its buckets anew after the first step, and PowerSGD begins in the third
+
+
+def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: float) -> dict[str, float]:
+    """Return the seconds by hook. `alone`: those of the passes without DDP. Each is measured for at least `seconds`.
+
+    Empty if this process has a process group of its own, or if torch was built without any.
+    """
+    from torch import distributed
+
+    if not distributed.is_available() or distributed.is_initialized():
+        return {}
+    with _group():
+        return {hook: max(0.0, _step(ground, hook, seconds) - alone) for hook in hooks}
+
+
+@contextmanager
+def _group() -> Iterator[None]:
+    """Make a group of this process alone."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=vars(distributed)["HashStore"](), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def _step(ground: TimedModel, hook: str, seconds: float) -> float:
+    model = wrap(ground.model().to(ground.device), Communication.parse(hook))
+    computation = ground.computation(model)
+    found = list[float]()
+    while len(found) < 2 * _WARMUP or sum(found[_WARMUP:]) < seconds:
+        begin = time.perf_counter()
+        computation.run(len(found) + 1, [ground.batch], None)
+        ground.settle()
+        found.append(time.perf_counter() - begin)
+        model.zero_grad()
+    return statistics.median(found[_WARMUP:])
