@@ -87,6 +87,7 @@ class HostCosts:
 @dataclass(frozen=True)
 class Profile:
     """A model's step on one worker. `forward`, `backward`, `optimizer`: seconds; the last is that of torch's own optimizer.
+    Passes over earlier batches of the step count as part of `forward`.
 
     `tensors`: in the order in which their gradients finish. `schemes`: by flags. `ddp`: by hook, the seconds that DDP adds to the
     passes of a process that is alone in its job. `of_adam`: the optimizer is one of Adam's relatives.

@@ -34,7 +34,8 @@ _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "down
 def measure(config: Config, schemes: Mapping[str, Config], tell: Callable[[str], None] = lambda line: None) -> Profile:
     """Return the profile of the model that `config` trains, under each of `schemes`, by flags.
 
-    Batches are those of training; nothing is trained. Raises ConfigurationError for settings that train would refuse.
+    Batches are those of training; nothing is trained. With several batches in a step, the forward pass stands for all passes
+    before the last backward pass. Raises ConfigurationError for settings that train would refuse.
     """
     import torch
 
@@ -70,7 +71,8 @@ def measure(config: Config, schemes: Mapping[str, Config], tell: Callable[[str],
         for flags, chosen in schemes.items():
             tell(flags)
             found[flags] = _scheme_costs(ground, chosen, profile, dict(zip(names, tensors, strict=True)))
-        return replace(profile, schemes=found)
+        earlier = (config.batches_per_step - 1) * profile.passes  # passes before the last one, during which nothing is sent
+        return replace(profile, forward=profile.forward + earlier, schemes=found)
     finally:
         torch.set_num_threads(used)
 
@@ -138,7 +140,9 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
     from psnode.jobs.planning.step_rigs import Exchanging
 
     scheme = resolve(config)
-    rig = Exchanging(ground, replace(config, lr=config.lr or scheme.lr, timeline=True, log_interval=10**9, hash_every=0), scheme)
+    rig = Exchanging(
+        ground, replace(config, local=None, lr=config.lr or scheme.lr, timeline=True, log_interval=10**9, hash_every=0), scheme
+    )
     try:
         for _ in range(2):
             rig.step()

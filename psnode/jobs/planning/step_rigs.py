@@ -144,7 +144,7 @@ class Exchanging:
         self._ground = ground
         rule = rule_of(config, 1)
         if not may_begin_early(config, rule):
-            raise ConfigurationError("bench step takes one step behind the other: leave out --consistency and --no-overlap")
+            raise ConfigurationError("steps are measured one behind the other: leave out --consistency and --no-overlap")
         model = ground.model()
         shapes = {tensor.name: tensor.shape for tensor in describe(model)}
         plan = plan_of([Tensor(name, shapes[name]) for name in ground.findings.backward or shapes], scheme, config)

@@ -114,7 +114,7 @@ def test_the_command_measures_and_a_saved_profile_answers_what_if(tmp_path: Path
         (["--profile", "none.json"], "--profile none.json holds no profile"),
         (["--profile", "none.json", "--scheme", "topk"], "--profile measures nothing"),
         (["--scheme", "nothing"], "nothing"),
-        (["--", "--consistency", "asp", *OPTIONS], "one step behind the other"),
+        (["--", "--consistency", "asp", *OPTIONS], "one behind the other"),
     ],
 )
 def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,3 +122,10 @@ def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pyte
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("measuring")]
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_earlier_batches_of_a_step_count_as_passes_in_which_nothing_is_sent(profile: Profile) -> None:
+    """Three batches take about three times as long before the backward pass ends; the bytes are those of one gradient."""
+    many = measure(load(MODEL | {"batches_per_step": 3}, {}), {"dense": load(MODEL | SCHEMES["dense"] | {"local": 2}, {})})
+    assert many.forward > 2 * many.backward
+    assert many.schemes["dense"].groups[0].up == profile.schemes["dense"].groups[0].up
