@@ -140,9 +140,8 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
     from psnode.jobs.planning.step_rigs import Exchanging
 
     scheme = resolve(config)
-    rig = Exchanging(
-        ground, replace(config, local=None, lr=config.lr or scheme.lr, timeline=True, log_interval=10**9, hash_every=0), scheme
-    )
+    settings = {"lr": config.lr or scheme.lr, "local": None, "timeline": True, "log_interval": 10**9, "hash_every": 0}
+    rig = Exchanging(ground, replace(config, **settings), scheme)
     try:
         for _ in range(2):
             rig.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from psnode.cli import main
 from psnode.config.load import load
 from psnode.errors import ConfigurationError
+from psnode.jobs.planning import profiling
 from psnode.jobs.planning.host_costs import crowding, socket_costs
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
@@ -23,8 +25,16 @@ SCHEMES = {"dense": {"scheme": "dense"}, "topk": {"scheme": "topk"}}
 OPTIONS = ["--network", "FC", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", "4", "--threads", "1"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_steps() -> Iterator[None]:
+    """Measure a few steps of everything: the tests check no times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "_SECONDS", 0.02)
+        yield
+
+
 @pytest.fixture(scope="module")
-def profile() -> Profile:
+def profile(few_steps: None) -> Profile:
     used = torch.get_num_threads()
     found = measure(load(MODEL, {}), {name: load(MODEL | flags, {}) for name, flags in SCHEMES.items()})
     assert torch.get_num_threads() == used
