@@ -140,7 +140,13 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
     from psnode.jobs.planning.step_rigs import Exchanging
 
     scheme = resolve(config)
-    settings = {"lr": config.lr or scheme.lr, "local": None, "timeline": True, "log_interval": 10**9, "hash_every": 0}
+    settings: dict[str, Any] = {
+        "lr": config.lr or scheme.lr,
+        "local": None,
+        "timeline": True,
+        "log_interval": 10**9,
+        "hash_every": 0,
+    }
     rig = Exchanging(ground, replace(config, **settings), scheme)
     try:
         for _ in range(2):
