@@ -88,7 +88,9 @@ def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
                 nbytes = ddp_bytes(each.nbytes, scenario.workers)
                 adding = nbytes / 2 * profile.host.add
                 added = [hosts.compute(TRANSPORT, rank, adding, last, queue=adders[rank]) for rank in ranks]
-                sent = [hosts.transfer(rank, (rank + 1) % len(ranks), nbytes, last, connections[rank]) for rank in ranks]
+                sent = [
+                    hosts.transfer(rank, (rank + 1) % len(ranks), nbytes, last, connections[rank], by_mpi=False) for rank in ranks
+                ]
                 reduced.append(hosts.wait((turns - 1) * scenario.round_trip / 2, [*sent, *added]))
                 last = last if alike else [hosts.compute(CODING, rank, 0.0, [last[rank], reduced[-1]]) for rank in ranks]
         last = [hosts.compute(PASSES, rank, profile.backward - now, [last[rank]]) for rank in ranks]

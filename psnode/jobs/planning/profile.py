@@ -73,12 +73,14 @@ class SchemeCosts:
 class HostCosts:
     """Costs of a host, in seconds of one core.
 
-    `send`, `receive`: for each byte through TCP. `add`: for each byte of float32 added. `cores`: those of the measured host.
+    `send`, `receive`: for each byte through TCP. `message`: for each message through MPI, at each end. `add`: for each byte of
+    float32 added. `cores`: those of the measured host.
     `crowded`: rate of a core while all cores work on passes, relative to a core that works alone.
     """
 
     send: float
     receive: float
+    message: float
     add: float
     cores: int
     crowded: float

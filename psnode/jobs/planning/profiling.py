@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 UNCODED = frozenset({"identity", "fp16", "bf16", DENSE})  # codecs and downlinks without a noticeable loss
 _STEPS, _SECONDS = 7, 1.0  # least number of steps of a measurement, and the seconds that it takes for fast models
+_MESSAGE = (
+    1e-4  # seconds of MPI's thread on a message at each end, since MPI is not started here: docs/results/2026-11-23-threads.md
+)
 _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # spans of the master that close a group
 
 
@@ -60,7 +63,7 @@ def measure(config: Config, schemes: Mapping[str, Config], tell: Callable[[str],
         tell("this host and DDP")
         send, receive = socket_costs()
         crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if ground.device.type == "cpu" else 1.0
-        host = HostCosts(send, receive, add_cost(), usable_cores(), crowded)
+        host = HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded)
         profile = Profile(
             config.network if config.task is None else str(config.task), threads, forward, backward,
             _optimizer_seconds(ground, config), tensors, host, {}, overheads(ground, HOOKS, whole, _SECONDS / 2),

@@ -47,7 +47,7 @@ def test_compression_pays_up_to_the_rate_at_which_both_take_as_long() -> None:
     nothing = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0)
     dense, coded = replace(nothing, up=10**6, down=10**6), replace(nothing, up=10**5, down=10**5, update=0.1)
     profile = Profile(
-        "model", 1, 0.1, 0.1, 0.0, (TensorTimes((250_000,), 0.1, 0.0),), HostCosts(0.0, 0.0, 0.0, 2, 1.0),
+        "model", 1, 0.1, 0.1, 0.0, (TensorTimes((250_000,), 0.1, 0.0),), HostCosts(0.0, 0.0, 0.0, 0.0, 2, 1.0),
         {"dense": SchemeCosts((dense,), 0.0, 0.0, False), "coded": SchemeCosts((coded,), 0.0, 0.0, True)}, {},
     )  # fmt: skip
     scenario = Scenario(1, None, 0.0, 2)
@@ -61,7 +61,7 @@ def test_compression_pays_up_to_the_rate_at_which_both_take_as_long() -> None:
 
 def test_powersgd_is_not_advised_under_adam() -> None:
     profile = Profile(
-        "model", 1, 0.1, 0.1, 0.0, (TensorTimes((1000, 1000), 0.1, 0.0),), HostCosts(0.0, 0.0, 0.0, 2, 1.0), {},
+        "model", 1, 0.1, 0.1, 0.0, (TensorTimes((1000, 1000), 0.1, 0.0),), HostCosts(0.0, 0.0, 0.0, 0.0, 2, 1.0), {},
         {"fp32": 0.0, "powersgd:rank=2": 0.0},
     )  # fmt: skip
     for of_adam in (False, True):

@@ -12,7 +12,7 @@ from psnode.jobs.planning.job_step import job_step, step_without_links
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 
-FREE = HostCosts(0.0, 0.0, 0.0, 2, 1.0)
+FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 2, 1.0)
 NOTHING = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 RATE = 8e6 / GOODPUT  # a million bytes of payload per second
 
