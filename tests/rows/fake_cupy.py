@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,18 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rows.hosted import build
+from tests.rows.hosted import library_of
 
 CPU = torch.device("cpu")
 _ARGUMENTS = {np.uint64: ctypes.c_uint64, np.uint32: ctypes.c_uint32, np.int32: ctypes.c_int32, np.float32: ctypes.c_float}
-
-
-@functools.cache
-def _built(text: str) -> bytes:
-    """Return the library of the kernels in `text`, which g++ builds once per process of tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        build(text, Path(folder))
-        return (Path(folder) / "kernels.so").read_bytes()
 
 
 class Device:
@@ -80,7 +70,7 @@ class FakeCupy(ModuleType):
 
     def _compile(self, source: str, options: tuple[str, ...] = (), filename: str = "") -> tuple[bytes, None]:
         self.compiled.append((source, options))
-        return _built(self.edit(source)), None
+        return library_of(self.edit(source)), None
 
     def RawModule(self, *, path: str) -> Any:  # noqa: N802
         library = ctypes.CDLL(path)

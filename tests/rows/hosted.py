@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,25 @@ GXX = shutil.which("g++")
 FLAGS = ["-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-Wno-ignored-attributes"]
 
 
-def build(text: str, folder: Path) -> ctypes.CDLL:
-    """Build the kernels in `text` in `folder`, and return the library."""
-    source, library = folder / "kernels.cpp", folder / "kernels.so"
-    source.write_text(text)
-    command = [str(GXX), *FLAGS, f"-I{HEADERS}", str(source), "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
-    return ctypes.CDLL(str(library))
+@functools.cache
+def library_of(text: str) -> bytes:
+    """Build the kernels in `text`, once per process of tests, and return the library's file."""
+    with TemporaryDirectory() as folder:
+        source, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+        source.write_text(text)
+        command = [str(GXX), *FLAGS, f"-I{HEADERS}", str(source), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:3000]
+        return library.read_bytes()
+
+
+@functools.cache
+def build(text: str) -> ctypes.CDLL:
+    """Return the library of the kernels in `text`."""
+    with TemporaryDirectory() as folder:
+        library = Path(folder, "kernels.so")
+        library.write_bytes(library_of(text))
+        return ctypes.CDLL(str(library))
 
 
 uint32 = ctypes.c_uint32

@@ -25,33 +25,25 @@ with_gxx = pytest.mark.skipif(not GXX, reason="no g++ to build CUDA text as C++"
 with_nvrtc = pytest.mark.skipif(not nvrtc.find(), reason="no NVRTC: pip install nvidia-cuda-nvrtc")
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory):
-    """Return a function that builds the kernels of a spec once."""
-    made: dict[str, Hosted] = {}
-
-    def functions(spec: str) -> Hosted:
-        if spec not in made:
-            made[spec] = Hosted(build(text_of(program(get_codec(spec))), tmp_path_factory.mktemp("cuda")))
-        return made[spec]
-
-    return functions
+def built(spec: str) -> Hosted:
+    """Return the kernels of a spec."""
+    return Hosted(build(text_of(program(get_codec(spec)))))
 
 
 @with_gxx
 @pytest.mark.parametrize("name", GOLDEN)
-def test_the_golden_payload(name: str, built) -> None:
+def test_the_golden_payload(name: str) -> None:
     check_golden(name, built(GOLDEN[name]))
 
 
 @with_gxx
 @pytest.mark.parametrize("spec", FORMS)
-def test_all_contract_inputs(spec: str, built) -> None:
+def test_all_contract_inputs(spec: str) -> None:
     check_all(spec, built(spec))
 
 
 @with_gxx
-def test_a_value_that_is_not_finite_is_found_in_its_row(built) -> None:
+def test_a_value_that_is_not_finite_is_found_in_its_row() -> None:
     coder = Coder(program(get_codec("qsgd")), built("qsgd"))
     for index, row in ((0, 0), (600, 512), (1030, 1024)):
         x = np.ones(1100, np.float32)
@@ -60,10 +52,10 @@ def test_a_value_that_is_not_finite_is_found_in_its_row(built) -> None:
 
 
 @with_gxx
-def test_a_codec_of_ones_own(tmp_path: Path) -> None:
+def test_a_codec_of_ones_own() -> None:
     """Compare with the codec's own kernels on a CPU, which are Numba's."""
     codec = get_codec(load_codec(EXAMPLE))
-    coder = Coder(program(codec), Hosted(build(text_of(program(codec)), tmp_path)))
+    coder = Coder(program(codec), Hosted(build(text_of(program(codec)))))
     for name, x in inputs(codec.number):
         error, expected = np.empty(x.size, np.float32), np.empty_like(x)
         payload = codec.encode(x, KEY, error=expected)

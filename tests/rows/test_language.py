@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -197,8 +195,7 @@ def by_numba(program: Program) -> Functions:
 
 
 def by_cuda_text(program: Program) -> Functions:
-    with TemporaryDirectory() as folder:
-        return hosted.Hosted(hosted.build(cuda_text.text_of(program), Path(folder)))
+    return hosted.Hosted(hosted.build(cuda_text.text_of(program)))
 
 
 with_gxx = pytest.mark.skipif(not hosted.GXX, reason="no g++")
