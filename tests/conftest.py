@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -110,6 +111,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(group))
 
 
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests, about a million objects, from the garbage collector's searches and psnode's own."""
+    _freeze()
+
+
 @pytest.fixture
 def sampled(request: pytest.FixtureRequest) -> Callable[[Sequence[T]], list[T]]:
     """Return `sampled(cases)`: all cases with --long, otherwise one in SAMPLED, always with the first and the last."""
@@ -123,12 +129,21 @@ def sampled(request: pytest.FixtureRequest) -> Callable[[Sequence[T]], list[T]]:
     return choose
 
 
+def _freeze() -> None:
+    """Exempt all living objects from later searches, which would otherwise take longer with every module of tests:
+    psnode.worker.idle_optimizers visits each object that gc.get_objects() returns.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _free_memory() -> Iterator[None]:
     """Return freed memory to the system after each module: a run in this process tells glibc to keep it
     (psnode.worker.malloc).
     """
     yield
+    _freeze()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
