@@ -82,7 +82,7 @@ def import_all() -> None:
     """Import torch, Numba and psnode's modules. No import starts MPI, a thread or a device."""
     import numba
     import safetensors.torch  # noqa: F401
-    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401  # every optimizer imports it, which takes 2 s
 
     import psnode
 
