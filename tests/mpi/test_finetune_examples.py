@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ import torch
 
 from psnode.cli.commands import main
 from psnode.tasks.torchvision_ops import import_torchvision
+from tests.forking import FORKING
 from tests.test_docs import FENCE, python_blocks
 
 if importlib.util.find_spec("transformers") is None:
@@ -131,7 +131,7 @@ def test_the_session_takes_the_steps_of_the_plain_script(
 
 
 def test_the_session_trains_on_two_workers(mpirun: Any, text: Path, tmp_path: Path) -> None:
-    job = mpirun(3, [RUNNER, SESSION, text, tmp_path / "out"], forked=False)
+    job = mpirun(3, [RUNNER, SESSION, text, tmp_path / "out"])
     assert job.code == 0, job
     lines = [json.loads(line) for line in (tmp_path / "out" / "run" / "evaluations.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3, 6, 9]  # 112 rows, 2 workers x 2 x 8
@@ -139,8 +139,9 @@ def test_the_session_trains_on_two_workers(mpirun: Any, text: Path, tmp_path: Pa
 
 
 def torchrun(*words: Path | str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    python = FORKING.python()
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python}  # the ranks' interpreter
     done = subprocess.run([*command, RUNNER, *words], env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
