@@ -29,7 +29,7 @@ class Scenario:
     cores: int
     shared: bool = False
     burst: float = 0.0
-    uneven: float = 0.15
+    uneven: float = 0.4
 
 
 class HostModel:
