@@ -19,6 +19,7 @@ from psnode.jobs.launch import find_mpirun, launch, mpirun_command, resuming
 from psnode.jobs.supervision import Escalation
 from psnode.jobs.sweeping import members
 from psnode.records import directory_lock
+from tests.forking import FORKING
 
 pytest.importorskip("mpi4py")
 
@@ -414,11 +415,13 @@ def test_a_hostfile_on_which_no_job_can_start_is_told_in_one_line(tmp_path: Path
         launch(2, [], hostfile=hosts, program=["true"])
 
 
-def run_launch(folder: Path, workers: int, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_launch(
+    folder: Path, workers: int, *command: str, python: str = sys.executable, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `psnode launch -- COMMAND` in `folder` until it ends."""
     path = os.pathsep.join([environment.pop("PYTHONPATH", ""), str(ROOT)]).strip(os.pathsep)
     return subprocess.run(
-        [sys.executable, "-m", "psnode", "launch", "-n", str(workers), "--", *command],
+        [python, "-m", "psnode", "launch", "-n", str(workers), "--", *command],
         cwd=folder, env={**os.environ, **environment, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
@@ -487,7 +490,8 @@ def test_ranks_that_are_killed_during_their_imports_are_no_success(tmp_path: Pat
 @pytest.mark.parametrize("quiet", [False, True])
 def test_the_first_line_tells_how_many_ranks_start_unless_it_is_to_be_quiet(tmp_path: Path, quiet: bool) -> None:
     options = ["--network", "FC", "--max-steps", "1", "--no-tensorboard", "--threads", "1", "--scheme", "dense"]
-    done = run_launch(tmp_path, 2, "train", *options, *["--quiet"] * quiet)
+    python, ranks = FORKING.launching()
+    done = run_launch(tmp_path, 2, "train", *options, *["--quiet"] * quiet, python=python, **ranks)
     assert done.returncode == 0, done
     heads = [line for line in done.stderr.splitlines() if "running as root" not in line][:1]
     assert heads == ([] if quiet else ["psnode: starting 3 ranks on 1 host"]), done
@@ -545,7 +549,8 @@ with psnode.session(
 @pytest.mark.parametrize(("how", "rank"), [("before0", 0), ("before1", 1), ("serving", 0), ("amid1", 1)])
 def test_a_rank_that_leaves_with_0_amid_a_session_ends_the_job_with_1(tmp_path: Path, how: str, rank: int) -> None:
     (tmp_path / "leaves.py").write_text(LEAVES)
-    done = run_launch(tmp_path, 2, "leaves.py", how)
+    python, ranks = FORKING.launching()
+    done = run_launch(tmp_path, 2, "leaves.py", how, python=python, **ranks)
     assert done.returncode == 1, done
     told = [line for line in done.stderr.splitlines() if "SystemExit: 0 (leaves.py:" in line]
     assert told or how == "before0", done
