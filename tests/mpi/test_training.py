@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -248,21 +247,23 @@ def test_workers_that_do_not_see_the_directory_send_their_state(mpirun: Any, tmp
     train_dir = tmp_path / "hidden" / "run"
     flags = [*TRAIN, "--scheme", "qsgd", "--feedback", "ef", "--eval-freq", "4"]
     run(local(tmp_path / "whole", local=2, scheme="qsgd", feedback="ef", max_steps=10))
-    first = mpirun(3, [wrapper, *flags, "--max-steps", "6", "--train-dir", train_dir])
+    forks = {"FORKING_RANKS": FORKING.python()}  # rank 2, which has other mounts, becomes an interpreter
+    first = mpirun(3, [wrapper, *flags, "--max-steps", "6", "--train-dir", train_dir], env=forks)
     assert first.code == 0, first
     assert sorted(path.name for path in (train_dir / "checkpoints" / "step-00000006").glob("worker-*")) == [
         "worker-001.safetensors",
         "worker-002.safetensors",
     ]
-    second = mpirun(3, [wrapper, *flags, "--max-steps", "10", "--train-dir", train_dir, "--resume"])
+    second = mpirun(3, [wrapper, *flags, "--max-steps", "10", "--train-dir", train_dir, "--resume"], env=forks)
     assert second.code == 0, second
     assert summary(train_dir)["model_hash"] == summary(tmp_path / "whole")["model_hash"]
 
 
 def test_launch_runs_a_job_and_returns_its_exit_code(tmp_path: Path) -> None:
     flags = ["--max-steps", "3", "--batch-size", "8", "--threads", "1", "--no-tensorboard", "--train-dir", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "psnode", "launch", "-n", "1", "--", "train", *flags]
+    python, ranks = FORKING.launching()
+    command = [python, "-m", "psnode", "launch", "-n", "1", "--", "train", *flags]
     for code in (0, 2):  # at the second start the directory holds a run
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, env={**os.environ, **ranks}, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == code, done.stdout + done.stderr
     assert "already holds a run" in done.stdout + done.stderr
