@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from psnode.codecs import get_codec
+from tests.forking import FORKING
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -23,6 +24,7 @@ BIN = Path(sys.executable).parent
 
 
 def environment() -> dict[str, str]:
+    """Return the variables of a user's shell."""
     # options for a machine with few cores, and for the user root
     roots = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     roots |= {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE", "PRTE_MCA_hwloc_default_binding_policy": "none"}
@@ -43,8 +45,15 @@ def test_the_commands_do_what_they_should(commands: str, tmp_path: Path) -> None
     if "mpirun" in commands and not (BIN / "mpirun").exists() and shutil.which("mpirun") is None:
         pytest.skip("no mpirun: install the extra `mpi`")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    variables = environment()
+    if "train" in commands:  # forks; the other commands run what is installed, and look at the interpreter
+        python, ranks = FORKING.launching()
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "psnode").write_text(f'#!/bin/sh\nexec {python} -m psnode "$@"\n')
+        (tmp_path / "bin" / "psnode").chmod(0o755)
+        variables |= {**ranks, "PATH": os.pathsep.join((str(tmp_path / "bin"), ranks["PATH"]))}
     done = subprocess.run(
-        ["bash", "-e", "-c", commands], cwd=tmp_path, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL
+        ["bash", "-e", "-c", commands], cwd=tmp_path, env=variables, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for directory in re.findall(r"--train-dir (\S+)", commands):
