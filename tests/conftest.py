@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -182,6 +183,15 @@ def _codecs_of_a_test() -> Iterator[None]:
     """Remove the codecs that the test registered."""
     with forgetting_codecs():
         yield
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have psnode's own functions start forks (tests.forking) where they would start interpreters."""
+    python, variables = FORKING.launching()
+    monkeypatch.setattr(sys, "executable", python)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 class Finished(NamedTuple):

@@ -18,6 +18,7 @@ COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"
 
 
 @pytest.mark.serial
+@pytest.mark.usefixtures("forks")
 def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     result = run(["qsgd --lr 0.05"], COMMON, workers=2, seeds=[3], output=tmp_path, local=False)
@@ -34,6 +35,7 @@ def test_a_row_is_what_the_run_left_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.serial
+@pytest.mark.usefixtures("forks")
 def test_runs_of_a_task_are_evaluated(tmp_path: Path) -> None:
     """The benchmark executes the code named in the record, since the user gave the same name to the benchmark."""
     common = "--task examples/regression.py --max-steps 2 --threads 1 --no-tensorboard"
@@ -42,6 +44,7 @@ def test_runs_of_a_task_are_evaluated(tmp_path: Path) -> None:
     assert "| dense | 0.01 |  |" in markdown(result)
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_run_that_fails_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     with pytest.raises(PsnodeError, match="exit code 2"):

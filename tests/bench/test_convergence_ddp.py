@@ -25,7 +25,7 @@ def compared(runs: list[str], output: Path, common: str = COMMON) -> list[dict[s
 
 
 @pytest.mark.serial
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "forks")
 @pytest.mark.parametrize("optimizer", ["sgd --nesterov", "adamw --clip-grad-norm 0.5"])
 def test_ddp_trains_as_dense_does_and_sends_what_a_ring_sends(optimizer: str, tmp_path: Path) -> None:
     common = f"{COMMON.replace('0.05', '0.002')} --optimizer {optimizer}"
@@ -90,7 +90,7 @@ def test_what_ddp_cannot_be_trained_with_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.serial
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "forks")
 def test_a_rate_at_which_ddp_diverges_is_not_the_best_and_one_worker_sends_nothing(tmp_path: Path) -> None:
     """A learning rate of 1e30 makes the weights overflow in the first steps."""
     common = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard"

@@ -41,6 +41,7 @@ def expected(ground: SharedSettings) -> float:
 
 
 @pytest.mark.serial
+@pytest.mark.usefixtures("forks")
 def test_plain_ddp_is_as_accurate_as_one_process_and_others_are_compared_with_it() -> None:
     result = run(GROUND, ["fp32", "psnode:identity"], [GROUND.seed], seconds=100)
     plain, hooked = result["rows"]
@@ -56,6 +57,7 @@ def test_a_hook_that_does_not_exist_is_refused_before_anything_is_trained() -> N
 
 
 @pytest.mark.serial
+@pytest.mark.usefixtures("forks")
 def test_a_process_that_fails_ends_the_measurement(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="ended with"):
         run(
