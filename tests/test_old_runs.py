@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from psnode.config.resolve import resolve
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.records.directory import saved_config
+from tests.forking import Forking
 
 RUNS = Path(__file__).parent / "old_runs"
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,18 +45,30 @@ HASHES = {
 }
 
 
-def run(*command: str | Path, folder: Path) -> str:
-    """Run a Python program in `folder` with the arithmetic of the old runs, check that it succeeds, and return its output."""
-    env = {**os.environ, **ARITHMETIC, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def arithmetic() -> str:
+def run() -> Iterator[Run]:
+    """Yield a function that runs a Python program in `folder` with the arithmetic of the old runs, checks that it succeeds, and
+    returns its output.
+    """
+    forking = Forking(ARITHMETIC)
+    python, ranks = forking.launching()
+
+    def ended(*command: str | Path, folder: Path) -> str:
+        env = {**os.environ, **ranks, **ARITHMETIC, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+        line = [python, *map(str, command)]
+        done = subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    yield ended
+    forking.close()
+
+
+@pytest.fixture(scope="module")
+def arithmetic(run: Run) -> str:
     """Return the digest that identifies a processor's arithmetic."""
     return run("probe.py", folder=RUNS).strip()
 
@@ -64,7 +78,7 @@ def arithmetic() -> str:
     shutil.which("mpirun") is None and shutil.which("mpirun", path=Path(sys.executable).parent) is None, reason="no mpirun"
 )
 @pytest.mark.parametrize("scheme", HASHES)
-def test_an_old_run_goes_on_bit_for_bit(scheme: str, arithmetic: str, tmp_path: Path) -> None:
+def test_an_old_run_goes_on_bit_for_bit(run: Run, scheme: str, arithmetic: str, tmp_path: Path) -> None:
     shutil.copytree(RUNS, tmp_path, dirs_exist_ok=True)
     if arithmetic != PROBE:
         pytest.skip(f"this processor's arithmetic is another than that of the recorded runs: the probe gives {arithmetic}")

@@ -20,15 +20,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Forking:
-    """Starts the server when the first process is requested."""
+    """Starts the server when the first process is requested. `variables`: those of its environment that differ from this one's;
+    only processes with the same are forked.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+        self._variables = variables or {}
         self._server: subprocess.Popen[bytes] | None = None
         self._folder = Path()
 
@@ -46,6 +50,7 @@ class Forking:
         client.chmod(0o755)
         libraries = os.pathsep.join((*filter(None, [os.environ.get("LD_LIBRARY_PATH")]), f"{sys.prefix}/lib"))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": libraries}
+        environment |= self._variables
         self._server = subprocess.Popen(
             [sys.executable, "-c", "from tests.forking.server import main; main()"],
             env={name: value for name, value in environment.items() if not name.startswith("PSNODE_")},
