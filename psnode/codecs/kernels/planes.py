@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from psnode.codecs.arrays import Bytes, Words32
-from psnode.codecs.kernels.jit import inlined
+from psnode.codecs.kernels.jit import inlined, kernel
 
 BLOCK = 512
 ROW = BLOCK + 8  # a plane's last byte may extend past the last code
@@ -216,3 +216,29 @@ def unpack_codes(codes: Words32, count: int, bits: int, rows: Rows, packed: Word
     if bits > 8:
         for i in range(BLOCK):
             codes[i] |= np.uint32(rows.high[i]) << np.uint32(8)
+
+
+@kernel
+def repack(source: Bytes, before: int, bits: int, target: Bytes, after: int) -> None:
+    """Write the first codes of a packed block of `before` codes as a block of `after` codes, the last of which may be zeros.
+
+    `before` and `after` are at most 512, `bits` at most 16.
+    """
+    codes, kept = np.zeros(ROW, np.uint8), min(before, after)
+    start, end, left = 0, 0, bits
+    while left:
+        width = 8
+        while width > left:
+            width >>= 1
+        stride, step = (before * width + 7) // 8, (after * width + 7) // 8
+        for k in range(8 // width):
+            for j in range(stride):
+                codes[k * stride + j] = (source[start + j] >> (width * k)) & ((1 << width) - 1)
+        for i in range(kept, ROW):
+            codes[i] = 0
+        for j in range(step):
+            byte = 0
+            for k in range(8 // width):
+                byte |= codes[k * step + j] << (width * k)
+            target[end + j] = byte
+        start, end, left = start + stride, end + step, left - width

@@ -15,7 +15,6 @@ from psnode.codecs.kernels.llvm.instructions import floats_at, instructions
 from psnode.codecs.kernels.llvm.operations import load, packed, store, unpacked
 from psnode.codecs.kernels.norms import top_bits
 from psnode.codecs.kernels.parts import BEGIN, NOT_FINITE, STRETCH, PartTable, add_parts
-from psnode.codecs.kernels.planes import new_rows, pack_codes, unpack_codes
 from psnode.codecs.rng import BLOCK, HALF, fill
 
 ROW = 512
@@ -166,20 +165,3 @@ def survey_magnitudes(x: Floats, tops: Int32s, parts: PartTable) -> bool:
             least = min(least, np.uint32(np.uint32(part[i] - one) & magnitude))
     tops[0], tops[4] = np.int32(largest), np.int32(least)
     return bool(largest < np.uint32(INFINITY_BITS))
-
-
-@kernel
-def cut_row(row: Bytes, bits: int, count: int, out: Bytes) -> None:
-    """Pack the first `count` < 512 codes of a packed row into `out`: see psnode.codecs.kernels.planes."""
-    codes, rows = np.empty(ROW, np.uint32), new_rows()
-    unpack_codes(codes, ROW, bits, rows, row.view(np.uint32), row[:0])
-    pack_codes(codes, count, bits, rows, row[:0].view(np.uint32), out)
-
-
-@kernel
-def fill_row(tail: Bytes, bits: int, count: int, row: Bytes) -> None:
-    """Write a full packed row, in which codes from `count` on are 0: the inverse of cut_row."""
-    codes, rows = np.empty(ROW, np.uint32), new_rows()
-    unpack_codes(codes, count, bits, rows, tail[:0].view(np.uint32), tail)
-    codes[count:] = 0
-    pack_codes(codes, ROW, bits, rows, row.view(np.uint32), row[:0])

@@ -11,8 +11,7 @@ import numpy as np
 
 from psnode.codecs.arrays import Bytes, Int32s, Words32, readonly
 from psnode.codecs.kernels import tbq
-from psnode.codecs.kernels.planes import most_nbytes, packed_nbytes
-from psnode.codecs.kernels.rows import cut_row, fill_row
+from psnode.codecs.kernels.planes import BLOCK, most_nbytes, packed_nbytes, repack
 from psnode.codecs.kernels.ternary import is_valid
 from psnode.codecs.kernels.trits import DIGITS, cut_digits, fill_digits
 from psnode.codecs.rows.language import minimum
@@ -134,7 +133,7 @@ class Packed(NamedTuple):
     def cut(self, unit: Bytes, count: int, out: Bytes) -> None:
         """Write the first `count` codes of a packed full unit to `out`. `count` is less than a unit."""
         if self.form == "planes":
-            cut_row(unit, self.bits, count, out)
+            repack(readonly(unit), BLOCK, self.bits, out, count)
             return
         if self.form == "fitted":
             row, start, rest = self._last_row(count)
@@ -156,7 +155,7 @@ class Packed(NamedTuple):
     def fill(self, data: Bytes, count: int, unit: Bytes) -> None:
         """Write a full packed unit to `unit`: the inverse of `cut`. Codes from `count` on are 0, or 1 in the sparse form."""
         if self.form == "planes":
-            fill_row(readonly(data), self.bits, count, unit)
+            repack(readonly(data), count, self.bits, unit, BLOCK)
         elif self.form == "fitted":
             row, start, rest = self._last_row(count)
             unit[:start] = data[:start]
