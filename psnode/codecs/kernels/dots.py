@@ -114,19 +114,20 @@ def put_row_carefully(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
     dots[place + (dots.size - _SCRATCH) // 2] = _careful(y, y, lanes)
 
 
-@inlined
+@kernel
 def _careful(x: Floats, y: Floats, lanes: Float64s) -> float:
     """Return <x, y> of a row, added by the same tree in float64, in which products are exact."""
     for i in range(64):
-        a = (_product(x, y, i) + _product(x, y, 64 + i)) + (_product(x, y, 128 + i) + _product(x, y, 192 + i))
-        b = (_product(x, y, 256 + i) + _product(x, y, 320 + i)) + (_product(x, y, 384 + i) + _product(x, y, 448 + i))
-        lanes[i] = a + b
+        lanes[i] = _pair(x, y, i) + _pair(x, y, 128 + i)
+    for i in range(64):
+        lanes[i] += _pair(x, y, 256 + i) + _pair(x, y, 384 + i)
     return float(fold(lanes))
 
 
 @inlined
-def _product(x: Floats, y: Floats, i: int) -> np.float64:
-    return np.float64(np.float64(x[i]) * np.float64(y[i]))
+def _pair(x: Floats, y: Floats, i: int) -> np.float64:
+    """Return the sum of the products of the coordinates i and i + 64."""
+    return np.float64(np.float64(x[i]) * np.float64(y[i]) + np.float64(x[i + 64]) * np.float64(y[i + 64]))
 
 
 @kernel

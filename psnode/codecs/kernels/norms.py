@@ -53,15 +53,24 @@ def inner_512(v: Floats, w: Floats, lanes: Floats) -> np.float32:
 
 
 @inlined
+def _has_nonzero(v: Floats) -> bool:
+    found = False
+    for i in range(v.size):
+        found |= v[i] != 0
+    return found
+
+
+@inlined
 def _careful_l2(v: Floats) -> float:
     total = 0.0
     top = 0.0
     for i in range(v.size):
         a = abs(np.float64(v[i]))
-        if not np.isfinite(a):
+        if not a <= _LARGEST:
             return NOT_FINITE
         total += a * a
-        top = max(top, a)
+        if a > top:
+            top = a
     return float(min(max(np.sqrt(total), top), _LARGEST))
 
 
@@ -107,7 +116,7 @@ def l2_norm(v: Floats, scratch: Floats) -> float:
         total += np.float64(inner_512(rest, rest, scratch))
     if SAFE_LOW <= total <= SAFE_HIGH:
         return float(np.sqrt(total))
-    if total == 0 and top_bits(v.view(np.uint32), np.uint32(0)) == 0:
+    if total == 0 and not _has_nonzero(v):
         return 0.0
     return float(_careful_l2(v))
 
