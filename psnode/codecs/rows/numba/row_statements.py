@@ -39,7 +39,7 @@ class NumbaRows(Statements):
 
     def expression(self, value: Value, names: list[str]) -> str:
         if value.op == "settle":
-            draws = f"key, {self.program.stream}, row * 512 + i"
+            draws = "key, STREAM, row * 512 + i"
             return (
                 f"settled({names[0]}, np.float64({names[1]}), {draws})"
                 if self._one_by_one
@@ -108,10 +108,10 @@ class NumbaRows(Statements):
         return f"{name} = {expression}"
 
     def filled(self) -> list[str]:
-        return [f"fill(words, key, {self.program.stream}, row * 64)"]
+        return ["fill(words, key, STREAM, row * 64)"]
 
     def tossed(self) -> list[str]:
-        return [f"draw_coins(key, {self.program.stream}, row, coin_words, coins)"]
+        return ["draw_coins(key, STREAM, row, coin_words, coins)"]
 
     def kept_in(self, room: str) -> str:
         return room + "[{at}] = {x}"

@@ -7,6 +7,8 @@ row or the array becomes an `if` around such loops.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from psnode.codecs.rows.formula import Program
 from psnode.codecs.rows.numba.fitted_buckets import encode_body
 from psnode.codecs.rows.numba.input_sums import CodeAndSum, sum_up
@@ -32,6 +34,7 @@ from psnode.codecs.kernels.trees import count_512, row_sum, sum_512, tree_of
 from psnode.codecs.kernels.trits import pack, unpack
 from psnode.codecs.rng import fill
 
+STREAM = np.int64({stream})  # a plain number would be a type of its own in Numba
 ONES, SIXTEEN = np.uint32(0xFFFF), np.uint32(16)
 MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 NO_ROWS = np.empty(0, np.float32)
@@ -74,7 +77,7 @@ def text_of(program: Program) -> str:
     sums = [*sum_up(program), "", ""] if program.sums else []
     if program.sums_beside:
         sums += [*CodeAndSum(program).lines(), "", "", _LOSE]
-    header = _HEADER.format(id=program.id, survey=_survey(program))
+    header = _HEADER.format(id=program.id, stream=program.stream, survey=_survey(program))
     return "\n".join([header, *sums, *Encode(program).lines(), "", "", *_Decode(program, decodes=True).lines(), ""])
 
 
@@ -175,15 +178,16 @@ class Encode(Kernel):
     def left(self, start: str) -> None:
         """Append the statements that use a row's codes: inner products, and the error of the row at `start`."""
         rows = self.rows
-        rows.put("if dots.size:")
+        is_fitted = self.program.packed.form == "fitted"  # kept values then have many statements, which are compiled once only
+        rows.put("if dots.size or error.size:" if is_fitted else "if dots.size:")
         with rows.block():
             rows.into(self.program.kept, Store("shown[{at}] = {x}"))
-            rows.put("add_row(v, shown, row, dots)")
+            with rows.when("dots.size") if is_fitted else nullcontext():
+                rows.put("add_row(v, shown, row, dots)")
         rows.put("if error.size:")
         with rows.block():
             rows.put(f"lost = left[{start} : {start} + 512]")
-            if self.program.packed.form == "fitted":  # as in _Decode
-                rows.into(self.program.kept, Store("shown[{at}] = {x}"))
+            if is_fitted:
                 rows.put("for i in range(512):", "    lost[i] = v[i] - shown[i]")
                 return
             rows.put("if not in_place:", "    for i in range(512):", "        lost[i] = v[i]")
@@ -202,6 +206,19 @@ class Encode(Kernel):
 
 
 class _Decode(Kernel):
+    def _add_or_overwrite(self) -> None:
+        """Append two loops over a row, one of which runs."""
+        program, rows = self.program, self.rows
+        form = "y[{at}] += weight * {x}"
+        if program.packed.form == "sparse":  # -0 must stay -0 where nothing was sent
+            form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
+        rows.put("if adding:")
+        with rows.block():
+            rows.into(program.decoded, Store(form))
+        rows.put("else:")
+        with rows.block():
+            rows.into(program.decoded, Store("y[{at}] = {x}"))
+
     def lines(self) -> list[str]:
         program, rows = self.program, self.rows
         columns = {column.name: column for column in self.columns}
@@ -220,19 +237,13 @@ class _Decode(Kernel):
                 rows.define(value, self.place(columns[str(value.detail)]))
             if program.packed.form == "halves":
                 rows.put("part = halves[start : start + 512]")
-            rows.put(*self.packing("unpack"), "if adding:")
-            with rows.block():
-                form = "y[{at}] += weight * {x}"
-                if program.packed.form == "sparse":  # -0 must stay -0 where nothing was sent
-                    form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
-                if program.packed.form == "fitted":  # a separate loop, because coordinates that share random bits are far apart
-                    rows.into(program.decoded, Store("shown[{at}] = {x}"))
-                    rows.put("for i in range(512):", "    y[i] += weight * shown[i]")
-                else:
-                    rows.into(program.decoded, Store(form))
-            rows.put("else:")
-            with rows.block():
-                rows.into(program.decoded, Store("y[{at}] = {x}"))
+            rows.put(*self.packing("unpack"))
+            if program.packed.form == "fitted":  # a separate loop adds, because coordinates that share random bits are far apart
+                rows.into(program.decoded, Store("shown[{at}] = {x}"))
+                rows.put("if adding:", "    for i in range(512):", "        y[i] += weight * shown[i]")
+                rows.put("else:", "    for i in range(512):", "        y[i] = shown[i]")
+            else:
+                self._add_or_overwrite()
         body = rows.taken()
         return [
             "@kernel",
