@@ -149,7 +149,7 @@ class Polar(FlatCodec):
             return _FIELDS + self._write_sorted(flat, found, key, body[_FIELDS:], sink)
         size = flat.size - flat.size % _TAIL * self.rotate
         blocks = list(superblocks(size, self._longest, self.rate))
-        decoded = np.empty(flat.size if isinstance(sink, Moved) else 0, np.float32)
+        decoded = np.zeros(flat.size if isinstance(sink, Moved) else 0, np.float32)
         coded = bytes_of.code(flat[:size], blocks, self.rotate, key, decoded, capped=False)
         if coded is None or not np.isfinite(flat[size:]).all():
             raise_nonfinite(x)
@@ -166,7 +166,7 @@ class Polar(FlatCodec):
 
     def _write_sorted(self, x: Floats, found: energy_groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
         """Write classes, outliers and the coded stream; return the number of bytes."""
-        z, y = np.empty_like(found.values), np.empty_like(x)
+        z, y = np.zeros_like(found.values), np.empty_like(x)
         blocks = bytes_of.class_blocks(found.classes.ids, self._longest)
         coded = bytes_of.code(found.values, blocks, False, key, z, capped=True)
         assert coded is not None

@@ -68,7 +68,7 @@ def section_cost(counts: Int64s) -> int:
     for s in range(counts.size + 1):
         count = counts[s] if s < counts.size else -total
         if count:
-            share = count * _log2(abs(count))
+            share = count * _log2(count if count > 0 else -count)
             bits -= share
             if s < counts.size:
                 total += count

@@ -5,7 +5,7 @@ Superblocks are rows of a table, whose columns are named below; the designs of a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from psnode.codecs.kernels.norms import l2_norm
 from psnode.codecs.polarcodes.lanes import Llrs, Masks
 from psnode.codecs.polarcodes.range_reader import WordReader, ended_well
 from psnode.codecs.polarcodes.range_writer import Writer, finish_writing
-from psnode.codecs.polarcodes.rate_channel import CELLS
 from psnode.codecs.polarcodes.schedule import Steps
 from psnode.codecs.polarcodes.successive_cancellation import Shared, decode_level, encode_level
 from psnode.codecs.polarcodes.superblocks import SCALED
@@ -34,10 +33,11 @@ from psnode.codecs.polarcodes.symbols import (
 )
 from psnode.codecs.polarcodes.vectors import LANES
 
-START, STOP, LOG_LENGTH, WIDTH, DESIGN, LEVELS, RAW, CODED, COLUMNS = range(9)
+START, STOP, LOG_LENGTH, WIDTH, DESIGN, LEVELS, RAW, CODED, LIVE, COLUMNS = range(10)  # LIVE: 1 if not all values are zeros
 STREAM = 21  # the stream of the random words of level 0; level l has STREAM + 256 l
 EXTRA = 96  # bits per lane by which a stream may exceed one bit per free bit; 32 of them are for its end
 SMALLEST = 2.0**-100  # the least root mean square that does not count as 0: scales are then normal numbers
+_BARE: int = np.int64(0)  # type: ignore[assignment]  # the shift of cells that have no bits of x
 _HUGE = float(np.finfo(np.float32).max)
 _LEAST = np.finfo(np.float32).smallest_subnormal
 _MOST = 1.02  # maximum, relative to the channel's own scale: outliers, which are corrected later, must not stretch others
@@ -87,16 +87,12 @@ def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None
 @inlined
 def _pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
     """Append the low `lanes` bits of rows[:count] to `out`, from bit `at` on. `out` must be 0 from there on."""
-    if lanes == LANES and at & 31 == 0:
-        for i in range(count):
-            out[(at >> 5) + i] = rows[i]
-    else:
-        used = np.uint32((1 << lanes) - 1)
-        for i in range(count):
-            bit = at + i * lanes
-            word = np.uint64(rows[i] & used) << np.uint64(bit & 31)
-            out[bit >> 5] |= np.uint32(word & np.uint64(0xFFFFFFFF))
-            out[(bit >> 5) + 1] |= np.uint32(word >> np.uint64(32))
+    used = np.uint32((1 << lanes) - 1)
+    for i in range(count):
+        bit = at + i * lanes
+        word = np.uint64(rows[i] & used) << np.uint64(bit & 31)
+        out[bit >> 5] |= np.uint32(word)
+        out[(bit >> 5) + 1] |= np.uint32(word >> np.uint64(32))
 
 
 @inlined
@@ -138,7 +134,8 @@ def _scale_of(x: Floats, size: float, energy: float, xy: float, yy: float, count
             for i in range(x.size):
                 top = max(top, abs(np.float64(x[i])))
             best = min(best, 0.99 * max(_HUGE - top, 0.0) / count)
-    return max(np.float32(best), _LEAST)
+    found = np.float32(best)
+    return found if found > _LEAST else _LEAST
 
 
 @kernel
@@ -156,34 +153,21 @@ def write_blocks(
     scales: Floats,
     raw: Masks,
     decoded: Floats,
+    left: int,
+    coder_lanes: int,
     capped: bool,
-) -> tuple[int, int]:
-    """Code finite `x`: write `scales`, bits to `raw`, and words. Return the lengths in uint32 and in words.
+) -> int:
+    """Code the live superblocks of finite `x`: write `scales`, bits to `raw`, and words. Return the number of words.
 
     `steps_between` has the distance of the channel's points for each superblock. `sizes` has the root mean square of all values
     with their own scale, 0 for zeros. If the values in `x` were divided by it and rotated, `energies` has their energies; else it
-    is empty. `decoded` is overwritten with the decoded values, unless it is empty. `capped` limits scales to those that fit the
-    channel.
+    is empty. `decoded` is overwritten with the decoded values, unless it is empty. `scales`, `raw` and `decoded` must be zeros.
+    `left` is the number of coded rows, weighted with their lanes. `capped` limits scales to those that fit the channel.
     """
     steps, levels, posteriors, priors = shelf
     cells, llrs, bits, rows, sums, squares = room
     noise = shared.noise
-    left: Any = np.int64(0)  # a plain 0 would be a type of its own in Numba, and a second kernel would be compiled
-    coder_lanes: Any = np.int64(0)
-    raw_bits, scale = 0, 0
-    # First the budget: the coded rows of superblocks with nonzero values. Once it is spent, encode_level takes the likelier bits.
-    for b in range(blocks.shape[0]):
-        alive = False
-        for _ in range(blocks[b, START], blocks[b, STOP], SCALED):
-            alive |= sizes[scale] > 0
-            scale += 1
-        if alive:
-            left += blocks[b, CODED]
-            raw_bits += blocks[b, RAW]
-            coder_lanes = max(coder_lanes, blocks[b, WIDTH] if blocks[b, CODED] else 0)
-    allowed = left + EXTRA * coder_lanes
-    for i in range((raw_bits + 31) // 32 + 1):
-        raw[i] = 0
+    allowed = left + EXTRA * coder_lanes  # once it is spent, encode_level takes the likelier bits
     writer.places[0] = 2 * coder_lanes
     rotated = energies.size > 0
     at, scale = 0, 0
@@ -192,10 +176,7 @@ def write_blocks(
         pieces = (stop - begin + SCALED - 1) // SCALED
         length, count = 1 << blocks[b, LOG_LENGTH], 1 << blocks[b, LEVELS]
         here = cells[: LANES * length]
-        alive = False
-        for p in range(pieces):
-            alive |= sizes[scale + p] > 0
-        if alive:
+        if blocks[b, LIVE]:
             for p in range(pieces):
                 piece = x[begin + p * SCALED : min(begin + (p + 1) * SCALED, stop)]
                 spread = 1.0 if rotated else sizes[scale + p]
@@ -203,11 +184,9 @@ def write_blocks(
             # Multilevel coding: the bits of a point's label, level after level, each given the levels before it.
             for level in range(blocks[b, LEVELS]):
                 row = blocks[b, DESIGN] + level
-                posterior = posteriors[levels[row, _POSTERIOR] : levels[row, _POSTERIOR] + (CELLS << level)]
-                look_up_llrs(posterior, here, llrs[: 2 * here.size])
+                look_up_llrs(posteriors[levels[row, _POSTERIOR] :], here, llrs)
                 if not levels[row, _FLAT]:
-                    prior = priors[levels[row, _PRIOR] : levels[row, _PRIOR] + LANES]
-                    look_up_priors(prior, here, CELL_BITS, llrs[2 * here.size : 4 * here.size])
+                    look_up_priors(priors[levels[row, _PRIOR] :], here, CELL_BITS, llrs[2 * here.size :])
                 draw(key, STREAM + 256 * level, begin, levels[row, _DRAWN], noise)
                 first, last = levels[row, _FIRST], levels[row, _LAST]
                 left = encode_level(steps, first, last, llrs, 2 * length, bits, shared, writer, rows, lanes, left, allowed)
@@ -215,28 +194,23 @@ def write_blocks(
                 at += levels[row, _RAW_ROWS] * lanes
                 mark(here, bits, CELL_BITS + level)
             close_up(here, lanes)
-        for p in range(pieces):
-            start = begin + p * SCALED
-            end = min(start + SCALED, stop)
-            piece, part, size = x[start:end], here[p * SCALED :], sizes[scale + p]
-            own = np.float32(0)
-            if size > 0:
-                spread = 1.0 if rotated else size
-                energy = energies[scale + p] if rotated else 0.0
-                xy, yy = inner_products(piece, spread, part, CELL_BITS, count, lanes, sums, squares)
-                own = _scale_of(piece, size, energy, xy, yy, count, rotated)
-                if capped:
-                    own = np.float32(min(np.float64(own), _MOST * size * steps_between[b] / 2))
-            scales[scale + p] = own
-            # Decoded with the scale as it is stored, in float32, because the reader knows no other.
-            if decoded.size:
-                if alive:
-                    values_of(part, CELL_BITS, count, own, decoded[start:end])
-                else:
-                    for i in range(start, end):
-                        decoded[i] = 0
+            for p in range(pieces):
+                start = begin + p * SCALED
+                end = min(start + SCALED, stop)
+                piece, part, size = x[start:end], here[p * SCALED :], sizes[scale + p]
+                if size > 0:
+                    spread = 1.0 if rotated else size
+                    energy = energies[scale + p] if rotated else 0.0
+                    xy, yy = inner_products(piece, spread, part, CELL_BITS, count, lanes, sums, squares)
+                    own = _scale_of(piece, size, energy, xy, yy, count, rotated)
+                    if capped:
+                        own = np.float32(min(np.float64(own), _MOST * size * steps_between[b] / 2))
+                    scales[scale + p] = own
+                # Decoded with the scale as it is stored, in float32, because the reader knows no other.
+                if decoded.size:
+                    values_of(part, CELL_BITS, count, scales[scale + p], decoded[start:end])
         scale += pieces
-    return (raw_bits + 31) // 32, finish_writing(writer, coder_lanes)
+    return finish_writing(writer, coder_lanes)
 
 
 @kernel
@@ -253,7 +227,10 @@ def read_blocks(
     coder_lanes: int,
     rotated: bool,
 ) -> bool:
-    """Overwrite `out`, with integer multiples of the points if `rotated`. Return True if the stream ended correctly."""
+    """Overwrite the values of live superblocks in `out`, with integer multiples of the points if `rotated`.
+
+    Return True if the stream ended correctly.
+    """
     steps, levels, _, priors = shelf
     cells, llrs, bits, rows, _, _ = room
     noise = shared.noise
@@ -263,17 +240,13 @@ def read_blocks(
         pieces = (stop - begin + SCALED - 1) // SCALED
         length, count = 1 << blocks[b, LOG_LENGTH], 1 << blocks[b, LEVELS]
         here = cells[: LANES * length]
-        alive = False
-        for p in range(pieces):
-            alive |= scales[scale + p] != 0
-        if alive:
+        if blocks[b, LIVE]:
             for i in range(here.size):
                 here[i] = 0
             for level in range(blocks[b, LEVELS]):
                 row = blocks[b, DESIGN] + level
                 if not levels[row, _FLAT]:
-                    prior = priors[levels[row, _PRIOR] : levels[row, _PRIOR] + LANES]
-                    look_up_priors(prior, here, 0, llrs[: 2 * here.size])
+                    look_up_priors(priors[levels[row, _PRIOR] :], here, _BARE, llrs)
                 _unpack(raw, at, levels[row, _RAW_ROWS], lanes, rows)
                 at += levels[row, _RAW_ROWS] * lanes
                 draw(key, STREAM + 256 * level, begin, levels[row, _DRAWN], noise)
@@ -281,14 +254,9 @@ def read_blocks(
                 decode_level(steps, first, last, llrs, bits, shared, reader, rows, lanes)
                 mark(here, bits, level)
             close_up(here, lanes)
-        for p in range(pieces):
-            start = begin + p * SCALED
-            end = min(start + SCALED, stop)
-            if alive:
+            for p in range(pieces):
+                start = begin + p * SCALED
                 half = np.float32(1) if rotated else scales[scale + p]
-                values_of(here[p * SCALED :], 0, count, half, out[start:end])
-            else:
-                for i in range(start, end):
-                    out[i] = 0
+                values_of(here[p * SCALED :], _BARE, count, half, out[start : min(start + SCALED, stop)])
         scale += pieces
     return reader.place[0] == reader.place[1] and ended_well(reader.state, coder_lanes)

@@ -70,8 +70,8 @@ class CodedStream(NamedTuple):
 def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats, *, capped: bool) -> CodedStream | None:
     """Return the stream of 1-D `x`; None if a value is not finite. `decoded` and `capped`: see stream.write."""
     most = stream.extent(blocks, [True] * len(blocks))
-    scales = np.empty(sum(block.scales for block in blocks), np.float32)
-    raw = np.empty(-(-most.raw // 32) + 2, np.uint32)
+    scales = np.zeros(sum(block.scales for block in blocks), np.float32)
+    raw = np.zeros(-(-most.raw // 32) + 2, np.uint32)
     words = np.empty(stream.allowed_words(most) + 2, np.uint16)
     bits, used = stream.write(x, blocks, rotated, key, scales, raw, words, decoded, capped=capped)
     return CodedStream(scales, raw[:bits], words[:used]) if bits != stream.NOT_FINITE else None

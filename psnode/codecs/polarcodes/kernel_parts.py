@@ -53,7 +53,7 @@ def corrections() -> None:
 
 def writing() -> None:
     """Write a stream."""
-    blocks, decoded = list(superblocks(_SMALL, energy_groups.LONGEST, _RATE)), np.empty(_SMALL, np.float32)
+    blocks, decoded = list(superblocks(_SMALL, energy_groups.LONGEST, _RATE)), np.zeros(_SMALL, np.float32)
     body.code(_values(_SMALL), blocks, False, _KEY, decoded, capped=True)
 
 

@@ -113,7 +113,7 @@ def _take(places: Places, lane: Whole, new: Whole) -> None:
     places[_LAST + lane], places[_NEXT + lane], places[_AFTER + lane] = place, places[_AFTER + lane], new
 
 
-@inlined
+@kernel
 def _drain(places: Places, log: Words16, words: Words16) -> None:
     """Write the words of the log to their places."""
     count = places[1]
@@ -147,7 +147,7 @@ def write_row(
             empty &= empty - np.uint64(1)
 
 
-@kernel
+@inlined
 def finish_writing(writer: Writer, lanes: int) -> int:
     """End the stream. Return the number of words. The code of each lane is the least multiple of 2^16 in its interval."""
     state, places, log, words = writer

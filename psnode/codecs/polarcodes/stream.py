@@ -12,11 +12,15 @@ from psnode.codecs.arrays import Float64s, Floats, Int64s, Words, Words16, reado
 from psnode.codecs.kernels.moments import root_mean_square
 from psnode.codecs.polarcodes import designs, hadamard, shelf, symbols
 from psnode.codecs.polarcodes.blocks import (
+    CODED,
     COLUMNS,
     EXTRA,
+    LIVE,
+    RAW,
     SMALLEST,
     START,
     STOP,
+    WIDTH,
     Workspace,
     measure,
     read_blocks,
@@ -88,12 +92,12 @@ def _constants() -> tuple[Any, Any]:
 
 
 def table_of(blocks: Sequence[Superblock]) -> Int64s:
-    """Return the superblocks as rows of the table that psnode.codecs.polarcodes.blocks uses."""
+    """Return the superblocks as rows of the table that psnode.codecs.polarcodes.blocks uses; all are live."""
     rows = []
     for block in blocks:
         place = shelf.place_of(block.rate, block.log_length)
         bits = block.lanes * place.raw, block.lanes * place.coded
-        rows.append((block.start, block.stop, block.log_length, block.lanes, place.first, place.levels, *bits))
+        rows.append((block.start, block.stop, block.log_length, block.lanes, place.first, place.levels, *bits, 1))
     return np.array(rows, np.int64).reshape(-1, COLUMNS)
 
 
@@ -111,8 +115,8 @@ def write(
 ) -> tuple[int, int]:
     """Code `x` (1-D): write `scales`, bits to `raw`, and `words`. Return the uint32 and the words written, or NOT_FINITE.
 
-    `raw` must be one uint32 longer than its bits. `rotated`: pieces with their own scale are rotated first. `decoded` is
-    overwritten with the decoded values, unless rotated. `capped`: see write_blocks.
+    `scales`, `raw` and `decoded` must be zeros, and `raw` one uint32 longer than its bits. `rotated`: pieces with their own scale
+    are rotated first. `decoded` is overwritten with the decoded values, unless rotated. `capped`: see write_blocks.
     """
     table, x = table_of(blocks), readonly(x)
     sizes = _sizes(x, table, scales.size)
@@ -123,10 +127,20 @@ def write(
         x, energies = _turned(x, table, sizes, key)
     room, shared = room_for(max((block.log_length for block in blocks), default=0), 4)
     distances = np.array([designs.CHANNELS[block.rate].step for block in blocks])
-    return write_blocks(
+    found = _mark_live(table, sizes)
+    used = write_blocks(
         x, table, distances, sizes, energies, shelf.shelf(), readonly(key), room, shared, writer(words, 0), scales, raw, decoded,
-        capped,
+        found.coded, found.lanes, capped,
     )  # fmt: skip
+    return -(-found.raw // 32), used
+
+
+def _mark_live(table: Int64s, sizes: Float64s) -> Extent:
+    """Mark the superblocks that have a nonzero size, and return their extent."""
+    pieces = -((table[:, START] - table[:, STOP]) // SCALED)
+    table[:, LIVE] = np.logical_or.reduceat(sizes > 0, np.cumsum(pieces) - pieces)
+    live = table[table[:, LIVE] == 1]
+    return Extent(int(live[:, RAW].sum()), int(live[:, CODED].sum()), int(live[live[:, CODED] > 0, WIDTH].max(initial=0)))
 
 
 def _pieces(table: Int64s) -> list[slice]:
@@ -173,6 +187,10 @@ def read(
     live = live_ones(blocks, scales)
     found = extent(blocks, live)
     table, source = table_of(blocks), reader(words, found.lanes)
+    table[:, LIVE] = live
+    for alive, block in zip(live, blocks, strict=True):
+        if not alive:
+            out[block.start : block.stop] = 0
     room, shared = room_for(max((block.log_length for block in blocks), default=0), 2)
     ended = read_blocks(
         table, shelf.shelf(), readonly(key), room, shared, source, readonly(scales), readonly(raw), out, found.lanes, rotated

@@ -121,7 +121,7 @@ def encode_level(
             if repeats or kind < _FREE_FLAT:
                 _draw(is_flat, n, s, prior + n, llrs, bits, noise, drawn, samples)
                 drawn += n
-                row, count, place = 0, int(repeats), spare
+                row, count, place = 0, 1 if repeats else 0, spare
                 for root in range(0, (1 if is_flat else prior + 1) if repeats else 0, prior):
                     _gather(root, n, s, llrs, bits)
             if is_flat:
@@ -166,7 +166,7 @@ def decode_level(
             if repeats or kind < _FREE_FLAT:
                 _draw(is_flat, n, s, n, llrs, bits, noise, drawn, samples)
                 drawn += n
-                row, count, place = 0, int(repeats), spare
+                row, count, place = 0, 1 if repeats else 0, spare
                 if repeats and not is_flat:
                     _gather(0, n, s, llrs, bits)
             if is_flat:

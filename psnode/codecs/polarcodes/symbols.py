@@ -20,7 +20,7 @@ from psnode.codecs.polarcodes.vectors import LANES, load_row, store_row
 
 Cells = npt.NDArray[np.uint16]
 
-CELL_BITS = 10
+CELL_BITS: int = np.int64(10)  # type: ignore[assignment]  # a plain 10 would be a type of its own in Numba
 _LARGEST = np.float32(np.finfo(np.float32).max)
 
 
@@ -37,14 +37,20 @@ def prior_row(table: Llrs, cells: Cells, row: int, shift: np.uint16, llrs: Llrs,
 
 
 @inlined
+def _limited(value: np.float32, least: np.float32, most: np.float32) -> np.float32:
+    """Return the nearest number from `least` to `most`. Numba takes longer to compile min and max."""
+    return least if value < least else (most if value > most else value)
+
+
+@inlined
 def _cell(value: np.float32) -> np.uint16:
     """Return the cell of a value in units of cells. No sum of two floats is rounded."""
-    inside = min(max(value, np.float32(-CELLS // 2)), np.float32(CELLS // 2 - 0.5))
+    inside = _limited(value, np.float32(-CELLS // 2), np.float32(CELLS // 2 - 0.5))
     whole = np.int32(inside)
     return np.uint16(whole - np.int32(np.float32(whole) > inside) + np.int32(CELLS // 2))
 
 
-@kernel
+@inlined
 def cells_of(x: Floats, scale: float, cells: Cells, lanes: int) -> None:
     """Write the cells of x / scale, `lanes` of each row of `cells`; the middle cell after the end of x, or if `scale` is 0."""
     wide()
@@ -70,7 +76,7 @@ def close_up(cells: Cells, lanes: int) -> None:
                 cells[lanes * row + j] = cells[LANES * row + j]
 
 
-@kernel
+@inlined
 def look_up_llrs(table: Llrs, index: Cells, llrs: Llrs) -> None:
     """Write table[index] of every row to the second half of `llrs`."""
     target = llrs[index.size :]
@@ -106,10 +112,10 @@ def values_of(symbols: Cells, shift: int, count: int, half: np.float32, out: Flo
     bits = np.uint16(shift)
     for i in range(out.size):
         value = np.float32(np.int32(np.int32(2) * np.int32(symbols[i] >> bits) - offset)) * half
-        out[i] = min(max(value, -_LARGEST), _LARGEST)
+        out[i] = _limited(value, -_LARGEST, _LARGEST)
 
 
-@kernel
+@inlined
 def inner_products(
     x: Floats, scale: float, symbols: Cells, shift: int, count: int, lanes: int, sums: Floats, squares: Int32s
 ) -> tuple[float, float]:
