@@ -22,6 +22,7 @@ from psnode.jobs.tuning.sampling import draw
 from psnode.jobs.tuning.space import Varied, flags, grid, parse
 from psnode.jobs.tuning.sweep import Sweep
 from psnode.records.metrics import read_records
+from tests.forking import FORKING
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ["--local", "1", "--network", "FC", "--threads", "1", "--batch-size", "8", "--no-tensorboard", "--quiet"]
@@ -307,7 +308,7 @@ def test_more_values_and_another_metric_find_the_best_that_a_sweep_of_its_own_fi
     tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[list[str]]
 ) -> None:
     """The existing trials are further than the first comparison, and have no weights left from that step."""
-    job = [*JOB, "--keep-last", "1"]
+    job = [*JOB, "--keep-last", "1", "--scheme", "dense"]
 
     def sweep(place: str, metric: str, lrs: str) -> dict[str, Any]:
         words = ["--vary", f"lr={lrs}", "--steps", "8", "--halving", "2", "--metric", metric, "--output", str(tmp_path / place)]
@@ -382,7 +383,7 @@ class Killer:
 def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_as_a_training_without_a_kill(tmp_path: Path) -> None:
     """A logger of the first trial kills the command with SIGKILL; the job then stops by itself, with a checkpoint."""
     (tmp_path / "killer.py").write_text(KILLER)
-    job = [*(word for word in JOB if word != "--quiet"), "--eval-freq", "0"]
+    job = [*(word for word in JOB if word != "--quiet"), "--eval-freq", "0", "--scheme", "dense"]
     words = [
         "tune",
         "--vary",
@@ -398,12 +399,14 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was_and_ends_as_a_training_with
         *job,
     ]
 
-    def sweep() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "psnode", *words, "--log-to", "killer.py:Killer"]
-        return subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    def sweep(python: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [python, "-m", "psnode", *words, "--log-to", "killer.py:Killer"]
+        env = {**os.environ, **more, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
-    assert sweep().returncode == -9
-    done = sweep()
+    assert sweep(sys.executable).returncode == -9  # the parent of a fork would be the server of forks
+    python, ranks = FORKING.launching()
+    done = sweep(python, **ranks)
     assert done.returncode == 0, done.stderr
     found = {row["values"]["lr"]: row for row in json.loads(done.stdout)["trials"]}
     assert {lr: (row["state"], row["steps"]) for lr, row in found.items()} == {"0.05": ("done", 150), "0.01": ("done", 150)}
