@@ -5,7 +5,7 @@ Superblocks are rows of a table, whose columns are named below; the designs of a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -153,8 +153,6 @@ def write_blocks(
     scales: Floats,
     raw: Masks,
     decoded: Floats,
-    left: int,
-    coder_lanes: int,
     capped: bool,
 ) -> int:
     """Code the live superblocks of finite `x`: write `scales`, bits to `raw`, and words. Return the number of words.
@@ -162,13 +160,16 @@ def write_blocks(
     `steps_between` has the distance of the channel's points for each superblock. `sizes` has the root mean square of all values
     with their own scale, 0 for zeros. If the values in `x` were divided by it and rotated, `energies` has their energies; else it
     is empty. `decoded` is overwritten with the decoded values, unless it is empty. `scales`, `raw` and `decoded` must be zeros.
-    `left` is the number of coded rows, weighted with their lanes. `capped` limits scales to those that fit the channel.
+    `capped` limits scales to those that fit the channel.
     """
     steps, levels, posteriors, priors = shelf
     cells, llrs, bits, rows, sums, squares = room
     noise = shared.noise
+    coder_lanes = writer.places[0] // 2
+    left: Any = np.int64(0)  # a plain 0 would be a type of its own in Numba, and a second kernel would be compiled
+    for b in range(blocks.shape[0]):
+        left += blocks[b, CODED] * blocks[b, LIVE]
     allowed = left + EXTRA * coder_lanes  # once it is spent, encode_level takes the likelier bits
-    writer.places[0] = 2 * coder_lanes
     rotated = energies.size > 0
     at, scale = 0, 0
     for b in range(blocks.shape[0]):

@@ -129,8 +129,8 @@ def write(
     distances = np.array([designs.CHANNELS[block.rate].step for block in blocks])
     found = _mark_live(table, sizes)
     used = write_blocks(
-        x, table, distances, sizes, energies, shelf.shelf(), readonly(key), room, shared, writer(words, 0), scales, raw, decoded,
-        found.coded, found.lanes, capped,
+        x, table, distances, sizes, energies, shelf.shelf(), readonly(key), room, shared, writer(words, found.lanes), scales, raw,
+        decoded, capped,
     )  # fmt: skip
     return -(-found.raw // 32), used
 
