@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from psnode.codecs.spec import CODEC_FILE
-from psnode.errors import ConfigurationError, in_one_line
+from psnode.errors import CodecSpecError, ConfigurationError, in_one_line
 
 TASK_MODULES = "psnode_task_"  # prefix of the names of modules imported from a task's file
 
@@ -67,18 +67,20 @@ def locate_codec(spec: str) -> str:
 
 
 def class_in(spec: str) -> ClassInFile | None:
-    """Return the parts of `spec` if it begins with FILE:NAME, or else None. Raises ConfigurationError."""
+    """Return the parts of `spec` if it begins with FILE:NAME, or else None. Raises CodecSpecError."""
     path, separator, rest = spec.partition(CODEC_FILE)
     if not separator:
         if spec.endswith(".py"):
-            raise ConfigurationError(
-                f"codec {spec!r} names no class: psnode codecs {spec} lists those of the file, for {spec}:NAME"
-            )
+            raise CodecSpecError(f"codec {spec!r} names no class: psnode codecs {spec} lists those of the file, for {spec}:NAME")
         return None
     name = rest.partition(":")[0].partition("+")[0].strip()
     if not name.isidentifier():
-        raise ConfigurationError(f"codec {spec!r} must name a class: path/to/file.py:NAME, then :parameter=value")
-    return ClassInFile(Path(path + ".py").expanduser().absolute(), name, rest[len(name) :])
+        raise CodecSpecError(f"codec {spec!r} must name a class: path/to/file.py:NAME, then :parameter=value")
+    try:
+        file = Path(path + ".py").expanduser().absolute()
+    except RuntimeError as error:  # ~NAME of a user who does not exist
+        raise CodecSpecError(f"codec {spec!r}: {in_one_line(error)}") from None
+    return ClassInFile(file, name, rest[len(name) :])
 
 
 def classes_in(file: Path, kind: str) -> list[type]:

@@ -18,7 +18,9 @@ from psnode.jobs.planning import profiling
 from psnode.jobs.planning.host_costs import crowding, socket_costs
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
+from psnode.jobs.planning.scenario import GOODPUT
 from psnode.records.metrics import METRICS, read_records
+from psnode.worker import inspection
 
 MODEL = {"network": "FC", "dataset": "synthetic", "synthetic_shape": (1, 8, 8), "batch_size": 4, "threads": 1}
 SCHEMES = {"dense": {"scheme": "dense"}, "topk": {"scheme": "topk"}}
@@ -30,6 +32,7 @@ def few_steps() -> Iterator[None]:
     """Measure a few steps of everything: the tests check no times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiling, "_SECONDS", 0.02)
+        patch.setattr(inspection, "unwatchable", lambda model: "")  # other tests compile models in this process
         yield
 
 
@@ -112,8 +115,8 @@ def test_the_command_measures_and_a_saved_profile_answers_what_if(tmp_path: Path
         results.append(json.loads(capsys.readouterr().out))
     few, many = map(rows, results)
     nbytes = sum(tensor.nbytes for tensor in Profile.load(file).tensors)
-    assert few["dense"] > 2 * 2 * nbytes * 8 / 1e6  # two workers' weights up and down through the master's link
-    assert many["dense"] / few["dense"] == pytest.approx(8, rel=0.05)
+    for found, count in ((few, 2), (many, 16)):  # the master's link carries all gradients, and all weights the other way
+        assert count * nbytes * 8 / 1e6 < found["dense"] < 2 * count * nbytes * 8 / 1e6 / GOODPUT + 1
     assert many["DDP fp32"] / few["DDP fp32"] == pytest.approx((2 * 15 / 16) / (2 / 2), rel=0.05)
 
 
