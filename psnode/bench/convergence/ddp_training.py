@@ -6,10 +6,8 @@ RANK and WORLD_SIZE give a process its place. Rank 0 evaluates, and writes the r
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,46 +20,13 @@ from psnode.config import Config
 from psnode.config.plain_json import to_json
 from psnode.config.schedules import learning_rate
 from psnode.errors import DivergedError, in_one_line
-from psnode.jobs.planning.ddp_hooks import Communication, wrap
+from psnode.jobs.planning.ddp_hooks import Communication, optimizer_of, payload_bytes, wrap
 from psnode.records.metrics import write_atomically
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _DEADLINE = timedelta(hours=1)  # of an exchange, in which the other ranks wait while rank 0 evaluates
-_LEAST_GAIN = 2  # PowerSGD factorizes a matrix only if that saves more than this factor: torch's min_compression_rate
-
-
-def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]], step: int) -> int:
-    """Return the bytes that a rank contributes to the all-reduces of `step`, which is counted from 1.
-
-    `shapes`: the shapes of the gradients. PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) sends whole gradients before
-    iteration `start`, which is counted from 0. Then it sends float32 factors of n x r and m x r values for an n x m matrix.
-    """
-    sizes = [(shape[0], math.prod(shape[1:])) for shape in ((*each, 1) if len(each) < 2 else each for each in map(tuple, shapes))]
-    whole = sum(n * m for n, m in sizes)
-    kind, parameters, _ = communication
-    if kind in ("fp16", "bf16"):
-        return 2 * whole
-    if kind != "powersgd" or step <= parameters["start"]:
-        return 4 * whole
-    ranks = [min(n, m, parameters["rank"]) for n, m in sizes]
-    factors = [(n + m) * rank for (n, m), rank in zip(sizes, ranks, strict=True)]
-    return 4 * sum(few if _LEAST_GAIN * few < n * m else n * m for few, (n, m) in zip(factors, sizes, strict=True))
-
-
-def optimizer_of(config: Config, parameters: Any) -> torch.optim.Optimizer:
-    """Return torch's optimizer with the settings of `config`, in which learning rate and momentum are set."""
-    import torch
-
-    assert config.lr is not None and config.momentum is not None
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, config.lr, momentum=config.momentum, nesterov=config.nesterov, weight_decay=config.weight_decay
-        )
-    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    eps = 1e-8 if config.eps is None else config.eps  # torch's default
-    return kind(parameters, config.lr, (config.momentum, config.beta2), eps, config.weight_decay)
 
 
 @dataclass

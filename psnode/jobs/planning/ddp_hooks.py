@@ -1,4 +1,4 @@
-"""Communication of PyTorch's DistributedDataParallel by the hooks that psnode is compared with.
+"""PyTorch's DistributedDataParallel, with which psnode is compared: its communication hooks, payloads and optimizers.
 
 none                          no DDP: each process trains on its own shard; the floor of any step time
 fp32:bucket=25                uncompressed gradients, in buckets of the given number of MB
@@ -12,9 +12,12 @@ psnode:CODEC                  psnode's hook (psnode.ddp) with its default settin
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psnode.codecs import get_codec
+from psnode.config import Config
 from psnode.config.declaration import nearest
 from psnode.errors import ConfigurationError
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+_LEAST_GAIN = 2  # PowerSGD factorizes a matrix only if that saves more than this factor: torch's min_compression_rate
 KINDS: dict[str, dict[str, int]] = {
     "none": {},
     "fp32": {"bucket": 25},
@@ -87,3 +91,39 @@ def wrap(model: torch.nn.Module, communication: Communication) -> torch.nn.Modul
     elif kind != "fp32":
         found.register_comm_hook(None, default_hooks.fp16_compress_hook if kind == "fp16" else default_hooks.bf16_compress_hook)
     return found
+
+
+def payload_bytes(communication: Communication, shapes: Sequence[Sequence[int]], step: int) -> int:
+    """Return the bytes that a rank contributes to the all-reduces of `step`, which is counted from 1.
+
+    `shapes`: the shapes of the gradients. PowerSGD sends whole gradients before iteration `start`, which is counted from 0.
+    """
+    kind, parameters, _ = communication
+    if kind == "powersgd" and step > parameters["start"]:
+        return 4 * sum(sum(powersgd_values(shape, parameters["rank"])) for shape in shapes)
+    return (2 if kind in ("fp16", "bf16") else 4) * sum(map(math.prod, shapes))
+
+
+def powersgd_values(shape: Sequence[int], rank: int) -> tuple[int, int]:
+    """Return the numbers of float32 values of a gradient that PowerSGD adds up first and second.
+
+    These are the factors of an n x m matrix, n x r and m x r values (Vogels, Karimireddy and Jaggi, NeurIPS 2019), or the whole
+    gradient and nothing if the factors would not save enough.
+    """
+    n, m = shape[0] if shape else 1, math.prod(shape[1:])
+    rank = min(n, m, rank)
+    return (n * rank, m * rank) if _LEAST_GAIN * (n + m) * rank < n * m else (n * m, 0)
+
+
+def optimizer_of(config: Config, parameters: Any, *, fused: bool = False) -> torch.optim.Optimizer:
+    """Return torch's SGD, Adam or AdamW with the settings of `config`, in which learning rate and momentum are set."""
+    import torch
+
+    assert config.lr is not None and config.momentum is not None
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, config.lr, config.momentum, nesterov=config.nesterov, weight_decay=config.weight_decay, fused=fused
+        )
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    eps = 1e-8 if config.eps is None else config.eps  # torch's default
+    return kind(parameters, config.lr, (config.momentum, config.beta2), eps, config.weight_decay, fused=fused)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from psnode.jobs.planning.ddp_hooks import Communication, payload_bytes, powersgd_values
 from psnode.jobs.planning.job_step import StepTime, steady
 from psnode.jobs.planning.profile import Profile, TensorTimes
 from psnode.jobs.planning.scenario import CODING, PASSES, TRANSPORT, HostModels, Scenario
 from psnode.jobs.planning.simulation import Graph
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: torch's defaults
-# hooks for gloo, that for bf16 works with NCCL alone; PowerSGD with its defaults in psnode.jobs.planning.ddp_hooks
+# hooks that work over gloo; that for bf16 needs NCCL
 HOOKS = ("fp32", "fp16", "powersgd:rank=2")
-_POWERSGD_RANK = 2
 _STEPS = 3
 
 
 class DdpBucket(NamedTuple):
-    """Gradients that are added up together: their bytes as float32, and when the last of them is ready."""
+    """Values that are added up together: their bytes, and when the last of the gradients that they need is ready."""
 
     nbytes: float
     ready: float
@@ -47,21 +46,16 @@ def ddp_bytes(nbytes: float, workers: int) -> float:
 def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
     """Return the sums of a step under one of HOOKS: the bytes that are added up, and when they are ready.
 
-    PowerSGD adds up matrices P with all vectors, then matrices Q (T. Vogels et al., NeurIPS 2019, algorithm 1), each in one sum,
-    since torch over gloo bears one bucket only.
+    PowerSGD adds up all first factors, and all second factors with their result, each in one sum, since torch over gloo bears one
+    bucket only.
     """
-    if not hook.startswith("powersgd"):
-        share = 0.5 if hook == "fp16" else 1.0
+    communication = Communication.parse(hook)
+    if communication.kind != "powersgd":
+        share = payload_bytes(communication, [(1,)], 1) / 4
         return [DdpBucket(bucket.nbytes * share, bucket.ready) for bucket in buckets(tensors)]
-    first = second = 0
-    for tensor in tensors:
-        rows, columns = tensor.shape[0] if tensor.shape else 1, math.prod(tensor.shape[1:])
-        if len(tensor.shape) > 1 and (rows + columns) * _POWERSGD_RANK * 2 < rows * columns:  # torch's rule, min_compression_rate
-            first, second = first + 4 * _POWERSGD_RANK * rows, second + 4 * _POWERSGD_RANK * columns
-        else:
-            first += tensor.nbytes
+    values = [powersgd_values(tensor.shape, communication.parameters["rank"]) for tensor in tensors]
     ready = max((tensor.ready for tensor in tensors), default=0.0)
-    return [DdpBucket(first, ready), DdpBucket(second, ready)]
+    return [DdpBucket(4 * sum(each), ready) for each in zip(*values, strict=True)]
 
 
 def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
