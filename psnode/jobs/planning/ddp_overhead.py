@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-import time
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from psnode.jobs.planning.ddp_hooks import Communication, wrap
+from psnode.jobs.planning.host_costs import median_seconds
 
 if TYPE_CHECKING:
     from psnode.jobs.planning.step_rigs import TimedModel
@@ -43,12 +43,11 @@ def _group() -> Iterator[None]:
 
 def _step(ground: TimedModel, hook: str, seconds: float) -> float:
     model = wrap(ground.model().to(ground.device), Communication.parse(hook))
-    computation = ground.computation(model)
-    found = list[float]()
-    while len(found) < 2 * _WARMUP or sum(found[_WARMUP:]) < seconds:
-        begin = time.perf_counter()
-        computation.run(len(found) + 1, [ground.batch], None)
+    computation, steps = ground.computation(model), itertools.count(1)
+
+    def step() -> None:
+        computation.run(next(steps), [ground.batch], None)
         ground.settle()
-        found.append(time.perf_counter() - begin)
         model.zero_grad()
-    return statistics.median(found[_WARMUP:])
+
+    return median_seconds(step, seconds, _WARMUP)

@@ -53,16 +53,17 @@ def socket_costs() -> tuple[float, float]:
 
 
 def add_cost() -> float:
-    """Return the seconds to add a byte of float32 from memory to another."""
+    """Return the seconds that the addition of float32 values takes for each byte of one of the two summands."""
     total, part = np.zeros(_BYTES // 4, np.float32), np.ones(_BYTES // 4, np.float32)
-    return median_of(lambda: np.add(total, part, out=total)) / _BYTES
+    return median_seconds(lambda: np.add(total, part, out=total)) / _BYTES
 
 
-def median_of(work: Callable[[], object]) -> float:
-    """Return the median seconds of `work`, after one call that does not count."""
-    work()
-    found = []
-    for _ in range(_ROUNDS):
+def median_seconds(work: Callable[[], object], seconds: float = 0.0, warmup: int = 1) -> float:
+    """Return the median duration of `work` over at least _ROUNDS calls and `seconds`, after `warmup` calls that do not count."""
+    for _ in range(warmup):
+        work()
+    found = list[float]()
+    while len(found) < _ROUNDS or sum(found) < seconds:
         begin = time.perf_counter()
         work()
         found.append(time.perf_counter() - begin)
@@ -77,20 +78,11 @@ def crowding(work: Callable[[], object], seconds: float) -> float:
     neighbours = min(usable_cores() - 1, _MOST_NEIGHBOURS)
     if neighbours < 1:
         return 1.0
-    alone = _seconds_of(work, seconds)
+    alone = median_seconds(work, seconds)
     with _neighbours(work, neighbours):
         time.sleep(_SETTLING)
-        together = _seconds_of(work, seconds)
+        together = median_seconds(work, seconds)
     return min(1.0, alone / together)
-
-
-def _seconds_of(work: Callable[[], object], seconds: float) -> float:
-    end, found = time.perf_counter() + seconds, list[float]()
-    while time.perf_counter() < end or len(found) < 3:
-        begin = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - begin)
-    return statistics.median(found)
 
 
 @contextmanager

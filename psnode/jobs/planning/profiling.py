@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from psnode.codecs.registry import known_codec
 from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.names import DENSE
 from psnode.config.resolve import resolve
 from psnode.config.train_settings import WITH_BETAS
+from psnode.jobs.planning.ddp_hooks import optimizer_of
 from psnode.jobs.planning.ddp_overhead import overheads
 from psnode.jobs.planning.ddp_step import HOOKS
-from psnode.jobs.planning.host_costs import add_cost, crowding, median_of, socket_costs
+from psnode.jobs.planning.host_costs import add_cost, crowding, median_seconds, socket_costs
 from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
@@ -24,21 +26,25 @@ from psnode.master.lines.opening import doubt_of, measured_cost
 if TYPE_CHECKING:
     import torch
 
-    from psnode.jobs.planning.step_rigs import Alone, Exchanging, TimedModel
+    from psnode.jobs.planning.step_rigs import TimedModel
+    from psnode.worker.computation import Computation
 
-UNCODED = frozenset({"identity", "fp16", "bf16", DENSE})  # codecs and downlinks without a noticeable loss
+_NEARLY_EXACT = frozenset({"fp16", "bf16"})  # codecs without a noticeable loss, besides lossless ones
 _STEPS, _SECONDS = 7, 1.0  # least number of steps of a measurement, and the seconds that it takes for fast models
-_MESSAGE = (
-    1e-4  # seconds of MPI's thread on a message at each end, since MPI is not started here: docs/results/2026-11-23-threads.md
-)
+# seconds of work on a message of the thread that calls MPI, which is not started here: docs/results/2026-11-23-threads.md
+_MESSAGE = 1e-4
+_PASSES = 5  # passes of which the one of median duration counts
 _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "downlink")  # spans of the master that close a group
 
 
-def measure(config: Config, schemes: Mapping[str, Config], tell: Callable[[str], None] = lambda line: None) -> Profile:
+def measure(
+    config: Config, schemes: Mapping[str, Config], tell: Callable[[str], None] = lambda line: None, *, ranks: int = 1
+) -> Profile:
     """Return the profile of the model that `config` trains, under each of `schemes`, by flags.
 
     Batches are those of training; nothing is trained. With several batches in a step, the forward pass stands for all passes
-    before the last backward pass. Raises ConfigurationError for settings that train would refuse.
+    before the last backward pass. `ranks`: those of the job that share a host, and its cores unless --threads is set. Raises
+    ConfigurationError for settings that train would refuse.
     """
     import torch
 
@@ -46,49 +52,65 @@ def measure(config: Config, schemes: Mapping[str, Config], tell: Callable[[str],
     from psnode.tasks.device import choose_device
     from psnode.tasks.loading import make_task
 
-    used, threads = torch.get_num_threads(), config.threads or 1
+    used, threads = torch.get_num_threads(), config.threads or max(1, usable_cores() // ranks)
     torch.set_num_threads(threads)
     try:
         tell("passes")
         there = config.enable_gpu
         ground = TimedModel(make_task(config), config.batch_size, choose_device(there), coded_there=there, seed=config.seed)
         alone = Alone(ground)
-        alone.step()
-        whole = statistics.median(_steps(alone))
-        needed, forward = first_uses(ground)
-        ready = ground.findings.backward or {}
-        ready, backward = scaled(ready, whole - forward)
-        shapes = {name: tuple(parameter.shape) for name, parameter in ground.model().named_parameters() if name in ready}
-        tensors = tuple(TensorTimes(shapes[name], at, needed.get(name, 0.0)) for name, at in ready.items())
+        whole = median_seconds(alone.step, _SECONDS)
+        tensors, forward = tensor_times(ground, whole)
         tell("this host and DDP")
         send, receive = socket_costs()
-        crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if ground.device.type == "cpu" else 1.0
-        host = HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded)
+        # forks have no threads of torch, and other cores are idle only if the passes use one
+        crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if threads == 1 and ground.device.type == "cpu" else 1.0
         profile = Profile(
-            config.network if config.task is None else str(config.task), threads, forward, backward,
-            _optimizer_seconds(ground, config), tensors, host, {}, overheads(ground, HOOKS, whole, _SECONDS / 2),
-            config.optimizer in WITH_BETAS,
+            config.network if config.task is None else str(config.task), threads, forward, whole - forward,
+            _optimizer_seconds(ground, config), tuple(sorted(tensors.values(), key=lambda tensor: tensor.ready)),
+            HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded), {},
+            overheads(ground, HOOKS, whole, _SECONDS / 2), config.optimizer in WITH_BETAS,
         )  # fmt: skip
-        names = list(ready)
         found = {}
         for flags, chosen in schemes.items():
             tell(flags)
-            found[flags] = _scheme_costs(ground, chosen, profile, dict(zip(names, tensors, strict=True)))
+            found[flags] = _scheme_costs(ground, chosen, profile, tensors)
         earlier = (config.batches_per_step - 1) * profile.passes  # passes before the last one, during which nothing is sent
         return replace(profile, forward=profile.forward + earlier, schemes=found)
     finally:
         torch.set_num_threads(used)
 
 
-def first_uses(ground: TimedModel) -> tuple[dict[str, float], float]:
+def tensor_times(ground: TimedModel, whole: float) -> tuple[dict[str, TensorTimes], float]:
+    """Return the times of the trainable tensors, by name, and the seconds of the forward pass.
+
+    Both passes are measured with hooks, and scaled so that together they take `whole`, the seconds without hooks.
+    """
+    from psnode.exchange.flat_model import trainable
+    from psnode.worker.backward_hooks import finish_times
+
+    model = ground.model().to(ground.device)
+    computation = ground.computation(model)
+    computation.run(0, [ground.batch], None)
+    needed, forward = first_uses(ground, model, computation)
+    tensors = trainable(model)
+    found = [finish_times(tensors, lambda watch: computation.run(0, [ground.batch], watch)).seconds for _ in range(_PASSES)]
+    ready = sorted(found, key=lambda seconds: max(seconds.values()))[_PASSES // 2]
+    scale = whole / (forward + max(ready.values()))
+    return {
+        name: TensorTimes(tuple(tensor.shape), scale * ready[name], scale * needed.get(name, 0.0))
+        for name, tensor in tensors.items()
+    }, scale * forward
+
+
+def first_uses(ground: TimedModel, model: torch.nn.Module, computation: Computation) -> tuple[dict[str, float], float]:
     """Return the seconds from the beginning of the forward pass to each parameter's first use, and those of the whole pass.
 
     A parameter counts as used when its module is called; one whose module is never called is used at the beginning.
     """
-    model = ground.model().to(ground.device)
-    computation = ground.computation(model)
-    computation.loss(ground.batch, None)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    from psnode.tasks import tensor_names
+
+    names = {id(parameter): name for name, parameter in tensor_names.parameters(model)}
     uses: dict[str, float] = {}
     begin = 0.0
 
@@ -99,7 +121,7 @@ def first_uses(ground: TimedModel) -> tuple[dict[str, float], float]:
     handles = [module.register_forward_pre_hook(note) for module in model.modules()]
     try:
         found = []
-        for _ in range(5):
+        for _ in range(_PASSES):
             uses.clear()
             begin = time.perf_counter()
             computation.loss(ground.batch, None)
@@ -112,31 +134,21 @@ def first_uses(ground: TimedModel) -> tuple[dict[str, float], float]:
     return times, seconds
 
 
-def scaled(times: Mapping[str, float], seconds: float) -> tuple[dict[str, float], float]:
-    """Return `times`, which ascend, scaled so that the last is `seconds`, a measured duration of the same pass; and `seconds`."""
-    last = max(times.values(), default=0.0)
-    return {name: at * seconds / last if last else 0.0 for name, at in times.items()}, seconds
-
-
-def _steps(rig: Alone | Exchanging) -> list[float]:
-    """Return the seconds of at least _STEPS steps, and of as many as take _SECONDS."""
-    found = list[float]()
-    while len(found) < _STEPS or sum(found) < _SECONDS:
-        found.append(rig.step())
-        rig.between()
-    return found
-
-
 def _optimizer_seconds(ground: TimedModel, config: Config) -> float:
-    """Return the seconds of a step of torch's fused optimizer of the same kind, which DDP would use."""
+    """Return the seconds of a step of torch's fused optimizer under DDP. Those that DDP is not compared with count as AdamW."""
     import torch
 
     parameters = [parameter for parameter in ground.model().to(ground.device).parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    kinds = {"sgd": lambda: torch.optim.SGD(parameters, 1e-6, momentum=0.9, fused=True)}
-    make = kinds.get(config.optimizer, lambda: torch.optim.AdamW(parameters, 1e-6, fused=True))
-    return median_of(make().step)
+    kind = config.optimizer if config.optimizer in ("sgd", "adam", "adamw") else "adamw"
+    momentum = 0.9 if config.momentum is None else config.momentum
+    return median_seconds(optimizer_of(replace(config, optimizer=kind, lr=1e-6, momentum=momentum), parameters, fused=True).step)
+
+
+def loses(spec: str) -> bool:
+    """Return True if a codec, or a downlink, has a noticeable loss."""
+    return spec != DENSE and not known_codec(spec).lossless and spec not in _NEARLY_EXACT
 
 
 def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors: Mapping[str, TensorTimes]) -> SchemeCosts:
@@ -179,7 +191,7 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
         handled = sum(group.decode + group.update for group in groups)
         bookkeeping = max(0.0, statistics.median(served) - handled) / (len(groups) + 1)
         doubt = doubt_of(scheme, config.optimizer)
-        lossy = not UNCODED.issuperset(spec.partition(":")[0] for spec in (scheme.codec, scheme.downlink))
+        lossy = loses(scheme.codec) or loses(scheme.downlink)
         costs = SchemeCosts(tuple(groups), bookkeeping, 0.0, lossy, doubt or measured_cost(scheme, config.optimizer), bool(doubt))
         return replace(costs, extra=max(0.0, statistics.median(taken) - step_without_links(profile, costs)))
     finally:

@@ -35,7 +35,7 @@ def few_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiling, "_SECONDS", 0.02)
         patch.setattr(inspection, "unwatchable", lambda model: "")  # other tests compile models in this process
-        # process groups and forks belong into a process without the threads of other tests: that of the command below
+        # other tests may have left threads in this process, which is therefore not forked, and gets no process group
         patch.setattr(profiling, "overheads", lambda *_: {"fp32": 0.001})
         patch.setattr(profiling, "crowding", lambda *_: 0.9)
         yield
@@ -66,7 +66,7 @@ def test_times_are_ordered_and_add_up(profile: Profile) -> None:
     ready = [tensor.ready for tensor in profile.tensors]
     assert ready == sorted(ready)
     assert ready[-1] == pytest.approx(profile.backward)
-    assert all(0 <= tensor.needed <= profile.forward * 5 for tensor in profile.tensors)
+    assert all(0 <= tensor.needed <= profile.forward for tensor in profile.tensors)
     sizes = [64 * 800, 800, 800 * 500, 500, 500 * 10, 10]
     assert sorted(tensor.nbytes for tensor in profile.tensors) == sorted(4 * size for size in sizes)
     for costs in profile.schemes.values():
@@ -96,9 +96,32 @@ def test_neighbours_end_with_the_measurement() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_bytes_through_tcp_cost_processor_time() -> None:
-    """Between 10 GB/s for memory alone and 20 MB/s, which no processor of today needs."""
-    assert all(1e-11 < cost < 5e-8 for cost in socket_costs())
+def test_bytes_through_tcp_cost_processor_time_at_both_ends() -> None:
+    assert min(socket_costs()) > 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "lossy"),
+    [
+        ("identity", False),
+        ("blosc", False),
+        ("fp16", False),
+        ("bf16", False),
+        ("dense", False),
+        ("qsgd:levels=127", True),
+        ("topk+fp16", True),
+    ],
+)
+def test_codecs_that_only_round_to_half_precision_count_as_having_no_loss(spec: str, lossy: bool) -> None:
+    assert profiling.loses(spec) is lossy
+
+
+def test_the_passes_have_the_threads_that_training_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a host divide its cores, unless --threads is set."""
+    monkeypatch.setattr(profiling, "usable_cores", lambda: 6)
+    auto = {**MODEL, "threads": 0}
+    assert measure(load(auto, {}), {}, ranks=3).threads == 2
+    assert measure(load(MODEL, {}), {}, ranks=3).threads == 1
 
 
 def rows(result: dict[str, Any]) -> dict[str, float]:
@@ -143,7 +166,10 @@ def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pyte
 
 
 def test_earlier_batches_of_a_step_count_as_passes_in_which_nothing_is_sent(profile: Profile) -> None:
-    """Three batches take about three times as long before the backward pass ends; the bytes are those of one gradient."""
+    """Before the last backward pass come three forward and two backward passes; the bytes are those of one gradient."""
     many = measure(load(MODEL | {"batches_per_step": 3}, {}), {"dense": load(MODEL | SCHEMES["dense"] | {"local": 2}, {})})
+    once = many.tensors[0].ready / many.backward  # the gradient that is finished first keeps its place in the backward pass
+    assert 0 < once < 1
     assert many.forward > 2 * many.backward
+    assert max(tensor.needed for tensor in many.tensors) <= (many.forward - 2 * many.backward) / 3
     assert many.schemes["dense"].groups[0].up == profile.schemes["dense"].groups[0].up
