@@ -39,7 +39,7 @@ class HostModel:
         self.cores = cores
         self.inward = self.outward = None
         if scenario.rate is not None:
-            link = Resource("link", scenario.rate / 8 * GOODPUT, burst=scenario.burst * GOODPUT)
+            link = Resource(scenario.rate / 8 * GOODPUT, burst=scenario.burst * GOODPUT)
             self.inward, self.outward = graph.resource(link), graph.resource(link)
         self.transport = graph.queue()  # the thread that calls MPI
 
@@ -49,13 +49,11 @@ class HostModels:
 
     def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, master: bool) -> None:
         self._graph, self._costs = graph, costs
-        self._delay = graph.resource(Resource("latency", float("inf"), 1.0))
+        self._delay = graph.resource(Resource(float("inf"), 1.0))
         self._uneven = scenario.uneven
         self._half_trip = scenario.round_trip / 2
         ranks = scenario.workers + master
-        pools = [
-            graph.resource(Resource("cores", scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)
-        ]
+        pools = [graph.resource(Resource(scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)]
         self.hosts = [HostModel(graph, pools[0 if scenario.shared else rank], scenario) for rank in range(ranks)]
 
     def compute(

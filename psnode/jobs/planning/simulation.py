@@ -29,7 +29,6 @@ class Resource:
     `burst`: work that is done at once after a pause, as by a token bucket: unused capacity is kept up to this much.
     """
 
-    name: str
     capacity: float
     most: float = np.inf
     crowded: float = 1.0
@@ -45,7 +44,7 @@ class Graph:
     """A graph of activities. Resources and activities are named by the numbers that the methods return."""
 
     def __init__(self) -> None:
-        self.resources: list[Resource] = [Resource("nothing", 1e300)]
+        self.resources: list[Resource] = [Resource(1e300)]
         self.work: list[float] = []
         self.places: list[tuple[int, int]] = []
         self.weights: list[float] = []
@@ -193,17 +192,17 @@ class _Run:
 
     def _spend(self) -> None:
         """Do work at once, as far as all its resources have saved capacity."""
-        if not self._saved.any():
+        if not self._burst.any():
             return
         places = self._places[self._active]
         parts = self._saved / np.maximum(self._counts(places), 1)
-        parts[0] = np.inf
+        parts[0] = np.inf  # the second place of activities that use one resource
         done = np.minimum(parts[places].min(axis=1), self._left * (1 - 1e-9))
         self._left = self._left - done
-        self._saved -= np.bincount(places.ravel(), np.repeat(done, 2), len(self._saved))
+        self._saved -= np.where(self._burst, np.bincount(places.ravel(), np.repeat(done, 2), len(self._saved)), 0.0)
 
     def _counts(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of activities at each resource; the second place of those that use one resource is 0."""
+        """Return the number of activities at each resource."""
         return np.bincount(places.ravel(), minlength=len(self._capacity))
 
     def _speeds(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -12,7 +12,7 @@ from psnode.jobs.planning.simulation import Graph, Resource
 
 
 def cores(count: float, crowded: float = 1.0) -> Resource:
-    return Resource("cores", count, 1.0, crowded)
+    return Resource(count, 1.0, crowded)
 
 
 def test_three_threads_share_two_cores() -> None:
@@ -32,7 +32,7 @@ def test_one_thread_uses_one_core() -> None:
 def test_the_rest_of_a_link_goes_to_who_is_left() -> None:
     """100 and 300 bytes at 100 B/s: both at 50 until 2 s, then 200 bytes at 100."""
     graph = Graph()
-    link = graph.resource(Resource("link", 100.0))
+    link = graph.resource(Resource(100.0))
     graph.add("short", 100.0, [link])
     graph.add("long", 300.0, [link])
     assert graph.run().end.tolist() == pytest.approx([2.0, 4.0])
@@ -41,7 +41,7 @@ def test_the_rest_of_a_link_goes_to_who_is_left() -> None:
 def test_a_message_has_the_rate_of_the_slower_of_its_two_links() -> None:
     """Two senders with 100 B/s each, to one receiver with 50 B/s, share the receiver's link."""
     graph = Graph()
-    out, inward = [graph.resource(Resource("out", 100.0)) for _ in range(2)], graph.resource(Resource("in", 50.0))
+    out, inward = [graph.resource(Resource(100.0)) for _ in range(2)], graph.resource(Resource(50.0))
     for each in out:
         graph.add("message", 100.0, [each, inward])
     assert graph.run().end.tolist() == pytest.approx([4.0, 4.0])
@@ -50,7 +50,7 @@ def test_a_message_has_the_rate_of_the_slower_of_its_two_links() -> None:
 def test_weights_share_a_link_unequally() -> None:
     """At 100 B/s, weights of 3 and 1: 75 and 25 until the first has its 150 bytes at 2 s, then 100 for the other's last 50."""
     graph = Graph()
-    link = graph.resource(Resource("link", 100.0))
+    link = graph.resource(Resource(100.0))
     graph.add("heavy", 150.0, [link], weight=3.0)
     graph.add("light", 100.0, [link], weight=1.0)
     assert graph.run().end.tolist() == pytest.approx([2.0, 2.5])
@@ -59,7 +59,7 @@ def test_weights_share_a_link_unequally() -> None:
 def test_a_token_bucket_carries_its_burst_at_once_and_saves_again_in_pauses() -> None:
     """100 B/s and 50 bytes at once: 150 bytes take 1 s; after .2 s without traffic the next 50 bytes take .3 s, after .8 s 0."""
     graph = Graph()
-    link, pause = graph.resource(Resource("link", 100.0, burst=50.0)), graph.resource(Resource("pause", math.inf, 1.0))
+    link, pause = graph.resource(Resource(100.0, burst=50.0)), graph.resource(Resource(math.inf, 1.0))
     last, ends = -1, list[int]()
     for nbytes, seconds in ((150.0, 0.2), (50.0, 0.8), (50.0, 0.0)):
         last = graph.add("message", nbytes, [link], [last] if ends else [])
@@ -92,7 +92,7 @@ def test_a_queue_serves_the_most_urgent_of_those_that_wait() -> None:
 
 def test_work_begins_when_all_that_it_follows_has_ended_and_the_path_tells_why() -> None:
     graph = Graph()
-    pool, link = graph.resource(cores(2)), graph.resource(Resource("link", 10.0))
+    pool, link = graph.resource(cores(2)), graph.resource(Resource(10.0))
     computed, sent = graph.add("passes", 2.0, [pool]), graph.add("link", 30.0, [link])
     joined = graph.add("join", 0.0, [], [computed, sent])
     last = graph.add("update", 1.0, [pool], [joined])
@@ -117,7 +117,7 @@ def test_times_are_those_of_small_steps_of_time(seed: int) -> None:
     """Integrate the same sharing with a fixed step of time, which knows no events."""
     rng = np.random.default_rng(seed)
     graph = Graph()
-    pool, links = graph.resource(cores(2, crowded=0.7)), [graph.resource(Resource("link", 5.0)) for _ in range(2)]
+    pool, links = graph.resource(cores(2, crowded=0.7)), [graph.resource(Resource(5.0)) for _ in range(2)]
     queue = graph.queue()
     activities: list[tuple[float, list[int], list[int], bool]] = []
     for index in range(14):
