@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ import click
 
 from psnode.cli.debugging import debuggable
 from psnode.cli.shared import configure
-from psnode.config import Config
-from psnode.config.amounts import amount, milliseconds, proportion, rate_of, rate_text
+from psnode.config import Config, settings
+from psnode.config.amounts import amount, counted, milliseconds, proportion, rate_of, rate_text
 from psnode.config.coding_name import coding_name
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 _BASELINES = ("dense", "bf16")
 _USUAL = ("qsgd", "topk")
+# settings that belong to one scheme: those of OPTIONS do not apply to the others
+_OF_A_SCHEME = frozenset(
+    {
+        "scheme", "codec", "feedback", "aggregator", "downlink", "downlink_lead", "svd_rank", "quantization_level",
+        "sparsity_warmup_epochs", "bucket_size",
+    }
+)  # fmt: skip
 _NO_RATE = "none"
 _HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
 
@@ -56,8 +63,8 @@ _HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
 def plan(
     workers: int, rates: Sequence[str], profile: Path | None, *, as_json: bool, options: tuple[str, ...], **given: Any
 ) -> int:
-    """Measure a training's passes and the coding of its gradients here, and predict a step on P workers: of every scheme, and of
-    PyTorch's DDP.
+    """Measure a training's passes and the coding of its gradients here, and predict steps of P workers, under several schemes
+    and under PyTorch's DDP.
 
     The verdict names the fastest scheme whose recorded loss is near dense's, or says "do not compress" if something without loss
     is within 2 % of it. Nothing is trained and no job is started.
@@ -74,48 +81,42 @@ def plan(
             raise ConfigurationError("--profile measures nothing: leave out --scheme, --save-profile and the options of train")
         found = Profile.load(profile)
     else:
-        found = _measure(given["schemes"], options)
+        found = _measure(given["schemes"], options, workers + 1 if given["one_machine"] else 1)
     if given["save_profile"] is not None:
         found.save(given["save_profile"])
-    results = []
+    cores = given["cores"] or found.host.cores
+    scenario = Scenario(workers, None, given["round_trip"] / 1e3, cores, given["one_machine"], 1e3 * given["burst"])
+    results, limit = [], limit_of(found, scenario)
     for text, rate in speeds.items():
-        scenario = Scenario(
-            workers, rate, given["round_trip"] / 1e3, given["cores"] or found.host.cores, given["one_machine"],
-            1e3 * given["burst"],
-        )  # fmt: skip
-        rows = forecasts(found, scenario)
+        rows = forecasts(found, replace(scenario, rate=rate))
         verdict = judge(rows)
         told = sentences(verdict)
-        results.append({"rate": text, "verdict": told, "compress": verdict.compress, "rows": [row.as_dict() for row in rows]})
+        results.append({"rate": text, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]})
         if not as_json:
             _show(found, workers, text, rows, told, first=len(results) == 1)
-    limit = limit_of(found, scenario)
-    if not as_json and limit is not None:
-        click.echo(f"\nCompression pays on links below about {rate_text(limit)}.")
     if as_json:
         click.echo(to_json({"workers": workers, "limit": limit, "passes": found.passes, "results": results}, indent=2))
+    elif limit is not None:
+        click.echo(f"\nCompression pays on links below about {rate_text(limit)}.")
     return 0
 
 
-def _measure(schemes: Sequence[str], options: Sequence[str]) -> Profile:
-    from dataclasses import replace
-
+def _measure(schemes: Sequence[str], options: Sequence[str], ranks: int) -> Profile:
+    from psnode.bench.contest.contenders import Psnode
     from psnode.bench.hardware import hardware
+    from psnode.config.load import load
     from psnode.jobs.planning.profiling import measure
 
-    base = _config(options, [])
-    chosen = {_name(base): base}
-    for flags in (*_BASELINES, *(schemes or _USUAL)):
-        words = shlex.split(flags)
-        chosen.setdefault(flags, _config(options, words if flags.startswith("--") else ["--scheme", *words]))
-    return replace(measure(base, chosen, lambda line: click.echo(f"measuring {line}", err=True)), hardware=hardware())
-
-
-def _config(options: Sequence[str], more: Sequence[str]) -> Config:
     root = click.get_current_context().find_root()
     assert isinstance(root.command, click.Group)
-    train = root.command.commands["train"]
-    return configure(**train.make_context("psnode train", [*options, *more]).params)
+    base = configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
+    others = {name: getattr(base, name) for name, each in settings().items() if name not in _OF_A_SCHEME}
+    others = {name: value for name, value in others.items() if value != settings()[name].default}
+    chosen = {_name(base): base}
+    for flags in (*_BASELINES, *(schemes or _USUAL)):
+        chosen.setdefault(flags, load(others | Psnode(flags).settings, {}))
+    found = measure(base, chosen, lambda line: click.echo(f"measuring {line}", err=True), ranks=ranks)
+    return replace(found, hardware=hardware())
 
 
 def _name(config: Config) -> str:
@@ -127,9 +128,10 @@ def _name(config: Config) -> str:
 
 def _show(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], told: Sequence[str], *, first: bool) -> None:
     if first:
-        click.echo(f"{profile.model}: passes alone {milliseconds(profile.passes)} a step, gradient {amount(profile.nbytes)}")
+        passes = f"passes alone {milliseconds(profile.passes)} a step on {counted(profile.threads, 'thread')}"
+        click.echo(f"{profile.model}: {passes}, gradient {amount(profile.nbytes)}")
     where = "links that cost nothing" if rate == _NO_RATE else rate
-    click.echo(f"\n{workers} worker{'s' if workers > 1 else ''}, {where}\n{_HEAD}")
+    click.echo(f"\n{counted(workers, 'worker')}, {where}\n{_HEAD}")
     for row in rows:
         share = proportion(row.seconds / profile.passes)
         click.echo(f"  {row.name[:26]:26}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")

@@ -1,11 +1,10 @@
-"""Step times of all candidates on a scenario, and the verdict: compress, or do not."""
+"""Step times of all candidates in a scenario, and the verdict: compress, or do not."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from psnode.config.amounts import milliseconds, proportion
 from psnode.jobs.planning.ddp_step import ddp_bytes, ddp_step, sums_of
@@ -16,14 +15,13 @@ from psnode.jobs.planning.scenario import Scenario
 NEAR = 1.02  # a candidate without loss that takes at most this multiple of the fastest lossy one is preferred
 _SLOWEST, _FASTEST = 1e6, 4e11  # bit/s: ends of the range in which the verdict's limit is sought
 _HALVINGS = 12
-# docs/results/2026-11-26-ddp-hooks-adamw.md
-_POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost 14 % of the loss of a small GPT under adamw (docs/choosing.md)"
+_POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 14 % (docs/results/2026-11-26-ddp-hooks-adamw.md)"
 _MANY = 32  # workers above which the limit is not sought, since every evaluation takes long
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A candidate's step on a scenario.
+    """A candidate's step in a scenario.
 
     `seconds`, `spent`, `cores`, `binds`: see psnode.jobs.planning.job_step.StepTime. `sent`: bytes that a worker sends in a step.
     `lossy`, `doubtful`, `accuracy`: see SchemeCosts. `peer`: True for PyTorch's DDP.
@@ -40,14 +38,10 @@ class Forecast:
     accuracy: str = ""
     peer: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields in a form that JSON can hold."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class CompressionVerdict:
-    """The decision on a scenario.
+    """The decision in a scenario.
 
     `compress`: True if the `best` candidate is lossy, None if nothing was compared. `rival`: the fastest of the other kind.
     `quicker`: candidates that would be faster than `best` but lose too much.

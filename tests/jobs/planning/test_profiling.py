@@ -61,6 +61,26 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
     assert sum(group.down for group in found) == pytest.approx(record["downlink_bytes"], rel=tolerance)
 
 
+def test_a_codec_of_the_options_is_that_of_their_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rows are the schemes that they are named after."""
+    seen: dict[str, Any] = {}
+
+    def measure(config: Any, schemes: Any, tell: Any, *, ranks: int) -> Profile:
+        seen.update(schemes, ranks=ranks)
+        raise ConfigurationError("enough")
+
+    monkeypatch.setattr(profiling, "measure", measure)
+    own = ["--codec", "topk:ratio=0.1", "--feedback", "ef", "--optimizer", "adamw", "--lr", "0.5"]
+    assert main(["plan", "-n", "3", "--one-machine", "--scheme", "qsgd --downlink dense", "--", *OPTIONS, *own]) == 2
+    assert seen.pop("ranks") == 4  # three workers and the master share the machine
+    assert list(seen) == ["topk:ratio=0.1", "dense", "bf16", "qsgd --downlink dense"]
+    coded = {name: (config.codec, config.feedback, config.downlink) for name, config in seen.items()}
+    assert coded["topk:ratio=0.1"] == ("topk:ratio=0.1", "ef", None)
+    assert coded["dense"] == coded["bf16"] == (None, None, None)
+    assert coded["qsgd --downlink dense"] == (None, None, "dense")
+    assert {(config.optimizer, config.lr, config.batch_size) for config in seen.values()} == {("adamw", 0.5, 4)}
+
+
 def test_times_are_ordered_and_add_up(profile: Profile) -> None:
     assert 0 < profile.forward < profile.passes
     ready = [tensor.ready for tensor in profile.tensors]
