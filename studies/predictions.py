@@ -36,10 +36,8 @@ from studies.harness import Column, Found, Result, Row, Study, main
 MEDIAN, MOST_OF, WORST = 0.05, 0.10, 0.20
 _SHARE = 0.9  # of the cells that have to be within MOST_OF
 _BATCHES = {"LeNet": 32, "ResNet18": 16, "torchvision:resnet18": 16, "VGG11": 16}
-_ROUND_TRIP, _BURST = (
-    2e-4,
-    256 * 1024,
-)  # seconds between emulated hosts, and bytes of the buckets that shape their links (netlab.sh)
+_ROUND_TRIP = 2e-4  # seconds between emulated hosts
+_BURST = 256 * 1024  # bytes that their links carry at once after a pause: psnode/bench/contest/netlab.sh
 
 
 class Situation(NamedTuple):

@@ -95,7 +95,7 @@ def test_a_spec_is_text() -> None:
 @example(".py")
 @example(".py:")
 @example(".py:Name")
-@example("~nobody/own.py:Name")
+@example("~unknown/own.py:Name")
 def test_no_text_gives_anything_but_a_codec_or_a_spec_error(text: str) -> None:
     """A file that cannot be used is an error of the configuration."""
     try:
