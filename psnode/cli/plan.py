@@ -57,11 +57,22 @@ _HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
 )  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Measure nothing; read a saved profile.")
 @click.option("--save-profile", type=click.Path(path_type=Path), metavar="FILE", help="Save what was measured for --profile.")
+@click.option(
+    "--save-plan", type=click.Path(path_type=Path), metavar="FILE",
+    help="Save the best scheme's plan and prediction for train --plan; with one --rate.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="-- OPTIONS OF TRAIN...")
 @debuggable
 def plan(
-    workers: int, rates: Sequence[str], profile: Path | None, *, as_json: bool, options: tuple[str, ...], **given: Any
+    workers: int,
+    rates: Sequence[str],
+    profile: Path | None,
+    save_plan: Path | None,
+    *,
+    as_json: bool,
+    options: tuple[str, ...],
+    **given: Any,
 ) -> int:
     """Measure a training's passes and the coding of its gradients here, and predict steps of P workers, under several schemes
     and under PyTorch's DDP.
@@ -71,10 +82,13 @@ def plan(
 
     psnode plan -n 4 --rate 100mbit -- --network ResNet18 --dataset synthetic
     """
+    from psnode.jobs.planning.chosen_plan import chosen, plan_file
     from psnode.jobs.planning.forecast import forecasts, judge, limit_of, sentences
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.scenario import Scenario
 
+    if save_plan is not None and len(rates) != 1:
+        raise ConfigurationError("--save-plan needs one --rate, that of the cluster's links")
     speeds = {text: None if text == _NO_RATE else rate_of(text) for text in rates}
     if profile is not None:
         if options or given["schemes"] or given["save_profile"]:
@@ -92,6 +106,10 @@ def plan(
         verdict = judge(rows)
         told = sentences(verdict)
         results.append({"rate": text, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]})
+        if save_plan is not None:
+            row = chosen(rows, verdict)
+            plan_file(found, row, verdict, workers, f"psnode plan, {text}").save(save_plan)
+            click.echo(f"{save_plan}: {row.name}, for psnode train --plan {save_plan}", err=True)
         if not as_json:
             _show(found, workers, text, rows, told, first=len(results) == 1)
     if as_json:

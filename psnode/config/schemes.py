@@ -151,6 +151,12 @@ _TABLE = (
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _TABLE})
 NAMES = MappingProxyType({name: scheme for scheme in _TABLE for name in (scheme.name, *scheme.aliases)})
 
+# settings of a run that make its scheme
+SETTINGS = (
+    "scheme", "codec", "feedback", "aggregator", "downlink", "downlink_lead", "svd_rank", "quantization_level",
+    "sparsity_warmup_epochs", "bucket_size",
+)  # fmt: skip
+
 # Earlier values of rows that have changed. A run from the time before runs recorded their scheme resumes with these values.
 _DENSE_BEFORE = (
     "fp16", "bf16", "atomo", "atomo-entrywise", "nuqsgd", "natural", "dithered", "terngrad", "minmax", "onebit", "tbq",

@@ -25,6 +25,8 @@ WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
 BY_TENSOR = ("adafactor", "asgd", "rprop")
 OWN = "task"
+# values of --plan other than a file: the rule of psnode.plan.rule, and the fastest of some schemes in trial steps
+BY_RULE, BY_TRIAL = "rule", "auto"
 DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
 
@@ -249,6 +251,11 @@ class Config:
     group_bytes: int = option(
         0, "Maximum float32 bytes of a group; auto: 16 MiB, or the size that is faster in a few trial steps.",
         minimum=0, words={"auto": 0}, needs=("group_by", "bytes"), replans=True,
+    )  # fmt: skip
+    plan: str = option(
+        BY_RULE, "Groups and codecs: by rule; auto, the fastest of the scheme, bf16 and dense in trial steps; or those of a file "
+        "of psnode plan --save-plan.",
+        metavar="rule|auto|FILE", replans=True, before=BY_RULE,
     )  # fmt: skip
     overlap: bool = option(True, "Begin the next forward pass while weights are still arriving.", free=True)
     comm_type: str | None = option(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
 from psnode.config.coding_name import coding_name
 from psnode.config.resolve import resolve
+from psnode.config.train_settings import BY_RULE, BY_TRIAL
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
+from psnode.master.start.planned import with_plan
 from psnode.plan.coding import Coding
+from psnode.plan.plan_file import PlanFile
 from psnode.plan.rule import plan_of
 from psnode.tasks import model_tensors
 from psnode.tasks.loading import make_task
@@ -26,13 +30,18 @@ def dry_run(config: Config, workers: int) -> str:
     """
     import torch
 
+    config = with_plan(config)
     scheme = resolve(config)
     task = make_task(config)
     require_optimizer(config, own=task.own_optimizer is not None)
     torch.manual_seed(config.seed)
     model = task.model()
     model_tensors.check(model, task.statistics(model))
-    coding = Coding(plan_of(describe(model), scheme, config), scheme)
+    tensors = describe(model)
+    if config.plan in (BY_RULE, BY_TRIAL):
+        coding = Coding(plan_of(tensors, scheme, config), scheme)
+    else:
+        coding = PlanFile.load(Path(config.plan)).coding(config, {tensor.name: tensor.shape for tensor in tensors})
     return "\n".join(_lines(coding, config, workers)) + "\n"
 
 

@@ -39,9 +39,9 @@ from psnode.master.loop import Master
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding, applied_before
 from psnode.master.start.agreement import among, require_one_version, threads_of, what_to_send
-from psnode.master.start.autotune import group_bytes_for
+from psnode.master.start.planned import planned, with_plan
 from psnode.master.start.resuming import require_same_model, tell_of_another_end, tell_of_another_plan, tell_of_the_start
-from psnode.master.start.startup import gather_ready, job_digest, plan_for, require_memory, send_start
+from psnode.master.start.startup import gather_ready, job_digest, require_memory, send_start
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan
 from psnode.plan.roles import MASTER, Layout
@@ -115,6 +115,7 @@ def _lead(
 ) -> int:
     layout = Layout.of(len(threads), config.spares)
     config.check_workers(layout.workers)
+    config = with_plan(config)
     device = choose_device(True, link.transport.local_rank, "--gpu-master") if config.gpu_master else None
     task = make_task(config)
     require_optimizer(config, own=task.own_optimizer is not None)
@@ -172,7 +173,7 @@ def _run(
         own_rate=task.own_rate, steps=task.steps_per_epoch,
     )  # fmt: skip
     events = Events(run.path, loggers.event)
-    run, plan = _planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
+    run, plan = planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     require_same_model(run.resume_point, plan, ready[workers[0]].tensors)
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
     config, coding, tracer = run.config, Coding(plan, run.scheme), Tracer(MASTER, enabled=run.config.timeline)
@@ -247,29 +248,6 @@ def _gathered(
 def _tell_of_the_host(shard: Shard) -> None:
     for line in shard.on_host:
         _LOG.warning("the master: %s", line)
-
-
-def _planned(
-    link: FrameChannel,
-    run: RunDirectory,
-    model: torch.nn.Module,
-    ready: Mapping[int, Ready],
-    sharding: Sharding,
-    events: Events,
-) -> tuple[RunDirectory, Plan]:
-    """Return the run and its plan. A resumed run has its recorded plan.
-
-    In a new run the group size is set to the fastest one in trial runs, and the plan follows from the rule.
-    """
-    if run.resume_point.plan is not None:
-        return run, run.resume_point.plan
-    size = group_bytes_for(
-        link, run.config, run.scheme, model, ready,
-        steps=sharding.last_step, epoch=sharding.epochs.steps, lr=sharding.schedule(0),
-        tell=lambda reason: events.tell("calibrated", 0, reason=reason),
-    )  # fmt: skip
-    run = replace(run, config=replace(run.config, group_bytes=size))
-    return run, plan_for(ready[min(ready)], run.scheme, run.config)
 
 
 def _start(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 from dataclasses import replace
+from typing import Any
 
 from psnode.config.amounts import counted
 from psnode.errors import ConfigurationError, DeviceError, PsnodeError, StoppedError
@@ -16,10 +18,11 @@ from psnode.protocol.channel import ENOUGH, RemoteFailureError
 from psnode.protocol.messages import Failure
 from psnode.protocol.wire import Kind
 from psnode.records.directory import RunDirectory
-from psnode.records.metrics import METRICS, Summary, compression_ratio, peak_memory, totals
+from psnode.records.metrics import METRICS, Summary, compression_ratio, peak_memory, step_seconds, totals
 
 _LOG = logging.getLogger(__name__)
 
+_COLD, _FEWEST = 2, 5  # first steps that no prediction is compared with, and the least number of others
 _REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
 
 
@@ -95,9 +98,21 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Sum
         digest = master.shard.digest()
     except DeviceError:  # the master's device, which holds the weights, has failed
         digest = ""
-    found = replace(found, final_loss=master.books.final_loss, model_hash=digest, worker_peak_memory_bytes=memory)
+    prediction = _prediction(run, master.job_state.round.finished, len(master.workers))
+    found = replace(
+        found, final_loss=master.books.final_loss, model_hash=digest, worker_peak_memory_bytes=memory, prediction=prediction
+    )
     found.write(run.path)
     return found
+
+
+def _prediction(run: RunDirectory, steps: int, workers: int) -> dict[str, Any] | None:
+    """Return the prediction of a step beside the median of this part's steps; None without one, or after too few steps."""
+    predicted = run.prediction
+    seconds = step_seconds(run.path / METRICS, run.resume_point.step + _COLD + 1, steps)
+    if predicted is None or predicted.workers != workers or len(seconds) < _FEWEST:
+        return None
+    return predicted.beside(statistics.median(seconds))
 
 
 def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:

@@ -11,7 +11,7 @@ from psnode.config.plain_json import to_json
 from psnode.records.metrics import EVENTS
 
 _LOG = logging.getLogger(__name__)
-_LEVELS = dict.fromkeys(["calibrated", "learning rate", "promoted", "resharded", "returned"], logging.INFO)
+_LEVELS = dict.fromkeys(["calibrated", "planned", "learning rate", "promoted", "resharded", "returned"], logging.INFO)
 # events in other words than their names
 _SHOWN = {"lost": "is lost", "resharded": "the examples are dealt anew", "quorum": "too few workers"}
 

@@ -102,6 +102,21 @@ class Plan:
         """Return the ranges of the tensors with a part in coordinates [start, stop), by name and in order."""
         return {name: place for name, place in self.slices().items() if place.start < stop and start < place.stop}
 
+    def difference(self, shapes: Mapping[str, tuple[int, ...]]) -> str:
+        """Return a text about the first tensor that differs from those of a model, by name and shape; empty if all are equal.
+
+        `there` in the text is the plan, `now` the model.
+        """
+        own = {tensor.name: tensor.shape for tensor in self.tensors}
+        for name in (*own, *shapes):
+            if name not in shapes:
+                return f"{name} is trained there and not now"
+            if name not in own:
+                return f"{name} is trained now and not there"
+            if own[name] != shapes[name]:
+                return f"{name} is of shape {own[name]} there and {shapes[name]} now"
+        return ""
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in a form that JSON can hold."""
         return {
@@ -130,5 +145,5 @@ class Plan:
             if position != plan.size or any(not group.segments for group in plan.groups):
                 raise ValueError(f"groups cover {position} of {plan.size} coordinates")
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"the plan in config.json cannot be used: {error}") from error
+            raise ConfigurationError(f"the plan cannot be used: {error}") from error
         return plan

@@ -27,6 +27,7 @@ from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
 from psnode.plan.groups import Plan
+from psnode.plan.prediction import Prediction
 from psnode.records import checkpoint, staging
 from psnode.records.branches import BEGUN, SINCE
 from psnode.records.directory_lock import LOCK, locked
@@ -45,7 +46,7 @@ class ResumePoint:
 
     `plan` is None if changed settings (`changes`) give the run another plan. `first_plan` is the plan with which the run's
     checkpoints of layout 1 were written. `parameter_groups` are those in config.json. `config` is the run's configuration before
-    the resume.
+    the resume. `prediction`: that of a step under `plan`.
     """
 
     checkpoint: checkpoint.Checkpoint | None = None
@@ -56,6 +57,7 @@ class ResumePoint:
     changes: tuple[str, ...] = ()
     parameter_groups: tuple[dict[str, Any], ...] = ()
     config: Config | None = None
+    prediction: Prediction | None = None
 
     @property
     def step(self) -> int:
@@ -72,7 +74,7 @@ class RunDirectory:
     """A directory that belongs to this job until `lock` is released.
 
     `mark` is the content of the directory's mark file. The learning rate of `config` is resolved; `notes` are lines about the
-    learning rate for the user.
+    learning rate for the user. `prediction`: that of a step, if there is one.
     """
 
     path: Path
@@ -82,6 +84,7 @@ class RunDirectory:
     resume_point: ResumePoint
     lock: FileLock
     notes: tuple[str, ...] = ()
+    prediction: Prediction | None = None
     _recorded: dict[str, Any] = field(default_factory=dict, compare=False)  # the content of config.json
 
     def __enter__(self) -> Self:
@@ -119,6 +122,8 @@ class RunDirectory:
             "plan": plan.to_dict(),
             "versions": installed_versions(),
         }
+        if self.prediction is not None:
+            content["prediction"] = self.prediction.to_dict()
         if parameter_groups:
             content["parameter_groups"] = parameter_groups
         first = self.resume_point.first_plan
@@ -179,7 +184,7 @@ def claim(config: Config) -> RunDirectory:
     scheme = before.scheme or scheme or resolve(config)
     notes = () if config.resume else scheme.notes(config.lr)
     config = replace(config, lr=scheme.lr) if config.lr is None else config
-    return RunDirectory(path, mark, config, scheme, before, lock, notes)
+    return RunDirectory(path, mark, config, scheme, before, lock, notes, before.prediction)
 
 
 def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
@@ -258,7 +263,8 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
         found.verify()
     totals(path / METRICS, found.step if found else 0)
     groups = _intact(path, lambda saved: _parameter_groups(saved.get("parameter_groups", [])))
-    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes, groups, earlier)
+    predicted = None if changes else _intact(path, lambda saved: _prediction(saved.get("prediction")))
+    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes, groups, earlier, predicted)
 
 
 def _saved_scheme(path: Path, config: Config) -> Scheme:
@@ -280,6 +286,10 @@ def _plan(saved: Any) -> Plan:
     plan = Plan.from_dict(saved)
     rename = renaming([tensor.name for tensor in plan.tensors])
     return replace(plan, tensors=tuple(replace(tensor, name=rename(tensor.name)) for tensor in plan.tensors))
+
+
+def _prediction(saved: Any) -> Prediction | None:
+    return None if saved is None else Prediction.from_dict(saved)
 
 
 def _parameter_groups(saved: Any) -> tuple[dict[str, Any], ...]:

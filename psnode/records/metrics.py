@@ -87,6 +87,7 @@ class Summary:
     worker_peak_memory_bytes: int | None = None  # of the worker with the highest peak; None if no worker reported its peak
     uplink_control_bytes: int = 0
     downlink_control_bytes: int = 0
+    prediction: dict[str, Any] | None = None  # of a step in seconds, beside the median of the last part of the run
 
     def write(self, directory: Path) -> None:
         """Write summary.json into `directory` atomically."""
@@ -216,6 +217,16 @@ def totals(path: Path, step: int) -> Totals:
         except (KeyError, TypeError) as error:
             problem = f"the record of step {record['step']} in {path} is damaged ({error})"
             raise CheckpointError(f"{problem}: take that line out") from error
+    return found
+
+
+def step_seconds(path: Path, first: int, last: int) -> list[float]:
+    """Return the durations of the steps from `first` to `last`, in seconds; damaged records are left out."""
+    found = []
+    for record in read_records(path):
+        seconds = record.get("seconds")
+        if first <= record["step"] <= last and isinstance(seconds, dict) and isinstance(seconds.get("step"), (int, float)):
+            found.append(float(seconds["step"]))
     return found
 
 

@@ -91,6 +91,7 @@ EXCEPTIONS = {
     "task_option": "for the task to use or to refuse",
     "ema_decay": "keeps weights beside those of the run: tests/test_moving_average.py",
     "aggregate_order": "changes the order of sums; by rank is one of those by arrival",
+    "plan": "a file, or a choice by time: tests/plan/test_plan_file.py",
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from psnode.config import Config
-from psnode.config.amounts import amount, counted, duration
+from psnode.config.amounts import amount, counted, duration, milliseconds
 from psnode.config.names import PASSED
 from psnode.errors import PsnodeError
 from psnode.master.job_state import PART
@@ -42,6 +42,9 @@ def tell_of_the_result(run: RunDirectory, summary: Summary, workers: int, last: 
         rows.append(("sent", f"{amount(sent)} instead of {amount(ratio * sent)}: {times}"))
         if 10 * (control := summary.uplink_control_bytes + summary.downlink_control_bytes) > sent:
             rows.append(("beside it", f"{amount(control)} of reports and other control messages"))
+    if (found := summary.prediction) is not None:
+        predicted = f"{milliseconds(found['step'])} were predicted ({found['source']})"
+        rows.append(("a step", f"{milliseconds(found['measured'])}, {100 * found['off']:+.0f} %: {predicted}"))
     evaluated = _evaluated(run.path, summary.steps)
     if evaluated is not None:
         rows.append(("evaluated", _result(evaluated)))

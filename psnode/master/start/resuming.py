@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +102,7 @@ def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Seque
     wait to be applied must have been written with the same plan.
     """
     found = resumed.checkpoint
-    if problem := _difference({t.name: t.shape for t in plan.tensors}, {name: tuple(shape) for name, shape in tensors}):
+    if problem := plan.difference({name: tuple(shape) for name, shape in tensors}):
         raise ConfigurationError(
             f"the run had another model: {problem}; go on with the model that it was begun with, or begin another run"
         )
@@ -126,18 +126,6 @@ def tell_of_another_plan(events: Events, resumed: ResumePoint, plan: Plan) -> No
         found.step,
         reason=f"the checkpoint was written by another plan{_why(resumed)}: memories go on tensor by tensor{left_out}",
     )
-
-
-def _difference(before: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]) -> str:
-    """Return a text about the first tensor that differs; empty if all are equal."""
-    for name in (*before, *now):
-        if name not in now:
-            return f"{name} is trained there and not now"
-        if name not in before:
-            return f"{name} is trained now and not there"
-        if before[name] != now[name]:
-            return f"{name} is of shape {before[name]} there and {now[name]} now"
-    return ""
 
 
 def _why(resumed: ResumePoint) -> str:

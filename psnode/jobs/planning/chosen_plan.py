@@ -1,0 +1,35 @@
+"""The plan file for the scheme that a verdict chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, sentences
+from psnode.jobs.planning.profile import Profile
+from psnode.plan.groups import Plan
+from psnode.plan.plan_file import PlanFile
+from psnode.plan.prediction import Prediction
+
+
+def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
+    """Return the best candidate that psnode can run: that of the verdict, or the fastest other one without a doubt.
+
+    Raises ConfigurationError if there is none.
+    """
+    able = [row for row in rows if not row.peer and not row.doubtful]
+    if not able:
+        raise ConfigurationError("the record of losses speaks against every scheme that was compared: add a --scheme")
+    return min(able, key=lambda row: (row is not verdict.best, row.seconds))
+
+
+def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, workers: int, source: str) -> PlanFile:
+    """Return the plan file of a forecast. `source`: the origin of its prediction, for people.
+
+    Raises ConfigurationError if the profile is of an earlier version, which kept no plans.
+    """
+    costs = profile.schemes[row.name]
+    if not costs.plan:
+        raise ConfigurationError("this profile holds no plans, since an earlier version wrote it: measure again")
+    told = [f"{row.name}, of {profile.model}", *sentences(verdict)]
+    return PlanFile(Plan.from_dict(costs.plan), costs.settings, Prediction(row.seconds, workers, source, row.binds), tuple(told))

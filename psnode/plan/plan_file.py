@@ -1,0 +1,119 @@
+"""Plan files: a plan with the settings of its scheme and its predicted step, as `psnode plan` saves them for `psnode train`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import psnode
+from psnode.config import Config, settings
+from psnode.config.files import read_json
+from psnode.config.names import names_codec_file
+from psnode.config.plain_json import to_json
+from psnode.config.resolve import resolve
+from psnode.config.schemes import SETTINGS
+from psnode.errors import ConfigurationError
+from psnode.plan.coding import Coding
+from psnode.plan.groups import Plan
+from psnode.plan.prediction import Prediction
+
+FORMAT = 1
+_GROUPING = ("small_tensors", "min_compress_bytes", "group_by", "group_bytes")  # settings by which the rule makes a plan
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan for one model.
+
+    `settings`: those of psnode.config.schemes.SETTINGS that make the plan's scheme, by name. `prediction`: that of the step, None
+    if nothing was predicted. `told`: lines about the choice, for people.
+    """
+
+    plan: Plan
+    settings: Mapping[str, Any]
+    prediction: Prediction | None = None
+    told: tuple[str, ...] = ()
+    _path: Path = field(default=Path("-"), compare=False)
+
+    def save(self, file: Path) -> None:
+        """Write the file as JSON, creating its folder if needed."""
+        prediction = None if self.prediction is None else self.prediction.to_dict()
+        content = {
+            "format": FORMAT, "psnode": psnode.__version__, "told": self.told, "settings": self.settings,
+            "prediction": prediction, "plan": self.plan.to_dict(),
+        }  # fmt: skip
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(to_json(content, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Return a saved plan. Raises ConfigurationError if `file` has another format."""
+        try:
+            found = read_json(file)
+            if found["format"] != FORMAT:
+                raise ValueError(f"its format is {found['format']!r}, not {FORMAT}")
+            given = dict(found["settings"])
+            if strange := sorted(given.keys() - set(SETTINGS)):
+                raise ValueError(f"{strange[0]} is no setting of a scheme")
+            said = found["prediction"]
+            prediction = None if said is None else Prediction.from_dict(said)
+            loaded = cls(Plan.from_dict(found["plan"]), given, prediction, tuple(map(str, found["told"])), file)
+            Config(**given)
+        except OSError as error:
+            raise ConfigurationError(f"--plan {file} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigurationError) as error:
+            problem = f"{error!s} is missing" if isinstance(error, KeyError) else str(error)
+            raise ConfigurationError(
+                f"--plan {file} holds no plan ({problem}): write one with psnode plan --save-plan"
+            ) from error
+        return loaded
+
+    def applied(self, config: Config) -> Config:
+        """Return `config` with the plan's settings. Raises ConfigurationError if it has others.
+
+        The run's directory stays that of `config`, although its default is named after the scheme. The plan may name a codec in a
+        file of its own only if `config` names it too, since the file is executed.
+        """
+        usual = Config()
+        for name in SETTINGS:
+            asked, own = getattr(config, name), self.settings.get(name, getattr(usual, name))
+            if asked not in (own, getattr(usual, name)):
+                raise ConfigurationError(
+                    f"--plan {self._path} has {settings()[name].flag} {own}, not {asked}: leave one of the two out"
+                )
+        for name in _GROUPING:
+            if getattr(config, name) != getattr(usual, name):
+                raise ConfigurationError(f"--plan {self._path} has groups of its own: leave {settings()[name].flag} out")
+        codec = self.settings.get("codec")
+        if names_codec_file(codec) and codec != config.codec:
+            raise ConfigurationError(
+                f"--plan {self._path} executes the code of {codec}: name it with --codec as well, if you trust it"
+            )
+        return replace(config, train_dir=config.directory, **self.settings)
+
+    def coding(self, config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Coding:
+        """Return the coding under `config`, which has the plan's settings, of a model with trained tensors of these `shapes`.
+
+        Raises ConfigurationError for another model, and for a plan that the optimizer cannot use.
+        """
+        if problem := self.plan.difference(shapes):
+            raise ConfigurationError(f"--plan {self._path} is of another model: {problem}; make a plan of this one")
+        starts = {place.start for place in self.plan.slices().values()}
+        if config.whole_tensors and not all(group.start in starts for group in self.plan.groups):
+            raise ConfigurationError(
+                f"--plan {self._path} cuts a tensor, and --optimizer {config.optimizer} needs whole ones: make a plan with it"
+            )
+        try:
+            return Coding(self.plan, resolve(config))
+        except (ConfigurationError, ValueError) as error:
+            raise ConfigurationError(f"--plan {self._path} cannot be used: {error}") from error
+
+
+def scheme_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of `config` that make its scheme and are not the default, as a plan file holds them."""
+    usual = Config()
+    found = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
+    return dict(json.loads(to_json({"scheme": config.scheme, **found})))
