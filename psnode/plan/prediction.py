@@ -33,5 +33,5 @@ class Prediction:
         return found
 
     def beside(self, measured: float) -> dict[str, Any]:
-        """Return the prediction with the `measured` seconds of a step, and `off`, by what share these are longer."""
+        """Return the prediction with the `measured` seconds of a step, and `off`, the share by which these are longer."""
         return {**self.to_dict(), "measured": measured, "off": measured / self.step - 1}

@@ -47,7 +47,8 @@ class StopRequest(NamedTuple):
 
 
 class ControlBytes(NamedTuple):
-    """Bytes of control messages at one end, with headers. Control messages are all messages except group frames."""
+    """Bytes of control messages at one end, with headers. Control messages are all except group frames and those
+    that measure links."""
 
     received: int
     sent: int
@@ -142,8 +143,8 @@ class FrameChannel:
                 others.append(event)
         self.inbox.put_back(others)
 
-    def expect(self, kind: Kind, seconds: float) -> Frame:
-        """Return the next frame, which must be of `kind`. Requests to stop stay in the inbox.
+    def expect(self, kind: Kind, seconds: float, *others: Kind) -> Frame:
+        """Return the next frame, which must be of `kind` or of one of `others`. Requests to stop stay in the inbox.
 
         Raises DeadlineExceededError after `seconds`, and PsnodeError for any other frame or event.
         """
@@ -158,13 +159,13 @@ class FrameChannel:
             ) from None
         finally:
             self.inbox.put_back(requests)
-        if not isinstance(event, Frame) or event.kind is not kind:
+        if not isinstance(event, Frame) or event.kind not in (kind, *others):
             what = event.kind.name if isinstance(event, Frame) else type(event).__name__
             raise PsnodeError(f"rank {self.rank} expected a {kind.name} frame and got {what}")
         return event
 
     def _count(self, kind: Kind, *, received: int = 0, sent: int = 0) -> None:
-        if kind not in wire.CODED:
+        if kind not in wire.CODED and kind is not Kind.PROBE:
             with self._counting:  # the heartbeat sends from a thread of its own
                 self._control = ControlBytes(self._control.received + received, self._control.sent + sent)
 

@@ -245,7 +245,8 @@ class Start(_Message):
 
     `rehearsal`: take some steps with this plan, discard their results, and wait for another PLAN. `restore`: the name of the
     checkpoint to resume from, or None. `shift` and `sample_shift`: the epoch offsets of the schedules and of the data
-    (psnode.records.generations). `late`: see Ready. `waits`: forward passes wait for all weights.
+    (psnode.records.generations). `late`: see Ready. `waits`: forward passes wait for all weights. `scheme`: the resolved
+    scheme, None if it is that of CONFIG.
     """
 
     plan: dict[str, Any]
@@ -262,6 +263,7 @@ class Start(_Message):
     weights_follow: bool = True
     late: list[str] = field(default_factory=list)
     waits: bool = False
+    scheme: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Kind(IntEnum):
     CLIP = 20  # master -> worker: by group, the factor with which a version used the worker's gradient
     NORM = 21  # master -> worker in a session: the norm of the mean gradient in a version, before clipping
     EVALUATED = 22  # worker -> master: the result of the program's own evaluation; master -> worker: 1 if none is better
+    PROBE = 23  # both ways: bytes that measure a link; the first 8 from the master are the size of the answer
 
 
 CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages

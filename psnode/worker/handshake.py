@@ -35,6 +35,7 @@ from psnode.plan.groups import Plan
 from psnode.plan.roles import MASTER, Layout
 from psnode.plan.rule import plan_of
 from psnode.protocol.channel import FrameChannel
+from psnode.protocol.link_rates import answer
 from psnode.protocol.messages import Ready, Reshard, Setup, Start
 from psnode.protocol.wire import Kind
 from psnode.records import checkpoint, tensorfile
@@ -76,8 +77,10 @@ class WorkerContext:
     own_rate: OwnRate | None = None  # Task.learning_rate
 
     def next_start(self) -> Start:
-        """Wait for the next PLAN message and return it. Later frames carry its job digest."""
-        start = Start.from_bytes(self.link.expect(Kind.PLAN, self.patience).body, MASTER)
+        """Wait for the next PLAN message and return it, and answer PROBE frames. Later frames carry its job digest."""
+        while (frame := self.link.expect(Kind.PLAN, self.patience, Kind.PROBE)).kind is Kind.PROBE:
+            answer(self.link, frame)
+        start = Start.from_bytes(frame.body, MASTER)
         self.link.job = start.job
         return start
 
@@ -104,7 +107,7 @@ class WorkerContext:
         model = TrainedModel(self.model, plan, self.device)
         replica = Replica(model.vector)
         gradients = Gradients(model.parameters, plan, self.device)
-        coding = Coding(plan, self.scheme)
+        coding = Coding(plan, self.scheme if start.scheme is None else Scheme.from_dict(start.scheme))
         sampler = replace(self.sampler, sample_offset=start.sample_shift)
         sender = GradientSender(
             coding,

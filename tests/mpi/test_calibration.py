@@ -1,4 +1,4 @@
-"""The group size that rehearsed steps choose: recorded, kept by --resume, and without effect on the weights."""
+"""Group size and scheme that rehearsed steps choose: recorded, kept by --resume, and without effect on the weights."""
 
 from __future__ import annotations
 
@@ -118,3 +118,28 @@ def test_a_model_whose_gradients_come_in_pieces_is_calibrated_too(mpirun: Any, t
     finished = job.wait(300)
     assert finished.code == 75, finished
     assert '"calibrated"' in (folder / "events.jsonl").read_text()
+
+
+def test_a_scheme_chosen_by_trial_is_recorded_and_trains_as_if_it_had_been_named(mpirun: Any, tmp_path: Path) -> None:
+    """No trial step leaves a trace in weights, statistics, memories or random numbers."""
+    (tmp_path / "task.py").write_text(TASK)
+    auto, fixed = tmp_path / "auto", tmp_path / "fixed"
+    config = Config(
+        task=f"{tmp_path / 'task.py'}:Mine", batch_size=8, threads=1, lr=0.05, tensorboard=False, eval_freq=4, hash_every=1,
+        keep_last=0, max_steps=12,
+    )  # fmt: skip
+    flags = ["--task", config.task, "--batch-size", 8, "--threads", 1, "--lr", 0.05, "--no-tensorboard", "--eval-freq", 4]
+    flags += ["--keep-last", 0, "--hash-every", 1, "--max-steps", 12, "--plan", "auto", "--train-dir", auto]
+    assert mpirun(3, ["-m", "psnode", "train", *flags, "--stop-after", 4]).code == 0
+    record = json.loads((auto / "config.json").read_bytes())
+    name = record["config"]["scheme"]
+    assert name in ("polar-2bit", "bf16", "dense")
+    events = [json.loads(line) for line in (auto / "events.jsonl").read_text().splitlines()]
+    assert f"a step of {name} takes" in events[0]["reason"]
+    assert record["prediction"]["source"] == "trial steps"
+    assert mpirun(3, ["-m", "psnode", "train", *flags, "--resume"]).code == 0  # with the whole command, and without trials
+    assert run(replace(config, train_dir=fixed, scheme=name, local=2)) == 0
+    assert len(contents(fixed, 12)) == 5 + (name != "dense")
+    assert contents(auto, 12) == contents(fixed, 12)
+    summary = json.loads((auto / "summary.json").read_bytes())
+    assert summary["prediction"]["step"] == record["prediction"]["step"]

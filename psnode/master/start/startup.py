@@ -168,6 +168,7 @@ def send_start(
             weights_follow=lacking is None or rank in among(lacking, plan.slices()),
             late=first.late,
             waits=bool(first.waits),
+            scheme=run.scheme.to_dict(),
         )
         link.send(rank, Kind.PLAN, start.to_bytes())
     link.job = job

@@ -55,7 +55,7 @@ class TrialRun:
         """Return the median duration of a round in seconds. Raises PeerLostError, and RemoteFailureError for a worker's error."""
         start = Start(
             self._plan.to_dict(), self._link.job, 0, ROUNDS, steps_per_epoch, None, False, rehearsal=True,
-            late=self._first.late, waits=bool(self._first.waits),
+            late=self._first.late, waits=bool(self._first.waits), scheme=self._scheme.to_dict(),
         )  # fmt: skip
         before = {name: value.clone() for name, value in self._model.state_dict().items()}
         self._link.send(self._workers, Kind.PLAN, start.to_bytes())

@@ -1,0 +1,78 @@
+"""Rates of the links between the master and its workers, measured with frames that nobody reads, before the first step."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from psnode.errors import WireError
+from psnode.protocol.channel import FrameChannel
+from psnode.protocol.wire import Frame, Kind
+
+_SIZE = struct.Struct("<Q")
+_SMALLEST, _LARGEST = 1 << 14, 1 << 23  # bytes of a frame
+_LONG = 0.25  # seconds after which no larger frames are sent
+_TRIPS = 9
+
+
+class LinkRates(NamedTuple):
+    """The master's link under the load of all workers at once.
+
+    `round_trip`: of a small message to all workers and back, in seconds. `up`, `down`: bytes per second into and out of the
+    master.
+    """
+
+    round_trip: float
+    up: float
+    down: float
+
+
+def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -> LinkRates:
+    """Measure the links of `workers`, which are between READY and PLAN, on the master.
+
+    All workers send at once, then all receive at once, frames of twice the size each time, until they take a quarter of a second
+    or have 8 MiB each. A rate is that of the bytes by which the last two sizes differ, so that neither the time of a small
+    message nor the bytes that a link lets pass at once after a pause count. `patience`: the longest wait for an answer, in
+    seconds.
+    """
+
+    def seconds(up: int, down: int) -> float:
+        body = _SIZE.pack(up) + _noise(down)
+        begin = time.perf_counter()
+        link.send(workers, Kind.PROBE, body)
+        for _ in workers:
+            link.expect(Kind.PROBE, patience).release()
+        return time.perf_counter() - begin
+
+    trip = median(seconds(0, 0) for _ in range(_TRIPS))
+    up, down = _rate(lambda size: seconds(size, 0)), _rate(lambda size: seconds(0, size))
+    return LinkRates(trip, len(workers) * up, len(workers) * down)
+
+
+def _rate(seconds: Callable[[int], float]) -> float:
+    """Return the bytes per second of one worker. `seconds`: the time of a frame of so many bytes from each or to each."""
+    size, before, now = _SMALLEST, 0.0, seconds(_SMALLEST)
+    while now < _LONG and size < _LARGEST:
+        size, before = 2 * size, now
+        now = seconds(size)
+    return size / 2 / (now - before) if now > before > 0 else size / now
+
+
+def answer(link: FrameChannel, frame: Frame) -> None:
+    """Answer a frame of `measure_links`, on a worker. Raises WireError for one that asks for more than it may."""
+    body = bytes(frame.body[: _SIZE.size])
+    frame.release()
+    size = _SIZE.unpack(body)[0] if len(body) == _SIZE.size else _LARGEST + 1
+    if size > _LARGEST:
+        raise WireError("a PROBE frame asks for more bytes than it may", frame.sender)
+    link.send(frame.sender, Kind.PROBE, _noise(size))
+
+
+def _noise(size: int) -> bytes:
+    """Return bytes that no link makes smaller."""
+    block = os.urandom(min(size, _SMALLEST))
+    return (block * -(-size // max(len(block), 1)))[:size]
