@@ -1,0 +1,101 @@
+"""`python -m studies.choices`: steps with `--plan auto` beside those of the schemes among which it chooses; needs root.
+
+Each network trains on emulated hosts under the scheme, bf16, dense, and the scheme with --plan auto, one behind the other in
+every round, so that changes of the machine's speed meet all. Trial steps are not part of the measured steps. All hosts share
+this machine's cores.
+
+Accepted is a choice that is at most 2 % slower than the fastest of the others; the bound was set before the first measurement.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from psnode.bench.contest.contender_run import run_trial
+from psnode.bench.contest.contenders import Psnode, SharedSettings
+from psnode.config.declaration import option
+from studies.harness import Column, Found, Result, Row, Study, main
+
+MOST = 1.02
+_AUTO = "--plan auto"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    network: tuple[str, ...] = option(("LeNet", "ResNet18"), "Repeat for more.", repeated=True)
+    rate: tuple[str, ...] = option(("10mbit", "100mbit", "1gbit", "none"), "Of the links; repeat for more.", repeated=True)
+    workers: int = option(2, "On hosts of their own.", minimum=1, metavar="P", aliases=("-n",))
+    scheme: str = option("polar-2bit", "The scheme that dense or bf16 may replace.")
+    batch: int = option(16, "Examples in a batch.", minimum=1)
+    steps: int = option(20, "Steps to measure.", minimum=2)
+    warmup: int = option(4, "Steps before them.", minimum=1)
+    rounds: int = option(3, "How often every contender is measured.", minimum=1)
+
+
+def measure(options: Options) -> Found:
+    """Return a row for each network and rate, with the seconds of a step by contender and round in `measured`."""
+    rows = []
+    for network in options.network:
+        shared = SharedSettings(
+            network=network, workers=options.workers, batch=options.batch, steps=options.warmup + options.steps + 1
+        )
+        for rate in options.rate:
+            flags = dict.fromkeys((options.scheme, "bf16", "dense"))
+            every = {**{name: name for name in flags}, _AUTO: f"{options.scheme} {_AUTO}"}
+            measured: dict[str, list[float]] = {name: [] for name in every}
+            for _ in range(options.rounds):
+                for name, text in every.items():
+                    measured[name].append(_median(text, shared, rate, options.warmup))
+                    print(f"{network}, {rate}, {name}: {1e3 * measured[name][-1]:.1f} ms", file=sys.stderr, flush=True)
+            rows.append({"network": network, "rate": rate, "measured": measured, "slower": slower(measured)})
+    return Found(rows)
+
+
+def _median(flags: str, shared: SharedSettings, rate: str, warmup: int) -> float:
+    with tempfile.TemporaryDirectory(prefix="psnode-choices-", ignore_cleanup_errors=True) as folder:
+        trial = run_trial(Psnode(flags), shared, rate=rate, warmup=warmup, folder=Path(folder), seconds=900.0)
+    return statistics.median(trial.steps)
+
+
+def slower(measured: Mapping[str, Sequence[float]]) -> float:
+    """Return the median step with the choice over that of the fastest other contender."""
+    medians = {name: statistics.median(times) for name, times in measured.items()}
+    return medians.pop(_AUTO) / min(medians.values())
+
+
+def _columns(result: Result) -> Sequence[Column]:
+    names = list(result["rows"][0]["measured"])
+    return [
+        Column("network", "{network}", left=True),
+        Column("rate", "{rate}"),
+        *(Column(f"{name}, ms", _shown(name)) for name in names),
+        Column("auto over best", "{slower:.3f}"),
+    ]
+
+
+def _shown(name: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        times = sorted(row["measured"][name])
+        return f"{1e3 * statistics.median(times):.1f} ({1e3 * times[0]:.1f} to {1e3 * times[-1]:.1f})"
+
+    return cell
+
+
+STUDY = Study(
+    Options,
+    measure,
+    _columns,
+    head=lambda result: f"Medians of {result['rounds']} rounds of {result['steps']} steps, the least and the most in brackets.",
+    passed=lambda result: all(row["slower"] <= MOST for row in result["rows"]),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))
