@@ -16,6 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 import psnode
+from psnode.plan.groups import Tensor
+from psnode.plan.plan_file import PlanFile
+from psnode.plan.prediction import Prediction
+from psnode.plan.rule import make_plan
 from psnode.records.weights import weights_of
 from psnode.report.run import read
 from tests.mpi.session_program import Points, digest, main, network
@@ -34,6 +38,18 @@ def train(folder: Path, **plan: Any) -> dict[str, Any]:
     main(folder, plan)
     found: dict[str, Any] = json.loads((folder / "rank-1.json").read_bytes())
     return found
+
+
+def test_a_session_follows_the_plan_of_a_file(tmp_path: Path) -> None:
+    tensors = [Tensor(name, tuple(parameter.shape)) for name, parameter in network().named_parameters()]
+    plan = make_plan(tensors, "qsgd:levels=7", group_by="layer", min_compress_bytes=0)
+    assert len(plan.groups) > 1
+    PlanFile(plan, {"scheme": "qsgd"}, Prediction(1.0, 1, "a guess")).save(tmp_path / "plan.json")
+    train(tmp_path, settings={"lr": 0.1, "max_steps": 9, "plan": str(tmp_path / "plan.json")})
+    record = json.loads((tmp_path / "run" / "config.json").read_bytes())
+    assert record["plan"] == plan.to_dict()
+    assert record["config"]["scheme"] == "qsgd"
+    assert json.loads((tmp_path / "run" / "summary.json").read_bytes())["prediction"]["measured"] > 0
 
 
 def test_losses_and_weights_are_those_of_plain_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from psnode.config.declaration import nearest
 from psnode.config.load import load
 from psnode.config.names import PASSED
 from psnode.config.schedules import OWN
+from psnode.config.train_settings import BY_RULE, BY_TRIAL
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import stated_threads
 from psnode.jobs.sessions.words import resumed_automatically
@@ -107,13 +108,18 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
         raise ConfigurationError(f"local has no meaning in a session: {_NOT_HERE['local']}")
     if config.precision != "fp32":
         raise ConfigurationError(f"precision has no meaning in a session: {_NOT_HERE['precision']}")
+    if config.plan == BY_TRIAL:
+        raise ConfigurationError(
+            f'plan has no "{BY_TRIAL}" in a session, whose trial steps only the program could take: name a file that '
+            "psnode plan or psnode.plan saved"
+        )
     if config.codec:
         load_codec(config.codec)
     # the default in a session is all workers; min_workers of a run to resume is ignored
     if "min_workers" not in given and known["min_workers"].variable not in os.environ:
         config = replace(config, min_workers=max(1, Layout.of(here.size, config.spares).workers))
     # choosing group_bytes by trial steps would need passes that only the program can run
-    if config.group_by == "bytes" and not config.group_bytes and not config.resume:
+    if config.plan == BY_RULE and config.group_by == "bytes" and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)
     config = replace(config, local=1 if alone else None)
     return replace(config, threads=config.threads or stated_threads(config))
