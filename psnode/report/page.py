@@ -51,6 +51,7 @@ def _main(title: str, runs: Sequence[Run], found: Sequence[Variant]) -> list[Ele
             "Parts of a step's time",
             e("p", "They overlap, so that their sum is more than the step."),
             comparisons.times(found),
+            tables.predictions(alone),
         ),
         _section("path", "Critical path", *paths) if paths else None,
         _section("links", "Scheme and links", comparisons.schemes(found), comparisons.links(found)),

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from psnode.config.amounts import amount, duration, loss_text, proportion
+from psnode.config.amounts import amount, duration, loss_text, milliseconds, proportion
 from psnode.plan.groups import Plan
 from psnode.report.comparisons import named
 from psnode.report.elements import e, table
@@ -61,6 +61,26 @@ def _clock(value: object) -> str | None:
     if seconds is None or not 0 <= seconds < 4e9:
         return None
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def predictions(runs: Sequence[Variant]) -> Element | None:
+    """Return a table of predicted and measured steps, with a row for each run that has a prediction; None without one."""
+    rows = []
+    for variant in runs:
+        for run in variant.runs:
+            found = run.summary.get("prediction")
+            known = found if isinstance(found, dict) else {}
+            step, measured = finite(known.get("step")), finite(known.get("measured"))
+            if step is not None and measured is not None and step > 0:
+                told = [as_text(known.get(name)) for name in ("binds", "source")]
+                rows.append(
+                    [named(variant), milliseconds(step), milliseconds(measured), f"{100 * (measured / step - 1):+.1f} %", *told]
+                )
+    return (
+        table("Predicted steps", ("run", "predicted", "measured, median", "longer by", "limited by", "source"), rows)
+        if rows
+        else None
+    )
 
 
 def plan(name: str, found: Plan) -> Element:

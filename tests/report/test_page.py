@@ -176,3 +176,24 @@ def test_problems_are_told_once_on_the_page_and_on_standard_error(tmp_path: Path
         f"psnode: {path}/{name}.json" for name in ("summary", "timeline")
     ]
     assert (tmp_path / "page.html").read_text().count("timeline.json cannot be used") == 1
+
+
+def test_predicted_steps_stand_beside_measured_ones(tmp_path: Path) -> None:
+    runs = []
+    for name, prediction in (
+        ("near", {"step": 0.1, "measured": 0.103, "off": 0.03, "workers": 2, "source": "trial steps", "binds": "link"}),
+        ("none", None),
+        ("broken", {"step": 0, "measured": "fast"}),
+        ("other", [1, 2]),
+        ("evil", {"step": 0.5, "measured": 0.25, "source": EVIL, "binds": {"a": 1}}),
+    ):
+        path = write_run(tmp_path / name, [record(1)])
+        (path / "summary.json").write_text(json.dumps({"exit_code": 0, "prediction": prediction}))
+        runs.append(read(path))
+    found = page(*runs)
+    told = " ".join(found.text["time"].split("Predicted steps")[1].split())
+    for row in ("near 100 ms 103 ms +3.0 % link trial steps", "500 ms 250 ms -50.0 %"):
+        assert row in told
+    assert not {"none", "broken", "other"} & set(told.split())
+    assert (found.tags.count("script"), found.tags.count("style")) == (1, 1)
+    assert "Predicted steps" not in page(runs[1]).text["time"]
