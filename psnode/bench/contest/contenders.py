@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from psnode.bench.contest.ddp_process import ProcessSettings
-from psnode.config import settings
-from psnode.config.declaration import Setting, nearest
 from psnode.config.load import load
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
-from psnode.errors import ConfigurationError
 from psnode.jobs.launch import find_mpirun
 from psnode.jobs.planning.ddp_hooks import Communication
-
-# settings of `psnode train` that must be the same for all contenders
-_FIXED = frozenset(
-    {
-        "task", "task_option", "network", "dataset", "data_dir", "batch_size", "seed", "threads", "max_steps", "epochs",
-        "batches_per_step", "eval_freq", "log_interval", "train_dir", "resume", "local", "tensorboard",
-    }
-)  # fmt: skip
+from psnode.jobs.planning.scheme_flags import flag_pairs, scheme_settings, settings_of
 
 
 @dataclass(frozen=True)
@@ -97,23 +86,7 @@ class Psnode:
     @property
     def settings(self) -> dict[str, Any]:
         """The flags as settings by name. Raises ConfigurationError for an unknown flag, and for one shared by all contenders."""
-        given = {}
-        for flag, value in self._pairs():
-            found = _settings(flag)
-            if not found:
-                known = [setting.flag for setting in settings().values()]
-                raise ConfigurationError(f"--scheme {self.flags!r}: unknown flag {flag}{nearest(flag, known)}")
-            if found[0].name in _FIXED:
-                raise ConfigurationError(f"--scheme {self.flags!r}: {flag} is the same for all that is compared: leave it out")
-            if value is None:
-                raise ConfigurationError(f"--scheme {self.flags!r}: {flag} needs a value")
-            given[found[0].name] = found[0].parse(value, flag)
-        return given
-
-    def _pairs(self) -> list[tuple[str, str | None]]:
-        words = [part for word in shlex.split(self.flags) for part in (word.split("=", 1) if word.startswith("--") else [word])]
-        words = ["--scheme", *words] if words and not words[0].startswith("--") else words
-        return list(zip(words[::2], [*words[1::2], None], strict=False))
+        return scheme_settings(self.flags)
 
     @property
     def label(self) -> Label:
@@ -142,7 +115,7 @@ class Psnode:
             "train", "--no-tensorboard",
             *(word for key, value in flags.items() for word in (key, str(value))),
             *(word for key, value in options.items() for word in ("--task-option", f"{key}={value}")),
-            *(word for flag, value in self._pairs() for word in _spelled(flag, value)),
+            *(word for flag, value in flag_pairs(self.flags) for word in _spelled(flag, value)),
         ]  # fmt: skip
 
     def checkpoints(self, folder: Path) -> dict[int, Path]:
@@ -156,13 +129,9 @@ def alone_name(flags: str) -> str:
     return f"psnode {flags}, nothing but the exchange"
 
 
-def _settings(flag: str) -> list[Setting]:
-    return [setting for setting in settings().values() if flag in (setting.flag, *setting.rules.aliases)]
-
-
 def _spelled(flag: str, value: str | None) -> list[str]:
     """Return a setting in the form of `psnode train`, whose boolean flags take no value."""
-    [setting] = _settings(flag)
+    [setting] = settings_of(flag)
     if setting.kind is bool:
         return [flag if setting.parse(str(value), flag) else flag.replace("--", "--no-", 1)]
     return [flag, str(value)]

@@ -1,0 +1,49 @@
+"""A scheme followed by flags of `psnode train`, as in "qsgd --downlink dense", as settings by name."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from psnode.config import settings
+from psnode.config.declaration import Setting, nearest
+from psnode.errors import ConfigurationError
+
+# settings that must be the same for all schemes that are compared
+_FIXED = frozenset(
+    {
+        "task", "task_option", "network", "dataset", "data_dir", "batch_size", "seed", "threads", "max_steps", "epochs",
+        "batches_per_step", "eval_freq", "log_interval", "train_dir", "resume", "local", "tensorboard",
+    }
+)  # fmt: skip
+
+
+def scheme_settings(text: str) -> dict[str, Any]:
+    """Return the settings in `text`: a scheme and flags, or flags alone.
+
+    Raises ConfigurationError for an unknown flag, for one without a value, and for a setting that all compared schemes share.
+    """
+    given = {}
+    for flag, value in flag_pairs(text):
+        found = settings_of(flag)
+        if not found:
+            known = [setting.flag for setting in settings().values()]
+            raise ConfigurationError(f"--scheme {text!r}: unknown flag {flag}{nearest(flag, known)}")
+        if found[0].name in _FIXED:
+            raise ConfigurationError(f"--scheme {text!r}: {flag} is the same for all that is compared: leave it out")
+        if value is None:
+            raise ConfigurationError(f"--scheme {text!r}: {flag} needs a value")
+        given[found[0].name] = found[0].parse(value, flag)
+    return given
+
+
+def settings_of(flag: str) -> list[Setting]:
+    """Return the one setting that has `flag`, or an empty list."""
+    return [setting for setting in settings().values() if flag in (setting.flag, *setting.rules.aliases)]
+
+
+def flag_pairs(text: str) -> list[tuple[str, str | None]]:
+    """Return the flags of `text` with their values; None for a flag without one. A scheme without its flag gets it."""
+    words = [part for word in shlex.split(text) for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = ["--scheme", *words] if words and not words[0].startswith("--") else words
+    return list(zip(words[::2], [*words[1::2], None], strict=False))
