@@ -11,27 +11,12 @@ import click
 
 from psnode.cli.debugging import debuggable
 from psnode.cli.shared import configure
-from psnode.config import Config, settings
-from psnode.config.amounts import amount, counted, milliseconds, proportion, rate_of, rate_text
-from psnode.config.coding_name import coding_name
+from psnode.config.amounts import rate_of
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from psnode.jobs.planning.forecast import Forecast
     from psnode.jobs.planning.profile import Profile
-
-_BASELINES = ("dense", "bf16")
-_USUAL = ("qsgd", "topk")
-# settings that belong to one scheme: those of OPTIONS do not apply to the others
-_OF_A_SCHEME = frozenset(
-    {
-        "scheme", "codec", "feedback", "aggregator", "downlink", "downlink_lead", "svd_rank", "quantization_level",
-        "sparsity_warmup_epochs", "bucket_size",
-    }
-)  # fmt: skip
-_NO_RATE = "none"
-_HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
 
 
 @click.command(short_help="Predict step times, and say whether to compress.", context_settings={"allow_interspersed_args": False})
@@ -84,12 +69,13 @@ def plan(
     """
     from psnode.jobs.planning.chosen_plan import chosen, plan_file
     from psnode.jobs.planning.forecast import forecasts, judge, limit_of, sentences
+    from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading, table
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.scenario import Scenario
 
     if save_plan is not None and len(rates) != 1:
         raise ConfigurationError("--save-plan needs one --rate, that of the cluster's links")
-    speeds = {text: None if text == _NO_RATE else rate_of(text) for text in rates}
+    speeds = {text: None if text == NO_RATE else rate_of(text) for text in rates}
     if profile is not None:
         if options or given["schemes"] or given["save_profile"]:
             raise ConfigurationError("--profile measures nothing: leave out --scheme, --save-profile and the options of train")
@@ -100,6 +86,8 @@ def plan(
         found.save(given["save_profile"])
     cores = given["cores"] or found.host.cores
     scenario = Scenario(workers, None, given["round_trip"] / 1e3, cores, given["one_machine"], 1e3 * given["burst"])
+    if not as_json:
+        click.echo(heading(found))
     results, limit = [], limit_of(found, scenario)
     for text, rate in speeds.items():
         rows = forecasts(found, replace(scenario, rate=rate))
@@ -111,47 +99,21 @@ def plan(
             plan_file(found, row, verdict, workers, f"psnode plan, {text}").save(save_plan)
             click.echo(f"{save_plan}: {row.name}, for psnode train --plan {save_plan}", err=True)
         if not as_json:
-            _show(found, workers, text, rows, told, first=len(results) == 1)
+            click.echo("\n".join(table(found, workers, text, rows, told)))
     if as_json:
         click.echo(to_json({"workers": workers, "limit": limit, "passes": found.passes, "results": results}, indent=2))
     elif limit is not None:
-        click.echo(f"\nCompression pays on links below about {rate_text(limit)}.")
+        click.echo("\n".join(ending(limit)))
     return 0
 
 
 def _measure(schemes: Sequence[str], options: Sequence[str], ranks: int) -> Profile:
-    from psnode.bench.contest.contenders import Psnode
     from psnode.bench.hardware import hardware
-    from psnode.config.load import load
+    from psnode.jobs.planning.compared import compared
     from psnode.jobs.planning.profiling import measure
 
     root = click.get_current_context().find_root()
     assert isinstance(root.command, click.Group)
     base = configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
-    others = {name: getattr(base, name) for name, each in settings().items() if name not in _OF_A_SCHEME}
-    others = {name: value for name, value in others.items() if value != settings()[name].default}
-    chosen = {_name(base): base}
-    for flags in (*_BASELINES, *(schemes or _USUAL)):
-        chosen.setdefault(flags, load(others | Psnode(flags).settings, {}))
-    found = measure(base, chosen, lambda line: click.echo(f"measuring {line}", err=True), ranks=ranks)
+    found = measure(base, compared(base, schemes), lambda line: click.echo(f"measuring {line}", err=True), ranks=ranks)
     return replace(found, hardware=hardware())
-
-
-def _name(config: Config) -> str:
-    from psnode.config.resolve import resolve
-
-    scheme = resolve(config)
-    return coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
-
-
-def _show(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], told: Sequence[str], *, first: bool) -> None:
-    if first:
-        passes = f"passes alone {milliseconds(profile.passes)} a step on {counted(profile.threads, 'thread')}"
-        click.echo(f"{profile.model}: {passes}, gradient {amount(profile.nbytes)}")
-    where = "links that cost nothing" if rate == _NO_RATE else rate
-    click.echo(f"\n{counted(workers, 'worker')}, {where}\n{_HEAD}")
-    for row in rows:
-        share = proportion(row.seconds / profile.passes)
-        click.echo(f"  {row.name[:26]:26}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")
-    for line in told:
-        click.echo(f"-> {line}")

@@ -1,0 +1,33 @@
+"""Forecasts as lines of text: a heading with the model, a table for each rate, and the rate below which compression pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psnode.config.amounts import amount, counted, milliseconds, proportion, rate_text
+from psnode.jobs.planning.forecast import Forecast
+from psnode.jobs.planning.profile import Profile
+
+NO_RATE = "none"  # text for links on which transfers cost no time
+_HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
+
+
+def heading(profile: Profile) -> str:
+    """Return the line above all tables: the model, the time of its passes, and the size of its gradient."""
+    passes = f"passes alone {milliseconds(profile.passes)} a step on {counted(profile.threads, 'thread')}"
+    return f"{profile.model}: {passes}, gradient {amount(profile.nbytes)}"
+
+
+def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], told: Sequence[str]) -> list[str]:
+    """Return the lines of the forecasts `rows` at a rate, below an empty line, and of `told`, the sentences of their verdict."""
+    where = "links that cost nothing" if rate == NO_RATE else rate
+    found = ["", f"{counted(workers, 'worker')}, {where}", _HEAD]
+    for row in rows:
+        share = proportion(row.seconds / profile.passes)
+        found.append(f"  {row.name[:26]:26}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")
+    return found + [f"-> {line}" for line in told]
+
+
+def ending(limit: float) -> list[str]:
+    """Return the lines below all tables. `limit`: the rate, in bit/s, below which compression pays."""
+    return ["", f"Compression pays on links below about {rate_text(limit)}."]
