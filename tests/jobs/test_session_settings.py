@@ -129,6 +129,7 @@ def test_a_job_of_one_rank_is_told_how_to_start(tmp_path: Path, monkeypatch: pyt
         ("--train-dir /a cannot be written; choose another", "train_dir=/a cannot be written; choose another"),
         ("compare with --scheme qsgd", "compare with scheme=qsgd"),
         ("choose another --scheme", "choose another scheme="),
+        ("--scheme must be one of dense, qsgd", "scheme= must be one of dense, qsgd"),
         ("mpirun --with-ft ulfm and step-00000003--x", "mpirun --with-ft ulfm and step-00000003--x"),
     ],
 )

@@ -17,7 +17,7 @@ _RESUME = "PSNODE_RESUME"
 # A match is a command line of psnode up to the end of its clause, whose flags stay, or a flag with the space before its value.
 _WORDS = re.compile(
     r"(?P<command>\bpsnode [a-z][^,;:)]*)|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)"
-    r"(?:(?<=--scheme) (?=\w)| (?=[^\s,;)]*[\d/:]))?"
+    r"(?:(?<=--scheme) (?!must )(?=\w)| (?=[^\s,;)]*[\d/:]))?"
 )
 
 
