@@ -53,7 +53,7 @@ class ModelSnapshot:
         self._generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
 
     def restore(self) -> None:
-        """Restore the whole state."""
+        """Restore the whole state. Tensors that have not changed are not written, so that graphs that hold them stay valid."""
         import numpy as np
         import torch
 
@@ -62,10 +62,10 @@ class ModelSnapshot:
             (part.extend if isinstance(part, list) else part.update)(content)
         for name, value in (*tensor_names.parameters(self._model), *tensor_names.buffers(self._model)):
             before = self.values[name]
-            if (value.shape, value.dtype) == (before.shape, before.dtype):
-                value.detach().copy_(before)
-            else:
+            if (value.shape, value.dtype) != (before.shape, before.dtype):
                 value.data = before.clone()
+            elif not _is_dense(value) or not same(value, before):
+                value.detach().copy_(before)
         random.setstate(self._generators[0])
         np.random.set_state(self._generators[1])
         torch.set_rng_state(self._generators[2])
@@ -185,7 +185,7 @@ def check(model: torch.nn.Module, statistics: Mapping[str, str]) -> dict[str, st
                 "tensors, "
                 "keep it in a buffer or outside of the model"
             )
-        if value.layout is not torch.strided or value.is_quantized:
+        if not _is_dense(value):
             raise ConfigurationError(
                 f"the state dict's {name} is not a dense tensor: keep it dense, or register it with persistent=False"
             )
@@ -219,14 +219,19 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
     return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
+def _is_dense(value: torch.Tensor) -> bool:
+    import torch
+
+    return value.layout is torch.strided and not value.is_quantized
+
+
 def contents(model: torch.nn.Module) -> dict[str, Any]:
     """Return dtype, shape and xxh3_64 of the bytes of each tensor, by name, in types that JSON has."""
-    import torch
 
     return {
         name: [str(value.dtype), list(value.shape), xxhash.xxh3_64_intdigest(bits(value))]
         for name, value in tensors(model).items()
-        if value.layout is torch.strided and not value.is_quantized
+        if _is_dense(value)
     }
 
 
