@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from psnode.codecs.registry import known_codec
 from psnode.config import Config
 from psnode.config.cores import usable_cores
-from psnode.config.names import DENSE
+from psnode.config.names import DENSE, PASSED
 from psnode.config.resolve import resolve
 from psnode.config.train_settings import WITH_BETAS
 from psnode.jobs.planning.ddp_hooks import optimizer_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from psnode.jobs.planning.step_rigs import TimedModel
+    from psnode.task import Task
     from psnode.worker.computation import Computation
 
 _NEARLY_EXACT = frozenset({"fp16", "bf16"})  # codecs without a noticeable loss, besides lossless ones
@@ -39,13 +40,20 @@ _UPDATES = ("finish", "norm", "protect", "update", "constrain", "average", "down
 
 
 def measure(
-    config: Config, schemes: Mapping[str, Config], tell: Callable[[str], None] = lambda line: None, *, ranks: int = 1
+    config: Config,
+    schemes: Mapping[str, Config],
+    tell: Callable[[str], None] = lambda line: None,
+    *,
+    ranks: int = 1,
+    task: Task | None = None,
+    device: torch.device | None = None,
 ) -> Profile:
     """Return the profile of the model that `config` trains, under each of `schemes`, by flags.
 
     Batches are those of training; nothing is trained. With several batches in a step, the forward pass stands for all passes
-    before the last backward pass. `ranks`: those of the job that share a host, and its cores unless --threads is set. Raises
-    ConfigurationError for settings that train would refuse.
+    before the last backward pass. `ranks`: those of the job that share a host, and its cores unless --threads is set. `task`
+    replaces the task that `config` names, and `device` the one that it chooses. Raises ConfigurationError for settings that train
+    would refuse.
     """
     import torch
 
@@ -58,7 +66,8 @@ def measure(
     try:
         tell("passes")
         there = config.enable_gpu
-        ground = TimedModel(make_task(config), config.batch_size, choose_device(there), coded_there=there, seed=config.seed)
+        device = device or choose_device(there)
+        ground = TimedModel(task or make_task(config), config.batch_size, device, coded_there=there, seed=config.seed)
         alone = Alone(ground)
         whole = median_seconds(alone.step, _SECONDS)
         tensors, forward = tensor_times(ground, whole)
@@ -67,7 +76,7 @@ def measure(
         # forks have no threads of torch, and other cores are idle only if the passes use one
         crowded = crowding(alone.step, max(_SECONDS / 2, 2 * whole)) if threads == 1 and ground.device.type == "cpu" else 1.0
         profile = Profile(
-            config.network if config.task is None else str(config.task), threads, forward, whole - forward,
+            config.network if config.task is None else config.task.removeprefix(PASSED), threads, forward, whole - forward,
             _optimizer_seconds(ground, config), tuple(sorted(tensors.values(), key=lambda tensor: tensor.ready)),
             HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded), {},
             overheads(ground, HOOKS, whole, _SECONDS / 2), config.optimizer in WITH_BETAS,

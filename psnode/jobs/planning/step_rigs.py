@@ -70,7 +70,7 @@ class TimedModel:
         """Return the network with its initial weights, on the host."""
         import torch
 
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)  # that of the host alone: torch.manual_seed seeds all devices
         return self.task.model()
 
     def computation(self, model: torch.nn.Module) -> Computation:
