@@ -4,7 +4,8 @@ Train a task of your own, with a master and two workers as threads of this proce
 
     psnode.run(MyTask(), psnode.Config(max_steps=100, local=2))
 
-For a training loop of your own, in an MPI job, see psnode.session. For the codecs alone, see psnode.codecs.
+For a training loop of your own, in an MPI job, see psnode.session. How long its steps will take is predicted by psnode.plan. For
+the codecs alone, see psnode.codecs.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 
     from psnode.config import Config
     from psnode.config.schedules import OwnRate
+    from psnode.jobs.planning.given_model import OwnLoss
+    from psnode.jobs.planning.own_model import OwnModelPlan, Rates
     from psnode.jobs.sessions.session import Session
-    from psnode.task import Task
+    from psnode.task import Batch, Task
 
 __version__ = "0.2.0"
-__all__ = ["Config", "Task", "__version__", "rank", "run", "session"]
+__all__ = ["Config", "Task", "__version__", "plan", "rank", "run", "session"]
 
 _HOMES = {"Config": "psnode.config", "Task": "psnode.task"}
 
@@ -73,6 +76,54 @@ def session(
         parameter_groups=parameter_groups,
         learning_rate=learning_rate,
         **settings,
+    )
+
+
+# The package psnode.plan is imported first: its import would replace the function of that name, which is for programs.
+import_module("psnode.plan")
+
+
+def plan(
+    model: torch.nn.Module,
+    loss: OwnLoss,
+    batch: Batch,
+    *,
+    workers: int,
+    rate: Rates = ("100mbit", "1gbit", "10gbit"),
+    schemes: str | Sequence[str] = (),
+    round_trip: float = 0.2,
+    burst: float = 0.0,
+    cores: int | None = None,
+    one_machine: bool = False,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> OwnModelPlan:
+    """Predict the steps of a session that trains `model` on `workers` workers, and say whether to compress (docs/planning.md).
+
+    `loss(model, batch)` returns the mean loss of a batch, a tensor of one number; the pair that Task.loss returns is taken too.
+    `rate`: of every host's link, such as "100mbit", None if links cost no time, or several of these. `schemes`: texts as those of
+    `psnode plan --scheme`, by default qsgd and topk. `round_trip`: of a message, in milliseconds. `burst`: kilobytes that a link
+    carries at once after a pause. `cores`: those of every host, by default of this one. `one_machine`: all ranks share them.
+    `progress` is called with a line before each part of the measurement. `settings` are those of `psnode train`.
+
+    The passes are measured on copies, on the device of the model. The model, its gradients, the random generators, the number of
+    torch's threads and a process group are as before, also after an error. Raises ConfigurationError.
+    """
+    from psnode.jobs.planning.own_model import plan_own_model
+
+    return plan_own_model(
+        model,
+        loss,
+        batch,
+        workers=workers,
+        rate=rate,
+        schemes=schemes,
+        round_trip=round_trip,
+        burst=burst,
+        cores=cores,
+        one_machine=one_machine,
+        progress=progress,
+        given=settings,
     )
 
 

@@ -52,6 +52,7 @@ PYTHON = {
     "models.md": ["test_page_code.py"],
     "optimising.md": ["test_page_code.py", "test_page_code.py", "test_page_code.py", "test_weighted_mean.py"],
     "own-loop.md": ["mpi/test_session.py", "jobs/test_session_alone.py"],
+    "planning.md": ["jobs/planning/test_own_models.py"],
     "fine-tuning.md": ["mpi/test_finetune_examples.py"],
     "rows.md": ["rows/test_row_codec.py"],
     "ray.md": ["ddp/test_ray.py", "ddp/test_ray.py"],

@@ -339,6 +339,7 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
         "psnode.config.streams",
         "psnode.config.train_settings",
         "psnode.errors",
+        "psnode.plan",
     ]
     assert done.stdout.split() == loaded
 

@@ -1,0 +1,207 @@
+"""Predictions for a model of a program, from its own loss on a batch: the result of psnode.plan."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psnode.config import Config, settings
+from psnode.config.amounts import rate_of
+from psnode.config.declaration import nearest
+from psnode.config.load import load
+from psnode.config.names import PASSED
+from psnode.config.train_settings import OWN
+from psnode.errors import CodecSpecError, ConfigurationError, DivergedError, NonFiniteGradientError, TransportError
+from psnode.jobs.planning.compared import compared
+from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, forecasts, judge, limit_of, sentences
+from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading, table
+from psnode.jobs.planning.given_model import GivenModel, OwnLoss, check_model, undisturbed, unwrapped
+from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.profiling import measure
+from psnode.jobs.planning.scenario import Scenario
+from psnode.jobs.sessions.words import of_program
+
+if TYPE_CHECKING:
+    import torch
+
+    from psnode.task import Batch
+
+Rates = str | None | Sequence[str | None]
+# settings that the program's own model, loss and batch decide, or that a prediction cannot follow, by the reason
+_NOT_HERE = {
+    "the model is the program's own": ("task", "task_option", "network"),
+    "the batch is the program's own": (
+        "dataset", "data_dir", "download", "synthetic_shape", "synthetic_classes", "synthetic_examples", "data_workers",
+        "batch_size", "test_batch_size",
+    ),
+    "the loss enters torch.autocast itself": ("precision",),
+    "passes are measured on the device of the model": ("enable_gpu",),
+    "workers says how many there are": ("local",),
+    "nothing is trained": ("resume", "init_from", "new_head"),
+    "a forward pass of a session waits for all weights": ("overlap",),
+}  # fmt: skip
+_RESUME = "PSNODE_RESUME"
+_IN_A_GROUP = "DDP is not compared, since this process is in a process group: plan before init_process_group"
+_NO_GROUPS = "DDP is not compared, since this torch is built without it"
+
+
+@dataclass(frozen=True)
+class RatePrediction:
+    """Predictions at one rate of the links: `forecasts`, the fastest first, their `verdict`, and `sentences` that tell it."""
+
+    forecasts: tuple[Forecast, ...]
+    verdict: CompressionVerdict
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OwnModelPlan:
+    """Predictions for a model of a program. As text: the tables of `psnode plan`.
+
+    `profile`: the measurement. `workers`: their number. `by_rate`: the predictions, by the text of the rate. `limit`: the rate in
+    bit/s below which compression pays; None as in psnode.jobs.planning.forecast.limit_of. `notes`: lines on parts left out.
+    """
+
+    profile: Profile
+    workers: int
+    by_rate: Mapping[str, RatePrediction]
+    limit: float | None
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [heading(self.profile)]
+        for rate, found in self.by_rate.items():
+            lines += table(self.profile, self.workers, rate, found.forecasts, found.sentences)
+        lines += ending(self.limit) if self.limit is not None else []
+        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
+
+    def save(self, file: Path | str) -> None:
+        """Save the profile for `psnode plan --profile FILE`, creating its folder if needed."""
+        self.profile.save(Path(file))
+
+
+def plan_own_model(
+    model: torch.nn.Module,
+    loss: OwnLoss,
+    batch: Batch,
+    *,
+    workers: int,
+    rate: Rates,
+    schemes: str | Sequence[str],
+    round_trip: float,
+    burst: float,
+    cores: int | None,
+    one_machine: bool,
+    progress: Callable[[str], None] | None,
+    given: Mapping[str, Any],
+) -> OwnModelPlan:
+    """Return the predictions. See psnode.plan for the parameters; `given` are settings of train.
+
+    Raises ConfigurationError, after which, as always, model and process are as before.
+    """
+    workers = _whole("workers", workers)
+    speeds = _speeds(rate)
+    if cores is not None:
+        cores = _whole("cores", cores)
+    scenario = Scenario(workers, None, _amount("round_trip", round_trip) / 1e3, 1, one_machine, 1e3 * _amount("burst", burst))
+    inner = unwrapped(model)
+    check_model(inner)
+    with undisturbed(inner):
+        task = GivenModel(inner, loss, batch)
+        profile = _measured(task, inner, given, schemes, progress, ranks=workers + 1 if one_machine else 1)
+    scenario = replace(scenario, cores=cores or profile.host.cores)
+    found = {text: _predicted(profile, replace(scenario, rate=speed)) for text, speed in speeds.items()}
+    return OwnModelPlan(profile, workers, found, limit_of(profile, scenario), _notes(profile))
+
+
+def _notes(profile: Profile) -> tuple[str, ...]:
+    from torch import distributed
+
+    return () if profile.ddp else (_IN_A_GROUP if distributed.is_available() else _NO_GROUPS,)
+
+
+def _predicted(profile: Profile, scenario: Scenario) -> RatePrediction:
+    rows = forecasts(profile, scenario)
+    verdict = judge(rows)
+    return RatePrediction(tuple(rows), verdict, tuple(sentences(verdict)))
+
+
+def _measured(
+    task: GivenModel,
+    model: torch.nn.Module,
+    given: Mapping[str, Any],
+    schemes: str | Sequence[str],
+    progress: Callable[[str], None] | None,
+    *,
+    ranks: int,
+) -> Profile:
+    try:
+        base = _configured(task, model, given)
+        chosen = compared(base, [schemes] if isinstance(schemes, str) else schemes)
+        task.check_loss()
+        return waiting(measure(base, chosen, progress or (lambda line: None), ranks=ranks, task=task, device=task.device))
+    except (ConfigurationError, CodecSpecError) as error:
+        raise ConfigurationError(of_program(str(error))) from None
+    except (DivergedError, NonFiniteGradientError, TransportError) as error:
+        raise ConfigurationError(f"the measured steps on the batch diverge: give lr= as in the training ({error})") from error
+
+
+def _configured(task: GivenModel, model: torch.nn.Module, given: Mapping[str, Any]) -> Config:
+    """Return the configuration of a run with the `given` settings, which outrank PSNODE_* variables."""
+    known, refused = settings(), {name: reason for reason, names in _NOT_HERE.items() for name in names}
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(f"plan has no setting {name}{nearest(name, known) or ': psnode train --help lists them'}")
+        if name in refused:
+            raise ConfigurationError(f"{name} has no meaning in a plan for a model of the program: {refused[name]}")
+    if not isinstance(given.get("optimizer", ""), str) or given.get("optimizer") == OWN:
+        raise ConfigurationError("optimizer is the name of one of torch's in a plan, such as adamw: name the one that is nearest")
+    variables = {name: value for name, value in os.environ.items() if name != _RESUME}
+    fixed = {"task": PASSED + type(model).__name__, "batch_size": len(task), "enable_gpu": task.device.type == "cuda"}
+    return load({**given, **fixed}, variables)
+
+
+def waiting(profile: Profile) -> Profile:
+    """Return the profile of workers whose forward passes begin when all weights have arrived, as those of a session do."""
+    schemes = {
+        name: replace(costs, groups=tuple(replace(group, needed=0.0) for group in costs.groups))
+        for name, costs in profile.schemes.items()
+    }
+    return replace(profile, tensors=tuple(replace(tensor, needed=0.0) for tensor in profile.tensors), schemes=schemes)
+
+
+def _speeds(rate: Rates) -> dict[str, float | None]:
+    """Return the rates in bit/s by their texts; None for links that cost no time."""
+    texts = [NO_RATE if each is None else each for each in ([rate] if rate is None or isinstance(rate, str) else rate)]
+    found: dict[str, float | None] = {}
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConfigurationError(f"rate is a text such as 100mbit, or none, not {text!r}")
+        try:
+            found[text] = None if text == NO_RATE else rate_of(text)
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).removeprefix("--")) from None
+    if not found:
+        raise ConfigurationError("rate names no rate: give one, such as 100mbit")
+    return found
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        found = 0 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise ConfigurationError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return found
+
+
+def _amount(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ConfigurationError(f"{name} must be a number of at least 0, not {value!r}")
+    return float(value)
