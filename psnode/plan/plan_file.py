@@ -112,7 +112,7 @@ class PlanFile:
             raise ConfigurationError(f"--plan {self._path} cannot be used: {error}") from error
 
 
-def scheme_settings(config: Config) -> dict[str, Any]:
+def stated_settings(config: Config) -> dict[str, Any]:
     """Return the settings of `config` that make its scheme and are not the default, as a plan file holds them."""
     usual = Config()
     found = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}

@@ -17,7 +17,7 @@ from psnode.exchange.flat_model import describe
 from psnode.jobs.dry_run import dry_run
 from psnode.jobs.job import run
 from psnode.plan.groups import IDENTITY, Plan, Tensor
-from psnode.plan.plan_file import PlanFile, scheme_settings
+from psnode.plan.plan_file import PlanFile, stated_settings
 from psnode.plan.prediction import Prediction
 from psnode.plan.rule import plan_of
 from psnode.records.metrics import METRICS, read_records
@@ -66,8 +66,8 @@ def test_a_file_returns_all_that_was_saved(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_scheme_are_those_that_are_not_the_default() -> None:
-    assert scheme_settings(Config()) == {"scheme": "polar-2bit"}
-    assert scheme_settings(replace(MODEL, quantization_level=3)) == {"scheme": "qsgd", "quantization_level": 3}
+    assert stated_settings(Config()) == {"scheme": "polar-2bit"}
+    assert stated_settings(replace(MODEL, quantization_level=3)) == {"scheme": "qsgd", "quantization_level": 3}
 
 
 def test_the_plan_of_a_run_is_that_of_its_file(tmp_path: Path) -> None:

@@ -8,25 +8,20 @@ from psnode.config import Config, settings
 from psnode.config.coding_name import coding_name
 from psnode.config.load import load
 from psnode.config.resolve import resolve
+from psnode.config.schemes import SETTINGS
 from psnode.jobs.planning.scheme_flags import scheme_settings
 
 _BASELINES = ("dense", "bf16")
 _USUAL = ("qsgd", "topk")
-# settings that belong to one scheme: those of the base do not apply to the others
-_OF_A_SCHEME = frozenset(
-    {
-        "scheme", "codec", "feedback", "aggregator", "downlink", "downlink_lead", "svd_rank", "quantization_level",
-        "sparsity_warmup_epochs", "bucket_size",
-    }
-)  # fmt: skip
 
 
 def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
     """Return by name the runs that are compared: `base` with its own scheme, dense, bf16, and `schemes`, by default _USUAL.
 
-    `schemes`: texts of psnode.jobs.planning.scheme_flags. Raises ConfigurationError for a scheme that train would refuse.
+    The settings of the base's own scheme do not apply to the others. `schemes`: texts of psnode.jobs.planning.scheme_flags.
+    Raises ConfigurationError for a scheme that train would refuse.
     """
-    others = {name: getattr(base, name) for name, each in settings().items() if name not in _OF_A_SCHEME}
+    others = {name: getattr(base, name) for name, each in settings().items() if name not in SETTINGS}
     others = {name: value for name, value in others.items() if value != settings()[name].default}
     found = {_name(base): base}
     for flags in (*_BASELINES, *(schemes or _USUAL)):

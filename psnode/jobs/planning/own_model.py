@@ -17,6 +17,7 @@ from psnode.config.load import load
 from psnode.config.names import PASSED
 from psnode.config.train_settings import OWN
 from psnode.errors import CodecSpecError, ConfigurationError, DivergedError, NonFiniteGradientError, TransportError
+from psnode.jobs.planning.chosen_plan import chosen, plan_file
 from psnode.jobs.planning.compared import compared
 from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, forecasts, judge, limit_of, sentences
 from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading, table
@@ -83,6 +84,20 @@ class OwnModelPlan:
     def save(self, file: Path | str) -> None:
         """Save the profile for `psnode plan --profile FILE`, creating its folder if needed."""
         self.profile.save(Path(file))
+
+    def save_plan(self, file: Path | str, rate: str | None = None) -> str:
+        """Save the best scheme's plan at a rate, for plan=FILE of a session, and return the scheme's name.
+
+        `rate`: a key of `by_rate`, which may be left out if there is one. Raises ConfigurationError for another, and if the
+        record of losses speaks against every scheme.
+        """
+        name = next(iter(self.by_rate)) if rate is None and len(self.by_rate) == 1 else rate
+        found = None if name is None else self.by_rate.get(name)
+        if found is None:
+            raise ConfigurationError(f"a plan is for one rate of {', '.join(self.by_rate)}, not {rate!r}")
+        row = chosen(found.forecasts, found.verdict)
+        plan_file(self.profile, row, found.verdict, self.workers, f"psnode.plan, {name}").save(Path(file))
+        return row.name
 
 
 def plan_own_model(

@@ -22,7 +22,7 @@ from psnode.jobs.planning.host_costs import add_cost, crowding, median_seconds, 
 from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
-from psnode.plan.plan_file import scheme_settings
+from psnode.plan.plan_file import stated_settings
 
 if TYPE_CHECKING:
     import torch
@@ -204,7 +204,7 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
         lossy = loses(scheme.codec) or loses(scheme.downlink)
         costs = SchemeCosts(
             tuple(groups), bookkeeping, 0.0, lossy, doubt or measured_cost(scheme, config.optimizer), bool(doubt),
-            scheme_settings(config), rig.plan.to_dict(),
+            stated_settings(config), rig.plan.to_dict(),
         )  # fmt: skip
         return replace(costs, extra=max(0.0, statistics.median(taken) - step_without_links(profile, costs)))
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -387,3 +388,29 @@ def test_the_example_of_the_page_runs(
     assert "4 workers, 100mbit" in capsys.readouterr().out
     (file,) = tmp_path.rglob("*.json")
     assert Profile.load(file) == names["found"].profile
+
+
+def test_a_session_follows_a_saved_plan(tmp_path: Path) -> None:
+    found = ask(schemes=["qsgd --min-compress-bytes 0"], rate=["1kbit", "1mbit"])
+    assert (
+        found.save_plan(tmp_path / "plan.json", "1kbit")
+        == min(
+            (row for row in found.by_rate["1kbit"].forecasts if not row.peer and not row.doubtful), key=lambda row: row.seconds
+        ).name
+    )
+    for rate in (None, "2mbit"):
+        with pytest.raises(ConfigurationError, match="one rate of 1kbit, 1mbit"):
+            found.save_plan(tmp_path / "plan.json", rate)
+    saved = json.loads((tmp_path / "plan.json").read_bytes())
+    program = f"""
+import psnode, torch
+from tests.jobs.planning.test_own_models import batch, loss, small
+model = small()
+with psnode.session(model, train_dir="run", plan={str(tmp_path / "plan.json")!r}, max_steps=3, lr=0.01, tensorboard=False) as s:
+    for each in s.batches(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch()), batch_size=2, shuffle=True)):
+        found = loss(model, each)
+        found.backward()
+        s.step(found)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert json.loads((tmp_path / "run" / "config.json").read_bytes())["plan"] == saved["plan"]
