@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     "--save-plan", type=click.Path(path_type=Path), metavar="FILE",
     help="Save the best scheme's plan and prediction for train --plan; with one --rate.",
 )  # fmt: skip
+@click.option("--explain", is_flag=True, help="Also print how each step's time is spent along the chain that makes it so long.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="-- OPTIONS OF TRAIN...")
 @debuggable
@@ -55,6 +56,7 @@ def plan(
     profile: Path | None,
     save_plan: Path | None,
     *,
+    explain: bool,
     as_json: bool,
     options: tuple[str, ...],
     **given: Any,
@@ -69,7 +71,7 @@ def plan(
     """
     from psnode.jobs.planning.chosen_plan import chosen, plan_file
     from psnode.jobs.planning.forecast import forecasts, judge, limit_of, sentences
-    from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading, table
+    from psnode.jobs.planning.forecast_tables import NO_RATE, chains, ending, heading, table
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.scenario import Scenario
 
@@ -99,7 +101,7 @@ def plan(
             plan_file(found, row, verdict, workers, f"psnode plan, {text}").save(save_plan)
             click.echo(f"{save_plan}: {row.name}, for psnode train --plan {save_plan}", err=True)
         if not as_json:
-            click.echo("\n".join(table(found, workers, text, rows, told)))
+            click.echo("\n".join([*table(found, workers, text, rows, told), *(chains(rows) if explain else [])]))
     if as_json:
         click.echo(to_json({"workers": workers, "limit": limit, "passes": found.passes, "results": results}, indent=2))
     elif limit is not None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from psnode.config.amounts import amount, counted, milliseconds, proportion, rate_text
 from psnode.jobs.planning.forecast import Forecast
 from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.scenario import CODING, LATENCY, LINK, MASTER, PASSES, TRANSPORT
 
+_KINDS = (PASSES, CODING, MASTER, TRANSPORT, LINK, LATENCY)
 NO_RATE = "none"  # text for links on which transfers cost no time
 _HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
 
@@ -26,6 +28,17 @@ def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], t
         share = proportion(row.seconds / profile.passes)
         found.append(f"  {row.name[:26]:26}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")
     return found + [f"-> {line}" for line in told]
+
+
+def chains(rows: Sequence[Forecast]) -> list[str]:
+    """Return the lines of a table, below an empty line, of the milliseconds by kind along the chain that makes each step so long.
+
+    Work that is not on the chain costs no time: it is done beside it.
+    """
+    found = ["", f"{'of the step, in ms':28}" + "".join(f"{kind:>11}" for kind in _KINDS)]
+    for row in rows:
+        found.append(f"  {row.name[:26]:26}" + "".join(f"{1e3 * row.spent.get(kind, 0.0):>11.1f}" for kind in _KINDS))
+    return found
 
 
 def ending(limit: float) -> list[str]:

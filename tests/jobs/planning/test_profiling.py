@@ -21,6 +21,7 @@ from psnode.jobs.planning.host_costs import crowding, socket_costs
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
 from psnode.jobs.planning.scenario import GOODPUT
+from psnode.plan.plan_file import PlanFile
 from psnode.records.metrics import METRICS, read_records
 from psnode.worker import inspection
 
@@ -166,6 +167,43 @@ def test_the_command_measures_and_a_saved_profile_answers_what_if(tmp_path: Path
     for found, count in ((few, 2), (many, 16)):  # the master's link carries all gradients, and all weights the other way
         assert count * nbytes * 8 / 1e6 < found["dense"] < 2 * count * nbytes * 8 / 1e6 / GOODPUT + 1
     assert many["DDP fp32"] / few["DDP fp32"] == pytest.approx((2 * 15 / 16) / (2 / 2), rel=0.05)
+
+
+def test_the_plan_of_the_best_scheme_is_saved_with_its_prediction(
+    profile: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """topk would be faster, but the record of losses speaks against it."""
+    profile.save(tmp_path / "profile.json")
+    asked = ["plan", "-n", "2", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json")]
+    assert main([*asked, "--save-plan", str(tmp_path / "plan.json"), "--json"]) == 0
+    best = rows(json.loads(capsys.readouterr().out))
+    found = PlanFile.load(tmp_path / "plan.json")
+    assert best["topk"] < best["dense"]
+    assert found.settings == {"scheme": "dense"}
+    assert found.plan.to_dict() == profile.schemes["dense"].plan
+    assert found.prediction is not None
+    assert (found.prediction.step, found.prediction.workers) == (best["dense"], 2)
+    assert main(["train", *OPTIONS, "--local", "2", "--dry-run", "--plan", str(tmp_path / "plan.json")]) == 0
+    assert main([*asked, "--rate", "1gbit", "--save-plan", str(tmp_path / "plan.json")]) == 2
+    assert "--save-plan needs one --rate" in capsys.readouterr().err
+    old = {name: replace(costs, plan={}) for name, costs in profile.schemes.items()}
+    replace(profile, schemes=old).save(tmp_path / "profile.json")
+    assert main([*asked, "--save-plan", str(tmp_path / "plan.json")]) == 2
+    assert "an earlier version wrote it: measure again" in capsys.readouterr().err
+
+
+def test_the_parts_of_an_explained_step_add_up_to_it(
+    profile: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.save(tmp_path / "profile.json")
+    assert main(["plan", "-n", "3", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json"), "--explain"]) == 0
+    shown = capsys.readouterr().out
+    steps, _, parts = shown.partition("of the step, in ms")
+    for name in SCHEMES:
+        [step] = [line.split() for line in steps.splitlines() if line.split()[:1] == [name]]
+        [spent] = [line.split()[1:] for line in parts.splitlines() if line.split()[:1] == [name]]
+        seconds = float(step[1].replace(",", "")) * {"s": 1.0, "ms": 1e-3}[step[2]]
+        assert sum(map(float, spent)) == pytest.approx(1e3 * seconds, rel=0.01)
 
 
 @pytest.mark.parametrize(
