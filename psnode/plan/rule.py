@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -48,17 +48,34 @@ def make_plan(
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
-    joins = code_small and not known_codec(codec).shaped and not known_codec(codec).traits.one_scale
-    chosen = {
-        tensor.name: codec if joins else _codec_for(tensor, codec, min_compress_bytes, small=code_small) for tensor in tensors
-    }
+    limit = group_bytes if group_by == "bytes" else math.inf
+    runs = [(members, codec, limit) for members in _fuse(tensors, group_by, group_bytes)]
+    return assembled(runs, min_compress_bytes=min_compress_bytes, whole_tensors=whole_tensors, code_small=code_small)
+
+
+def assembled(
+    runs: Iterable[tuple[Sequence[Tensor], str, float]],
+    *,
+    min_compress_bytes: int = 4096,
+    whole_tensors: bool = False,
+    code_small: bool = False,
+) -> Plan:
+    """Return the plan whose groups are `runs`: neighbouring tensors, the codec of those that are coded, and bytes of a segment.
+
+    Segments have about that many bytes, and a run that is larger becomes several groups. The other rules, and the errors, are
+    those of make_plan.
+    """
     ordered: list[Tensor] = []
     groups: list[Group] = []
     start = index = 0
-    for members in _fuse(tensors, group_by, group_bytes):
-        members = sorted(members, key=lambda tensor: chosen[tensor.name] == IDENTITY)
+    for tensors, codec, limit in runs:
+        joins = code_small and _joins(codec)
+        chosen = {
+            tensor.name: codec_in_plan(tensor, codec, min_compress_bytes=min_compress_bytes, code_small=code_small)
+            for tensor in tensors
+        }
+        members = sorted(tensors, key=lambda tensor: chosen[tensor.name] == IDENTITY)
         ordered += members
-        limit = group_bytes if group_by == "bytes" else math.inf
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for spec, run in groupby(members, key=lambda tensor: chosen[tensor.name]):
             pieces = _cut(list(run), spec, limit)
@@ -91,9 +108,15 @@ def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
     )
 
 
-def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int, *, small: bool) -> str:
+def codec_in_plan(tensor: Tensor, spec: str, *, min_compress_bytes: int = 4096, code_small: bool = False) -> str:
+    """Return the codec with which a plan codes `tensor` where codec `spec` is asked for: `spec` or identity.
+
+    Raises ConfigurationError for a tensor that the codec cannot take; see make_plan.
+    """
     codec = known_codec(spec)
-    if (codec.shaped or not small) and (len(tensor.shape) < 2 or 4 * tensor.size < min_compress_bytes):
+    if code_small and _joins(spec):
+        return spec
+    if (codec.shaped or not code_small) and (len(tensor.shape) < 2 or 4 * tensor.size < min_compress_bytes):
         return IDENTITY
     if codec.shaped and max(map(math.prod, _row_blocks(tensor.shape, 4 * MAX_SEGMENT))) > MAX_SEGMENT:
         raise ConfigurationError(
@@ -102,6 +125,12 @@ def _codec_for(tensor: Tensor, spec: str, min_compress_bytes: int, *, small: boo
         )
     shape = tensor.shape if codec.shaped or tensor.size <= MAX_SEGMENT else (MAX_SEGMENT,)
     return IDENTITY if is_in_vain(codec, shape) else spec
+
+
+def _joins(spec: str) -> bool:
+    """Return True if one call of the codec takes several tensors, whatever their sizes."""
+    codec = known_codec(spec)
+    return not codec.shaped and not codec.traits.one_scale
 
 
 def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> list[list[Tensor]]:
