@@ -17,7 +17,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class TensorTimes:
-    """A trainable tensor: its shape, and two times in seconds.
+    """A trainable tensor: its shape, two times in seconds, and its name, which is empty in profiles of earlier versions.
 
     `ready`: from the beginning of the backward pass until its gradient is finished. `needed`: from the beginning of the forward
     pass until its first use.
@@ -26,6 +26,7 @@ class TensorTimes:
     shape: tuple[int, ...]
     ready: float
     needed: float
+    name: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +40,8 @@ class GroupCosts:
 
     `up`, `down`: a frame of the gradient, and of the weights or their change. `encode`, `apply`: on a worker. `decode`: on the
     master, for each worker. `update`: on the master, from the finished sum to the frame for the workers. `ready`, `needed`: as in
-    TensorTimes, of the last gradient and of the first weight.
+    TensorTimes, of the last gradient and of the first weight. `coded`, `plain`: coordinates that are coded, and those that travel
+    as they are; 0 in profiles of earlier versions.
     """
 
     up: int
@@ -50,6 +52,8 @@ class GroupCosts:
     update: float
     ready: float
     needed: float
+    coded: int = 0
+    plain: int = 0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from psnode.jobs.planning.host_costs import add_cost, crowding, median_seconds, 
 from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
+from psnode.plan.groups import IDENTITY
 from psnode.plan.plan_file import stated_settings
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def tensor_times(ground: TimedModel, whole: float) -> tuple[dict[str, TensorTime
     ready = sorted(found, key=lambda seconds: max(seconds.values()))[_PASSES // 2]
     scale = whole / (forward + max(ready.values()))
     return {
-        name: TensorTimes(tuple(tensor.shape), scale * ready[name], scale * needed.get(name, 0.0))
+        name: TensorTimes(tuple(tensor.shape), scale * ready[name], scale * needed.get(name, 0.0), name)
         for name, tensor in tensors.items()
     }, scale * forward
 
@@ -190,12 +191,14 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
         groups, encode = [], statistics.median(encoded)
         for group in rig.plan.groups:
             inside = [tensors[n] for n, p in places.items() if n in tensors and p.start < group.stop and group.start < p.stop]
+            coded = sum(segment.size for segment in group.segments if segment.codec != IDENTITY)
             groups.append(
                 GroupCosts(
                     rig.gradient_bytes[group.index], rig.weight_bytes[group.index],
                     encode * group.size / rig.plan.size, spans[group.index]["apply"], spans[group.index]["decode"],
                     sum(spans[group.index][name] for name in _UPDATES),
                     max((tensor.ready for tensor in inside), default=0.0), min((tensor.needed for tensor in inside), default=0.0),
+                    coded, group.size - coded,
                 )
             )  # fmt: skip
         handled = sum(group.decode + group.update for group in groups)
