@@ -1,0 +1,1 @@
+"""Search over plans: which tensors travel together, and with which codec."""

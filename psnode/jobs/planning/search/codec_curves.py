@@ -1,0 +1,130 @@
+"""Curves of codecs: seconds and bytes of a group as linear functions of its coordinates, fitted to measured groups.
+
+With them a grouping that nobody has measured has costs. A fit is a least squares fit with coefficients that are not negative,
+since no part of a cost is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import combinations
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.profile import GroupCosts, SchemeCosts
+
+Counts = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CostLine:
+    """A cost of a group: `fixed`, and `coded` and `plain` for each coordinate that a codec codes or that travels as it is."""
+
+    fixed: float
+    coded: float
+    plain: float
+
+    @overload
+    def at(self, coded: float, plain: float) -> float: ...
+    @overload
+    def at(self, coded: Counts, plain: Counts) -> Counts: ...
+    def at(self, coded: float | Counts, plain: float | Counts) -> float | Counts:
+        """Return the cost of a group with these numbers of coordinates."""
+        return self.fixed + self.coded * coded + self.plain * plain
+
+
+@dataclass(frozen=True)
+class CodecCurves:
+    """The costs of a group under a pair of codecs, one for each direction.
+
+    The lines are those of GroupCosts: `up` and `down` in bytes, the others in seconds of one core. `extra`, in seconds of the
+    training thread, and `bookkeeping` are those of SchemeCosts; the fixed part of `extra` counts for each group.
+    """
+
+    up: CostLine
+    down: CostLine
+    encode: CostLine
+    apply: CostLine
+    decode: CostLine
+    update: CostLine
+    extra: CostLine
+    bookkeeping: float
+
+    def group(self, coded: int, plain: int, ready: float, needed: float) -> GroupCosts:
+        """Return the costs of a group with these numbers of coordinates and these times of its tensors, in seconds."""
+        return GroupCosts(
+            round(self.up.at(coded, plain)), round(self.down.at(coded, plain)), self.encode.at(coded, plain),
+            self.apply.at(coded, plain), self.decode.at(coded, plain), self.update.at(coded, plain), ready, needed, coded, plain,
+        )  # fmt: skip
+
+
+_OF_GROUPS = ("up", "down", "apply", "decode", "update")
+# measured for all groups together: a worker reports the seconds of all its coding
+_OF_STEPS: dict[str, Callable[[SchemeCosts], float]] = {
+    "encode": lambda costs: sum(group.encode for group in costs.groups),
+    "extra": lambda costs: costs.extra,
+}
+
+
+def fitted_curves(measured: Sequence[SchemeCosts]) -> CodecCurves:
+    """Return the curves of a scheme that was measured with several groupings of one model.
+
+    Raises ConfigurationError if all groupings have equally many groups, since fixed costs are unknown then, or if their groups do
+    not tell how many of their coordinates are coded.
+    """
+    if len({len(costs.groups) for costs in measured}) < 2:
+        raise ConfigurationError("curves need costs of at least two groupings of a model, with different numbers of groups")
+    groups = [group for costs in measured for group in costs.groups]
+    if not any(group.coded or group.plain for group in groups):
+        raise ConfigurationError("curves need groups that tell their coordinates: measure the profile again")
+    single = [(1.0, group.coded, group.plain) for group in groups]
+    whole = [
+        (len(costs.groups), sum(group.coded for group in costs.groups), sum(group.plain for group in costs.groups))
+        for costs in measured
+    ]
+    lines = {name: fitted_line(single, [getattr(group, name) for group in groups]) for name in _OF_GROUPS}
+    lines |= {name: fitted_line(whole, [cost(costs) for costs in measured]) for name, cost in _OF_STEPS.items()}
+    return CodecCurves(**lines, bookkeeping=float(np.median([costs.bookkeeping for costs in measured])))
+
+
+def fitted_line(counts: Iterable[Sequence[float]], costs: Sequence[float]) -> CostLine:
+    """Return the line that fits `costs` best.
+
+    `counts`: for each cost the numbers of groups, coded coordinates and plain coordinates. A cost counts by the inverse of its
+    size, as the square of an error relative to the cost's root, so that small groups are not lost beside large ones.
+    """
+    target = np.asarray(costs, float)
+    weights = 1 / np.sqrt(np.maximum(target, target.max() * 1e-6)) if target.max() > 0 else np.ones_like(target)
+    return CostLine(*nonnegative_fit(weights[:, None] * np.asarray(list(counts), float), weights * target))
+
+
+def nonnegative_fit(matrix: Counts, target: Counts) -> list[float]:
+    """Return the x >= 0 with the least |matrix x - target|, for a few columns: the best over all sets of columns with x > 0.
+
+    The first of equally good answers has the fewest such columns.
+    """
+    columns = matrix.shape[1]
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    best, least = np.zeros(columns), float(np.linalg.norm(target))
+    tolerance = 1e-12 * max(least, 1e-300)
+    for count in range(1, columns + 1):
+        for used in map(list, combinations(range(columns), count)):
+            found = np.linalg.lstsq(matrix[:, used] / scale[used], target, rcond=None)[0]
+            if (found < 0).any():
+                continue
+            miss = float(np.linalg.norm(matrix[:, used] / scale[used] @ found - target))
+            if miss < least - tolerance:
+                best, least = np.zeros(columns), miss
+                best[used] = found / scale[used]
+    return [float(each) for each in best]
+
+
+def mixed_curves(up: CodecCurves, down: CodecCurves) -> CodecCurves:
+    """Return the curves of a pair of codecs: gradients as under `up`; updates, and changes of weights, as under `down`."""
+    taken = {name: getattr(down, name) for name in ("down", "apply", "update")}
+    return CodecCurves(**{each.name: taken.get(each.name, getattr(up, each.name)) for each in fields(CodecCurves)})
