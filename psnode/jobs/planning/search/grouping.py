@@ -1,0 +1,137 @@
+"""Groupings: the result of a search as plain data, the plan that it asks for, and its costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.profile import GroupCosts, SchemeCosts, TensorTimes
+from psnode.jobs.planning.search.codec_curves import CodecCurves
+from psnode.plan.groups import IDENTITY, Plan, Tensor
+from psnode.plan.rule import assembled, codec_in_plan
+
+
+@dataclass(frozen=True)
+class CodecCandidate:
+    """A way to code a group. `flags`: a scheme with flags of train that codes so; `codec`: its full spec.
+
+    `error`: |x - decoded x|^2 over |x|^2 of a gradient x, of coordinates that are coded. `lossy`: see SchemeCosts.
+    """
+
+    flags: str
+    codec: str
+    curves: CodecCurves
+    error: float
+    lossy: bool = True
+
+
+@dataclass(frozen=True)
+class GroupChoice:
+    """A group: names of neighbouring tensors, the flags of its candidate, and the number of equal parts that it travels in."""
+
+    names: tuple[str, ...]
+    flags: str
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups in the order in which their gradients finish. `seconds`: of a step in the model that found the grouping.
+
+    `error`: the sum over tensors of their codec's error, weighted by their shares of |gradient|^2.
+    """
+
+    groups: tuple[GroupChoice, ...]
+    seconds: float
+    error: float
+
+
+@dataclass(frozen=True)
+class SmallTensorRules:
+    """The settings that decide which tensors travel as they are: see psnode.plan.rule.make_plan."""
+
+    min_compress_bytes: int = 4096
+    code_small: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> SmallTensorRules:
+        """Return those of the settings."""
+        return cls(config.min_compress_bytes, config.small_tensors == "coded")
+
+    def codes(self, name: str, shape: tuple[int, ...], codec: str) -> bool:
+        """Return True if a plan codes a tensor where `codec` is asked for. Raises ConfigurationError if the codec cannot."""
+        tensor = Tensor(name, shape)
+        found = codec_in_plan(tensor, codec, min_compress_bytes=self.min_compress_bytes, code_small=self.code_small)
+        return found != IDENTITY
+
+
+def grouped_plan(
+    tensors: Sequence[Tensor],
+    groups: Sequence[GroupChoice],
+    codecs: Mapping[str, str],
+    rules: SmallTensorRules | None = None,
+    *,
+    whole_tensors: bool = False,
+) -> Plan:
+    """Return the plan with these groups. `codecs`: the spec of every candidate, by its flags.
+
+    Small tensors, and segments that coding would not make smaller, travel as they are. Segments are cut at multiples of PARTITION
+    coordinates, and none exceeds MAX_SEGMENT. `whole_tensors`: the optimizer needs whole tensors, so that a group has one part.
+    A plan without any coded segment belongs to a scheme with a dense downlink, since another scheme would code its changes.
+
+    Raises ConfigurationError unless the groups hold every tensor once, in order, and name candidates.
+    """
+    names = [name for group in groups for name in group.names]
+    if names != [tensor.name for tensor in tensors]:
+        raise ConfigurationError("the groups do not hold every tensor of the model once, in the order of their gradients")
+    if unknown := [group.flags for group in groups if group.flags not in codecs]:
+        raise ConfigurationError(f"no codec is given for the groups of {unknown[0]!r}")
+    if empty := [group for group in groups if not group.names or group.parts < 1]:
+        raise ConfigurationError(f"{empty[0]} is no group: it needs a tensor and at least one part")
+    by_name = {tensor.name: tensor for tensor in tensors}
+    runs = []
+    for group in groups:
+        members = [by_name[name] for name in group.names]
+        nbytes = 4 * sum(tensor.size for tensor in members)
+        runs.append((members, codecs[group.flags], nbytes / group.parts if group.parts > 1 and nbytes else float("inf")))
+    chosen = rules or SmallTensorRules()
+    return assembled(
+        runs, min_compress_bytes=chosen.min_compress_bytes, whole_tensors=whole_tensors, code_small=chosen.code_small
+    )
+
+
+def grouped_costs(
+    tensors: Sequence[TensorTimes],
+    groups: Sequence[GroupChoice],
+    candidates: Sequence[CodecCandidate],
+    rules: SmallTensorRules | None = None,
+) -> SchemeCosts:
+    """Return the costs of a grouping by the candidates' curves, for psnode.jobs.planning.job_step. KeyError for unknown names.
+
+    A part of a group is ready when its last tensor is, and needed when its first tensor is.
+    """
+    chosen, by_name = rules or SmallTensorRules(), {tensor.name: tensor for tensor in tensors}
+    by_flags = {candidate.flags: candidate for candidate in candidates}
+    found, extra = list[GroupCosts](), 0.0
+    for group in groups:
+        candidate, members = by_flags[group.flags], [by_name[name] for name in group.names]
+        sizes = [tensor.nbytes // 4 for tensor in members]
+        coded = sum(
+            size for size, tensor in zip(sizes, members, strict=True) if chosen.codes(tensor.name, tensor.shape, candidate.codec)
+        )
+        ready, needed = max(tensor.ready for tensor in members), min(tensor.needed for tensor in members)
+        for part in range(group.parts):
+            here, all_here = (_share(count, part, group.parts) for count in (coded, sum(sizes)))
+            found.append(candidate.curves.group(here, all_here - here, ready, needed))
+            extra += candidate.curves.extra.at(here, all_here - here)
+    used = [by_flags[flags] for flags in dict.fromkeys(group.flags for group in groups)]
+    return SchemeCosts(
+        tuple(found), max(candidate.curves.bookkeeping for candidate in used), extra, any(candidate.lossy for candidate in used)
+    )
+
+
+def _share(count: int, part: int, parts: int) -> int:
+    """Return the number of coordinates in one of `parts` nearly equal parts of `count`."""
+    return count * (part + 1) // parts - count * part // parts
