@@ -1,0 +1,251 @@
+"""Label-setting: the best cuts into groups, and the best codec of each group, in the model of step_clocks.
+
+A label is the row of clocks after some groups. A label at a cut is dropped if another one at this cut is as early in every clock,
+since every stage is monotone: whatever follows, the other one ends no later. So the answer is exact (Martins, "On a multicriteria
+shortest path problem", Eur. J. Oper. Res. 16, 1984), but the number of labels has no useful bound.
+
+On a grid, a label is also dropped for one that is as early after rounding down to multiples of a step g. This delays a clock by
+less than g at every cut, and the use of weights, the sum of two clocks, by less than 2 g. So a grouping found with a grid is
+slower than the best one, of k groups, by less than 2 k g.
+
+Labels that cannot end within SLACK of the quickest grouping known are dropped as well. A search with a grid begins with searches
+on coarser ones, which tell such groupings quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.search.grouping import Grouping
+from psnode.jobs.planning.search.step_clocks import (
+    APPLIED,
+    CLOCKS,
+    CODER,
+    ERROR,
+    HOME,
+    INWARD,
+    LANES,
+    OUTWARD,
+    WORK,
+    Floats,
+    StepClocks,
+    joined_small,
+)
+from psnode.plan.groups import IDENTITY
+from psnode.plan.rule import MAX_SEGMENT
+
+Places = npt.NDArray[np.int64]
+GRID = 1e-3  # of the least conceivable step
+LEAST_NODE = 4096  # coordinates of a tensor that ends a group
+SLACK = 0.002
+_COARSER = (30, 6)  # grids of searches before the last one, whose answers bound it from above
+_FIRST_GUESSES = 16  # the most groups of equal size that are tried before the search
+_ROUNDING = 1e-9  # relative, of sums that are compared with a limit
+
+
+class _Labels(NamedTuple):
+    """Labels at one cut. `clocks`: a row each. `cut`, `row`: the cut before the last group, and the label at that cut.
+
+    `candidate`: number of the last group's candidate.
+    """
+
+    clocks: Floats
+    cut: Places
+    row: Places
+    candidate: Places
+
+    def at(self, places: Places) -> _Labels:
+        return _Labels(self.clocks[places], self.cut[places], self.row[places], self.candidate[places])
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Labels]) -> _Labels:
+        return cls(
+            np.concatenate([part.clocks for part in parts]), np.concatenate([part.cut for part in parts]),
+            np.concatenate([part.row for part in parts]), np.concatenate([part.candidate for part in parts]),
+        )  # fmt: skip
+
+
+def searched(
+    model: StepClocks, *, best: int = 1, budget: float | None = None, grid: float = GRID, least_node: int = LEAST_NODE
+) -> list[Grouping]:
+    """Return the `best` quickest groupings that the search ends with, quickest first; fewer if fewer remain.
+
+    The first one is the quickest of all that keep the `budget`, or nearly so with a `grid`; see above. The others are the
+    quickest that were met. The step of the grid is `grid` times a lower bound of the step; 0: no grid.
+    `least_node`: groups end after tensors of at least this many coordinates only. `budget`: the largest `error` of a grouping, by
+    default that of the model's first candidate wherever it codes, which is the scheme's own. The grid also applies to errors, as
+    a part of the budget, if codecs with a larger error than the budget are among the candidates.
+
+    Raises ConfigurationError if no grouping keeps the budget.
+    """
+    search = _Search(model, joined_small(model.tensors, least_node), budget)
+    for coarser in (*_COARSER, 1) if grid else (1,):
+        search.run(coarser * grid, best)
+    found = search.known[:best]
+    if not found:
+        raise ConfigurationError("no codec of the candidates keeps the budget of errors: add one, or raise the budget")
+    return found
+
+
+class _Search:
+    def __init__(self, model: StepClocks, ends: Sequence[int], budget: float | None) -> None:
+        self._model = model
+        self._cuts = np.array([0, *ends], np.int64)
+        self._bounds = _Bounds(model)
+        whole = np.array([0])
+        errors = [float(model.times(whole, len(model.tensors), place).error[0]) for place in range(len(model.candidates))]
+        self._budget = (errors[0] if budget is None else budget) * (1 + _ROUNDING)
+        self._bare = np.array([candidate.codec == IDENTITY for candidate in model.candidates])
+        self.known = list[Grouping]()  # answers, the quickest first
+        for guess in self._guesses():
+            self._note(guess)
+        self._least = float(self._bounds.seconds(model.start(), 0)[0])
+        self._steps = np.zeros(len(CLOCKS))
+        self._compared = [CODER, INWARD, LANES, OUTWARD, APPLIED, HOME]
+        self._compared += [WORK] if model.scenario.shared else []
+        self._compared += [ERROR] if max(errors) > self._budget else []
+        self._labels: list[_Labels] = []
+
+    def run(self, grid: float, best: int) -> None:
+        """Add the `best` groupings of a search to those known. It looks for no slower ones than the quickest known."""
+        self._steps[:] = grid * self._least
+        self._steps[WORK] *= self._model.scenario.cores * self._model.profile.host.crowded
+        self._steps[ERROR] = grid * self._budget
+        nowhere = np.full(1, -1)
+        self._labels = [_Labels(self._model.start(), nowhere, nowhere, nowhere)]
+        clocks, owner, row = self._labels[0].clocks, np.zeros(1, np.int64), np.zeros(1, np.int64)
+        for place in range(1, len(self._cuts)):
+            found = list(self._arriving(place, clocks, owner, row))
+            labels = _Labels.joined([self._labels[0].at(row[:0]), *found])
+            if place == len(self._cuts) - 1:
+                self._labels.append(labels)
+                break
+            labels = labels.at(undominated(self._cells(labels.clocks, int(self._cuts[place]))))
+            self._labels.append(labels)
+            count = len(labels.clocks)
+            clocks = np.concatenate([clocks, labels.clocks])
+            owner, row = np.concatenate([owner, np.full(count, place)]), np.concatenate([row, np.arange(count)])
+        last = self._labels[-1]
+        seconds = self._model.seconds(last.clocks)
+        for each in np.argsort(seconds, kind="stable")[:best]:
+            self._note(self._grouping(float(seconds[each]), last.at(np.array([each]))))
+
+    def _note(self, found: Grouping) -> None:
+        if all(found.groups != other.groups for other in self.known):
+            self.known = sorted([*self.known, found], key=lambda grouping: grouping.seconds)
+
+    def _grouping(self, seconds: float, label: _Labels) -> Grouping:
+        """Return the grouping of a label at the last cut."""
+        stops, chosen, error = list[int](), list[int](), float(label.clocks[0, ERROR])
+        place = len(self._cuts) - 1
+        while place > 0:
+            stops.append(int(self._cuts[place]))
+            chosen.append(int(label.candidate[0]))
+            place = int(label.cut[0])
+            label = self._labels[place].at(label.row)
+        return Grouping(self._model.choices(stops[::-1], chosen[::-1]), seconds, error)
+
+    def _arriving(self, place: int, clocks: Floats, owner: Places, row: Places) -> Iterator[_Labels]:
+        """Yield all labels at a cut that may lead to an answer, by the last group's candidate."""
+        model, stop = self._model, int(self._cuts[place])
+        starts = self._cuts[:place]
+        quickest = self.known[0].seconds if self.known else np.inf
+        fits = (model.size(starts, stop) <= MAX_SEGMENT) | (np.arange(place) == place - 1)
+        for candidate in range(len(model.candidates)):
+            allowed = fits & self._codes(starts, stop, candidate)
+            chosen = np.flatnonzero(allowed[owner])
+            if not len(chosen):
+                continue
+            times = model.times(starts, stop, candidate)
+            found = model.extend(clocks[chosen], times.of(owner[chosen]))
+            kept = found[:, ERROR] <= self._budget
+            kept &= self._bounds.seconds(found, stop) <= quickest * (1 + SLACK)
+            chosen = chosen[kept]
+            yield _Labels(found[kept], owner[chosen], row[chosen], np.full(len(chosen), candidate))
+
+    def _codes(self, starts: Places, stop: int, candidate: int) -> npt.NDArray[np.bool_]:
+        """Return for each start if a group under the candidate differs from one that codes nothing."""
+        if self._bare[candidate] or not self._bare.any():
+            return np.ones(len(starts), bool)
+        return self._model.coded(starts, stop, candidate) > 0
+
+    def _guesses(self) -> Iterator[Grouping]:
+        """Yield groupings of one candidate and about equal groups that keep the budget."""
+        model = self._model
+        sizes = model.size(np.array([0]), int(self._cuts[-1])) - model.size(self._cuts, int(self._cuts[-1]))
+        for count in range(1, min(_FIRST_GUESSES, len(self._cuts) - 1) + 1):
+            places = np.searchsorted(sizes, sizes[-1] * np.arange(1, count) / count)
+            stops = [int(stop) for stop in np.unique(self._cuts[[*places, len(self._cuts) - 1]]) if stop]
+            if (np.diff(sizes[np.searchsorted(self._cuts, [0, *stops])]) > MAX_SEGMENT).any():
+                continue
+            for candidate in range(len(model.candidates)):
+                if not all(self._codes(np.array([a]), b, candidate).all() for a, b in pairwise([0, *stops])):
+                    continue
+                found = model.grouping(stops, [candidate] * len(stops))
+                if found.error <= self._budget:
+                    yield found
+
+    def _cells(self, clocks: Floats, stop: int) -> Floats:
+        """Return the clocks that are compared, in cells of the grid.
+
+        A clock earlier than the earliest moment at which the next group can need it is set to that moment, which changes nothing.
+        """
+        found = clocks.copy()
+        found[:, CODER] = np.maximum(found[:, CODER], self._model.tensors[stop].ready)
+        for before, clock in ((CODER, INWARD), (INWARD, LANES), (LANES, OUTWARD)):
+            found[:, clock] = np.maximum(found[:, clock], found[:, before])
+        if self._model.reversed_from[stop]:
+            found[:, HOME] = np.maximum(found[:, HOME], self._bounds.seconds(clocks, stop))
+        found = found[:, self._compared]
+        steps = self._steps[self._compared]
+        return np.where(steps > 0, np.floor(found / np.where(steps > 0, steps, 1.0)), found)
+
+
+class _Bounds:
+    """Lower bounds of the step that a label can lead to, from the slopes of the curves over all tensors that are left."""
+
+    def __init__(self, model: StepClocks) -> None:
+        self._model = model
+        least, workers = model.least(), model.scenario.workers
+        self._rest = {
+            CODER: _left(least.encode),
+            INWARD: _left(workers * least.frame_in),
+            LANES: _left((workers * least.decode + least.update) / model.lanes),
+            OUTWARD: _left(workers * least.frame_out),
+            APPLIED: _left(least.apply),
+        }
+        profile = model.profile
+        self._last_ready = max(profile.backward, float(least.ready[-1]))
+        self._forward = profile.forward
+        self._tail = profile.forward - min(float(least.needed[-1]), profile.forward)
+
+    def seconds(self, labels: Floats, stop: int) -> Floats:
+        """Return the bounds for labels after the tensors before `stop`."""
+        after = {clock: labels[:, clock] + rest[stop] for clock, rest in self._rest.items()}
+        half = self._model.scenario.round_trip / 2
+        coded = np.maximum(after[CODER], self._last_ready) + self._forward
+        home = np.maximum(np.maximum(after[INWARD] + half, after[LANES]), after[OUTWARD]) + half + self._tail
+        found: Floats = np.maximum(np.maximum(coded, home) + after[APPLIED], labels[:, HOME])
+        return np.maximum(found, self._model.shared_work(labels[:, WORK]))
+
+
+def _left(values: Floats) -> Floats:
+    """Return the sums from every place to the end, and 0 for the end."""
+    return np.append(np.cumsum(values[::-1])[::-1], 0.0)
+
+
+def undominated(rows: Floats) -> Places:
+    """Return the places of the rows that no other row, or equal earlier row, is at most in every column; in no special order."""
+    left = np.argsort(rows.sum(axis=1), kind="stable")
+    kept = []
+    while len(left):
+        first, left = left[0], left[1:]
+        kept.append(first)
+        left = left[(rows[left] < rows[first]).any(axis=1)]
+    return np.array(kept, np.int64)

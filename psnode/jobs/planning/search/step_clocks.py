@@ -1,0 +1,248 @@
+"""The model of a step in which groupings are searched: every group passes five stages in order, each a clock.
+
+All clocks count seconds from the beginning of the backward pass. For a group of a job with P workers and l lanes:
+
+    coder   when its last gradient is ready and the coder is free, + encode
+    inward  when it is coded and the master's link is free, + P frames; a frame takes as long as the slowest of the wire, the
+            thread that calls MPI, and the master's main thread
+    lanes   work w = P decode + update, which the lanes' clock advances by w / l, from the first frame on if that is later. The
+            group is done at the latest of this clock, the first frame + w, and the last frame + decode + update. The clock is
+            then at least that moment less w (1 - 1 / l)
+    outward when it is done and the link is free, + P frames
+    home    half a round trip later it can be applied where the next forward pass uses it
+
+The forward pass begins when the backward pass has ended and all groups are coded. It walks through the groups in the order of
+their first use and waits for each. If their uses mirror the order in which their gradients finish, the step ends at
+
+    max over groups k of  home_k + (applications of k and of groups ready before it) + forward - needed_k,
+
+and otherwise the rule is made safe: a group that is not used before all earlier ones adds its application to their terms as well.
+So the modelled forward pass is never too short. The `extra` of each group counts as application.
+
+Every stage is a sum and a maximum of clocks, so that a later clock never makes a step shorter. Where ranks share the cores of one
+machine, the step also takes at least all work over these cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psnode.exchange.shard.executor import most_lanes
+from psnode.jobs.planning.profile import HostCosts, Profile, TensorTimes
+from psnode.jobs.planning.scenario import GOODPUT, Scenario
+from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice, Grouping, SmallTensorRules
+
+Floats = npt.NDArray[np.float64]
+CLOCKS = CODER, INWARD, LANES, OUTWARD, APPLIED, HOME, WORK, ERROR = range(8)
+_MANY_GROUPS = 1 << 20  # as many as no plan has, so that the cores alone limit the lanes
+
+
+class FrameTimes(NamedTuple):
+    """Seconds of a frame at the master in one direction: `fixed`, and for each byte on the slowest of its ways."""
+
+    byte_on_wire: float
+    message: float
+    byte_in_thread: float
+    bookkeeping: float
+
+    def at(self, nbytes: Floats) -> Floats:
+        """Return the seconds of frames with these numbers of bytes."""
+        slowest = np.maximum(nbytes * self.byte_on_wire, self.message + nbytes * self.byte_in_thread)
+        return np.maximum(slowest, self.bookkeeping)
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """The seconds that groups take in every stage, as arrays. `frame_in`, `frame_out`: of one frame.
+
+    `ready`, `needed`: as in GroupCosts. `reversed`: True if the group is used before all earlier groups. `work`: of all ranks'
+    cores. `error`: its part of the error of the whole.
+    """
+
+    encode: Floats
+    frame_in: Floats
+    decode: Floats
+    update: Floats
+    frame_out: Floats
+    apply: Floats
+    ready: Floats
+    needed: Floats
+    reversed: npt.NDArray[np.bool_]
+    work: Floats
+    error: Floats
+
+    def of(self, places: npt.NDArray[np.int64]) -> GroupTimes:
+        """Return the times of the groups at `places`."""
+        return GroupTimes(*(getattr(self, each.name)[places] for each in fields(self)))
+
+
+class StepClocks:
+    """The model for tensors in the order in which their gradients finish.
+
+    `shares`: the tensors' parts of |gradient|^2; by default those of the coordinates. Raises ConfigurationError for a tensor that
+    a candidate's codec cannot take.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        candidates: Sequence[CodecCandidate],
+        scenario: Scenario,
+        rules: SmallTensorRules | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> None:
+        self.tensors, self.candidates = profile.tensors, tuple(candidates)
+        self.profile, self.scenario = profile, scenario
+        self.lanes = most_lanes(scenario.cores, _MANY_GROUPS)
+        chosen = rules or SmallTensorRules()
+        sizes = np.array([tensor.nbytes // 4 for tensor in self.tensors], float)
+        part = sizes / max(sizes.sum(), 1.0) if shares is None else np.asarray(shares, float) / max(sum(shares), 1e-300)
+        coded = np.array(
+            [[chosen.codes(each.name, each.shape, other.codec) for each in self.tensors] for other in self.candidates], float
+        )
+        self._sizes, self._coded, self._shares = _sums(sizes), _sums(coded * sizes), _sums(coded * part)
+        self._ready = np.maximum.accumulate([tensor.ready for tensor in self.tensors])
+        self._needed = np.array([tensor.needed for tensor in self.tensors])
+        self._earlier = np.minimum.accumulate(np.concatenate([[np.inf], self._needed]))  # least need before each tensor
+        wire = 0.0 if scenario.rate is None else 8 / (scenario.rate * GOODPUT)
+        host = profile.host
+        kept = max(other.curves.bookkeeping for other in self.candidates)
+        self._inward = FrameTimes(wire, host.message, host.receive, kept)
+        self._outward = FrameTimes(wire, host.message, host.send, 0.0)
+
+    def size(self, starts: npt.NDArray[np.int64], stop: int) -> Floats:
+        """Return the coordinates of tensors [start, stop) for every start."""
+        found: Floats = self._sizes[stop] - self._sizes[starts]
+        return found
+
+    def coded(self, starts: npt.NDArray[np.int64], stop: int, candidate: int) -> Floats:
+        """Return the number of coordinates of tensors [start, stop) that a candidate codes, for every start."""
+        found: Floats = self._coded[candidate, stop] - self._coded[candidate, starts]
+        return found
+
+    def times(self, starts: npt.NDArray[np.int64], stop: int, candidate: int) -> GroupTimes:
+        """Return the times of groups of the tensors [start, stop) for every start, under one candidate."""
+        chosen, workers = self.candidates[candidate], self.scenario.workers
+        curves, coded = chosen.curves, self.coded(starts, stop, candidate)
+        plain = self.size(starts, stop) - coded
+        encode, apply = curves.encode.at(coded, plain), curves.apply.at(coded, plain) + curves.extra.at(coded, plain)
+        decode, update = curves.decode.at(coded, plain), curves.update.at(coded, plain)
+        up, down = curves.up.at(coded, plain), curves.down.at(coded, plain)
+        needed = np.minimum.accumulate(self._needed[:stop][::-1])[::-1][starts]
+        last_needed = np.maximum.accumulate(self._needed[:stop][::-1])[::-1][starts]
+        transport = _transport(up, self.profile.host) + _transport(down, self.profile.host)
+        on_workers = workers * (encode + apply + transport + curves.bookkeeping + decode)
+        return GroupTimes(
+            encode, self._inward.at(up), decode, update, self._outward.at(down), apply,
+            np.full(len(starts), self._ready[stop - 1]), needed, last_needed <= self._earlier[starts],
+            on_workers + update if self.scenario.shared else np.zeros(len(starts)),
+            chosen.error * (self._shares[candidate, stop] - self._shares[candidate, starts]),
+        )  # fmt: skip
+
+    def extend(self, labels: Floats, group: GroupTimes) -> Floats:
+        """Return the clocks after a group, for every label: a row of clocks, by CLOCKS, after the groups before it."""
+        workers, half = self.scenario.workers, self.scenario.round_trip / 2
+        found = np.empty_like(labels)
+        found[:, CODER] = coded = np.maximum(labels[:, CODER], group.ready) + group.encode
+        found[:, INWARD] = inside = np.maximum(labels[:, INWARD], coded) + workers * group.frame_in
+        first = inside - (workers - 1) * group.frame_in + half
+        work = workers * group.decode + group.update
+        clock = np.maximum(labels[:, LANES], first) + work / self.lanes
+        done = np.maximum(np.maximum(clock, first + work), inside + half + group.decode + group.update)
+        found[:, LANES] = np.maximum(clock, done - work * (1 - 1 / self.lanes))
+        found[:, OUTWARD] = home = np.maximum(labels[:, OUTWARD], done) + workers * group.frame_out
+        found[:, APPLIED] = applied = labels[:, APPLIED] + group.apply
+        own = home + half + applied + self.profile.forward - np.minimum(group.needed, self.profile.forward)
+        found[:, HOME] = np.maximum(labels[:, HOME] + np.where(group.reversed, 0.0, group.apply), own)
+        found[:, WORK] = labels[:, WORK] + group.work
+        found[:, ERROR] = labels[:, ERROR] + group.error
+        return found
+
+    def seconds(self, labels: Floats) -> Floats:
+        """Return the seconds of the step for labels after the last group."""
+        passes = np.maximum(labels[:, CODER], self.profile.backward) + self.profile.forward + labels[:, APPLIED]
+        found: Floats = np.maximum(np.maximum(passes, labels[:, HOME]), self.shared_work(labels[:, WORK]))
+        return found
+
+    def shared_work(self, work: Floats) -> Floats:
+        """Return the least seconds of a step on shared cores, for the work on groups; 0 if ranks share no cores."""
+        if not self.scenario.shared:
+            return np.zeros_like(work)
+        found: Floats = (self.scenario.workers * self.profile.passes + work) / (self.scenario.cores * self.profile.host.crowded)
+        return found
+
+    def start(self) -> Floats:
+        """Return the label before the first group, as the only row."""
+        return np.zeros((1, len(CLOCKS)))
+
+    def along(self, stops: Sequence[int], chosen: Sequence[int]) -> Floats:
+        """Return the label after groups that end before the tensors `stops`, each under the candidate of a number in `chosen`."""
+        label, start = self.start(), 0
+        for stop, candidate in zip(stops, chosen, strict=True):
+            label = self.extend(label, self.times(np.array([start]), stop, candidate))
+            start = stop
+        return label
+
+    def choices(self, stops: Sequence[int], chosen: Sequence[int]) -> tuple[GroupChoice, ...]:
+        """Return groups that end before the tensors `stops`, each under the candidate of a number in `chosen`."""
+        found, start = [], 0
+        for stop, candidate in zip(stops, chosen, strict=True):
+            names = tuple(tensor.name for tensor in self.tensors[start:stop])
+            found.append(GroupChoice(names, self.candidates[candidate].flags))
+            start = stop
+        return tuple(found)
+
+    def grouping(self, stops: Sequence[int], chosen: Sequence[int]) -> Grouping:
+        """Return `choices` with their seconds and their error in this model."""
+        label = self.along(stops, chosen)
+        return Grouping(self.choices(stops, chosen), float(self.seconds(label)[0]), float(label[0, ERROR]))
+
+    @property
+    def reversed_from(self) -> npt.NDArray[np.bool_]:
+        """For every tensor, and for the end: True if it and all later tensors are used before all that are ready earlier."""
+        own = np.append(self._needed <= self._earlier[:-1], True)
+        found: npt.NDArray[np.bool_] = np.logical_and.accumulate(own[::-1])[::-1]
+        return found
+
+    def least(self) -> GroupTimes:
+        """Return lower bounds of the times of each tensor, as a part of any group under any candidate."""
+        count = len(self.tensors)
+        one, zero = np.zeros(count), np.zeros(count)
+        sizes, coded = np.diff(self._sizes), np.diff(self._coded, axis=1)
+        wire = self._inward.byte_on_wire
+
+        def slopes(name: str) -> Floats:
+            lines = [getattr(candidate.curves, name) for candidate in self.candidates]
+            found: Floats = np.min(
+                [line.coded * own + line.plain * (sizes - own) for line, own in zip(lines, coded, strict=True)], axis=0
+            )
+            return found
+
+        return GroupTimes(
+            slopes("encode"), wire * slopes("up"), slopes("decode"), slopes("update"), wire * slopes("down"),
+            slopes("apply") + slopes("extra"), self._ready, self._needed, np.zeros(count, bool), zero, one,
+        )  # fmt: skip
+
+
+def joined_small(tensors: Sequence[TensorTimes], least: int) -> list[int]:
+    """Return where groups may end: after each tensor of at least `least` coordinates, so that small ones join the next large one.
+
+    Small tensors at the end join the last large one. An end is the number of tensors before it; the last is that of all tensors.
+    """
+    ends = [place + 1 for place, tensor in enumerate(tensors) if tensor.nbytes // 4 >= least]
+    return [*ends[:-1], len(tensors)]
+
+
+def _sums(values: Floats) -> Floats:
+    """Return the sums before every place, along the last axis."""
+    zeros = np.zeros((*values.shape[:-1], 1))
+    return np.concatenate([zeros, np.cumsum(values, axis=-1)], axis=-1)
+
+
+def _transport(nbytes: Floats, host: HostCosts) -> Floats:
+    return 2 * host.message + nbytes * (host.send + host.receive)
