@@ -99,7 +99,7 @@ class StepClocks:
         self.tensors, self.candidates = profile.tensors, tuple(candidates)
         self.profile, self.scenario = profile, scenario
         self.lanes = most_lanes(scenario.cores, _MANY_GROUPS)
-        chosen = rules or SmallTensorRules()
+        self.rules = chosen = rules or SmallTensorRules()
         sizes = np.array([tensor.nbytes // 4 for tensor in self.tensors], float)
         part = sizes / max(sizes.sum(), 1.0) if shares is None else np.asarray(shares, float) / max(sum(shares), 1e-300)
         coded = np.array(
@@ -143,6 +143,11 @@ class StepClocks:
             on_workers + update if self.scenario.shared else np.zeros(len(starts)),
             chosen.error * (self._shares[candidate, stop] - self._shares[candidate, starts]),
         )  # fmt: skip
+
+    def frames(self, candidate: CodecCandidate, coded: float, plain: float) -> tuple[float, float]:
+        """Return the seconds of a frame with these coordinates at the master, into it and out of it."""
+        up, down = (np.array([line.at(coded, plain)]) for line in (candidate.curves.up, candidate.curves.down))
+        return float(self._inward.at(up)[0]), float(self._outward.at(down)[0])
 
     def extend(self, labels: Floats, group: GroupTimes) -> Floats:
         """Return the clocks after a group, for every label: a row of clocks, by CLOCKS, after the groups before it."""

@@ -1,0 +1,97 @@
+"""MergeComp's schedule: a given number of groups, and the cuts that minimise the paper's own model of a step.
+
+Z. Wang et al., "MergeComp: A compression scheduler for scalable communication-efficient distributed training", arXiv:2103.15195,
+2021. A step with groups of x_1, ..., x_y coordinates takes
+
+    F = A + sum of h(x_i) + sum of g(x_i) - the time in which communication is hidden,
+
+where A is the time of the passes, h that of compression and g that of communication, both linear. Compression delays the backward
+pass, and communication runs beside both, one group after another. Here h is all work on a group, at a worker and at the master,
+and g are the P frames in and out of the master.
+
+If the first of two groups grows, it is sent later, and the last one takes less time: F is the maximum of a rising and a falling
+function of the cut. So the cut of two groups is found by halving, and of y groups the last cut for every choice of the others, in
+a number of steps that grows as N^(y - 2) log N with N tensors. The paper tries y = 2, 3, ... until another group gains little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.search.grouping import Grouping
+from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
+
+GAIN = 0.05  # the least part of F by which another group has to lower it
+_MOST = 3  # groups that are tried
+
+
+def merged_step(clocks: StepClocks, stops: Sequence[int], candidate: int = 0) -> float:
+    """Return F in seconds for groups that end before the tensors `stops`, all coded by one candidate."""
+    computed = sent = ready = 0.0
+    start, workers = 0, clocks.scenario.workers
+    for stop in stops:
+        group = clocks.times(np.array([start]), stop, candidate)
+        coding = group.encode + workers * group.decode + group.update + group.apply
+        computed += float(group.ready[0]) - ready + float(coding[0])
+        sent = max(sent, computed) + workers * float((group.frame_in + group.frame_out)[0])
+        start, ready = stop, float(group.ready[0])
+    return clocks.profile.forward + max(sent, computed + clocks.profile.backward - ready)
+
+
+def merged(clocks: StepClocks, groups: int, candidate: int = 0, *, exhaustive: bool = False, least_node: int = 0) -> Grouping:
+    """Return MergeComp's schedule of `groups` groups under one candidate. Its `seconds` are those of `clocks`, not F.
+
+    `exhaustive`: compare all cuts. `least_node`: groups end after tensors of at least this many coordinates only. Raises
+    ConfigurationError for more groups than there are such tensors.
+    """
+    ends = joined_small(clocks.tensors, least_node)
+    if not 1 <= groups <= len(ends):
+        raise ConfigurationError(f"{len(ends)} tensors cannot form {groups} groups")
+    if groups == 1:
+        return clocks.grouping(ends[-1:], [candidate])
+
+    def price(cuts: Sequence[int]) -> float:
+        return merged_step(clocks, [*cuts, ends[-1]], candidate)
+
+    if exhaustive:
+        best = min((list(cuts) for cuts in combinations(ends[:-1], groups - 1)), key=price)
+    else:
+        found = []
+        for fixed in combinations(range(len(ends) - 2), groups - 2):
+            free = ends[fixed[-1] + 1 if fixed else 0 : -1]
+            before = [ends[place] for place in fixed]
+            last = lowest(len(free), lambda place, before=before, free=free: price([*before, free[place]]))  # type: ignore[misc]
+            found.append([*before, free[last]])
+        best = min(found, key=price)
+    return clocks.grouping([*best, ends[-1]], [candidate] * groups)
+
+
+def merged_while_it_gains(clocks: StepClocks, candidate: int = 0, *, most: int = _MOST, least_node: int = 0) -> Grouping:
+    """Return the schedule with as many groups as lower F by GAIN each, up to `most`."""
+    found = merged(clocks, 1, candidate, least_node=least_node)
+    for groups in range(2, min(most, len(joined_small(clocks.tensors, least_node))) + 1):
+        more = merged(clocks, groups, candidate, least_node=least_node)
+        if _step_of(clocks, more, candidate) > (1 - GAIN) * _step_of(clocks, found, candidate):
+            break
+        found = more
+    return found
+
+
+def _step_of(clocks: StepClocks, grouping: Grouping, candidate: int) -> float:
+    return merged_step(clocks, np.cumsum([len(group.names) for group in grouping.groups]).tolist(), candidate)
+
+
+def lowest(count: int, price: Callable[[int], float]) -> int:
+    """Return the place in range(count) of the least price, if prices first fall and then rise, by halving."""
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high) // 2
+        if price(middle) <= price(middle + 1):
+            high = middle
+        else:
+            low = middle + 1
+    return low

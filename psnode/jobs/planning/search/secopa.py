@@ -1,0 +1,95 @@
+"""SeCoPa's decisions: for each gradient by itself, whether it is coded, and in how many parts.
+
+Y. Bai et al., "Gradient compression supercharged high-performance data parallel DNN training" (HiPress), SOSP 2021. The paper
+compares, for a gradient of m bytes, sums of the times of all steps of its exchange, which it takes to follow each other:
+
+    uncoded              alpha send(m)
+    coded in K parts     alpha send(r m / K) + beta encode(m / K) + gamma decode(r m / K),
+
+with numbers alpha, beta and gamma of steps, which depend on K and on the way of the exchange. Its parts go to several
+aggregators. Here all go to one master: they share its link and divide its lanes. So for P workers and l lanes,
+
+    coded in K parts     K [P (frame in + frame out) + encode + apply] + ceil(K / l) [P decode + update],   all of one part,
+
+and an uncoded gradient is one part of frames alone. Steps of different parts and gradients overlap in truth, so that this rule
+codes too seldom where the link binds. With `overlapped`, the time of an exchange is that of stages side by side over K parts, the
+longest of them and 1 / K of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.profile import TensorTimes
+from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice
+from psnode.jobs.planning.search.step_clocks import StepClocks
+from psnode.plan.groups import IDENTITY
+from psnode.plan.rule import PARTITION
+
+MOST_PARTS = 8
+
+
+class ExchangeTimes(NamedTuple):
+    """Seconds of a gradient's exchange by stage: a worker's coder, the link in, the lanes, the link out, and a worker's apply."""
+
+    coder: float
+    inward: float
+    lanes: float
+    outward: float
+    apply: float
+
+    def seconds(self, parts: int, *, overlapped: bool) -> float:
+        """Return the time of the exchange: the sum, or with `overlapped` that of stages side by side over `parts` parts."""
+        longest = max(self)
+        return longest + (sum(self) - longest) / parts if overlapped else sum(self)
+
+
+def exchange_times(clocks: StepClocks, candidate: CodecCandidate, coded: float, plain: float, parts: int = 1) -> ExchangeTimes:
+    """Return the times of the exchange of a gradient in `parts` equal parts, with these numbers of coordinates in all.
+
+    Without a coded coordinate, only frames take time.
+    """
+    workers, curves = clocks.scenario.workers, candidate.curves
+    here = (coded / parts, plain / parts)
+    inward, outward = (parts * workers * seconds for seconds in clocks.frames(candidate, *here))
+    if not coded:
+        return ExchangeTimes(0.0, inward, 0.0, outward, 0.0)
+    turns = math.ceil(parts / clocks.lanes)
+    served = turns * (workers * curves.decode.at(*here) + curves.update.at(*here))
+    return ExchangeTimes(parts * curves.encode.at(*here), inward, served, outward, parts * curves.apply.at(*here))
+
+
+def secopa(clocks: StepClocks, *, overlapped: bool = False, most: int = MOST_PARTS) -> tuple[GroupChoice, ...]:
+    """Return a group for every tensor of `clocks`, coded by the first candidate or not at all.
+
+    `most`: parts that are tried; a part has at least PARTITION coordinates. Raises ConfigurationError if no candidate sends
+    gradients as they are.
+    """
+    bare = next((candidate for candidate in clocks.candidates if candidate.codec == IDENTITY), None)
+    if bare is None:
+        raise ConfigurationError("selective compression needs a candidate that sends gradients as they are, such as dense")
+    own, found = clocks.candidates[0], []
+    for tensor in clocks.tensors:
+        parts = 0
+        if own is not bare and clocks.rules.codes(tensor.name, tensor.shape, own.codec):
+            parts = _parts(clocks, tensor, own, bare, range(1, most + 1), overlapped=overlapped)
+        found.append(GroupChoice((tensor.name,), own.flags, parts) if parts else GroupChoice((tensor.name,), bare.flags))
+    return tuple(found)
+
+
+def _parts(
+    clocks: StepClocks, tensor: TensorTimes, own: CodecCandidate, bare: CodecCandidate, tried: Sequence[int], *, overlapped: bool
+) -> int:
+    """Return the number of parts of a tensor's exchange that is quickest coded; 0 if it is quicker uncoded."""
+    size = tensor.nbytes // 4
+    least, best = exchange_times(clocks, bare, 0.0, size).seconds(1, overlapped=overlapped), 0
+    for parts in tried:
+        if parts > 1 and size < parts * PARTITION:
+            break
+        seconds = exchange_times(clocks, own, size, 0.0, parts).seconds(parts, overlapped=overlapped)
+        if seconds < least:
+            least, best = seconds, parts
+    return best
