@@ -41,8 +41,8 @@ class CostLine:
 class CodecCurves:
     """The costs of a group under a pair of codecs, one for each direction.
 
-    The lines are those of GroupCosts: `up` and `down` in bytes, the others in seconds of one core. `extra`, in seconds of the
-    training thread, and `bookkeeping` are those of SchemeCosts; the fixed part of `extra` counts for each group.
+    The lines are those of GroupCosts: `up` and `down` in bytes, the others in seconds of one core. `extra` and `bookkeeping` are
+    those of SchemeCosts, as a group's part of a worker's step, and for a frame of the group.
     """
 
     up: CostLine
@@ -52,7 +52,7 @@ class CodecCurves:
     decode: CostLine
     update: CostLine
     extra: CostLine
-    bookkeeping: float
+    bookkeeping: CostLine
 
     def group(self, coded: int, plain: int, ready: float, needed: float) -> GroupCosts:
         """Return the costs of a group with these numbers of coordinates and these times of its tensors, in seconds."""
@@ -63,10 +63,11 @@ class CodecCurves:
 
 
 _OF_GROUPS = ("up", "down", "apply", "decode", "update")
-# measured for all groups together: a worker reports the seconds of all its coding
+# measured for all groups together: a worker reports the seconds of all its coding; the report is a frame more than the groups'
 _OF_STEPS: dict[str, Callable[[SchemeCosts], float]] = {
     "encode": lambda costs: sum(group.encode for group in costs.groups),
     "extra": lambda costs: costs.extra,
+    "bookkeeping": lambda costs: costs.bookkeeping * (len(costs.groups) + 1),
 }
 
 
@@ -82,13 +83,13 @@ def fitted_curves(measured: Sequence[SchemeCosts]) -> CodecCurves:
     if not any(group.coded or group.plain for group in groups):
         raise ConfigurationError("curves need groups that tell their coordinates: measure the profile again")
     single = [(1.0, group.coded, group.plain) for group in groups]
-    whole = [
-        (len(costs.groups), sum(group.coded for group in costs.groups), sum(group.plain for group in costs.groups))
-        for costs in measured
-    ]
+    sums = [(sum(group.coded for group in costs.groups), sum(group.plain for group in costs.groups)) for costs in measured]
     lines = {name: fitted_line(single, [getattr(group, name) for group in groups]) for name in _OF_GROUPS}
-    lines |= {name: fitted_line(whole, [cost(costs) for costs in measured]) for name, cost in _OF_STEPS.items()}
-    return CodecCurves(**lines, bookkeeping=float(np.median([costs.bookkeeping for costs in measured])))
+    for name, cost in _OF_STEPS.items():
+        more = int(name == "bookkeeping")
+        whole = [(len(costs.groups) + more, *each) for costs, each in zip(measured, sums, strict=True)]
+        lines[name] = fitted_line(whole, [cost(costs) for costs in measured])
+    return CodecCurves(**lines)
 
 
 def fitted_line(counts: Iterable[Sequence[float]], costs: Sequence[float]) -> CostLine:

@@ -110,11 +110,12 @@ def grouped_costs(
 ) -> SchemeCosts:
     """Return the costs of a grouping by the candidates' curves, for psnode.jobs.planning.job_step. KeyError for unknown names.
 
-    A part of a group is ready when its last tensor is, and needed when its first tensor is.
+    A part of a group is ready when the group's last tensor is, and needed when its first tensor is. `bookkeeping` is the mean of
+    all frames.
     """
     chosen, by_name = rules or SmallTensorRules(), {tensor.name: tensor for tensor in tensors}
     by_flags = {candidate.flags: candidate for candidate in candidates}
-    found, extra = list[GroupCosts](), 0.0
+    found, extra, kept = list[GroupCosts](), 0.0, 0.0
     for group in groups:
         candidate, members = by_flags[group.flags], [by_name[name] for name in group.names]
         sizes = [tensor.nbytes // 4 for tensor in members]
@@ -126,10 +127,22 @@ def grouped_costs(
             here, all_here = (_share(count, part, group.parts) for count in (coded, sum(sizes)))
             found.append(candidate.curves.group(here, all_here - here, ready, needed))
             extra += candidate.curves.extra.at(here, all_here - here)
-    used = [by_flags[flags] for flags in dict.fromkeys(group.flags for group in groups)]
-    return SchemeCosts(
-        tuple(found), max(candidate.curves.bookkeeping for candidate in used), extra, any(candidate.lossy for candidate in used)
-    )
+            kept += candidate.curves.bookkeeping.at(here, all_here - here)
+    return SchemeCosts(tuple(found), kept / max(1, len(found)), extra, any(by_flags[group.flags].lossy for group in groups))
+
+
+def planned_costs(plan: Plan, tensors: Sequence[TensorTimes], candidate: CodecCandidate) -> SchemeCosts:
+    """Return the costs of a plan whose coded segments all have the candidate's codec, as `grouped_costs` does."""
+    by_name, places, curves = {tensor.name: tensor for tensor in tensors}, plan.slices(), candidate.curves
+    found, extra, kept = list[GroupCosts](), 0.0, 0.0
+    for group in plan.groups:
+        inside = [by_name[name] for name, place in places.items() if place.start < group.stop and group.start < place.stop]
+        coded = sum(segment.size for segment in group.segments if segment.codec != IDENTITY)
+        ready, needed = max(tensor.ready for tensor in inside), min(tensor.needed for tensor in inside)
+        found.append(curves.group(coded, group.size - coded, ready, needed))
+        extra += curves.extra.at(coded, group.size - coded)
+        kept += curves.bookkeeping.at(coded, group.size - coded)
+    return SchemeCosts(tuple(found), kept / max(1, len(found)), extra, candidate.lossy)
 
 
 def _share(count: int, part: int, parts: int) -> int:

@@ -75,7 +75,8 @@ def measure_candidates(
     """Return the profile of the model that `config` trains, and the candidates of `pairs`, by flags, with their curves.
 
     Every candidate is measured with groups by layer, of many bytes, and of the whole model. The profile has the costs of each
-    under --group-by bytes. Raises ConfigurationError as psnode.jobs.planning.profiling.measure does, and for a model of one layer.
+    under --group-by bytes. Raises ConfigurationError as psnode.jobs.planning.profiling.measure does, and for a model of one
+    layer.
     """
     asked = {
         f"{flags} --group-by {by}": replace(each, group_by=by, group_bytes=each.group_bytes if by == "bytes" else 0)

@@ -43,17 +43,17 @@ _MANY_GROUPS = 1 << 20  # as many as no plan has, so that the cores alone limit 
 
 
 class FrameTimes(NamedTuple):
-    """Seconds of a frame at the master in one direction: `fixed`, and for each byte on the slowest of its ways."""
+    """Seconds of a frame at the master in one direction: of a byte on the wire, and of a message and a byte in the thread."""
 
     byte_on_wire: float
     message: float
     byte_in_thread: float
-    bookkeeping: float
 
-    def at(self, nbytes: Floats) -> Floats:
-        """Return the seconds of frames with these numbers of bytes."""
+    def at(self, nbytes: Floats, bookkeeping: Floats | float = 0.0) -> Floats:
+        """Return the seconds of frames with these numbers of bytes: the longest of wire, thread and bookkeeping."""
         slowest = np.maximum(nbytes * self.byte_on_wire, self.message + nbytes * self.byte_in_thread)
-        return np.maximum(slowest, self.bookkeeping)
+        found: Floats = np.maximum(slowest, bookkeeping)
+        return found
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,8 @@ class StepClocks:
         self._earlier = np.minimum.accumulate(np.concatenate([[np.inf], self._needed]))  # least need before each tensor
         wire = 0.0 if scenario.rate is None else 8 / (scenario.rate * GOODPUT)
         host = profile.host
-        kept = max(other.curves.bookkeeping for other in self.candidates)
-        self._inward = FrameTimes(wire, host.message, host.receive, kept)
-        self._outward = FrameTimes(wire, host.message, host.send, 0.0)
+        self._inward = FrameTimes(wire, host.message, host.receive)
+        self._outward = FrameTimes(wire, host.message, host.send)
 
     def size(self, starts: npt.NDArray[np.int64], stop: int) -> Floats:
         """Return the coordinates of tensors [start, stop) for every start."""
@@ -132,13 +131,13 @@ class StepClocks:
         plain = self.size(starts, stop) - coded
         encode, apply = curves.encode.at(coded, plain), curves.apply.at(coded, plain) + curves.extra.at(coded, plain)
         decode, update = curves.decode.at(coded, plain), curves.update.at(coded, plain)
-        up, down = curves.up.at(coded, plain), curves.down.at(coded, plain)
+        up, down, kept = curves.up.at(coded, plain), curves.down.at(coded, plain), curves.bookkeeping.at(coded, plain)
         needed = np.minimum.accumulate(self._needed[:stop][::-1])[::-1][starts]
         last_needed = np.maximum.accumulate(self._needed[:stop][::-1])[::-1][starts]
         transport = _transport(up, self.profile.host) + _transport(down, self.profile.host)
-        on_workers = workers * (encode + apply + transport + curves.bookkeeping + decode)
+        on_workers = workers * (encode + apply + transport + kept + decode)
         return GroupTimes(
-            encode, self._inward.at(up), decode, update, self._outward.at(down), apply,
+            encode, self._inward.at(up, kept), decode, update, self._outward.at(down), apply,
             np.full(len(starts), self._ready[stop - 1]), needed, last_needed <= self._earlier[starts],
             on_workers + update if self.scenario.shared else np.zeros(len(starts)),
             chosen.error * (self._shares[candidate, stop] - self._shares[candidate, starts]),
@@ -146,8 +145,9 @@ class StepClocks:
 
     def frames(self, candidate: CodecCandidate, coded: float, plain: float) -> tuple[float, float]:
         """Return the seconds of a frame with these coordinates at the master, into it and out of it."""
-        up, down = (np.array([line.at(coded, plain)]) for line in (candidate.curves.up, candidate.curves.down))
-        return float(self._inward.at(up)[0]), float(self._outward.at(down)[0])
+        curves = candidate.curves
+        up, down, kept = (np.array([line.at(coded, plain)]) for line in (curves.up, curves.down, curves.bookkeeping))
+        return float(self._inward.at(up, kept)[0]), float(self._outward.at(down)[0])
 
     def extend(self, labels: Floats, group: GroupTimes) -> Floats:
         """Return the clocks after a group, for every label: a row of clocks, by CLOCKS, after the groups before it."""

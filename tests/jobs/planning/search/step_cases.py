@@ -22,7 +22,7 @@ def random_candidate(draw: random.Random, place: int) -> CodecCandidate:
     times = {name: random_line(draw, 1e-3, 3e-6) for name in ("encode", "apply", "decode", "update")}
     nbytes = {name: random_line(draw, 100, 4) for name in ("up", "down")}
     extra = CostLine(2e-4 * draw.random(), 0.0, 0.0)
-    curves = CodecCurves(**times, **nbytes, extra=extra, bookkeeping=2e-4 * draw.random())
+    curves = CodecCurves(**times, **nbytes, extra=extra, bookkeeping=random_line(draw, 2e-4, 5e-7))
     return CodecCandidate(f"flags {place}", CODECS[place], curves, ERRORS[place])
 
 

@@ -18,7 +18,14 @@ from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.exchange.update.served_model import ServedModel
 from psnode.jobs.planning.profile import TensorTimes
 from psnode.jobs.planning.search.codec_curves import CodecCurves, CostLine
-from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice, SmallTensorRules, grouped_costs, grouped_plan
+from psnode.jobs.planning.search.grouping import (
+    CodecCandidate,
+    GroupChoice,
+    SmallTensorRules,
+    grouped_costs,
+    grouped_plan,
+    planned_costs,
+)
 from psnode.plan.coding import Coding
 from psnode.plan.groups import Plan, Tensor
 from psnode.plan.rule import PARTITION, make_plan
@@ -99,7 +106,7 @@ def test_groups_that_do_not_fit_the_model_are_refused(groups: list[GroupChoice],
 def test_costs_are_those_of_the_curves_at_the_plan_s_sizes() -> None:
     def curves(fixed: float, coded: float, plain: float) -> CodecCurves:
         line, extra = CostLine(fixed, coded, plain), CostLine(0.25, 0.0, 0.0)
-        return CodecCurves(line, line, line, line, line, line, extra, fixed)
+        return CodecCurves(line, line, line, line, line, line, extra, line)
 
     candidates = [
         CodecCandidate("qsgd", QSGD, curves(10, 1, 4), 0.1),
@@ -114,8 +121,22 @@ def test_costs_are_those_of_the_curves_at_the_plan_s_sizes() -> None:
     assert [(group.ready, group.needed) for group in found.groups] == [(0.2, pytest.approx(0.3))] * 2 + [
         (0.4, pytest.approx(0.1))
     ]
-    assert (found.extra, found.bookkeeping, found.lossy) == (0.75, 20, True)
+    assert (found.extra, found.bookkeeping, found.lossy) == (0.75, pytest.approx((2 * first + 20 + 5 * 3209) / 3), True)
     assert not grouped_costs(times, [GroupChoice(tuple(each.name for each in times), "dense")], candidates).lossy
+
+
+def test_a_plan_costs_as_much_as_the_same_groups() -> None:
+    line = CostLine(10.0, 1.0, 4.0)
+    candidate = CodecCandidate("qsgd", QSGD, CodecCurves(line, line, line, line, line, line, line, line), 0.1)
+    times = [TensorTimes(tensor.shape, 0.1 * place, 0.5 - 0.1 * place, tensor.name) for place, tensor in enumerate(TENSORS)]
+    groups = [
+        GroupChoice(("c.weight", "c.bias"), "qsgd"),
+        GroupChoice(("b.weight", "b.tiny"), "qsgd"),
+        GroupChoice(("a.weight",), "qsgd"),
+    ]
+    plan = make_plan(TENSORS, QSGD, group_by="layer")
+    assert [group.size for group in plan.groups] == [6500, 4105, 3200]
+    assert planned_costs(plan, times, candidate) == grouped_costs(times, groups, [candidate])
 
 
 def network() -> nn.Sequential:

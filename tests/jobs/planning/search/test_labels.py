@@ -39,7 +39,6 @@ class Slow:
     def __init__(self, profile: Profile, candidates: list[CodecCandidate], scenario: Scenario) -> None:
         self.profile, self.candidates, self.scenario = profile, candidates, scenario
         self.lanes = min(4, scenario.cores - 1)
-        self.bookkeeping = max(candidate.curves.bookkeeping for candidate in candidates)
 
     def codes(self, tensor: TensorTimes, candidate: CodecCandidate) -> bool:
         return len(tensor.shape) > 1 and candidate.codec != "identity"
@@ -55,14 +54,10 @@ class Slow:
             inside, candidate = self.profile.tensors[start:stop], self.candidates[place]
             coded = sum(each.nbytes // 4 for each in inside if self.codes(each, candidate))
             plain = sum(each.nbytes // 4 for each in inside) - coded
-            cost = {
-                name: line.fixed + line.coded * coded + line.plain * plain
-                for name, line in vars(candidate.curves).items()
-                if name != "bookkeeping"
-            }
+            cost = {name: line.fixed + line.coded * coded + line.plain * plain for name, line in vars(candidate.curves).items()}
             up, down = cost["up"], cost["down"]
             coder = max(coder, inside[-1].ready) + cost["encode"]
-            frame = max(up * wire, host.message + up * host.receive, self.bookkeeping)
+            frame = max(up * wire, host.message + up * host.receive, cost["bookkeeping"])
             link_in = max(link_in, coder) + workers * frame
             first, last = link_in - (workers - 1) * frame + half, link_in + half
             serial = workers * cost["decode"] + cost["update"]
@@ -73,7 +68,7 @@ class Slow:
             needs = [each.needed for each in inside]
             groups.append(Passed(link_out + half, cost["apply"], min(needs), max(needs), cost["extra"]))
             moved = 4 * host.message + (up + down) * (host.send + host.receive)
-            each = cost["encode"] + cost["apply"] + cost["extra"] + cost["decode"] + moved + candidate.curves.bookkeeping
+            each = cost["encode"] + cost["apply"] + cost["extra"] + cost["decode"] + moved + cost["bookkeeping"]
             work += workers * each + cost["update"]
             error += candidate.error * coded / size
         used = sum(each.apply + each.extra for each in groups)

@@ -28,7 +28,7 @@ def clocks_of(sizes: list[int], *, fixed: float, each: float, workers: int = 2, 
     tensors = tuple(TensorTimes((10, size // 10), 0.1 * (place + 1), 0.0, f"tensor {place}") for place, size in enumerate(sizes))
     profile = Profile("model", 1, 0.05, 0.1 * len(sizes), 0.0, tensors, FREE, {}, {})
     line = CostLine(fixed, each, each)
-    curves = CodecCurves(line, NOTHING, CostLine(0.02, 0.0, 0.0), NOTHING, NOTHING, NOTHING, NOTHING, 0.0)
+    curves = CodecCurves(line, NOTHING, CostLine(0.02, 0.0, 0.0), NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
     return StepClocks(profile, [CodecCandidate("own", "qsgd", curves, 0.1)], Scenario(workers, rate, 0.0, 4), RULES)
 
 
@@ -57,7 +57,7 @@ def test_halving_finds_the_least_of_all_cuts_if_costs_are_linear(groups: int) ->
         draw = random.Random(seed)
         profile = replace(random_profile(draw, draw.randint(groups, 9)), host=FREE)
         own = random_candidate(draw, 0)
-        curves = replace(own.curves, bookkeeping=0.0)
+        curves = replace(own.curves, bookkeeping=NOTHING)
         clocks = StepClocks(profile, [replace(own, curves=curves)], Scenario(draw.randint(1, 4), 1e7, 0.0, 4), RULES)
         count = len(profile.tensors)
         prices = {cuts: merged_step(clocks, [*cuts, count]) for cuts in combinations(range(1, count), groups - 1)}

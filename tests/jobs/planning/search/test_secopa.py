@@ -31,8 +31,8 @@ def clocks_of(
     tensors = tuple(TensorTimes(shape, 0.1, 0.0, f"tensor {place}") for place, shape in enumerate(shapes))
     profile = Profile("model", 1, 0.05, 0.1, 0.0, tensors, FREE, {}, {})
     none, frame, whole = CostLine(0.0, 0.0, 0.0), CostLine(100.0, 1.0, 4.0), CostLine(100.0, 4.0, 4.0)
-    own = CodecCurves(frame, frame, encode, none, decode, none, none, 0.0)
-    bare = CodecCurves(whole, whole, encode, encode, encode, encode, none, 0.0)
+    own = CodecCurves(frame, frame, encode, none, decode, none, none, none)
+    bare = CodecCurves(whole, whole, encode, encode, encode, encode, none, none)
     candidates = [CodecCandidate("own", codecs[0], own, 0.1), CodecCandidate("dense", codecs[-1], bare, 0.0)]
     return StepClocks(profile, candidates[: len(codecs)], Scenario(WORKERS, 8 * BYTES / GOODPUT, 0.0, cores))
 
