@@ -15,7 +15,7 @@ on coarser ones, which tell such groupings quickly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -38,53 +38,57 @@ from psnode.jobs.planning.search.step_clocks import (
     joined_small,
 )
 from psnode.plan.groups import IDENTITY
-from psnode.plan.rule import MAX_SEGMENT
+from psnode.plan.rule import MAX_SEGMENT, PARTITION
 
 Places = npt.NDArray[np.int64]
 GRID = 1e-3  # of the least conceivable step
 LEAST_NODE = 4096  # coordinates of a tensor that ends a group
+LEAST_PART = 4 * PARTITION  # coordinates of a part of a group, so that parts cut at multiples of PARTITION are about equal
 SLACK = 0.002
 _COARSER = (30, 6)  # grids of searches before the last one, whose answers bound it from above
 _FIRST_GUESSES = 16  # the most groups of equal size that are tried before the search
+_FEW_TENSORS = 32
+_CUT, _ROW, _CANDIDATE, _PARTS = range(4)
 _ROUNDING = 1e-9  # relative, of sums that are compared with a limit
 
 
 class _Labels(NamedTuple):
-    """Labels at one cut. `clocks`: a row each. `cut`, `row`: the cut before the last group, and the label at that cut.
+    """Labels at one cut. `clocks`: a row each. `origin`: a row each of _CUT, _ROW, _CANDIDATE and _PARTS.
 
-    `candidate`: number of the last group's candidate.
+    These are the cut before the last group, the label at that cut, and the numbers of the group's candidate and of its parts.
     """
 
     clocks: Floats
-    cut: Places
-    row: Places
-    candidate: Places
+    origin: Places
 
     def at(self, places: Places) -> _Labels:
-        return _Labels(self.clocks[places], self.cut[places], self.row[places], self.candidate[places])
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Labels]) -> _Labels:
-        return cls(
-            np.concatenate([part.clocks for part in parts]), np.concatenate([part.cut for part in parts]),
-            np.concatenate([part.row for part in parts]), np.concatenate([part.candidate for part in parts]),
-        )  # fmt: skip
+        return _Labels(self.clocks[places], self.origin[places])
 
 
 def searched(
-    model: StepClocks, *, best: int = 1, budget: float | None = None, grid: float = GRID, least_node: int = LEAST_NODE
+    model: StepClocks,
+    *,
+    best: int = 1,
+    budget: float | None = None,
+    grid: float = GRID,
+    least_node: int | None = None,
+    parts: Sequence[int] = (1,),
 ) -> list[Grouping]:
     """Return the `best` quickest groupings that the search ends with, quickest first; fewer if fewer remain.
 
     The first one is the quickest of all that keep the `budget`, or nearly so with a `grid`; see above. The others are the
     quickest that were met. The step of the grid is `grid` times a lower bound of the step; 0: no grid.
-    `least_node`: groups end after tensors of at least this many coordinates only. `budget`: the largest `error` of a grouping, by
+    `least_node`: groups end after tensors of at least this many coordinates only; by default after all of a model of few tensors,
+    and after those of LEAST_NODE coordinates of others. `parts`: numbers of equal parts in which a group may travel; a part has
+    LEAST_PART coordinates or more. `budget`: the largest `error` of a grouping, by
     default that of the model's first candidate wherever it codes, which is the scheme's own. The grid also applies to errors, as
     a part of the budget, if codecs with a larger error than the budget are among the candidates.
 
     Raises ConfigurationError if no grouping keeps the budget.
     """
-    search = _Search(model, joined_small(model.tensors, least_node), budget)
+    if least_node is None:
+        least_node = 0 if len(model.tensors) <= _FEW_TENSORS else LEAST_NODE
+    search = _Search(model, joined_small(model.tensors, least_node), budget, parts)
     for coarser in (*_COARSER, 1) if grid else (1,):
         search.run(coarser * grid, best)
     found = search.known[:best]
@@ -94,8 +98,8 @@ def searched(
 
 
 class _Search:
-    def __init__(self, model: StepClocks, ends: Sequence[int], budget: float | None) -> None:
-        self._model = model
+    def __init__(self, model: StepClocks, ends: Sequence[int], budget: float | None, parts: Sequence[int]) -> None:
+        self._model, self._parts = model, tuple(parts)
         self._cuts = np.array([0, *ends], np.int64)
         self._bounds = _Bounds(model)
         whole = np.array([0])
@@ -117,57 +121,58 @@ class _Search:
         self._steps[:] = grid * self._least
         self._steps[WORK] *= self._model.scenario.cores * self._model.profile.host.crowded
         self._steps[ERROR] = grid * self._budget
-        nowhere = np.full(1, -1)
-        self._labels = [_Labels(self._model.start(), nowhere, nowhere, nowhere)]
-        clocks, owner, row = self._labels[0].clocks, np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self._labels = [_Labels(self._model.start(), np.zeros((1, 4), np.int64))]
+        clocks, place_of = self._labels[0].clocks, np.zeros((1, 2), np.int64)  # of all labels: the cut, and the row there
         for place in range(1, len(self._cuts)):
-            found = list(self._arriving(place, clocks, owner, row))
-            labels = _Labels.joined([self._labels[0].at(row[:0]), *found])
-            if place == len(self._cuts) - 1:
-                self._labels.append(labels)
-                break
-            labels = labels.at(undominated(self._cells(labels.clocks, int(self._cuts[place]))))
+            found = [self._labels[0].at(np.arange(0)), *self._arriving(place, clocks, place_of)]
+            labels = _Labels(np.concatenate([each.clocks for each in found]), np.concatenate([each.origin for each in found]))
+            if place < len(self._cuts) - 1:
+                labels = labels.at(undominated(self._cells(labels.clocks, int(self._cuts[place]))))
             self._labels.append(labels)
-            count = len(labels.clocks)
+            rows = np.arange(len(labels.clocks))
             clocks = np.concatenate([clocks, labels.clocks])
-            owner, row = np.concatenate([owner, np.full(count, place)]), np.concatenate([row, np.arange(count)])
+            place_of = np.concatenate([place_of, np.stack([np.full_like(rows, place), rows], axis=1)])
         last = self._labels[-1]
         seconds = self._model.seconds(last.clocks)
         for each in np.argsort(seconds, kind="stable")[:best]:
-            self._note(self._grouping(float(seconds[each]), last.at(np.array([each]))))
+            self._note(self._grouping(last.at(np.array([each]))))
 
     def _note(self, found: Grouping) -> None:
         if all(found.groups != other.groups for other in self.known):
             self.known = sorted([*self.known, found], key=lambda grouping: grouping.seconds)
 
-    def _grouping(self, seconds: float, label: _Labels) -> Grouping:
+    def _grouping(self, label: _Labels) -> Grouping:
         """Return the grouping of a label at the last cut."""
-        stops, chosen, error = list[int](), list[int](), float(label.clocks[0, ERROR])
+        stops, chosen, parts = list[int](), list[int](), list[int]()
         place = len(self._cuts) - 1
         while place > 0:
             stops.append(int(self._cuts[place]))
-            chosen.append(int(label.candidate[0]))
-            place = int(label.cut[0])
-            label = self._labels[place].at(label.row)
-        return Grouping(self._model.choices(stops[::-1], chosen[::-1]), seconds, error)
+            place, row, candidate, count = map(int, label.origin[0])
+            chosen.append(candidate)
+            parts.append(count)
+            label = self._labels[place].at(np.array([row]))
+        return self._model.grouping(stops[::-1], chosen[::-1], parts[::-1])
 
-    def _arriving(self, place: int, clocks: Floats, owner: Places, row: Places) -> Iterator[_Labels]:
-        """Yield all labels at a cut that may lead to an answer, by the last group's candidate."""
-        model, stop = self._model, int(self._cuts[place])
+    def _arriving(self, place: int, clocks: Floats, place_of: Places) -> Iterator[_Labels]:
+        """Yield all labels at a cut that may lead to an answer, by the last group's candidate and its parts."""
+        model, stop, owner = self._model, int(self._cuts[place]), place_of[:, 0]
         starts = self._cuts[:place]
         quickest = self.known[0].seconds if self.known else np.inf
-        fits = (model.size(starts, stop) <= MAX_SEGMENT) | (np.arange(place) == place - 1)
-        for candidate in range(len(model.candidates)):
-            allowed = fits & self._codes(starts, stop, candidate)
-            chosen = np.flatnonzero(allowed[owner])
+        sizes = model.size(starts, stop)
+        fits = (sizes <= MAX_SEGMENT) | (np.arange(place) == place - 1)
+        for candidate, parts in product(range(len(model.candidates)), self._parts):
+            enough = fits if parts == 1 else fits & (sizes >= parts * LEAST_PART)
+            chosen = np.flatnonzero((enough & self._codes(starts, stop, candidate))[owner])
             if not len(chosen):
                 continue
-            times = model.times(starts, stop, candidate)
-            found = model.extend(clocks[chosen], times.of(owner[chosen]))
+            times = model.times(starts, stop, candidate, parts)
+            found = model.extend(clocks[chosen], times.of(owner[chosen]), parts)
             kept = found[:, ERROR] <= self._budget
             kept &= self._bounds.seconds(found, stop) <= quickest * (1 + SLACK)
-            chosen = chosen[kept]
-            yield _Labels(found[kept], owner[chosen], row[chosen], np.full(len(chosen), candidate))
+            origin = np.empty((int(kept.sum()), 4), np.int64)
+            origin[:, :_CANDIDATE] = place_of[chosen[kept]]
+            origin[:, _CANDIDATE:] = candidate, parts
+            yield _Labels(found[kept], origin)
 
     def _codes(self, starts: Places, stop: int, candidate: int) -> npt.NDArray[np.bool_]:
         """Return for each start if a group under the candidate differs from one that codes nothing."""

@@ -17,7 +17,8 @@ their first use and waits for each. If their uses mirror the order in which thei
     max over groups k of  home_k + (applications of k and of groups ready before it) + forward - needed_k,
 
 and otherwise the rule is made safe: a group that is not used before all earlier ones adds its application to their terms as well.
-So the modelled forward pass is never too short. The `extra` of each group counts as application.
+So the modelled forward pass is never too short. The `extra` of each group counts as application. A group may travel in several
+equal parts, each of which passes the stages by itself.
 
 Every stage is a sum and a maximum of clocks, so that a later clock never makes a step shorter. Where ranks share the cores of one
 machine, the step also takes at least all work over these cores.
@@ -124,11 +125,14 @@ class StepClocks:
         found: Floats = self._coded[candidate, stop] - self._coded[candidate, starts]
         return found
 
-    def times(self, starts: npt.NDArray[np.int64], stop: int, candidate: int) -> GroupTimes:
-        """Return the times of groups of the tensors [start, stop) for every start, under one candidate."""
+    def times(self, starts: npt.NDArray[np.int64], stop: int, candidate: int, parts: int = 1) -> GroupTimes:
+        """Return the times of groups of the tensors [start, stop) for every start, under one candidate.
+
+        `parts`: return those of one of as many equal parts.
+        """
         chosen, workers = self.candidates[candidate], self.scenario.workers
-        curves, coded = chosen.curves, self.coded(starts, stop, candidate)
-        plain = self.size(starts, stop) - coded
+        curves, coded = chosen.curves, self.coded(starts, stop, candidate) / parts
+        plain = self.size(starts, stop) / parts - coded
         encode, apply = curves.encode.at(coded, plain), curves.apply.at(coded, plain) + curves.extra.at(coded, plain)
         decode, update = curves.decode.at(coded, plain), curves.update.at(coded, plain)
         up, down, kept = curves.up.at(coded, plain), curves.down.at(coded, plain), curves.bookkeeping.at(coded, plain)
@@ -140,7 +144,7 @@ class StepClocks:
             encode, self._inward.at(up, kept), decode, update, self._outward.at(down), apply,
             np.full(len(starts), self._ready[stop - 1]), needed, last_needed <= self._earlier[starts],
             on_workers + update if self.scenario.shared else np.zeros(len(starts)),
-            chosen.error * (self._shares[candidate, stop] - self._shares[candidate, starts]),
+            chosen.error / parts * (self._shares[candidate, stop] - self._shares[candidate, starts]),
         )  # fmt: skip
 
     def frames(self, candidate: CodecCandidate, coded: float, plain: float) -> tuple[float, float]:
@@ -149,8 +153,16 @@ class StepClocks:
         up, down, kept = (np.array([line.at(coded, plain)]) for line in (curves.up, curves.down, curves.bookkeeping))
         return float(self._inward.at(up, kept)[0]), float(self._outward.at(down)[0])
 
-    def extend(self, labels: Floats, group: GroupTimes) -> Floats:
-        """Return the clocks after a group, for every label: a row of clocks, by CLOCKS, after the groups before it."""
+    def extend(self, labels: Floats, group: GroupTimes, parts: int = 1) -> Floats:
+        """Return the clocks after a group, for every label: a row of clocks, by CLOCKS, after the groups before it.
+
+        `parts`: the group consists of as many parts, each with the times `group`.
+        """
+        for _ in range(parts):
+            labels = self._extend(labels, group)
+        return labels
+
+    def _extend(self, labels: Floats, group: GroupTimes) -> Floats:
         workers, half = self.scenario.workers, self.scenario.round_trip / 2
         found = np.empty_like(labels)
         found[:, CODER] = coded = np.maximum(labels[:, CODER], group.ready) + group.encode
@@ -185,27 +197,25 @@ class StepClocks:
         """Return the label before the first group, as the only row."""
         return np.zeros((1, len(CLOCKS)))
 
-    def along(self, stops: Sequence[int], chosen: Sequence[int]) -> Floats:
-        """Return the label after groups that end before the tensors `stops`, each under the candidate of a number in `chosen`."""
+    def along(self, stops: Sequence[int], chosen: Sequence[int], parts: Sequence[int] | None = None) -> Floats:
+        """Return the label after groups that end before the tensors `stops`, each under the candidate of a number in `chosen`.
+
+        `parts`: the number of parts of each group; None: all have one.
+        """
         label, start = self.start(), 0
-        for stop, candidate in zip(stops, chosen, strict=True):
-            label = self.extend(label, self.times(np.array([start]), stop, candidate))
+        for stop, candidate, count in zip(stops, chosen, parts or [1] * len(stops), strict=True):
+            label = self.extend(label, self.times(np.array([start]), stop, candidate, count), count)
             start = stop
         return label
 
-    def choices(self, stops: Sequence[int], chosen: Sequence[int]) -> tuple[GroupChoice, ...]:
-        """Return groups that end before the tensors `stops`, each under the candidate of a number in `chosen`."""
-        found, start = [], 0
-        for stop, candidate in zip(stops, chosen, strict=True):
+    def grouping(self, stops: Sequence[int], chosen: Sequence[int], parts: Sequence[int] | None = None) -> Grouping:
+        """Return the groups that `along` takes, with their seconds and their error in this model."""
+        label, found, start = self.along(stops, chosen, parts), [], 0
+        for stop, candidate, count in zip(stops, chosen, parts or [1] * len(stops), strict=True):
             names = tuple(tensor.name for tensor in self.tensors[start:stop])
-            found.append(GroupChoice(names, self.candidates[candidate].flags))
+            found.append(GroupChoice(names, self.candidates[candidate].flags, count))
             start = stop
-        return tuple(found)
-
-    def grouping(self, stops: Sequence[int], chosen: Sequence[int]) -> Grouping:
-        """Return `choices` with their seconds and their error in this model."""
-        label = self.along(stops, chosen)
-        return Grouping(self.choices(stops, chosen), float(self.seconds(label)[0]), float(label[0, ERROR]))
+        return Grouping(tuple(found), float(self.seconds(label)[0]), float(label[0, ERROR]))
 
     @property
     def reversed_from(self) -> npt.NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ class Passed(NamedTuple):
     needed: float
     last_needed: float
     extra: float
+    number: int
 
 
 class Slow:
@@ -43,17 +44,20 @@ class Slow:
     def codes(self, tensor: TensorTimes, candidate: CodecCandidate) -> bool:
         return len(tensor.shape) > 1 and candidate.codec != "identity"
 
-    def seconds(self, stops: list[int], chosen: list[int]) -> tuple[float, float, list[Passed]]:
-        """Return the seconds of the step, the error, and the groups."""
+    def seconds(self, stops: list[int], chosen: list[int], parts: list[int] | None = None) -> tuple[float, float, list[Passed]]:
+        """Return the seconds of the step, the error, and the parts of groups."""
         workers, host, half = self.scenario.workers, self.profile.host, self.scenario.round_trip / 2
         coder = link_in = lanes = link_out = work = error = 0.0
         groups: list[Passed] = []
         size = sum(tensor.nbytes // 4 for tensor in self.profile.tensors)
         wire = 8 / self.scenario.rate / GOODPUT if self.scenario.rate else 0.0
-        for (start, stop), place in zip(pairwise([0, *stops]), chosen, strict=True):
+        counts = parts or [1] * len(stops)
+        groups_of = zip(pairwise([0, *stops]), chosen, counts, strict=True)
+        pieces = [(number, *each) for number, each in enumerate(groups_of) for _ in range(each[2])]
+        for number, (start, stop), place, count in pieces:
             inside, candidate = self.profile.tensors[start:stop], self.candidates[place]
-            coded = sum(each.nbytes // 4 for each in inside if self.codes(each, candidate))
-            plain = sum(each.nbytes // 4 for each in inside) - coded
+            coded = sum(each.nbytes // 4 for each in inside if self.codes(each, candidate)) / count
+            plain = sum(each.nbytes // 4 for each in inside) / count - coded
             cost = {name: line.fixed + line.coded * coded + line.plain * plain for name, line in vars(candidate.curves).items()}
             up, down = cost["up"], cost["down"]
             coder = max(coder, inside[-1].ready) + cost["encode"]
@@ -66,7 +70,7 @@ class Slow:
             lanes = max(clock, done - serial + serial / self.lanes)
             link_out = max(link_out, done) + workers * max(down * wire, host.message + down * host.send)
             needs = [each.needed for each in inside]
-            groups.append(Passed(link_out + half, cost["apply"], min(needs), max(needs), cost["extra"]))
+            groups.append(Passed(link_out + half, cost["apply"], min(needs), max(needs), cost["extra"], number))
             moved = 4 * host.message + (up + down) * (host.send + host.receive)
             each = cost["encode"] + cost["apply"] + cost["extra"] + cost["decode"] + moved + cost["bookkeeping"]
             work += workers * each + cost["update"]
@@ -75,8 +79,9 @@ class Slow:
         found = max(coder, self.profile.backward) + self.profile.forward + used
         for place, group in enumerate(groups):
             later = used - sum(each.apply + each.extra for each in groups[: place + 1])
-            for number, other in enumerate(groups[place + 1 :], place + 1):
-                if other.last_needed <= min(each.needed for each in groups[:number]):
+            for other in groups[place + 1 :]:
+                earlier = [each.needed for each in groups if each.number < other.number]
+                if other.last_needed <= min(earlier, default=np.inf):
                     later -= other.apply + other.extra
             own = sum(each.apply + each.extra for each in groups[: place + 1]) + later
             found = max(found, group.home + own + self.profile.forward - group.needed)
@@ -85,24 +90,28 @@ class Slow:
             found = max(found, (passes + work) / self.scenario.cores / host.crowded)
         return found, error, groups
 
-    def all(self) -> Iterator[tuple[float, float, list[int], list[int]]]:
-        """Yield seconds and error of every grouping under every choice of candidates."""
+    def all(self, parts: tuple[int, ...] = (1,)) -> Iterator[tuple[float, float, list[int], list[int], list[int]]]:
+        """Yield seconds and error of every grouping under every choice of candidates and of `parts`."""
         count = len(self.profile.tensors)
         bare = any(candidate.codec == "identity" for candidate in self.candidates)
 
-        def go(stops: list[int], chosen: list[int]) -> Iterator[tuple[float, float, list[int], list[int]]]:
+        def go(
+            stops: list[int], chosen: list[int], counts: list[int]
+        ) -> Iterator[tuple[float, float, list[int], list[int], list[int]]]:
             start = stops[-1] if stops else 0
             if start == count:
-                yield *self.seconds(stops, chosen)[:2], stops, chosen
+                yield *self.seconds(stops, chosen, counts)[:2], stops, chosen, counts
                 return
             for stop in range(start + 1, count + 1):
-                for place, candidate in enumerate(self.candidates):
+                for (place, candidate), many in product(enumerate(self.candidates), parts):
                     inside = self.profile.tensors[start:stop]
+                    if many > 1 and sum(each.nbytes // 4 for each in inside) < 4 * 4096 * many:
+                        continue
                     if candidate.codec != "identity" and bare and not any(self.codes(each, candidate) for each in inside):
                         continue  # the same group as that of the candidate that codes nothing
-                    yield from go([*stops, stop], [*chosen, place])
+                    yield from go([*stops, stop], [*chosen, place], [*counts, many])
 
-        yield from go([], [])
+        yield from go([], [], [])
 
 
 def case(seed: int) -> tuple[random.Random, Profile, list[CodecCandidate], Scenario]:
@@ -111,9 +120,9 @@ def case(seed: int) -> tuple[random.Random, Profile, list[CodecCandidate], Scena
     return draw, random_profile(draw, count), [random_candidate(draw, place) for place in range(choices)], random_scenario(draw)
 
 
-def shape(found: Grouping) -> tuple[list[int], list[int]]:
+def shape(found: Grouping) -> tuple[list[int], list[int], list[int]]:
     stops = np.cumsum([len(group.names) for group in found.groups]).tolist()
-    return stops, [int(group.flags.split()[1]) for group in found.groups]
+    return stops, [int(group.flags.split()[1]) for group in found.groups], [group.parts for group in found.groups]
 
 
 @pytest.mark.parametrize("start", range(0, 120, 20))
@@ -143,12 +152,29 @@ def test_seven_tensors(seed: int, count: int, choices: int) -> None:
     assert found.seconds == pytest.approx(best, rel=1e-9)
 
 
+def test_parts_of_groups_are_searched_as_well() -> None:
+    several = 0
+    for seed in range(300, 320):
+        draw = random.Random(seed)
+        profile = random_profile(draw, draw.randint(2, 3))
+        large = tuple(replace(each, shape=(40 * each.shape[0], *each.shape[1:])) for each in profile.tensors)
+        profile, candidates = replace(profile, tensors=large), [random_candidate(draw, place) for place in range(2)]
+        scenario = random_scenario(draw)
+        best = min(seconds for seconds, *_ in Slow(profile, candidates, scenario).all((1, 2, 3)))
+        clocks = StepClocks(profile, candidates, scenario, RULES)
+        found = searched(clocks, budget=1.0, grid=0.0, parts=(1, 2, 3))[0]
+        assert found.seconds == pytest.approx(best, rel=1e-9), seed
+        assert Slow(profile, candidates, scenario).seconds(*shape(found))[0] == pytest.approx(best, rel=1e-9), seed
+        several += any(group.parts > 1 for group in found.groups)
+    assert several >= 5
+
+
 @pytest.mark.parametrize("grid", [0.005, 0.05])
 def test_with_a_grid_the_answer_is_within_two_steps_for_each_group_of_the_best(grid: int) -> None:
     missed = 0
     for seed in range(200, 230):
         _, profile, candidates, scenario = case(seed)
-        seconds, _, stops, _ = min(Slow(profile, candidates, scenario).all())
+        seconds, _, stops, *_ = min(Slow(profile, candidates, scenario).all())
         found = searched(StepClocks(profile, candidates, scenario, RULES), budget=1.0, grid=grid, least_node=0)[0]
         assert found.seconds >= seconds * (1 - 1e-9)
         assert found.seconds <= seconds * (1 + 2 * len(stops) * grid), seed  # a step is this part of at most the best step
@@ -190,7 +216,10 @@ def test_the_forward_pass_is_never_too_short_and_exact_if_uses_mirror_gradients(
         scenario = replace(random_scenario(draw), shared=False)
         model, slow = StepClocks(profile, candidates, scenario, RULES), Slow(profile, candidates, scenario)
         stops = sorted({*draw.sample(range(1, 5), draw.randint(0, 4)), 5})
-        chosen = [draw.randrange(2) for _ in stops]
+        chosen, parts = [draw.randrange(2) for _ in stops], [draw.randint(1, 3) for _ in stops]
+        label = model.along(stops, chosen, parts)
+        end = walked(profile, float(label[0, 0]), slow.seconds(stops, chosen, parts)[2])
+        assert float(model.seconds(label)[0]) >= end - 1e-12, seed
         label = model.along(stops, chosen)
         end = walked(profile, float(label[0, 0]), slow.seconds(stops, chosen)[2])
         assert float(model.seconds(label)[0]) >= end - 1e-12, seed
