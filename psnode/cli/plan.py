@@ -16,7 +16,9 @@ from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from psnode.config import Config
     from psnode.jobs.planning.profile import Profile
+    from psnode.jobs.planning.search.plan_search import PlanSearch
 
 
 @click.command(short_help="Predict step times, and say whether to compress.", context_settings={"allow_interspersed_args": False})
@@ -46,6 +48,10 @@ if TYPE_CHECKING:
     "--save-plan", type=click.Path(path_type=Path), metavar="FILE",
     help="Save the best scheme's plan and prediction for train --plan; with one --rate.",
 )  # fmt: skip
+@click.option(
+    "--groups", type=click.Choice(["rule", "best", "mergecomp", "secopa"]), default="rule", show_default=True,
+    help="Also compare ways to group the tensors of the scheme in OPTIONS, and save the plan of this one.",
+)  # fmt: skip
 @click.option("--explain", is_flag=True, help="Also print how each step's time is spent along the chain that makes it so long.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="-- OPTIONS OF TRAIN...")
@@ -56,6 +62,7 @@ def plan(
     profile: Path | None,
     save_plan: Path | None,
     *,
+    groups: str,
     explain: bool,
     as_json: bool,
     options: tuple[str, ...],
@@ -74,16 +81,24 @@ def plan(
     from psnode.jobs.planning.forecast_tables import NO_RATE, chains, ending, heading, table
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.scenario import Scenario
+    from psnode.jobs.planning.search.ways import way_table
 
     if save_plan is not None and len(rates) != 1:
         raise ConfigurationError("--save-plan needs one --rate, that of the cluster's links")
     speeds = {text: None if text == NO_RATE else rate_of(text) for text in rates}
+    search: PlanSearch | None = None
     if profile is not None:
-        if options or given["schemes"] or given["save_profile"]:
-            raise ConfigurationError("--profile measures nothing: leave out --scheme, --save-profile and the options of train")
+        if options or given["schemes"] or given["save_profile"] or groups != "rule":
+            raise ConfigurationError(
+                "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
+            )
         found = Profile.load(profile)
-    else:
+    elif groups == "rule":
         found = _measure(given["schemes"], options, workers + 1 if given["one_machine"] else 1)
+    else:
+        if given["schemes"]:
+            raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
+        search, found = _measure_groups(options, workers + 1 if given["one_machine"] else 1)
     if given["save_profile"] is not None:
         found.save(given["save_profile"])
     cores = given["cores"] or found.host.cores
@@ -92,16 +107,28 @@ def plan(
         click.echo(heading(found))
     results, limit = [], limit_of(found, scenario)
     for text, rate in speeds.items():
-        rows = forecasts(found, replace(scenario, rate=rate))
+        here = replace(scenario, rate=rate)
+        rows = forecasts(found, here)
         verdict = judge(rows)
         told = sentences(verdict)
         results.append({"rate": text, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]})
-        if save_plan is not None:
-            row = chosen(rows, verdict)
-            plan_file(found, row, verdict, workers, f"psnode plan, {text}").save(save_plan)
-            click.echo(f"{save_plan}: {row.name}, for psnode train --plan {save_plan}", err=True)
         if not as_json:
             click.echo("\n".join([*table(found, workers, text, rows, told), *(chains(rows) if explain else [])]))
+        source, file, name = f"psnode plan, {text}", None, ""
+        if search is not None:
+            ways = search.ways(found, here)
+            listed = ways.compared()
+            results[-1]["groups"] = [{"name": way.name, "seconds": way.step.seconds, "sent": way.sent} for way in listed]
+            if not as_json:
+                click.echo("\n".join(way_table(search.name, listed, found)))
+            way = listed[0] if groups == "best" else ways.named(groups)
+            name, file = f"{search.name}, groups by {way.name}", search.file(ways, way, workers, source)
+        elif save_plan is not None:
+            row = chosen(rows, verdict)
+            name, file = row.name, plan_file(found, row, verdict, workers, source)
+        if save_plan is not None and file is not None:
+            file.save(save_plan)
+            click.echo(f"{save_plan}: {name}, for psnode train --plan {save_plan}", err=True)
     if as_json:
         click.echo(to_json({"workers": workers, "limit": limit, "passes": found.passes, "results": results}, indent=2))
     elif limit is not None:
@@ -114,8 +141,26 @@ def _measure(schemes: Sequence[str], options: Sequence[str], ranks: int) -> Prof
     from psnode.jobs.planning.compared import compared
     from psnode.jobs.planning.profiling import measure
 
+    base = _base(options)
+    return replace(measure(base, compared(base, schemes), _tell, ranks=ranks), hardware=hardware())
+
+
+def _measure_groups(options: Sequence[str], ranks: int) -> tuple[PlanSearch, Profile]:
+    from psnode.bench.hardware import hardware
+    from psnode.jobs.planning.compared import scheme_name
+    from psnode.jobs.planning.search.plan_search import PlanSearch
+
+    base = _base(options)
+    search, profile = PlanSearch.measured(scheme_name(base), base, _tell, ranks=ranks)
+    return search, replace(profile, hardware=hardware())
+
+
+def _base(options: Sequence[str]) -> Config:
+    """Return the configuration of train with OPTIONS."""
     root = click.get_current_context().find_root()
     assert isinstance(root.command, click.Group)
-    base = configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
-    found = measure(base, compared(base, schemes), lambda line: click.echo(f"measuring {line}", err=True), ranks=ranks)
-    return replace(found, hardware=hardware())
+    return configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
+
+
+def _tell(line: str) -> None:
+    click.echo(f"measuring {line}", err=True)

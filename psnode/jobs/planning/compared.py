@@ -23,7 +23,7 @@ def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
     """
     others = {name: getattr(base, name) for name, each in settings().items() if name not in SETTINGS}
     others = {name: value for name, value in others.items() if value != settings()[name].default}
-    found = {_name(base): base}
+    found = {scheme_name(base): base}
     for flags in (*_BASELINES, *(schemes or _USUAL)):
         own = scheme_settings(flags)
         resolve(load(own, {}))
@@ -31,6 +31,7 @@ def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
     return found
 
 
-def _name(config: Config) -> str:
+def scheme_name(config: Config) -> str:
+    """Return the name of the scheme of a configuration, or the spec of a codec that replaces the scheme's own."""
     scheme = resolve(config)
     return coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))

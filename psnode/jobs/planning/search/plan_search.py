@@ -1,0 +1,43 @@
+"""The search for the groups of a run's own scheme: what is measured for it, and the plan files of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from psnode.config import Config
+from psnode.config.amounts import milliseconds
+from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.scenario import Scenario
+from psnode.jobs.planning.search.grouping import CodecCandidate
+from psnode.jobs.planning.search.measured_candidates import codec_pairs, measure_candidates
+from psnode.jobs.planning.search.ways import Way, Ways
+from psnode.plan.plan_file import PlanFile, stated_settings
+from psnode.plan.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class PlanSearch:
+    """A search among groupings of the scheme `name` of a run with the settings `config`, by measured `candidates`."""
+
+    name: str
+    config: Config
+    candidates: tuple[CodecCandidate, ...]
+
+    @classmethod
+    def measured(
+        cls, name: str, config: Config, tell: Callable[[str], None] = lambda line: None, *, ranks: int = 1
+    ) -> tuple[PlanSearch, Profile]:
+        """Measure the candidates; see psnode.jobs.planning.search.measured_candidates.measure_candidates."""
+        profile, candidates = measure_candidates(config, codec_pairs(name, config), tell, ranks=ranks)
+        return cls(name, config, candidates), profile
+
+    def ways(self, profile: Profile, scenario: Scenario) -> Ways:
+        """Return the ways to group the tensors in a scenario."""
+        return Ways(profile, self.candidates, scenario, self.config)
+
+    def file(self, ways: Ways, way: Way, workers: int, source: str) -> PlanFile:
+        """Return the plan file of a way. `source`: the origin of its prediction, for people."""
+        prediction = Prediction(way.step.seconds, workers, source, way.step.binds)
+        told = (f"{self.name} in groups by {way.name}", f"{milliseconds(way.step.seconds)} a step are predicted")
+        return PlanFile(ways.plan(way), stated_settings(self.config), prediction, told)

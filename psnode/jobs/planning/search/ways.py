@@ -1,0 +1,152 @@
+"""Ways to group a model's tensors, each with its costs and its plan: the rule, searches, and those of two papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from psnode.config import Config
+from psnode.config.amounts import amount, milliseconds
+from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.job_step import StepTime, job_step
+from psnode.jobs.planning.profile import Profile, SchemeCosts
+from psnode.jobs.planning.scenario import Scenario
+from psnode.jobs.planning.search.grouping import (
+    CodecCandidate,
+    GroupChoice,
+    SmallTensorRules,
+    grouped_costs,
+    grouped_plan,
+    planned_costs,
+)
+from psnode.jobs.planning.search.labels import searched
+from psnode.jobs.planning.search.mergecomp import merged, merged_while_it_gains
+from psnode.jobs.planning.search.secopa import secopa
+from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
+from psnode.plan.groups import Plan, Tensor
+from psnode.plan.rule import plan_of
+
+_SIMULATED = 5  # groupings of a search, of which the quickest in the simulation counts
+_PARTS = (1, 2, 4)  # numbers of equal parts in which a group may travel
+ONE, TWO, THREE, EACH = "one group", "MergeComp, two", "MergeComp, three", "a group a tensor"
+RULE, MERGECOMP, SECOPA, SIDES = "rule", "MergeComp", "SeCoPa", "SeCoPa, side by side"
+NAMES = (RULE, MERGECOMP.lower(), SECOPA.lower())  # as options spell them
+OWN, MIXED, IN_PARTS = "searched, own codec", "searched, all codecs", "searched, in parts"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to group the tensors: its `name`, its `costs`, and its simulated `step`.
+
+    `groups`: None for the rule. `modelled`: seconds of a step in the model of the search; None for ways that it cannot express.
+    """
+
+    name: str
+    groups: tuple[GroupChoice, ...] | None
+    costs: SchemeCosts
+    step: StepTime
+    modelled: float | None = None
+
+    @property
+    def sent(self) -> int:
+        """Bytes that a worker sends in a step."""
+        return sum(group.up for group in self.costs.groups)
+
+    def shares(self, profile: Profile) -> Mapping[str, float]:
+        """Return the shares of all coordinates by the flags of their candidate; empty for the rule."""
+        sizes = {tensor.name: tensor.nbytes / profile.nbytes for tensor in profile.tensors}
+        found: dict[str, float] = {}
+        for group in self.groups or ():
+            found[group.flags] = found.get(group.flags, 0.0) + sum(sizes[name] for name in group.names)
+        return found
+
+
+class Ways:
+    """Ways for the tensors of `profile` under `config`, on the hosts of a scenario. The first candidate is the scheme's own."""
+
+    def __init__(self, profile: Profile, candidates: Sequence[CodecCandidate], scenario: Scenario, config: Config) -> None:
+        self._profile, self._candidates, self._scenario, self._config = profile, tuple(candidates), scenario, config
+        self._rules = SmallTensorRules.of(config)
+        self._own = StepClocks(profile, candidates[:1], scenario, self._rules)
+        self._all = StepClocks(profile, candidates, scenario, self._rules)
+
+    def rule(self) -> Way:
+        """Return the way of psnode.plan.rule."""
+        costs = planned_costs(self._by_rule(), self._profile.tensors, self._candidates[0])
+        return Way(RULE, None, costs, job_step(self._profile, costs, self._scenario))
+
+    def mergecomp(self, groups: int = 0) -> Way | None:
+        """Return MergeComp's way with a number of groups, 0: as many as gain. None if there are fewer tensors."""
+        if groups > len(joined_small(self._profile.tensors, 0)):
+            return None
+        found = merged(self._own, groups) if groups else merged_while_it_gains(self._own)
+        return self._way({0: MERGECOMP, 1: ONE, 2: TWO, 3: THREE}[groups], found.groups, found.seconds)
+
+    def secopa(self, *, overlapped: bool = False) -> Way | None:
+        """Return SeCoPa's way, by sums of stages or by stages side by side; None if the scheme's codec has no rival."""
+        if len(self._candidates) < 2:
+            return None
+        return self._way(SIDES if overlapped else SECOPA, secopa(self._all, overlapped=overlapped))
+
+    def each_tensor(self) -> Way:
+        """Return the way of a group for every tensor."""
+        count = len(self._profile.tensors)
+        found = self._own.grouping(range(1, count + 1), [0] * count)
+        return self._way(EACH, found.groups, found.seconds)
+
+    def searched(self) -> Iterator[Way]:
+        """Yield the best ways of ever wider searches: the scheme's own codec, all codecs, groups in parts."""
+        met = list[Way]()
+        for name, clocks, parts in ((OWN, self._own, (1,)), (MIXED, self._all, (1,)), (IN_PARTS, self._all, _PARTS)):
+            if self._config.whole_tensors and parts != (1,):
+                return
+            met += [self._way(name, each.groups, each.seconds) for each in searched(clocks, best=_SIMULATED, parts=parts)]
+            best = min(met, key=lambda way: way.step.seconds)
+            yield Way(name, best.groups, best.costs, best.step, best.modelled)
+
+    def named(self, name: str) -> Way:
+        """Return a way of NAMES. Raises ConfigurationError if the model or the scheme has no such way."""
+        known: dict[str, Callable[[], Way | None]] = {
+            RULE: self.rule, MERGECOMP.lower(): self.mergecomp, SECOPA.lower(): self.secopa,
+        }  # fmt: skip
+        found = known[name]()
+        if found is None:
+            raise ConfigurationError(f"--groups {name} has no meaning here: all groups of this scheme have the same codec")
+        return found
+
+    def compared(self) -> list[Way]:
+        """Return the ways that a table compares, the quickest first; the rule comes before ways that are no quicker."""
+        found = [self.rule(), *self.searched(), self.mergecomp(), self.mergecomp(2), self.secopa(), self.secopa(overlapped=True)]
+        return sorted((way for way in found if way is not None), key=lambda way: way.step.seconds)
+
+    def plan(self, way: Way) -> Plan:
+        """Return the plan of a way."""
+        if way.groups is None:
+            return self._by_rule()
+        codecs = {candidate.flags: candidate.codec for candidate in self._candidates}
+        return grouped_plan(self._tensors(), way.groups, codecs, self._rules, whole_tensors=self._config.whole_tensors)
+
+    def _way(self, name: str, groups: tuple[GroupChoice, ...], modelled: float | None = None) -> Way:
+        costs = grouped_costs(self._profile.tensors, groups, self._candidates, self._rules)
+        return Way(name, groups, costs, job_step(self._profile, costs, self._scenario), modelled)
+
+    def _by_rule(self) -> Plan:
+        return plan_of(self._tensors(), resolve(self._config), self._config)
+
+    def _tensors(self) -> list[Tensor]:
+        return [Tensor(tensor.name, tensor.shape) for tensor in self._profile.tensors]
+
+
+def way_table(scheme: str, ways: Sequence[Way], profile: Profile) -> list[str]:
+    """Return the lines of a table of ways to group the tensors of `scheme`, below an empty line.
+
+    It tells of each the number of groups, the step, the bytes that a worker sends, and the candidates of the groups.
+    """
+    found = ["", f"{f'groups of {scheme}'[:27]:28}{'groups':>7}{'step':>10}{'sent':>11}  codecs"]
+    for way in ways:
+        named = {flags.partition(" --feedback")[0]: share for flags, share in way.shares(profile).items()}
+        codecs = ", ".join(f"{100 * share:.0f} % {flags}" for flags, share in named.items()) or f"100 % {scheme}"
+        step, sent = milliseconds(way.step.seconds), amount(way.sent)
+        found.append(f"  {way.name:26}{len(way.costs.groups):>7}{step:>10}{sent:>11}  {codecs}")
+    return found
