@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from psnode.cli import shared
-from psnode.cli.bench_codecs import COMMANDS
-from psnode.cli.bench_step import bench_step
+from psnode.cli.benchmarks.bench_codecs import COMMANDS
+from psnode.cli.benchmarks.bench_step import bench_step
 from psnode.cli.debugging import debuggable
 from psnode.config import Config
 

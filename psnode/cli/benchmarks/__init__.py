@@ -1,0 +1,1 @@
+"""Commands of `psnode bench` that measure codecs and steps."""
