@@ -1,0 +1,105 @@
+"""Disturbances of a simulated job: passes of unequal durations, workers that stand still, and workers that die."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from psnode.errors import ConfigurationError
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_STOP = re.compile(rf"(\d+)@{_NUMBER}:{_NUMBER}")
+_KILL = re.compile(rf"(\d+)@{_NUMBER}")
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """The processes of worker `rank` stand still from `begin` to `end`, in seconds."""
+
+    rank: int
+    begin: float
+    end: float
+
+    @classmethod
+    def of(cls, text: str) -> Standstill:
+        """Return the standstill that RANK@SECONDS:DURATION names. Raises ConfigurationError for any other text."""
+        match = _STOP.fullmatch(text)
+        if match is None:
+            raise ConfigurationError(f"--stop must be RANK@SECONDS:DURATION, such as 2@3.0:5, not {text!r}")
+        return cls(int(match[1]), float(match[2]), float(match[2]) + float(match[3]))
+
+
+@dataclass(frozen=True)
+class Death:
+    """Worker `rank` dies at `time`, in seconds."""
+
+    rank: int
+    time: float
+
+    @classmethod
+    def of(cls, text: str) -> Death:
+        """Return the death that RANK@SECONDS names. Raises ConfigurationError for any other text."""
+        match = _KILL.fullmatch(text)
+        if match is None:
+            raise ConfigurationError(f"--kill must be RANK@SECONDS, such as 3@2.0, not {text!r}")
+        return cls(int(match[1]), float(match[2]))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The spread of the durations of passes around the profile's, drawn anew for every step of every worker.
+
+    `jitter`: the standard deviation of the logarithm of a log-normal factor with mean 1. `relative`: measured durations in any
+    unit; if there are some, factors are drawn from them, divided by their mean. `seed`: that of all draws.
+    """
+
+    jitter: float = 0.0
+    relative: tuple[float, ...] = ()
+    seed: int = 1
+
+    def factors(self, rank: int) -> Callable[[], float]:
+        """Return the function that draws the factor of the next step of worker `rank`."""
+        if self.relative:
+            generator, values = np.random.default_rng((self.seed, rank)), np.array(self.relative) / np.mean(self.relative)
+            return lambda: float(values[generator.integers(len(values))])
+        if self.jitter:
+            generator, sigma = np.random.default_rng((self.seed, rank)), self.jitter
+            return lambda: float(np.exp(sigma * generator.standard_normal() - sigma * sigma / 2))
+        return lambda: 1.0
+
+
+def durations_of(file: Path) -> tuple[float, ...]:
+    """Return the durations in a file, one number above 0 per line. Raises ConfigurationError if it holds anything else."""
+    try:
+        found = tuple(map(float, file.read_text().split()))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--pass-times {file} cannot be used ({error}): write one duration per line") from error
+    if not found or not all(0 < value < np.inf for value in found):
+        raise ConfigurationError(f"--pass-times {file} must hold durations above 0, one per line")
+    return found
+
+
+def through(standstills: Sequence[Standstill], start: float, seconds: float) -> float:
+    """Return the time at which work of `seconds` that begins at `start` ends. `standstills`: of one worker, by their begin."""
+    end = start + seconds
+    for still in standstills:
+        if still.begin <= start < still.end:
+            start, end = still.end, still.end + seconds
+        elif start < still.begin < end:
+            end += still.end - still.begin
+    return end
+
+
+def of_rank(standstills: Iterable[Standstill], rank: int) -> list[Standstill]:
+    """Return the standstills of a worker, by their begin; those that overlap are one."""
+    found: list[Standstill] = []
+    for still in sorted((still for still in standstills if still.rank == rank), key=lambda still: still.begin):
+        if found and still.begin <= found[-1].end:
+            found[-1] = Standstill(rank, found[-1].begin, max(found[-1].end, still.end))
+        else:
+            found.append(still)
+    return found

@@ -1,0 +1,101 @@
+"""One direction of a link that several connections share by weight."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from psnode.jobs.simulating.event_loop import EventLoop
+
+_CLOSE = 1e-12  # relative difference of times that count as equal
+
+
+class SharedLink:
+    """A link of `capacity` bytes per second, None if it costs nothing. `weights`: of its connections, by number.
+
+    The messages of a connection follow each other, and the first ones of all connections share the link by their weights. While
+    weights stay the same, a message of s bytes and weight w ends when the link has given s / w bytes to a connection of weight 1;
+    so an event costs the logarithm of the number of connections (J. C. R. Bennett and H. Zhang, "WF2Q: worst-case fair weighted
+    fair queueing", INFOCOM 1996, section 2, describes this fluid server).
+    """
+
+    def __init__(self, loop: EventLoop, capacity: float | None, weights: Mapping[int, float]) -> None:
+        self._loop, self._capacity, self._weights = loop, capacity, weights
+        self._waiting: dict[int, deque[tuple[float, Callable[..., object], tuple[object, ...]]]] = {
+            connection: deque() for connection in weights
+        }
+        self._ends: list[tuple[float, int, int]] = []  # (bytes of weight 1 after which it ends, number, connection)
+        self._numbers = itertools.count()
+        self._given = 0.0  # bytes that a connection of weight 1 would have got since the link was idle
+        self._since = 0.0  # time of `_given`
+        self._weight = 0.0  # of all messages under way
+        self._due = math.inf  # time of the next event
+
+    def send(self, connection: int, nbytes: float, call: Callable[..., object], *arguments: object) -> None:
+        """Carry a message, and call a function when the link has carried it. Does nothing if the connection was cut."""
+        waiting = self._waiting.get(connection)
+        if waiting is None:
+            return
+        if self._capacity is None:
+            call(*arguments)
+            return
+        waiting.append((nbytes, call, arguments))
+        if len(waiting) == 1:
+            self._give()
+            self._begin(connection, nbytes)
+            self._await(self._capacity)
+
+    def cut(self, connection: int) -> None:
+        """Lose all messages of a connection that are not carried yet, and later ones."""
+        waiting = self._waiting.pop(connection, None)
+        if waiting and self._capacity is not None:
+            self._give()
+            self._weight -= self._weights[connection]
+            self._ends = [end for end in self._ends if end[2] != connection]
+            heapq.heapify(self._ends)
+            self._await(self._capacity)
+
+    def _begin(self, connection: int, nbytes: float) -> None:
+        weight = self._weights[connection]
+        self._weight += weight
+        heapq.heappush(self._ends, (self._given + nbytes / weight, next(self._numbers), connection))
+
+    def _give(self) -> None:
+        """Bring `_given` to the present time."""
+        if not self._ends:
+            self._given = self._weight = 0.0  # no rounding error outlasts a pause
+        elif self._capacity is not None:
+            self._given += (self._loop.now - self._since) * self._capacity / self._weight
+        self._since = self._loop.now
+
+    def _await(self, capacity: float) -> None:
+        """Have `_end` called when the next message ends; an earlier call finds that nothing has ended, and asks again."""
+        if self._ends:
+            time = self._since + max(0.0, self._ends[0][0] - self._given) * self._weight / capacity
+            if time < self._due:
+                self._due = time
+                self._loop.at(time, self._end, time)
+
+    def _end(self, due: float) -> None:
+        if due != self._due or self._capacity is None:
+            return
+        self._due = math.inf
+        self._give()
+        ended = []
+        while self._ends and (self._ends[0][0] - self._given) * self._weight <= _CLOSE * (1 + self._loop.now) * self._capacity:
+            _, _, connection = heapq.heappop(self._ends)
+            self._weight -= self._weights[connection]
+            ended.append(connection)
+        calls = []
+        for connection in ended:
+            waiting = self._waiting[connection]
+            _, call, arguments = waiting.popleft()
+            calls.append((call, arguments))
+            if waiting:
+                self._begin(connection, waiting[0][0])
+        self._await(self._capacity)
+        for call, arguments in calls:
+            call(*arguments)
