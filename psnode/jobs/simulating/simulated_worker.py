@@ -1,0 +1,261 @@
+"""A worker in virtual time: passes that wait for weights, coding beside them, and the choice of the next version."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
+from psnode.jobs.simulating.disturbances import Standstill, through
+from psnode.jobs.simulating.event_loop import EventLoop
+from psnode.jobs.simulating.message_paths import MessagePaths
+
+
+class WorkerReport(NamedTuple):
+    """The figures of a worker's step, in seconds: its passes, coding of its gradient, and waiting for weights."""
+
+    passes: float
+    encode: float
+    wait: float
+
+
+class Hearer(Protocol):
+    """The master, as a worker knows it."""
+
+    def hear_gradient(self, rank: int, group: int, version: int) -> None:
+        """Take a frame of a group's gradient that was computed on `version`."""
+
+    def hear_answer(self, rank: int, number: int) -> None:
+        """Take the answer of `rank` to question `number`."""
+
+    def count(self, version: int, nbytes: int) -> None:
+        """Count the bytes of a frame that a worker sends of its step on `version`."""
+
+    def report(self, rank: int, version: int, report: WorkerReport) -> None:
+        """Take the figures of the step of `rank` on `version`."""
+
+
+@dataclass(frozen=True)
+class StepOrder:
+    """The parts of a worker's step, in seconds, equal for all workers.
+
+    `forward`, `backward`: passes before each group is used, or finished, and the group; `last_forward` and `last_backward`: the
+    rest of the passes. `extra`: see SchemeCosts.
+    """
+
+    groups: Sequence[GroupCosts]
+    forward: Sequence[tuple[float, int]]
+    last_forward: float
+    backward: Sequence[tuple[float, int]]
+    last_backward: float
+    extra: float
+
+    @classmethod
+    def of(cls, profile: Profile, costs: SchemeCosts) -> StepOrder:
+        """Return the parts of a step under a scheme."""
+        needed = [min(group.needed, profile.forward) for group in costs.groups]
+        ready = [group.ready for group in costs.groups]
+        forward, last_forward = _gaps(needed, profile.forward)
+        backward, last_backward = _gaps(ready, profile.backward)
+        return cls(costs.groups, forward, last_forward, backward, last_backward, costs.extra)
+
+
+def _gaps(times: Sequence[float], end: float) -> tuple[list[tuple[float, int]], float]:
+    """Return the groups by their times, each with the seconds since the one before it, and the seconds from the last to `end`."""
+    order = sorted(range(len(times)), key=lambda index: times[index])
+    before = [0.0, *(times[index] for index in order)]
+    gaps = [(times[index] - earlier, index) for index, earlier in zip(order, before, strict=False)]
+    return gaps, max(0.0, end - before[-1])
+
+
+class SimulatedWorker:
+    """Worker `rank`. `goes_on`: rounds close without the slowest workers, so that a worker may pass over versions.
+
+    Its own time, `_clock`, runs ahead of the loop's as far as no message can change its work.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        loop: EventLoop,
+        paths: MessagePaths,
+        master: Hearer,
+        order: StepOrder,
+        *,
+        goes_on: bool,
+        factor: Callable[[], float] = lambda: 1.0,
+        standstills: Sequence[Standstill] = (),
+    ) -> None:
+        self.rank, self._loop, self._paths, self._master, self._order = rank, loop, paths, master, order
+        self._goes_on, self._factor, self._standstills = goes_on, factor, standstills
+        self._alive = True
+        self._clock = self._waited = 0.0
+        self._version = 0  # expected, or in place
+        self._arrived: dict[int, set[int]] = defaultdict(set)  # by version: groups
+        self._complete: set[int] = {0}
+        self._newest = 0  # the newest version that is here as a whole
+        self._whole = 0  # the newest version that came as whole weights
+        self._questions: list[int] = []  # not answered yet
+        self._hold: int | None = None  # number of the question without whose answer no version follows
+        self._arrived[0] = set(range(len(order.groups)))
+        self._life = self._steps()
+
+    def begin(self) -> None:
+        """Begin the first step on the weights in place."""
+        next(self._life)
+
+    def die(self) -> None:
+        """Do nothing more."""
+        self._alive = False
+
+    # messages of the master
+
+    def hear_weights(self, version: int, group: int) -> None:
+        """Take a group's weights, or their change."""
+        if version >= self._version:
+            self._arrived[version].add(group)
+            self._look(version)
+
+    def hear_whole(self, version: int) -> None:
+        """Take the whole weights of `version`, on which this worker goes on although it has missed versions before."""
+        self._arrived[version].update(range(len(self._order.groups)))
+        self._whole = version
+        self._look(version)
+
+    def hear_complete(self, version: int) -> None:
+        """Take the news that `version` is complete."""
+        if version >= self._version:
+            self._complete.add(version)
+            self._look(version)
+
+    def hear_question(self, number: int, hold: bool) -> None:
+        """Take a question, to be answered once everything that was sent before it has been used."""
+        if hold:
+            self._hold = number
+        else:
+            self._questions.append(number)
+        self._wake()
+
+    def _look(self, version: int) -> None:
+        if version > self._newest and version in self._complete and len(self._arrived[version]) == len(self._order.groups):
+            self._newest = version
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._alive:
+            next(self._life)
+
+    # the worker's own time
+
+    def _spend(self, seconds: float) -> None:
+        self._clock = through(self._standstills, self._clock, seconds)
+
+    def _until_clock(self) -> Iterator[None]:
+        """Let the loop catch up with this worker's time."""
+        end = self._clock
+        if end > self._loop.now:
+            self._loop.at(end, self._wake)
+            while self._loop.now < end:
+                yield
+
+    def _wait(self, there: Callable[[], bool]) -> Iterator[None]:
+        """Wait until `there` returns True, or until a later version has come in place of the expected one."""
+        before = self._clock
+        while not there() and not self._is_passed_over:
+            if self._hold is not None and self._hold <= self._version:
+                self._tell(self._hold)
+                self._hold = None
+            yield
+            self._clock = max(self._clock, self._loop.now)
+        self._waited += self._clock - before
+
+    @property
+    def _is_passed_over(self) -> bool:
+        """True if this worker goes on with whole weights, since it will not get the expected version."""
+        return self._whole > self._version and self._whole in self._complete
+
+    @property
+    def _is_behind(self) -> bool:
+        """True if a later version is here as a whole, or none follows the expected one before this worker's answer."""
+        return self._newest > self._version or (self._hold is not None and self._hold > self._version)
+
+    def _tell(self, number: int) -> None:
+        """Answer question `number`."""
+        self._paths.answer(self.rank, max(self._clock, self._loop.now), self._master.hear_answer, self.rank, number)
+
+    # steps
+
+    def _steps(self) -> Iterator[None]:
+        """Take steps for ever; every `yield` waits for a message or for a time."""
+        while True:
+            self._waited = 0.0
+            factor = self._factor()
+            begun = self._clock
+            yield from self._take(0 if self._version == 0 else 1, self._order.forward, factor)
+            if not self._is_passed_over:
+                self._spend(self._order.last_forward * factor)
+                yield from self._wait(lambda: self._version in self._complete)
+            if self._is_passed_over:
+                self._expect(self._whole)
+                continue
+            self._answer()
+            self._backward(factor, begun)
+            yield from self._until_clock()
+            self._expect(self._version + 1)
+            while self._goes_on and not self._is_passed_over and self._is_behind:
+                yield from self._take(1, [(0.0, group) for _, group in self._order.forward], 0.0)
+                yield from self._wait(lambda: self._version in self._complete)
+                if self._is_passed_over:
+                    break
+                self._answer()
+                yield from self._until_clock()
+                self._expect(self._version + 1)
+            if self._is_passed_over:
+                self._expect(self._whole)
+
+    def _take(self, applied: int, passes: Sequence[tuple[float, int]], factor: float) -> Iterator[None]:
+        """Put the expected version in place, group by group. `passes`: those before each group is used."""
+        for gap, group in passes:
+            self._spend(gap * factor)
+            arrived = self._arrived[self._version]
+            if group not in arrived:
+                yield from self._wait(lambda group=group, arrived=arrived: group in arrived)  # type: ignore[misc]
+                if self._is_passed_over:
+                    return
+            self._spend(applied * self._order.groups[group].apply)
+
+    def _expect(self, version: int) -> None:
+        """Expect `version`, and forget the earlier ones."""
+        for earlier in range(self._version, version):
+            self._arrived.pop(earlier, None)
+            self._complete.discard(earlier)
+        self._version = version
+
+    def _answer(self) -> None:
+        """Answer the questions about versions up to the one in place."""
+        for number in self._questions:
+            self._tell(number)
+        self._questions = []
+
+    def _backward(self, factor: float, begun: float) -> None:
+        """Run the backward pass, and have each group coded and sent once it is finished. The coder works beside the pass."""
+        coder, encode, waited = 0.0, 0.0, self._waited
+        for gap, group in self._order.backward:
+            self._spend(gap * factor)
+            seconds = self._order.groups[group].encode
+            coder = through(self._standstills, max(coder, self._clock), seconds)
+            encode += seconds
+            self._loop.at(coder, self._send, group, self._version)
+        self._spend(self._order.last_backward * factor)
+        passes = self._clock - begun - waited
+        self._clock = max(self._clock, coder)
+        self._spend(self._order.extra)
+        self._master.report(self.rank, self._version, WorkerReport(passes, encode, waited))
+
+    def _send(self, group: int, version: int) -> None:
+        if self._alive:
+            nbytes = self._order.groups[group].up
+            self._master.count(version, nbytes)
+            self._paths.up(self.rank, nbytes, self._master.hear_gradient, self.rank, group, version)
