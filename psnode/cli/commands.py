@@ -24,6 +24,7 @@ from psnode.cli.export import export
 from psnode.cli.plan import plan
 from psnode.cli.runs import report, runs
 from psnode.cli.shared import configure
+from psnode.cli.simulate import simulate
 from psnode.cli.slurm_options import exportable, show
 from psnode.cli.tune import tune
 from psnode.cli.usage_errors import in_words
@@ -259,6 +260,7 @@ app.add_command(bench)
 app.add_command(report)
 app.add_command(runs)
 app.add_command(plan)
+app.add_command(simulate)
 app.add_command(tune)
 app.add_command(export)
 app.add_command(doctor)

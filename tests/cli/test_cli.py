@@ -25,7 +25,7 @@ from psnode.config.train_settings import DEFAULT_SCHEME
 
 Run = Callable[..., Any]  # the fixture `psnode`, which returns code, out and err
 
-COMMANDS = {"train", "launch", "evaluate", "export", "bench", "codecs", "doctor", "plan", "report", "runs", "tune"}
+COMMANDS = {"train", "launch", "evaluate", "export", "bench", "codecs", "doctor", "plan", "report", "runs", "simulate", "tune"}
 # flags known to users of ATOMO and ps_pytorch
 KNOWN = [
     "--network", "--dataset", "--batch-size", "--test-batch-size", "--eval-batch-size", "--lr", "--momentum", "--lr-shrinkage",

@@ -18,6 +18,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "export": ("cli/export.py", "jobs/huggingface.py"),
     "plan": ("cli/plan.py", "jobs/planning/profile.py"),
     "runs": ("cli/runs.py", "report/run.py"),
+    "simulate": ("cli/simulate.py", "jobs/simulating/disturbances.py", "jobs/simulating/simulated_records.py"),
     "report": ("cli/runs.py", "report/page.py"),
     "tune": ("cli/tune.py", "jobs/tuning/space.py", "jobs/tuning/trial.py", "jobs/tuning/sweep.py", "jobs/subprocess_runs.py"),
 }

@@ -144,4 +144,6 @@ class Profile:
             host = HostCosts(**found.pop("host"))
             return cls(**found, tensors=tensors, schemes=schemes, host=host)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"--profile {file} holds no profile ({error}): write one with --save-profile") from error
+            raise ConfigurationError(
+                f"--profile {file} holds no profile ({error}): write one with psnode plan --save-profile"
+            ) from error

@@ -1,0 +1,74 @@
+"""Records of a simulated job in the files of a run, which `psnode runs`, `psnode report` and the checker of histories read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from math import nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from psnode.config.plain_json import to_json
+from psnode.errors import ConfigurationError
+from psnode.jobs.simulating.simulated_job import SimulatedJob
+from psnode.records.history import History
+from psnode.records.metrics import EVENTS, RunLog, Seconds, StepRecord, Summary, compression_ratio, write_atomically
+
+SIMULATION = "simulation.json"
+SIMULATED = "simulated"  # stop_reason in summary.json
+
+
+def links_of(job: SimulatedJob) -> list[dict[str, int]]:
+    """Return the bytes of gradients and weights on the link of every rank, the master's first."""
+    pairs = zip(job.sent, job.received, strict=True)
+    return [{"rank": rank, "sent": sent, "received": received} for rank, (sent, received) in enumerate(pairs)]
+
+
+def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: Mapping[str, Any]) -> None:
+    """Write metrics.jsonl, history.jsonl, events.jsonl, summary.json and simulation.json into a new `directory`.
+
+    `coordinates`: those of the model. `facts`: the options of the simulation, for simulation.json, which also has the bytes of
+    all links. Learning rates, epochs, losses and examples, which a simulation does not know, are null, and hashes are empty.
+    There is no config.json, so that no training resumes from the directory. Raises ConfigurationError unless the directory is
+    new or empty.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise ConfigurationError(f"{directory} is not empty: choose another --train-dir")
+        write_atomically(directory / SIMULATION, to_json({**facts, "links": links_of(job)}, indent=1).encode() + b"\n")
+        if job.events:
+            write_atomically(directory / EVENTS, "".join(to_json(event) + "\n" for event in job.events).encode())
+        with RunLog(directory) as log:
+            for record in step_records(job):
+                log.write(record)
+        with contextlib.closing(History(directory)) as history:
+            history.start(0, "", ())
+            for version in job.versions:
+                history.version(version.number, "", version.added)
+        up, down = sum(version.up for version in job.versions), sum(version.down for version in job.versions)
+        ratio = compression_ratio(coordinates, job.workers * len(job.versions), up + down)
+        reason, seconds = job.stop_reason or SIMULATED, sum(job.step_times)
+        Summary(len(job.versions), seconds, None, up, down, ratio, "", reason, 0, coordinates, None).write(directory)
+    except OSError as error:
+        raise ConfigurationError(f"--train-dir {directory} cannot be written: {error.strerror}; choose another") from error
+
+
+def step_records(job: SimulatedJob) -> list[StepRecord]:
+    """Return the records of all versions, with nan for values that a simulation does not know."""
+    return [
+        StepRecord(
+            step=version.number, epoch=nan, loss=None, lr=nan, workers=job.workers, contributing=len(version.contributors),
+            uplink_bytes=version.up, downlink_bytes=version.down, dropped=version.dropped, samples_per_second=nan,
+            seconds=Seconds(
+                step=seconds,
+                forward_backward=fmean([report.passes for report in reports]) if reports else 0.0,
+                encode=fmean([report.encode for report in reports]) if reports else 0.0,
+                wait=fmean([report.wait for report in reports]) if reports else 0.0,
+                decode=version.decode, update=version.update, downlink=0.0,
+            ),
+            relative_error=None, metrics={},
+        )
+        for version, reports, seconds in zip(job.versions, job.reports, job.step_times, strict=True)
+    ]  # fmt: skip

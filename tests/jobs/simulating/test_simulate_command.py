@@ -1,0 +1,123 @@
+"""The command `psnode simulate`: its words, its JSON, the records that other commands read, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.cli import main
+from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
+from psnode.jobs.simulating.simulated_records import SIMULATION
+from psnode.records.history import violations
+from psnode.records.metrics import METRICS, read_records
+from psnode.report import run as report_run
+
+UP, DOWN = 1000, 500  # bytes of a group's frames
+RULES: dict[str, tuple[list[str], int | None]] = {
+    "bsp": ([], 0),
+    "kofn": (["--num-aggregate", "2"], 0),
+    "ssp": (["--staleness", "2"], 2),
+    "asp": ([], None),
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    groups = tuple(GroupCosts(UP, DOWN, 0.002, 0.001, 0.001, 0.001, ready, 0.0) for ready in (0.1, 0.2))
+    profile = Profile(
+        "LeNet", 1, 0.1, 0.2, 0.0, (TensorTimes((100, 10), 0.2, 0.0),), HostCosts(0.0, 0.0, 0.0, 0.0, 4, 1.0),
+        {"topk": SchemeCosts(groups, 0.0, 0.0, True), "dense": SchemeCosts(groups, 0.0, 0.0, False)}, {},
+    )  # fmt: skip
+    profile.save(tmp_path / "profile.json")
+    return tmp_path / "profile.json"
+
+
+def words(file: Path, *more: str) -> list[str]:
+    return ["simulate", "--profile", str(file), "-n", "3", "--rate", "1gbit", "--scheme", "topk", *more]
+
+
+def test_a_simulated_job_is_told_in_lines_of_80_columns(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(file, "--steps", "4", "--jitter", "0.1", "--kill", "3@0.5")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "LeNet, topk: 3 workers, links of 1gbit"
+    assert lines[1].startswith("4 steps in ")
+    assert "staleness of gradients: 0: 100.0 %" in lines
+    assert lines[-1].startswith("  at 0.600 s, step 1: rank 3 lost")
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_records_are_those_of_a_run_without_violations(rule: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The checker of real histories finds nothing twice, nothing too old and no gap, whatever happens to workers."""
+    flags, bound = RULES[rule]
+    run = file.parent / "run"
+    asked = ["--steps", "30", "--jitter", "0.5", "--stop", "2@1:2", "--kill", "3@4", "--consistency", rule, *flags]
+    assert main(words(file, *asked, "--train-dir", str(run), "--json")) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert violations(run, bound) == []
+    records = list(read_records(run / METRICS))
+    assert [record["step"] for record in records] == list(range(1, 31))
+    assert sum(record["seconds"]["step"] for record in records) == pytest.approx(found["seconds"])
+    assert [record["contributing"] for record in records] == [len(each["contributors"]) for each in found["versions"]]
+    assert sum(record["downlink_bytes"] for record in records) == found["links"][0]["sent"]
+    assert sum(record["uplink_bytes"] for record in records) == found["links"][0]["received"]
+    assert json.loads((run / SIMULATION).read_text())["links"] == found["links"]
+
+
+def test_runs_and_report_read_the_records(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, page = file.parent / "run", file.parent / "page.html"
+    assert main(words(file, "--steps", "5", "--train-dir", str(run))) == 0
+    assert main(["runs", str(run), "--json"]) == 0
+    [facts] = json.loads(capsys.readouterr().out.partition("[")[2].join(("[", "")))
+    assert (facts["steps"], facts["ended"], facts["uplink_bytes"]) == (5, "simulated", 5 * 3 * 2 * UP)
+    assert facts["compression_ratio"] == pytest.approx(5 * 3 * 8 * 1000 / (5 * 3 * 2 * (UP + DOWN)))
+    assert main(["report", str(run), "-o", str(page)]) == 0
+    assert b"seconds" in page.read_bytes()
+    assert report_run.read(run).steps.sum("seconds.step") > 1.5
+
+
+def test_no_training_resumes_from_a_simulated_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = file.parent / "run"
+    assert main(words(file, "--steps", "1", "--train-dir", str(run))) == 0
+    assert main(["train", "--local", "1", "--resume", "--train-dir", str(run)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert main(words(file, "--steps", "1", "--train-dir", str(run))) == 2
+    assert "is not empty: choose another --train-dir" in capsys.readouterr().err
+    shutil.rmtree(run)
+
+
+def test_measured_durations_take_the_place_of_jitter(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One worker's passes take .3 s times 1/2 or 3/2.
+
+    The late group is coded, decoded, updated and applied in .005 s, before the next step can go on. All of that has happened to
+    the early group in the meantime.
+    """
+    times = file.parent / "times.txt"
+    times.write_text("1\n3\n")
+    asked = ["simulate", "--profile", str(file), "-n", "1", "--rate", "none", "--round-trip", "0", "--scheme", "topk"]
+    assert main([*asked, "--steps", "12", "--pass-times", str(times), "--json"]) == 0
+    seconds = [version["seconds"] for version in json.loads(capsys.readouterr().out)["versions"]]
+    assert {round(each, 6) for each in seconds[1:]} == {0.155, 0.455}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--scheme", "tpk"], "has no scheme 'tpk': it has 'topk', 'dense'"),
+        (["--rate", "fast"], "--rate must be a number above 0 with kbit, mbit or gbit"),
+        (["--stop", "2@3"], "--stop must be RANK@SECONDS:DURATION"),
+        (["--kill", "4@3"], "--stop and --kill name workers, which are 1 to 3"),
+        (["--consistency", "kofn"], "--consistency kofn needs --num-aggregate"),
+        (["--staleness", "3"], "--staleness"),
+        (["--jitter", "0.1", "--pass-times", "times.txt"], "--jitter and --pass-times both say"),
+        (["--profile", "none.json"], "--profile none.json holds no profile"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(more: list[str], said: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(file, *more)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
