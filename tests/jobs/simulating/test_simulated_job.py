@@ -15,7 +15,9 @@ from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.jobs.simulating.disturbances import Death, Spread, Standstill
+from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.simulated_job import Disturbances, SimulatedJob, simulate_job
+from psnode.jobs.simulating.work_lanes import WorkLanes
 
 FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 64, 1.0)
 NOTHING = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0)
@@ -58,6 +60,28 @@ def test_a_step_whose_messages_cost_the_master_s_thread_time_follows_its_formula
     """The weights leave one after another, and so do the gradients arrive; the last worker's own message comes on top."""
     found = job(scheme({}), Scenario(workers, None, 0.0, 64), 4, HostCosts(0.0, 0.0, 0.02, 0.0, 64, 1.0))
     assert found.step_times[1:] == pytest.approx([0.3 + workers * 0.02 + 0.02] * 3, rel=1e-12)
+
+
+def test_bytes_cost_the_threads_of_both_ends_time_while_the_link_carries_them() -> None:
+    """Up, .1 s of the link, .1 s of the worker, and .3 s of the master; down, .05, .15 and .05 s."""
+    found = job(scheme({"up": 100_000, "down": 50_000}), Scenario(1, RATE, 0.0, 8), 3, HostCosts(1e-6, 3e-6, 0.0, 0.0, 8, 1.0))
+    assert found.step_times[1:] == pytest.approx([0.3 + 0.3 + 0.15] * 2)
+
+
+@pytest.mark.parametrize(("cores", "seconds"), [(3, 0.4), (2, 0.5)])
+def test_lanes_decode_groups_side_by_side(cores: int, seconds: float) -> None:
+    """Two groups that are ready together: with three cores the master has two lanes, with two cores one."""
+    found = job(scheme({"decode": 0.05}, {"decode": 0.05}), Scenario(2, None, 0.0, cores), 3)
+    assert found.step_times == pytest.approx([seconds] * 3)
+
+
+def test_a_lane_does_the_work_of_later_groups_first_and_that_of_one_group_in_order() -> None:
+    loop, told = EventLoop(), list[tuple[str, float]]()
+    lanes = WorkLanes(loop, 1)
+    for group, name in ((0, "first"), (0, "a"), (0, "b"), (2, "c"), (1, "d"), (2, "e")):
+        lanes.submit(group, 1.0, lambda name: told.append((name, loop.now)), name)
+    loop.run()
+    assert told == [("first", 1.0), ("c", 2.0), ("e", 3.0), ("d", 4.0), ("a", 5.0), ("b", 6.0)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
@@ -242,6 +266,20 @@ def test_a_worker_that_stands_still_holds_up_synchronous_rounds_and_no_others() 
     assert found.step_times == pytest.approx([0.3] * 10)
     assert contributors(found)[:8] == [[1, 2]] * 8
     assert found.dropped > 0
+
+
+def test_a_worker_that_was_away_applies_all_versions_before_it_goes_on() -> None:
+    """In asp, passes take .3 s, and weights .02 s to apply; the second worker stands still for .91 s, until the first made three.
+
+    Its gradient, at 1.21 s, makes the fourth. It applies four versions until 1.29 s, the fifth has come meanwhile, and its next
+    gradient is of that one. The first worker takes its steps on the newest version that was there when the one before ended.
+    """
+    among = Disturbances(standstills=[Standstill(2, 0.1, 1.01)])
+    found = job(scheme({"apply": 0.02}), Scenario(2, None, 0.0, 8), 7, among=among, consistency="asp")
+    assert [(each.rank, each.based) for version in found.versions for each in version.added[0]] == [
+        (1, 0), (1, 1), (1, 2), (2, 0), (1, 3), (1, 4), (2, 5),
+    ]  # fmt: skip
+    assert [version.finished for version in found.versions] == pytest.approx([0.3, 0.62, 0.94, 1.21, 1.26, 1.58, 1.61])
 
 
 def test_a_worker_that_is_silent_beyond_the_deadline_is_suspended_and_returns_with_whole_weights() -> None:
