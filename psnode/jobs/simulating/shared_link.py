@@ -18,8 +18,9 @@ class SharedLink:
 
     The messages of a connection follow each other, and the first ones of all connections share the link by their weights. While
     weights stay the same, a message of s bytes and weight w ends when the link has given s / w bytes to a connection of weight 1;
-    so an event costs the logarithm of the number of connections (J. C. R. Bennett and H. Zhang, "WF2Q: worst-case fair weighted
-    fair queueing", INFOCOM 1996, section 2, describes this fluid server).
+    so an event costs the logarithm of the number of connections. This is the virtual time of A. K. Parekh and R. G. Gallager, "A
+    generalized processor sharing approach to flow control in integrated services networks: the single-node case", IEEE/ACM
+    Transactions on Networking 1, 1993.
     """
 
     def __init__(self, loop: EventLoop, capacity: float | None, weights: Mapping[int, float]) -> None:
