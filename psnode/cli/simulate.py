@@ -62,6 +62,7 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 )
 @_with_rules
 @click.option("--train-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write the records of a run into DIR.")
+@click.option("--timeline", is_flag=True, help="Also record the work of every rank in timeline.json, for Perfetto and reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @debuggable
 def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **given: Any) -> int:
@@ -87,6 +88,8 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
         )
     if given["jitter"] and given["pass_times"]:
         raise ConfigurationError("--jitter and --pass-times both say how durations differ: leave one of the two out")
+    if given["timeline"] and given["train_dir"] is None:
+        raise ConfigurationError("--timeline writes into --train-dir: name the directory, or leave it out")
     rules = {name: given[name] for name in _RULES if given[name] is not None}
     scenario = Scenario(
         workers, None if rate == _NO_RATE else rate_of(rate), given["round_trip"] / 1e3, given["cores"] or found.host.cores
@@ -98,7 +101,7 @@ def simulate(profile: Path, workers: int, rate: str, scheme: str, steps: int, **
         [Death.of(text) for text in given["kills"]],
         given["detection"],
     )
-    job = simulate_job(found, found.schemes[scheme], scenario, load(rules, {}), steps, disturbances)
+    job = simulate_job(found, found.schemes[scheme], scenario, load(rules, {}), steps, disturbances, timeline=given["timeline"])
     asked = {
         "model": found.model, "workers": workers, "rate": rate, "scheme": scheme, "steps": steps, **rules,
         **{name: given[name] for name in ("round_trip", "jitter", "seed", "stops", "kills", "detection")},

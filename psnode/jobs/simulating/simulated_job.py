@@ -16,6 +16,7 @@ from psnode.jobs.simulating.disturbances import Death, Spread, Standstill, of_ra
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.message_paths import MessagePaths
 from psnode.jobs.simulating.simulated_master import SimulatedMaster, SimulatedVersion
+from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 from psnode.jobs.simulating.simulated_worker import SimulatedWorker, StepOrder, WorkerReport
 
 DETECTION = 0.1  # seconds until the master learns of a death, as docs/architecture.md says of ULFM
@@ -42,7 +43,8 @@ class SimulatedJob:
     """The course of a job. `seconds`: until the last version was made, or the job had no worker left.
 
     `sent`, `received`: by rank, the bytes of gradients and weights on its link. `reports`: by version, those of the workers whose
-    gradients are in it. `events`: as in events.jsonl, at virtual times. `stop_reason`: None if the job took all steps.
+    gradients are in it. `events`: as in events.jsonl, at virtual times. `spans`: as in timeline.json; empty unless recorded.
+    `stop_reason`: None if the job took all steps.
     """
 
     workers: int
@@ -52,6 +54,7 @@ class SimulatedJob:
     sent: Sequence[int]
     received: Sequence[int]
     events: Sequence[Mapping[str, Any]]
+    spans: Sequence[dict[str, Any]]
     stop_reason: str | None
 
     @property
@@ -80,22 +83,25 @@ def simulate_job(
     config: Config,
     steps: int,
     disturbances: Disturbances = Disturbances(),
+    *,
+    timeline: bool = False,
 ) -> SimulatedJob:
     """Return the course of `steps` versions of a job under a scheme of the profile.
 
     `config`: the rule of consistency and the deadlines; its other settings are not used. `scenario.shared` and `scenario.burst`
-    are not modelled. Raises ConfigurationError for settings that contradict the number of workers, and TransportError as the
-    master of such a job would.
+    are not modelled. `timeline`: record the spans of all ranks. Raises ConfigurationError for settings that contradict the number
+    of workers, and TransportError as the master of such a job would.
     """
     config.check_workers(scenario.workers)
     disturbances.check(scenario.workers)
     loop = EventLoop()
     paths = MessagePaths(loop, scenario, profile.host)
-    master = SimulatedMaster(loop, paths, profile, costs, scenario, config, steps)
+    spans = SimulatedSpans(enabled=timeline)
+    master = SimulatedMaster(loop, paths, profile, costs, scenario, config, steps, spans)
     order = StepOrder.of(profile, costs)
     for rank in range(1, scenario.workers + 1):
         master.workers[rank] = SimulatedWorker(
-            rank, loop, paths, master, order,
+            rank, loop, paths, master, order, spans,
             goes_on=master.goes_on, factor=disturbances.spread.factors(rank),
             standstills=of_rank(disturbances.standstills, rank),
         )  # fmt: skip
@@ -111,5 +117,5 @@ def simulate_job(
     finished = master.finished
     return SimulatedJob(
         scenario.workers, loop.now, finished, [master.reports_of(version) for version in finished], paths.sent, paths.received,
-        master.events.told, master.stop_reason,
+        master.events.told, spans.events, master.stop_reason,
     )  # fmt: skip

@@ -14,8 +14,10 @@ from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.message_paths import MessagePaths
 from psnode.jobs.simulating.simulated_membership import membership_of
+from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 from psnode.jobs.simulating.simulated_worker import SimulatedWorker, WorkerReport
 from psnode.jobs.simulating.work_lanes import WorkLanes
+from psnode.plan.roles import MASTER
 from psnode.records.history import AddedGradient
 
 _FIRST_ROUNDS = 3  # declared pauses, as in psnode.master.loop
@@ -54,9 +56,9 @@ class SimulatedMaster:
 
     def __init__(
         self, loop: EventLoop, paths: MessagePaths, profile: Profile, costs: SchemeCosts, scenario: Scenario, config: Config,
-        steps: int,
+        steps: int, spans: SimulatedSpans,
     ) -> None:  # fmt: skip
-        self._loop, self._paths, self._costs, self._steps = loop, paths, costs, steps
+        self._spans, self._loop, self._paths, self._costs, self._steps = spans, loop, paths, costs, steps
         self._whole = profile.nbytes
         self.workers: dict[int, SimulatedWorker] = {}
         self._free = 0.0  # time at which the main thread has handled all frames
@@ -131,7 +133,12 @@ class SimulatedMaster:
     def _add(self, origin: Origin) -> None:
         group = origin.slot.group
         self.versions[self._state.version].decode += self._costs.groups[group].decode
-        self._lanes.submit(group, self._costs.groups[group].decode, self._added[group].append, origin)
+        self._lanes.submit(group, self._costs.groups[group].decode, self._note_addition, origin)
+
+    def _note_addition(self, origin: Origin) -> None:
+        group = origin.slot.group
+        self._added[group].append(origin)
+        self._span("decode", group, self._costs.groups[group].decode, sender=origin.rank)
 
     def _close(self, slot: Slot) -> None:
         self.versions[self._state.version].update += self._costs.groups[slot.group].update
@@ -140,6 +147,7 @@ class SimulatedMaster:
     def _send_weights(self, group: int) -> None:
         """Send a group's weights, and complete the version if they are the last."""
         made, nbytes = self._state.version + 1, self._costs.groups[group].down
+        self._span("update", group, self._costs.groups[group].update, version=made)
         for rank in self._readers:
             self._flow_control.sent([rank], nbytes)
             self.versions[made - 1].down += self._paths.down(rank, nbytes, self.workers[rank].hear_weights, made, group)
@@ -147,6 +155,10 @@ class SimulatedMaster:
         if not self._unfinished:
             self._complete(self.versions[made - 1])
             self._publish()
+
+    def _span(self, name: str, group: int, seconds: float, **facts: int) -> None:
+        now = self._loop.now
+        self._spans.add(MASTER, f"lane-{self._lanes.lane_of(group)}", name, now - seconds, now, group=group, **facts)
 
     def _complete(self, version: SimulatedVersion) -> None:
         version.finished = self._loop.now

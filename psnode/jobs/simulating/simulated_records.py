@@ -14,6 +14,7 @@ from psnode.errors import ConfigurationError
 from psnode.jobs.simulating.simulated_job import SimulatedJob
 from psnode.records.history import History
 from psnode.records.metrics import EVENTS, RunLog, Seconds, StepRecord, Summary, compression_ratio, write_atomically
+from psnode.records.timeline import write_timeline
 
 SIMULATION = "simulation.json"
 SIMULATED = "simulated"  # stop_reason in summary.json
@@ -28,10 +29,10 @@ def links_of(job: SimulatedJob) -> list[dict[str, int]]:
 def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: Mapping[str, Any]) -> None:
     """Write metrics.jsonl, history.jsonl, events.jsonl, summary.json and simulation.json into a new `directory`.
 
-    `coordinates`: those of the model. `facts`: the options of the simulation, for simulation.json, which also has the bytes of
-    all links. Learning rates, epochs, losses and examples, which a simulation does not know, are null, and hashes are empty.
-    There is no config.json, so that no training resumes from the directory. Raises ConfigurationError unless the directory is
-    new or empty.
+    If spans were recorded, it gets a timeline.json too. `coordinates`: those of the model. `facts`: the options simulated, for
+    simulation.json, which also has the bytes of all links. Learning rates, epochs, losses and examples, which a simulation
+    does not know, are null, and hashes are empty. There is no config.json, so that no training resumes from the directory. Raises
+    ConfigurationError unless the directory is new or empty.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -40,6 +41,10 @@ def write_records(directory: Path, job: SimulatedJob, coordinates: int, facts: M
         write_atomically(directory / SIMULATION, to_json({**facts, "links": links_of(job)}, indent=1).encode() + b"\n")
         if job.events:
             write_atomically(directory / EVENTS, "".join(to_json(event) + "\n" for event in job.events).encode())
+        if job.spans:
+            write_timeline(
+                directory, job.spans, {rank: f"worker {rank}" if rank else "master" for rank in range(job.workers + 1)}
+            )
         with RunLog(directory) as log:
             for record in step_records(job):
                 log.write(record)

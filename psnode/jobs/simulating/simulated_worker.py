@@ -11,6 +11,7 @@ from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.simulating.disturbances import Standstill, through
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.message_paths import MessagePaths
+from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 
 
 class WorkerReport(NamedTuple):
@@ -83,13 +84,14 @@ class SimulatedWorker:
         paths: MessagePaths,
         master: Hearer,
         order: StepOrder,
+        spans: SimulatedSpans,
         *,
         goes_on: bool,
         factor: Callable[[], float] = lambda: 1.0,
         standstills: Sequence[Standstill] = (),
     ) -> None:
         self.rank, self._loop, self._paths, self._master, self._order = rank, loop, paths, master, order
-        self._goes_on, self._factor, self._standstills = goes_on, factor, standstills
+        self._spans, self._goes_on, self._factor, self._standstills = spans, goes_on, factor, standstills
         self._alive = True
         self._clock = self._waited = 0.0
         self._version = 0  # expected, or in place
@@ -152,6 +154,9 @@ class SimulatedWorker:
     def _spend(self, seconds: float) -> None:
         self._clock = through(self._standstills, self._clock, seconds)
 
+    def _span(self, name: str, start: float, **facts: int) -> None:
+        self._spans.add(self.rank, "main", name, start, self._clock, **facts)
+
     def _until_clock(self) -> Iterator[None]:
         """Let the loop catch up with this worker's time."""
         end = self._clock
@@ -162,6 +167,8 @@ class SimulatedWorker:
 
     def _wait(self, there: Callable[[], bool]) -> Iterator[None]:
         """Wait until `there` returns True, or until a later version has come in place of the expected one."""
+        if there():
+            return
         before = self._clock
         while not there() and not self._is_passed_over:
             if self._hold is not None and self._hold <= self._version:
@@ -170,6 +177,7 @@ class SimulatedWorker:
             yield
             self._clock = max(self._clock, self._loop.now)
         self._waited += self._clock - before
+        self._span("wait", before, version=self._version)
 
     @property
     def _is_passed_over(self) -> bool:
@@ -224,7 +232,9 @@ class SimulatedWorker:
                 yield from self._wait(lambda group=group, arrived=arrived: group in arrived)  # type: ignore[misc]
                 if self._is_passed_over:
                     return
+            start = self._clock
             self._spend(applied * self._order.groups[group].apply)
+            self._span("apply", start, group=group)
 
     def _expect(self, version: int) -> None:
         """Expect `version`, and forget the earlier ones."""
@@ -245,11 +255,14 @@ class SimulatedWorker:
         for gap, group in self._order.backward:
             self._spend(gap * factor)
             seconds = self._order.groups[group].encode
-            coder = through(self._standstills, max(coder, self._clock), seconds)
+            start = max(coder, self._clock)
+            coder = through(self._standstills, start, seconds)
+            self._spans.add(self.rank, "coder", "encode", start, coder, group=group)
             encode += seconds
             self._loop.at(coder, self._send, group, self._version)
         self._spend(self._order.last_backward * factor)
         passes = self._clock - begun - waited
+        self._span("forward_backward", begun, step=self._version + 1)
         self._clock = max(self._clock, coder)
         self._spend(self._order.extra)
         self._master.report(self.rank, self._version, WorkerReport(passes, encode, waited))

@@ -18,9 +18,13 @@ class WorkLanes:
         self._busy = [False] * count
         self._numbers = itertools.count()
 
+    def lane_of(self, group: int) -> int:
+        """Return the number of the lane that works on a group."""
+        return group % len(self._waiting)
+
     def submit(self, group: int, seconds: float, call: Callable[..., object], *arguments: object) -> None:
         """Queue work on a group, and call a function when it is done."""
-        lane = group % len(self._waiting)
+        lane = self.lane_of(group)
         heapq.heappush(self._waiting[lane], (-group, next(self._numbers), seconds, call, arguments))
         self._serve(lane)
 

@@ -15,6 +15,7 @@ from psnode.jobs.simulating.simulated_records import SIMULATION
 from psnode.records.history import violations
 from psnode.records.metrics import METRICS, read_records
 from psnode.report import run as report_run
+from psnode.report.critical import paths, spans_of
 
 UP, DOWN = 1000, 500  # bytes of a group's frames
 RULES: dict[str, tuple[list[str], int | None]] = {
@@ -80,6 +81,19 @@ def test_runs_and_report_read_the_records(file: Path, capsys: pytest.CaptureFixt
     assert report_run.read(run).steps.sum("seconds.step") > 1.5
 
 
+def test_the_report_finds_the_critical_path_of_simulated_steps(file: Path) -> None:
+    """Its parts add up to each step, and lead through the worker that stands still in the third one."""
+    run = file.parent / "run"
+    assert main(words(file, "--steps", "5", "--stop", "2@0.7:1", "--train-dir", str(run), "--timeline")) == 0
+    times = {record["step"]: record["seconds"]["step"] for record in read_records(run / METRICS)}
+    found = {path.step: path for path in paths(spans_of(report_run.read(run).timeline()))}
+    assert sorted(found) == [2, 3, 4, 5]
+    for step, path in found.items():
+        assert sum(part.stop - part.start for part in path.parts) == pytest.approx(times[step], abs=1e-6)
+    assert found[3].worker == 2 and times[3] > 1
+    assert max(found[3].parts, key=lambda part: part.stop - part.start).name == "forward_backward"
+
+
 def test_no_training_resumes_from_a_simulated_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = file.parent / "run"
     assert main(words(file, "--steps", "1", "--train-dir", str(run))) == 0
@@ -114,6 +128,7 @@ def test_measured_durations_take_the_place_of_jitter(file: Path, capsys: pytest.
         (["--consistency", "kofn"], "--consistency kofn needs --num-aggregate"),
         (["--staleness", "3"], "--staleness"),
         (["--jitter", "0.1", "--pass-times", "times.txt"], "--jitter and --pass-times both say"),
+        (["--timeline"], "--timeline writes into --train-dir"),
         (["--profile", "none.json"], "--profile none.json holds no profile"),
     ],
 )

@@ -1,0 +1,22 @@
+"""Spans of a simulated job's work, as the ranks of a real job record them for timeline.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SimulatedSpans:
+    """Collector of spans, with the names and facts of psnode.records.timeline.Tracer. It keeps none unless `enabled`.
+
+    `events`: trace events, at virtual times.
+    """
+
+    def __init__(self, *, enabled: bool = False) -> None:
+        self._enabled = enabled
+        self.events: list[dict[str, Any]] = []
+
+    def add(self, rank: int, thread: str, name: str, start: float, stop: float, **facts: int) -> None:
+        """Record work of a thread of `rank` between two times, in seconds."""
+        if self._enabled:
+            times = {"ts": start * 1e6, "dur": (stop - start) * 1e6}
+            self.events.append({"name": name, "ph": "X", "pid": rank, "tid": thread, **times, "args": facts})
