@@ -230,6 +230,17 @@ def test_who_contributes_to_which_version_is_what_the_rules_say(rule: str) -> No
     assert seen == {0} if rule in ("bsp", "kofn") else len(seen) > 2
 
 
+@pytest.mark.parametrize("rule", [{"consistency": "kofn", "num_aggregate": 3}, {"consistency": "ssp", "staleness": 0}])
+def test_rules_that_wait_for_all_are_bsp(rule: dict[str, Any]) -> None:
+    costs, among = (
+        scheme({"up": 9000, "down": 5000, "ready": 0.1}, {"up": 700, "decode": 0.01}),
+        Disturbances(Spread(0.4, seed=5)),
+    )
+    found = [job(costs, Scenario(3, RATE, 0.001, 8), 12, among=among, **each) for each in ({}, rule)]
+    assert contributors(found[0]) == contributors(found[1]) == [[1, 2, 3]] * 12
+    assert found[0].step_times == found[1].step_times
+
+
 @pytest.mark.parametrize("rule", [{}, {"consistency": "kofn", "num_aggregate": 3}, {"consistency": "asp"}])
 def test_the_job_goes_on_without_the_dead(rule: dict[str, Any]) -> None:
     """Rank 2 dies in its third step, before it has sent anything of it: a synchronous round waits until the master knows."""
