@@ -79,10 +79,6 @@ def session(
     )
 
 
-# The package psnode.plan is imported first: its import would replace the function of that name, which is for programs.
-import_module("psnode.plan")
-
-
 def plan(
     model: torch.nn.Module,
     loss: OwnLoss,

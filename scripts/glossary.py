@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "glossary.md"
 PACKAGES = {
-    "plan": "The plan of a run",
+    "plans": "The plan of a run",
     "codecs/device": "Codecs on a device",
     "feedback": "Feedback rules",
     "transport": "Transport",

@@ -28,8 +28,8 @@ from psnode.codecs.arrays import Floats, Parts
 from psnode.config.declaration import option
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context, get_feedback
-from psnode.plan.coding import SegmentCoding
-from psnode.plan.groups import Segment
+from psnode.plans.coding import SegmentCoding
+from psnode.plans.groups import Segment
 from studies.harness import Column, Found, Result, Row, Study, codecs, main
 
 CODECS = ("sign", "scaledsign:bucket=65536", "onebit", "tbq", "qsgd", "terngrad", "minmax", "natural", "topk")

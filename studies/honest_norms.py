@@ -24,9 +24,9 @@ from psnode.config.declaration import option
 from psnode.config.effects import AUTO
 from psnode.exchange.shard import norm_verdicts
 from psnode.exchange.shard.norm_verdicts import Closing, Judge
-from psnode.plan.groups import Tensor
-from psnode.plan.part import all_of
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.part import all_of
+from psnode.plans.rule import make_plan
 from studies.harness import Column, Found, Study, main
 
 STEPS, BATCH, RUNS = 40, 16, 1200

@@ -23,8 +23,8 @@ from psnode.config.scheme import Scheme
 from psnode.errors import PsnodeError
 from psnode.exchange.footprint import Footprint, footprint
 from psnode.jobs.launch import launch
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
 from psnode.records.directory import saved_run
 from psnode.records.metrics import SUMMARY
 from psnode.tasks import gpt2

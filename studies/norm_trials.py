@@ -25,9 +25,9 @@ from psnode.config.effects import AUTO
 from psnode.errors import PsnodeError
 from psnode.exchange.shard import reduction
 from psnode.exchange.shard.norm_verdicts import Closing, Judge
-from psnode.plan.groups import Tensor
-from psnode.plan.part import all_of
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.part import all_of
+from psnode.plans.rule import make_plan
 from studies.harness import Column, Found, Study, main
 
 FACTOR, TRIALS, PATIENCE, BEFORE, CAP = 100.0, 100, 60, 110, 10.0

@@ -17,8 +17,8 @@ import numpy as np
 from psnode.bench.yardsticks.timing import best_in_turn
 from psnode.config import Config
 from psnode.config.declaration import option
-from psnode.plan.groups import Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.rule import make_plan
 from studies.harness import Column, Found, Study, main
 
 if TYPE_CHECKING:

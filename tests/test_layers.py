@@ -22,7 +22,7 @@ LAYERS = [
     {"codecs"},
     {"feedback"},
     {"config"},
-    {"plan"},
+    {"plans"},
     {"transport"},
     {"protocol"},
     {"records", "tasks", "task"},
@@ -199,7 +199,7 @@ def test_one_module_knows_topologies_by_name() -> None:
     readers = {
         str(path.relative_to(PACKAGE))
         for path in SOURCES
-        if part_of(path) in {"exchange", "master", "worker", "protocol", "transport", "config", "plan", "records", "jobs"}
+        if part_of(path) in {"exchange", "master", "worker", "protocol", "transport", "config", "plans", "records", "jobs"}
         for line in code_of(path)
         if TOPOLOGIES & set(re.split(r"[\W_]+", line.lower()))
     }
@@ -339,7 +339,6 @@ def test_the_cluster_tool_loads_little_of_psnode() -> None:
         "psnode.config.streams",
         "psnode.config.train_settings",
         "psnode.errors",
-        "psnode.plan",
     ]
     assert done.stdout.split() == loaded
 

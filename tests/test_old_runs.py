@@ -23,8 +23,8 @@ import pytest
 from psnode.config import Config, settings
 from psnode.config.declaration import ABSENT
 from psnode.config.resolve import resolve
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
 from psnode.records.directory import saved_config
 from tests.forking import Forking
 

@@ -16,8 +16,8 @@ from psnode.config.resolve import resolve
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.update.parameters import Parameters
 from psnode.jobs.sessions import session
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import make_plan
 from psnode.records import state_names, tensorfile
 from psnode.tasks.optimizers import require_optimizer
 from psnode.tasks.own_loop import OwnLoop

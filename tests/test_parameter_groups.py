@@ -18,8 +18,8 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.flat_model import FlatModel
 from psnode.exchange.update.parameters import Parameters
-from psnode.plan.groups import Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.rule import make_plan
 from psnode.tasks.parameter_groups import groups_of
 from tests.kinds.models import CLASSES, WIDTH
 from tests.kinds.task import Trains, torch_steps, weights_after

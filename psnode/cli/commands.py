@@ -33,7 +33,7 @@ from psnode.config.declaration import click_option
 from psnode.config.logs import hushed, shown
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError, PsnodeError, in_one_line, lacking
-from psnode.plan.roles import MASTER, Layout
+from psnode.plans.roles import MASTER, Layout
 from psnode.transport.mpi.environment import place
 
 _PRINTS, _DRY = "psnode.print_config", "psnode.dry_run"  # keys in the meta dictionary of click's context

@@ -25,7 +25,7 @@ WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
 BY_TENSOR = ("adafactor", "asgd", "rprop")
 OWN = "task"
-# values of --plan other than a file: the rule of psnode.plan.rule, and the fastest of some schemes in trial steps
+# values of --plan other than a file: the rule of psnode.plans.rule, and the fastest of some schemes in trial steps
 BY_RULE, BY_TRIAL = "rule", "auto"
 DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 

@@ -18,7 +18,7 @@ from psnode.errors import PsnodeError
 from psnode.exchange.collectives import Collectives, Sizes
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import Context
-from psnode.plan.coding import ALL, gradient_key
+from psnode.plans.coding import ALL, gradient_key
 
 _NOT_FINITE = -1  # sent as the size of a payload: the gradient of this rank holds NaN or infinity
 _FAILED = -2  # sent as the size of a payload: coding raised an exception on this rank

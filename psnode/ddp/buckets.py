@@ -10,7 +10,7 @@ import torch
 
 from psnode.codecs.arrays import Floats
 from psnode.exchange.segment_coder import SegmentCoder
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 
 Names = tuple[str, ...]
 

@@ -15,9 +15,9 @@ from psnode.ddp.buckets import Bucket, Job
 from psnode.errors import ConfigurationError
 from psnode.exchange.segment_coder import CODEBOOK_BYTES, SegmentCoder
 from psnode.feedback import Feedback
-from psnode.plan.coding import SegmentCoding
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.coding import SegmentCoding
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import make_plan
 
 
 class TensorMemories:

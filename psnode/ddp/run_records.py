@@ -16,8 +16,8 @@ from psnode.config.plain_json import to_json
 from psnode.config.scheme import Scheme
 from psnode.ddp.hook import HookState
 from psnode.errors import ConfigurationError
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import make_plan
 from psnode.records.directory import CONFIG, installed_versions
 from psnode.records.directory_lock import at_work, locked
 from psnode.records.journal import Journal

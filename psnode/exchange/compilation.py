@@ -34,8 +34,8 @@ from psnode.config import Config
 from psnode.config.cores import usable_cores
 from psnode.config.plain_json import to_json
 from psnode.exchange.kernel_pieces import PART, Piece, pieces_of, run_piece
-from psnode.plan.coding import Coding
-from psnode.plan.groups import IDENTITY
+from psnode.plans.coding import Coding
+from psnode.plans.groups import IDENTITY
 
 _LOG = logging.getLogger(__name__)
 

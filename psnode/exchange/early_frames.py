@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from psnode.errors import WireError
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
 
 _PARTS = (Kind.WEIGHTS, Kind.DELTA)

@@ -9,8 +9,8 @@ import numpy as np
 
 from psnode.codecs import Codec
 from psnode.codecs.rng import Key
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Segment
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Segment
 from psnode.protocol.wire import HEADER_BYTES
 
 _MOST = 1 << 20  # the most coordinates that are coded to estimate a codec's payload size

@@ -11,7 +11,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.pages import untouched
 from psnode.errors import CheckpointError
 from psnode.exchange.segment_coder import CODEBOOK_BYTES, SegmentCoder
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import state_names
 from psnode.records.state_names import BOOKS, CODEBOOK, FEEDBACK, RATE, ConstantRange
 

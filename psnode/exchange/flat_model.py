@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from psnode.errors import ConfigurationError
-from psnode.plan.groups import Plan, Tensor
+from psnode.plans.groups import Plan, Tensor
 from psnode.tasks import tensor_names
 
 

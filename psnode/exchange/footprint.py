@@ -16,7 +16,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.exchange.expected import step_bytes
-from psnode.plan.coding import Coding
+from psnode.plans.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 
 _SIDE = 64  # sides of the matrix on which an optimizer of whole tensors is tried

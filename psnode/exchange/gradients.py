@@ -13,7 +13,7 @@ from psnode.codecs.pages import untouched
 from psnode.errors import ConfigurationError
 from psnode.exchange.fetch import Coming, Fetch, OnDemand, SideStream
 from psnode.exchange.segment_coder import Laid
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 
 
 def sparse_gradients(name: str) -> ConfigurationError:

@@ -23,8 +23,8 @@ from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.update.adam import Moments, adam, in_one_pass
 from psnode.exchange.update.sgd import descend, descend_beside
 from psnode.feedback import Context, get_feedback
-from psnode.plan.coding import Coding, SegmentCoding
-from psnode.plan.groups import IDENTITY, Segment
+from psnode.plans.coding import Coding, SegmentCoding
+from psnode.plans.groups import IDENTITY, Segment
 
 _MOST = 1 << 20  # the most values of an array
 _ROW = 512  # number of values that codecs pack together

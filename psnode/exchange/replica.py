@@ -12,7 +12,7 @@ from psnode.codecs.arrays import Floats
 from psnode.codecs.device.checks import Verdict
 from psnode.codecs.device.protocols import Change
 from psnode.exchange.device.placing import changes_on
-from psnode.plan.groups import Plan, Segment
+from psnode.plans.groups import Plan, Segment
 
 
 def _is_host(device: torch.device) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psnode.plan.groups import Plan
-from psnode.plan.roles import MASTER, Layout
+from psnode.plans.groups import Plan
+from psnode.plans.roles import MASTER, Layout
 
 
 @dataclass(frozen=True, slots=True)

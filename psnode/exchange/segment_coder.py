@@ -12,7 +12,7 @@ from psnode.codecs.arrays import Bytes, Floats, Parts
 from psnode.codecs.registry import known_codec
 from psnode.codecs.rng import Key
 from psnode.feedback import Context, Feedback, State
-from psnode.plan.coding import SegmentCoding
+from psnode.plans.coding import SegmentCoding
 
 if TYPE_CHECKING:
     import torch

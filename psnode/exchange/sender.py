@@ -24,9 +24,9 @@ from psnode.exchange.feedback_memories import FeedbackMemories
 from psnode.exchange.gradients import GradientSource
 from psnode.exchange.outgoing import OutgoingFrames
 from psnode.exchange.segment_coder import SegmentCoder
-from psnode.plan.coding import ALL, Coding, gradient_key
-from psnode.plan.groups import Group, Segment
-from psnode.plan.roles import MASTER, Layout
+from psnode.plans.coding import ALL, Coding, gradient_key
+from psnode.plans.groups import Group, Segment
+from psnode.plans.roles import MASTER, Layout
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round

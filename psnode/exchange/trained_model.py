@@ -10,7 +10,7 @@ from torch import nn
 
 from psnode.errors import ConfigurationError
 from psnode.exchange.flat_model import FlatModel
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.tasks import tensor_names
 from psnode.tasks.model_tensors import bits, give_own_memory, load, norm_statistics, persistent_buffers, same
 

@@ -21,8 +21,8 @@ from psnode.errors import DeadlineExceededError, WireError
 from psnode.exchange.early_frames import EarlyFrames, describe
 from psnode.exchange.flow_control import limit_of
 from psnode.exchange.replica import Replica
-from psnode.plan.groups import Plan
-from psnode.plan.roles import MASTER
+from psnode.plans.groups import Plan
+from psnode.plans.roles import MASTER
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Failure, Reshard

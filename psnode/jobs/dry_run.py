@@ -15,9 +15,9 @@ from psnode.exchange.expected import step_bytes
 from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
 from psnode.master.start.planned import with_plan
-from psnode.plan.coding import Coding
-from psnode.plan.plan_file import PlanFile
-from psnode.plan.rule import plan_of
+from psnode.plans.coding import Coding
+from psnode.plans.plan_file import PlanFile
+from psnode.plans.rule import plan_of
 from psnode.tasks import model_tensors
 from psnode.tasks.loading import make_task
 from psnode.tasks.optimizers import require_optimizer

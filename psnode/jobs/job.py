@@ -25,7 +25,7 @@ from psnode.config.parent import follow_parent
 from psnode.config.source import source
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.jobs import job_end
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import TAG, StopRequest
 from psnode.protocol.messages import Hello
 from psnode.records.directory_lock import refuse_if_held

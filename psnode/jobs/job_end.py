@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from psnode.config.launcher import ASKED, VARIABLE
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.transport.mpi.environment import place
 
 _BEGUN, _ENDED, _LEFT = "begun", "ended", "left"

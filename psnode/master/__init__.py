@@ -42,10 +42,10 @@ from psnode.master.start.agreement import among, require_one_version, threads_of
 from psnode.master.start.planned import planned, with_plan
 from psnode.master.start.resuming import require_same_model, tell_of_another_end, tell_of_another_plan, tell_of_the_start
 from psnode.master.start.startup import gather_ready, job_digest, require_memory, send_start
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
-from psnode.plan.roles import MASTER, Layout
-from psnode.plan.rule import plan_of
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
+from psnode.plans.roles import MASTER, Layout
+from psnode.plans.rule import plan_of
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Ready
 from psnode.records.directory import RunDirectory, claim

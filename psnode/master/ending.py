@@ -13,7 +13,7 @@ from psnode.errors import ConfigurationError, DeviceError, PsnodeError, StoppedE
 from psnode.master.job_state import PART, QUORUM
 from psnode.master.lines.closing import tell_of_the_result
 from psnode.master.loop import Master
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import ENOUGH, RemoteFailureError
 from psnode.protocol.messages import Failure
 from psnode.protocol.wire import Kind

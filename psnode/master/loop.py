@@ -31,7 +31,7 @@ from psnode.master.readmission import Readmission
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary
 from psnode.master.sharding import Sharding
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
 from psnode.protocol.round import Round

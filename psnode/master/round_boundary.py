@@ -16,7 +16,7 @@ from psnode.master.membership import Membership
 from psnode.master.readmission import LastGradient, Readmission
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind, pack_factors, pack_groups, pack_norm
 from psnode.records import retention

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from psnode.errors import DeadlineExceededError, NonFiniteLossError, PeerLostError, PsnodeError, in_one_line
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.protocol import wire
 from psnode.protocol.messages import Failure
 from psnode.protocol.wire import Bytes, Flag, Frame, Kind

@@ -40,7 +40,7 @@ from psnode.tasks.tensor_names import Rename, renamed, renaming
 if TYPE_CHECKING:
     import torch
 
-    from psnode.plan.groups import Plan
+    from psnode.plans.groups import Plan
 
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"

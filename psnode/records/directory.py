@@ -26,8 +26,8 @@ from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
-from psnode.plan.groups import Plan
-from psnode.plan.prediction import Prediction
+from psnode.plans.groups import Plan
+from psnode.plans.prediction import Prediction
 from psnode.records import checkpoint, staging
 from psnode.records.branches import BEGUN, SINCE
 from psnode.records.directory_lock import LOCK, locked

@@ -17,7 +17,7 @@ from typing import Any
 
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
-from psnode.plan.roles import Layout
+from psnode.plans.roles import Layout
 from psnode.protocol.messages import plain
 from psnode.records import checkpoint
 from psnode.records.branches import branch, evaluations

@@ -28,7 +28,7 @@ import xxhash
 
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import tensorfile
 from psnode.records.checkpoint import MODEL, NORMS, OPTIMIZER, REPLICA, Checkpoint, is_worker_file
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.report.steps import finite
 
 PAUSE = 100e-6  # seconds; a shorter gap between spans of the master is not a wait for a message

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from xml.etree.ElementTree import Element
 
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.records.timeline import TIMELINE
 from psnode.report.comparisons import compared, named
 from psnode.report.critical import PARTS, CriticalPath, WorkSpan, bounds, means, paths, spans_of, typical

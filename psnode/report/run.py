@@ -18,7 +18,7 @@ from psnode.config.coding_name import coding_name
 from psnode.config.files import read_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, PsnodeError
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records.branches import evaluations
 from psnode.records.directory import CONFIG, saved_run
 from psnode.records.directory_lock import at_work

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from psnode.config.amounts import amount, duration, loss_text, milliseconds, proportion
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.report.comparisons import named
 from psnode.report.elements import e, table
 from psnode.report.run import Run

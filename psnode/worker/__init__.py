@@ -8,7 +8,7 @@ from typing import Any
 
 from psnode.config import Config
 from psnode.errors import PsnodeError, TransportError
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.wire import Frame, Kind
 from psnode.task import Task

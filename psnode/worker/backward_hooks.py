@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from psnode.errors import ConfigurationError
 from psnode.exchange.gradients import sparse_gradients
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 
 
 class GroupHooks:

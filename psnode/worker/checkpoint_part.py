@@ -11,7 +11,7 @@ import torch
 
 from psnode.config.cores import stand_back
 from psnode.exchange.sender import GradientSender
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
 from psnode.records import checkpoint, staging, tensorfile

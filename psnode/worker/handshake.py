@@ -30,10 +30,10 @@ from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.trained_model import TrainedModel
 from psnode.exchange.weights_receiver import Receiver
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
-from psnode.plan.roles import MASTER, Layout
-from psnode.plan.rule import plan_of
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
+from psnode.plans.roles import MASTER, Layout
+from psnode.plans.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.link_rates import answer
 from psnode.protocol.messages import Ready, Reshard, Setup, Start

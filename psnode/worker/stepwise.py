@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from psnode.errors import ConfigurationError, NonFiniteLossError, in_one_line
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import ENOUGH
 from psnode.protocol.messages import Evaluated, unreportable
 from psnode.protocol.wire import Kind

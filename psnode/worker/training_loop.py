@@ -19,8 +19,8 @@ from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.trained_model import TrainedModel
 from psnode.exchange.weights_receiver import Receiver
-from psnode.plan.groups import Plan
-from psnode.plan.roles import MASTER
+from psnode.plans.groups import Plan
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Evaluated, Report, Reshard, Start
 from psnode.protocol.round import Round

@@ -27,9 +27,9 @@ from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.update.parameters import Parameters
 from psnode.feedback import get_feedback
 from psnode.jobs.job import run
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Tensor
+from psnode.plans.rule import make_plan
 
 # setting -> a value, and other settings of the run; the result must differ from that of the setting's other value
 WITNESSES: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
@@ -91,7 +91,7 @@ EXCEPTIONS = {
     "task_option": "for the task to use or to refuse",
     "ema_decay": "keeps weights beside those of the run: tests/test_moving_average.py",
     "aggregate_order": "changes the order of sums; by rank is one of those by arrival",
-    "plan": "a file, or a choice by time: tests/plan/test_plan_file.py",
+    "plan": "a file, or a choice by time: tests/plans/test_plan_file.py",
 }
 
 

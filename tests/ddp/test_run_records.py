@@ -17,7 +17,7 @@ from psnode import ddp
 from psnode.cli import main
 from psnode.ddp.buckets import Bucket
 from psnode.errors import ConfigurationError
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.report.page import render
 from psnode.report.run import read
 from tests.ddp.program import RANKS, SHAPES

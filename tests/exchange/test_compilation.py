@@ -19,9 +19,9 @@ from psnode.exchange import compilation
 from psnode.exchange.compilation import _jobs
 from psnode.exchange.kernel_pieces import PART, Piece, pieces_of, run_piece
 from psnode.master.recorder import StepRecorder
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Tensor
-from psnode.plan.rule import plan_of
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Tensor
+from psnode.plans.rule import plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,8 +33,8 @@ from psnode.config.resolve import resolve
 from psnode.exchange.compilation import prepare
 from psnode.exchange.flat_model import describe
 from psnode.jobs.job import run
-from psnode.plan.coding import Coding
-from psnode.plan.rule import plan_of
+from psnode.plans.coding import Coding
+from psnode.plans.rule import plan_of
 from psnode.tasks.loading import make_task
 
 def there():

@@ -16,9 +16,9 @@ from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.errors import CheckpointError
 from psnode.exchange.sender import GradientSender
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan, Segment, Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan, Segment, Tensor
+from psnode.plans.rule import make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round

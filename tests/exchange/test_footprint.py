@@ -16,9 +16,9 @@ from psnode.exchange.machine import Machine
 from psnode.jobs.dry_run import dry_run
 from psnode.jobs.job import run
 from psnode.master.start.startup import require_memory
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import plan_of
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import plan_of
 from psnode.protocol.messages import Ready
 
 SIZE = 1 << 20

@@ -10,7 +10,7 @@ import xxhash
 from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.exchange.replica import Replica
-from psnode.plan.groups import Segment
+from psnode.plans.groups import Segment
 
 START = np.arange(12, dtype=np.float32)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from psnode.exchange.routes import routes_of
-from psnode.plan.groups import Tensor
-from psnode.plan.roles import MASTER, Layout
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.roles import MASTER, Layout
+from psnode.plans.rule import make_plan
 
 PLAN = make_plan([Tensor(f"{index}.weight", (8, 8)) for index in range(3)], "identity", group_by="layer", min_compress_bytes=0)
 

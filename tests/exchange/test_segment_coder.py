@@ -9,8 +9,8 @@ from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.exchange.segment_coder import SegmentCoder
 from psnode.feedback import get_feedback
-from psnode.plan.coding import SegmentCoding
-from psnode.plan.groups import Segment
+from psnode.plans.coding import SegmentCoding
+from psnode.plans.groups import Segment
 
 SPEC = "lss:bits=3,refit=3"
 SIZE = 5000

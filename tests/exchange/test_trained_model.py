@@ -12,7 +12,7 @@ from torch import nn
 from psnode.errors import ConfigurationError
 from psnode.exchange.flat_model import describe
 from psnode.exchange.trained_model import TrainedModel
-from psnode.plan.rule import make_plan
+from psnode.plans.rule import make_plan
 
 
 def trained() -> TrainedModel:

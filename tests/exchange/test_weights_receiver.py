@@ -17,8 +17,8 @@ from psnode.codecs.rng import Key
 from psnode.errors import DeadlineExceededError, WireError
 from psnode.exchange.replica import Replica
 from psnode.exchange.weights_receiver import Receiver
-from psnode.plan.groups import Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.rule import make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Reshard

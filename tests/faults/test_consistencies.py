@@ -14,9 +14,9 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.sender import GradientSender
 from psnode.jobs.job import run
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Tensor
+from psnode.plans.rule import make_plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round
 from psnode.records import checkpoint

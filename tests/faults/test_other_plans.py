@@ -14,7 +14,7 @@ import xxhash
 from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.jobs.job import run
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import checkpoint, tensorfile
 from psnode.records.metrics import read_records
 from psnode.tasks.classification import Classification

@@ -14,8 +14,8 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.exchange.sender import GradientSender
 from psnode.jobs.job import run
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready
 from psnode.protocol.round import Round

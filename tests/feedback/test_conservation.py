@@ -29,7 +29,7 @@ from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
 from psnode.feedback import RULES, get_feedback
 from psnode.jobs.job import run
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import checkpoint
 from psnode.task import Task
 

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 import psnode
-from psnode.plan.groups import Tensor
-from psnode.plan.plan_file import PlanFile
-from psnode.plan.prediction import Prediction
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.plan_file import PlanFile
+from psnode.plans.prediction import Prediction
+from psnode.plans.rule import make_plan
 from psnode.records.weights import weights_of
 from psnode.report.run import read
 from tests.mpi.session_program import Points, digest, main, network

@@ -22,8 +22,8 @@ from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.state import ShardState
 from psnode.exchange.update.served_model import ServedModel
 from psnode.exchange.update.weight_vector import LooseWeights
-from psnode.plan.coding import Coding
-from psnode.plan.part import PlanPart, part_of
+from psnode.plans.coding import Coding
+from psnode.plans.part import PlanPart, part_of
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame
 from psnode.records import checkpoint

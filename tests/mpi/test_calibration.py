@@ -17,7 +17,7 @@ import pytest
 from psnode.config import Config
 from psnode.jobs.job import run
 from psnode.master.start.autotune import FEWEST_STEPS
-from psnode.plan.rule import DEFAULT_GROUP_BYTES
+from psnode.plans.rule import DEFAULT_GROUP_BYTES
 
 pytestmark = pytest.mark.serial
 

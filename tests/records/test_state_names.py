@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from psnode.errors import CheckpointError
-from psnode.plan.groups import Group, Plan, Segment, Tensor
+from psnode.plans.groups import Group, Plan, Segment, Tensor
 from psnode.records import checkpoint, state_names
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.staging import StagedCheckpoint

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 import psnode
 from psnode import ddp
 from psnode.evaluator import follow
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import checkpoint, state_names
 from psnode.records.tensorfile import parse
 from psnode.records.weights import export

@@ -16,7 +16,7 @@ from psnode.exchange.fetch import SideStream
 from psnode.exchange.flat_model import describe, trainable
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.trained_model import TrainedModel
-from psnode.plan.rule import make_plan
+from psnode.plans.rule import make_plan
 from psnode.tasks.device import choose_device, to_device
 from psnode.transport.loopback import loopback_group
 from psnode.transport.mpi.environment import local_rank

@@ -17,8 +17,8 @@ from psnode.exchange.flat_model import describe, trainable
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.replica import Replica
 from psnode.exchange.trained_model import TrainedModel
-from psnode.plan.groups import Plan
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Plan
+from psnode.plans.rule import make_plan
 from psnode.worker.backward_hooks import BackwardWatch, GroupHooks, finish_times
 
 

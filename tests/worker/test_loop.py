@@ -21,7 +21,7 @@ from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.trained_model import TrainedModel
 from psnode.exchange.weights_receiver import Receiver
-from psnode.plan.coding import Coding
+from psnode.plans.coding import Coding
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Start

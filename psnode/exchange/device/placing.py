@@ -12,7 +12,7 @@ from psnode.codecs.device.change import ChangeOfEntries, decoder
 from psnode.codecs.device.checks import Verdict, check, check_entries
 from psnode.codecs.device.protocols import Change, DeviceCodec, DeviceEncoder
 from psnode.codecs.device.spectral import is_spectral
-from psnode.plan.groups import Plan, Segment
+from psnode.plans.groups import Plan, Segment
 
 if TYPE_CHECKING:
     from psnode.exchange.segment_coder import SegmentCoder

@@ -14,7 +14,7 @@ from psnode.codecs.kernels.finite import all_finite
 from psnode.exchange.shard.aggregator import Aggregator
 from psnode.exchange.shard.pushes import MeasuredPayload
 from psnode.exchange.update.parameters import Parameters
-from psnode.plan.groups import Group, Plan, Segment
+from psnode.plans.groups import Group, Plan, Segment
 
 
 class Arithmetic(Protocol):

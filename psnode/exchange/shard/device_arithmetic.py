@@ -17,7 +17,7 @@ from psnode.exchange.shard.aggregator import Mean
 from psnode.exchange.shard.pushes import MeasuredPayload
 from psnode.exchange.update.device_copies import told
 from psnode.exchange.update.parameters import Parameters
-from psnode.plan.groups import Group, Plan, Segment
+from psnode.plans.groups import Group, Plan, Segment
 
 _NOTHING = np.empty(0, np.float32)
 

@@ -13,7 +13,7 @@ from psnode.codecs.kernels.finite import raise_nonfinite
 from psnode.codecs.payload import assemble
 from psnode.codecs.rng import Key
 from psnode.exchange.update.device_copies import told
-from psnode.plan.groups import Group, Segment
+from psnode.plans.groups import Group, Segment
 
 
 class DeviceMover:

@@ -17,8 +17,8 @@ from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.plan.groups import Group, Segment
-from psnode.plan.part import PlanPart
+from psnode.plans.groups import Group, Segment
+from psnode.plans.part import PlanPart
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Kind

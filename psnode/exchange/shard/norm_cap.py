@@ -21,7 +21,7 @@ from itertools import islice
 import torch
 
 from psnode.errors import CheckpointError
-from psnode.plan.part import PlanPart
+from psnode.plans.part import PlanPart
 from psnode.records import state_names
 from psnode.records.checkpoint import NORMS, Checkpoint
 

@@ -25,7 +25,7 @@ import torch
 
 from psnode.config.effects import AUTO
 from psnode.exchange.shard.norm_cap import Norms, median, pack, unpack
-from psnode.plan.part import PlanPart
+from psnode.plans.part import PlanPart
 from psnode.records.checkpoint import Checkpoint
 
 FACTOR = AUTO

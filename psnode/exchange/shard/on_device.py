@@ -18,7 +18,7 @@ from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.update.device_copies import DeviceCopies, told
 from psnode.exchange.update.device_steps import checked_steps
 from psnode.exchange.update.parameters import Parameters
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 
 
 class OnDevice(NamedTuple):

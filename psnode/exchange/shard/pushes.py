@@ -13,8 +13,8 @@ from psnode.codecs import Codec, Payload
 from psnode.codecs.arrays import Floats
 from psnode.codecs.base import Measured
 from psnode.errors import PayloadError, WireError
-from psnode.plan.coding import ALL, gradient_key
-from psnode.plan.groups import Group, Plan, Segment
+from psnode.plans.coding import ALL, gradient_key
+from psnode.plans.groups import Group, Plan, Segment
 from psnode.protocol import wire
 from psnode.protocol.wire import Flag, Frame
 

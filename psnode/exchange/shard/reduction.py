@@ -26,9 +26,9 @@ from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused,
 from psnode.exchange.stopwatch import Stopwatch
 from psnode.exchange.update.moving_average import MovingAverage
 from psnode.exchange.update.weight_vector import Constraint, Weights
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Group
-from psnode.plan.part import PlanPart
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Group
+from psnode.plans.part import PlanPart
 from psnode.protocol.wire import Frame
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import AddedGradient

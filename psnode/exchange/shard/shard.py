@@ -38,8 +38,8 @@ from psnode.exchange.update.moving_average import MovingAverage
 from psnode.exchange.update.parameters import Parameters
 from psnode.exchange.update.weight_vector import Constraint, Weights
 from psnode.exchange.update.whole_updates import MakeOptimizer
-from psnode.plan.coding import Coding
-from psnode.plan.part import PlanPart, part_of
+from psnode.plans.coding import Coding
+from psnode.plans.part import PlanPart, part_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame

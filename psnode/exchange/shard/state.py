@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from psnode.plan.part import PlanPart
+from psnode.plans.part import PlanPart
 
 Tensors = dict[str, torch.Tensor]
 

@@ -10,7 +10,7 @@ import torch
 from psnode.exchange.update.adam import Moments
 from psnode.exchange.update.torch_updates import TorchUpdate
 from psnode.exchange.update.updates import ParamGroup, Stretch, moving
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 
 _EPS = 1e-8  # torch's default
 

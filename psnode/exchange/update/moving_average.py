@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from psnode.errors import CheckpointError
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import state_names
 
 Tensors = dict[str, torch.Tensor]

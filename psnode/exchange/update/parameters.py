@@ -16,7 +16,7 @@ from psnode.exchange.update.torch_updates import TorchUpdate
 from psnode.exchange.update.updates import Descent, ParamGroup, Update, stretches
 from psnode.exchange.update.whole_updates import MakeOptimizer, WholeUpdate
 from psnode.feedback import Gathering
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.tasks.parameter_groups import ParameterGroup
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from psnode.codecs.arrays import Floats
 from psnode.exchange.update.updates import ParamGroup, Stretch, Tensors, Update
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import state_names
 from psnode.records.state_names import ConstantRange
 from psnode.tasks.optimizers import COORDINATEWISE, arguments, memories_of

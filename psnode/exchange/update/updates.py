@@ -13,7 +13,7 @@ from psnode.errors import CheckpointError
 from psnode.exchange.update.device_copies import DeviceCopies
 from psnode.exchange.update.optimizer_steps import HostSteps, OptimizerSteps
 from psnode.feedback import Gathering
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import state_names
 
 Tensors = dict[str, torch.Tensor]

@@ -10,7 +10,7 @@ import xxhash
 from torch import nn
 
 from psnode.errors import CheckpointError, ConfigurationError
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import state_names
 from psnode.tasks.model_tensors import bits
 

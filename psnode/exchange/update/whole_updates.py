@@ -11,7 +11,7 @@ from torch import nn
 from psnode.codecs.arrays import Floats
 from psnode.errors import CheckpointError, ConfigurationError, in_one_line
 from psnode.exchange.update.updates import ParamGroup, Tensors, Update
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import state_names
 from psnode.tasks.optimizers import made
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, sentences
 from psnode.jobs.planning.profile import Profile
-from psnode.plan.groups import Plan
-from psnode.plan.plan_file import PlanFile
-from psnode.plan.prediction import Prediction
+from psnode.plans.groups import Plan
+from psnode.plans.plan_file import PlanFile
+from psnode.plans.prediction import Prediction
 
 
 def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:

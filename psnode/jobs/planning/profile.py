@@ -61,7 +61,7 @@ class SchemeCosts:
     """A scheme: its groups, `bookkeeping`, the master's other work for each frame, and `extra`, both in seconds.
 
     `extra`: the seconds by which a worker's measured step, without communication, exceeded the model of it.
-    `settings`, `plan`: its settings and its plan, as plan files hold them (psnode.plan.plan_file).
+    `settings`, `plan`: its settings and its plan, as plan files hold them (psnode.plans.plan_file).
     `accuracy`: a line with the recorded loss of the scheme beside dense; empty if none is recorded. `lossy`: False for schemes
     whose gradients travel as float32, fp16 or bf16. `doubtful`: True if the record or the codec's kind speaks against it.
     """

@@ -22,8 +22,8 @@ from psnode.jobs.planning.host_costs import add_cost, crowding, median_seconds, 
 from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
-from psnode.plan.groups import IDENTITY
-from psnode.plan.plan_file import stated_settings
+from psnode.plans.groups import IDENTITY
+from psnode.plans.plan_file import stated_settings
 
 if TYPE_CHECKING:
     import torch

@@ -22,10 +22,10 @@ from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused
 from psnode.exchange.update.served_model import ServedModel
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan, Segment, Tensor
-from psnode.plan.roles import MASTER, Layout
-from psnode.plan.rule import plan_of
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan, Segment, Tensor
+from psnode.plans.roles import MASTER, Layout
+from psnode.plans.rule import plan_of
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Report, Start
 from psnode.protocol.round import Round

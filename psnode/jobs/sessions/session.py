@@ -35,7 +35,7 @@ from psnode.jobs.sessions import alone
 from psnode.jobs.sessions.figures import Figures, RecordedFigures, WorkerBatches, before_the_loop, epoch_of, workers_at_end
 from psnode.jobs.sessions.session_settings import BACKWARD, configured, holds, parameters_beside, with_own_rate
 from psnode.jobs.sessions.words import in_words_of_program, of_program, refuse_torchrun
-from psnode.plan.roles import MASTER, Layout
+from psnode.plans.roles import MASTER, Layout
 from psnode.protocol.channel import TAG, FrameChannel, RemoteFailureError
 from psnode.records.metrics import SUMMARY
 from psnode.transport.barrier import send_hello

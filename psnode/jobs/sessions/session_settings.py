@@ -17,8 +17,8 @@ from psnode.config.train_settings import BY_RULE, BY_TRIAL
 from psnode.errors import ConfigurationError
 from psnode.jobs.job import stated_threads
 from psnode.jobs.sessions.words import resumed_automatically
-from psnode.plan.roles import Layout
-from psnode.plan.rule import DEFAULT_GROUP_BYTES
+from psnode.plans.roles import Layout
+from psnode.plans.rule import DEFAULT_GROUP_BYTES
 from psnode.transport.mpi.environment import WorldRank
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from psnode.jobs.planning.profile import HostCosts
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.shared_link import SharedLink
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 
 
 class MessagePaths:

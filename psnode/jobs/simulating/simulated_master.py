@@ -17,7 +17,7 @@ from psnode.jobs.simulating.simulated_membership import membership_of
 from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 from psnode.jobs.simulating.simulated_worker import SimulatedWorker, WorkerReport
 from psnode.jobs.simulating.work_lanes import WorkLanes
-from psnode.plan.roles import MASTER
+from psnode.plans.roles import MASTER
 from psnode.records.history import AddedGradient
 
 _FIRST_ROUNDS = 3  # declared pauses, as in psnode.master.loop

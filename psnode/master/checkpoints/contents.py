@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from psnode.exchange.shard.handle import StateHandle
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import checkpoint, retention, state_names
 from psnode.records.checkpoint import FULL, RESIDUALS
 from psnode.records.directory import RunDirectory

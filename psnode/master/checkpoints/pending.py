@@ -17,7 +17,7 @@ from psnode.master.checkpoints.contents import Draft
 from psnode.master.checkpoints.last_whole import LastWhole
 from psnode.master.checkpoints.soundness import Verdicts
 from psnode.master.events import Events
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.protocol.wire import Flag, Frame
 from psnode.records import checkpoint, retention, staging, tensorfile
 from psnode.records.directory import RunDirectory

@@ -23,8 +23,8 @@ from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
 from psnode.master.lines.columns import tell
 from psnode.master.sharding import Sharding
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
 from psnode.protocol.messages import Ready
 from psnode.records.checkpoint import MANIFEST
 from psnode.records.directory import RunDirectory

@@ -16,8 +16,8 @@ from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.master.start.startup import plan_for
 from psnode.master.start.trial_run import ROUNDS, TrialRun
-from psnode.plan.groups import Plan
-from psnode.plan.rule import DEFAULT_GROUP_BYTES, SMALL_MODEL_BYTES
+from psnode.plans.groups import Plan
+from psnode.plans.rule import DEFAULT_GROUP_BYTES, SMALL_MODEL_BYTES
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready
 

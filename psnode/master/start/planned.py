@@ -21,10 +21,10 @@ from psnode.master.start.autotune import group_bytes_for
 from psnode.master.start.choice import Candidate, candidates, choose, ddp_line
 from psnode.master.start.startup import plan_for
 from psnode.master.start.trial_run import TrialRun
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
-from psnode.plan.plan_file import PlanFile
-from psnode.plan.prediction import Prediction
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
+from psnode.plans.plan_file import PlanFile
+from psnode.plans.prediction import Prediction
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.link_rates import measure_links
 from psnode.protocol.messages import Ready

@@ -10,7 +10,7 @@ from psnode.config.schedules import SHAPED
 from psnode.errors import ConfigurationError
 from psnode.master.events import Events
 from psnode.master.sharding import Sharding
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import state_names
 from psnode.records.checkpoint import (
     CHECKPOINTS,

@@ -20,9 +20,9 @@ from psnode.exchange.machine import Machine
 from psnode.master.job_state import stop_reason_of
 from psnode.master.sharding import Epochs
 from psnode.master.start.agreement import Lacking, among, besides, hand_out, messages
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.roles import Layout
-from psnode.plan.rule import plan_of
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.roles import Layout
+from psnode.plans.rule import plan_of
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Setup, Start
 from psnode.protocol.wire import Frame, Kind

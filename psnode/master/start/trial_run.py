@@ -23,9 +23,9 @@ from psnode.exchange.shard.handle import RoundsHandle
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed, Refused
 from psnode.exchange.update.served_model import ServedModel
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
-from psnode.plan.roles import Layout
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
+from psnode.plans.roles import Layout
 from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.messages import Ready, Start
 from psnode.protocol.round import Round

@@ -14,7 +14,7 @@ from psnode.codecs.device.row_coder import DeviceCoder, kernels_for
 from psnode.codecs.payload import header_nbytes
 from psnode.errors import PayloadError
 from psnode.exchange.device.placing import changes_on
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from tests.codecs.family import gaussian
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.forms import KEY

@@ -18,7 +18,7 @@ from psnode.errors import PayloadError
 from psnode.exchange.device.placing import changes_on
 from psnode.exchange.replica import Replica
 from psnode.exchange.trained_model import TrainedModel
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from tests.rows.fake_cupy import CPU, FakeCupy, install
 from tests.rows.hosted import GXX
 

@@ -11,7 +11,7 @@ import torch
 from psnode.codecs import get_codec
 from psnode.exchange.device.segment import DeviceSegment
 from psnode.exchange.replica import Replica
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.protocol.round import Round
 from tests.exchange.device.streams import Stream, Streams
 from tests.exchange.device.test_segments import Both

@@ -12,7 +12,7 @@ import torch
 from psnode.codecs import get_codec
 from psnode.codecs.device.staging_buffer import StagingBuffer
 from psnode.exchange.device.placing import changes_on
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.protocol.round import Round
 from tests.exchange.device.streams import Stream, Streams
 from tests.exchange.device.test_segments import Both

@@ -13,9 +13,9 @@ from psnode.exchange.routes import Route
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import make_plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round
 from psnode.records.timeline import Tracer

@@ -25,8 +25,8 @@ from psnode.exchange.update.device_copies import DeviceCopies, told
 from psnode.jobs.job import run
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.divergence import ReplicaHashes
-from psnode.plan.groups import Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.rule import make_plan
 from psnode.worker.checkpoint_part import CheckpointParts
 from tests.exchange.device.test_training import assert_same
 from tests.rows.fake_cupy import CPU, FakeCupy, install

@@ -14,7 +14,7 @@ from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.config import Config
 from psnode.jobs.job import run
-from psnode.plan.groups import Plan
+from psnode.plans.groups import Plan
 from psnode.records import checkpoint
 from psnode.tasks.classification import Classification
 

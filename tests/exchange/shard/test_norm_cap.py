@@ -12,9 +12,9 @@ import pytest
 from psnode.config.effects import AUTO
 from psnode.exchange.shard.norm_cap import SHARE, WINDOW, Norms, median, pack, unpack
 from psnode.exchange.shard.norm_verdicts import IMPOSSIBLE, Closing, Judge
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.part import all_of
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.part import all_of
+from psnode.plans.rule import make_plan
 from psnode.records import checkpoint
 
 Round = dict[int, float | tuple[float, ...]]

@@ -22,11 +22,11 @@ from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.exchange.update.served_model import ServedModel
 from psnode.exchange.update.weight_vector import LooseWeights, Weights
-from psnode.plan.coding import Coding, gradient_key
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.part import part_of
-from psnode.plan.roles import Layout
-from psnode.plan.rule import make_plan
+from psnode.plans.coding import Coding, gradient_key
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.part import part_of
+from psnode.plans.roles import Layout
+from psnode.plans.rule import make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round

@@ -13,8 +13,8 @@ from torch import nn
 from psnode.config import Config
 from psnode.errors import CheckpointError
 from psnode.exchange.update.parameters import Parameters
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import make_plan
 from psnode.records import tensorfile
 from tests.records.plain_reader import read
 

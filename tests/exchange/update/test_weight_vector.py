@@ -13,8 +13,8 @@ from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.update.parameters import Parameters
 from psnode.exchange.update.served_model import ServedModel
 from psnode.exchange.update.weight_vector import LooseWeights
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import make_plan
 
 TENSORS = [Tensor("b", (2, 3)), Tensor("a", (4,))]
 

@@ -21,7 +21,7 @@ from psnode.jobs.planning.host_costs import crowding, socket_costs
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
 from psnode.jobs.planning.scenario import GOODPUT
-from psnode.plan.plan_file import PlanFile
+from psnode.plans.plan_file import PlanFile
 from psnode.records.metrics import METRICS, read_records
 from psnode.worker import inspection
 

@@ -16,8 +16,8 @@ from psnode.errors import StoppedError
 from psnode.jobs import job_end
 from psnode.master.sharding import Epochs
 from psnode.master.start.startup import gather_ready, send_start
-from psnode.plan.groups import Tensor
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Tensor
+from psnode.plans.rule import make_plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.messages import Ready, Start
 from psnode.protocol.wire import Kind

@@ -9,8 +9,8 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.profile import GroupCosts, SchemeCosts, TensorTimes
 from psnode.jobs.planning.search.codec_curves import CodecCurves
-from psnode.plan.groups import IDENTITY, Plan, Tensor
-from psnode.plan.rule import assembled, codec_in_plan
+from psnode.plans.groups import IDENTITY, Plan, Tensor
+from psnode.plans.rule import assembled, codec_in_plan
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Grouping:
 
 @dataclass(frozen=True)
 class SmallTensorRules:
-    """The settings that decide which tensors travel as they are: see psnode.plan.rule.make_plan."""
+    """The settings that decide which tensors travel as they are: see psnode.plans.rule.make_plan."""
 
     min_compress_bytes: int = 4096
     code_small: bool = False

@@ -37,8 +37,8 @@ from psnode.jobs.planning.search.step_clocks import (
     StepClocks,
     joined_small,
 )
-from psnode.plan.groups import IDENTITY
-from psnode.plan.rule import MAX_SEGMENT, PARTITION
+from psnode.plans.groups import IDENTITY
+from psnode.plans.rule import MAX_SEGMENT, PARTITION
 
 Places = npt.NDArray[np.int64]
 GRID = 1e-3  # of the least conceivable step

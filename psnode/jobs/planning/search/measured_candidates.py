@@ -23,8 +23,8 @@ from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
 from psnode.jobs.planning.search.codec_curves import fitted_curves
 from psnode.jobs.planning.search.grouping import CodecCandidate
-from psnode.plan.coding import SegmentCoding
-from psnode.plan.groups import Segment
+from psnode.plans.coding import SegmentCoding
+from psnode.plans.groups import Segment
 
 DENSE_FLAGS = "dense"
 _GROUPINGS = ("layer", "bytes", "model")

@@ -12,8 +12,8 @@ from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate
 from psnode.jobs.planning.search.measured_candidates import codec_pairs, measure_candidates
 from psnode.jobs.planning.search.ways import Way, Ways
-from psnode.plan.plan_file import PlanFile, stated_settings
-from psnode.plan.prediction import Prediction
+from psnode.plans.plan_file import PlanFile, stated_settings
+from psnode.plans.prediction import Prediction
 
 
 @dataclass(frozen=True)

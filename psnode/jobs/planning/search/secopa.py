@@ -26,8 +26,8 @@ from psnode.errors import ConfigurationError
 from psnode.jobs.planning.profile import TensorTimes
 from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice
 from psnode.jobs.planning.search.step_clocks import StepClocks
-from psnode.plan.groups import IDENTITY
-from psnode.plan.rule import PARTITION
+from psnode.plans.groups import IDENTITY
+from psnode.plans.rule import PARTITION
 
 MOST_PARTS = 8
 

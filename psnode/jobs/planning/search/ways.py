@@ -24,8 +24,8 @@ from psnode.jobs.planning.search.labels import searched
 from psnode.jobs.planning.search.mergecomp import merged, merged_while_it_gains
 from psnode.jobs.planning.search.secopa import secopa
 from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import plan_of
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import plan_of
 
 _SIMULATED = 5  # groupings of a search, of which the quickest in the simulation counts
 _PARTS = (1, 2, 4)  # numbers of equal parts in which a group may travel
@@ -72,7 +72,7 @@ class Ways:
         self._all = StepClocks(profile, candidates, scenario, self._rules)
 
     def rule(self) -> Way:
-        """Return the way of psnode.plan.rule."""
+        """Return the way of psnode.plans.rule."""
         costs = planned_costs(self._by_rule(), self._profile.tensors, self._candidates[0])
         return Way(RULE, None, costs, job_step(self._profile, costs, self._scenario))
 

@@ -26,9 +26,9 @@ from psnode.jobs.planning.search.grouping import (
     grouped_plan,
     planned_costs,
 )
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.rule import PARTITION, make_plan
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.rule import PARTITION, make_plan
 from psnode.protocol import wire
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round

@@ -15,8 +15,8 @@ from psnode.jobs.planning.search.grouping import CodecCandidate, grouped_costs, 
 from psnode.jobs.planning.search.labels import searched
 from psnode.jobs.planning.search.measured_candidates import codec_pairs, coding_error, measure_candidates
 from psnode.jobs.planning.search.step_clocks import StepClocks
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Tensor
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Tensor
 from psnode.worker import inspection
 
 MODEL = {"network": "FC", "dataset": "synthetic", "synthetic_shape": (1, 8, 8), "batch_size": 4, "threads": 1}

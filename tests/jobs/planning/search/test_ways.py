@@ -15,8 +15,8 @@ from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning import profiling
 from psnode.jobs.planning.search.ways import NAMES, Ways, way_table
-from psnode.plan.groups import IDENTITY
-from psnode.plan.plan_file import PlanFile
+from psnode.plans.groups import IDENTITY
+from psnode.plans.plan_file import PlanFile
 from psnode.worker import inspection
 from tests.jobs.planning.search.step_cases import random_candidate, random_profile, random_scenario
 from tests.jobs.planning.test_profiling import OPTIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from psnode.plan.groups import Group, Plan, Tensor
+from psnode.plans.groups import Group, Plan, Tensor
 
 
 @dataclass(frozen=True)

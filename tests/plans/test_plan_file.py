@@ -16,10 +16,10 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.flat_model import describe
 from psnode.jobs.dry_run import dry_run
 from psnode.jobs.job import run
-from psnode.plan.groups import IDENTITY, Plan, Tensor
-from psnode.plan.plan_file import PlanFile, stated_settings
-from psnode.plan.prediction import Prediction
-from psnode.plan.rule import plan_of
+from psnode.plans.groups import IDENTITY, Plan, Tensor
+from psnode.plans.plan_file import PlanFile, stated_settings
+from psnode.plans.prediction import Prediction
+from psnode.plans.rule import plan_of
 from psnode.records.metrics import METRICS, read_records
 from psnode.tasks.loading import make_task
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from psnode.codecs import get_codec
 from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
-from psnode.plan.groups import IDENTITY, Plan, Tensor
-from psnode.plan.rule import MAX_SEGMENT, PARTITION, GroupBy, make_plan
+from psnode.plans.groups import IDENTITY, Plan, Tensor
+from psnode.plans.rule import MAX_SEGMENT, PARTITION, GroupBy, make_plan
 
 shapes = st.lists(st.integers(0, 70), min_size=0, max_size=4).map(tuple)
 

@@ -12,8 +12,8 @@ from psnode.codecs.rng import Key
 from psnode.config.effects import CLIPPED
 from psnode.config.scheme import Scheme
 from psnode.feedback import get_feedback
-from psnode.plan.coding import Coding, SegmentCoding
-from psnode.plan.groups import Plan, Segment
+from psnode.plans.coding import Coding, SegmentCoding
+from psnode.plans.groups import Plan, Segment
 
 TOP, QUANTISED, SMALL = (32, 128), (64, 64), (10,)
 PLAN = Plan.from_dict(

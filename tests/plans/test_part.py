@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psnode.plan.groups import Plan, Tensor
-from psnode.plan.part import all_of, part_of
-from psnode.plan.rule import make_plan
+from psnode.plans.groups import Plan, Tensor
+from psnode.plans.part import all_of, part_of
+from psnode.plans.rule import make_plan
 
 
 def plan_of(sizes: list[int], group_bytes: int) -> Plan:

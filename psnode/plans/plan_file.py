@@ -16,9 +16,9 @@ from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SETTINGS
 from psnode.errors import ConfigurationError
-from psnode.plan.coding import Coding
-from psnode.plan.groups import Plan
-from psnode.plan.prediction import Prediction
+from psnode.plans.coding import Coding
+from psnode.plans.groups import Plan
+from psnode.plans.prediction import Prediction
 
 FORMAT = 1
 _GROUPING = ("small_tensors", "min_compress_bytes", "group_by", "group_bytes")  # settings by which the rule makes a plan

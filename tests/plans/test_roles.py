@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psnode.plan.roles import MASTER, Layout
+from psnode.plans.roles import MASTER, Layout
 
 
 @pytest.mark.parametrize(("size", "spares"), [(2, 0), (5, 0), (5, 1), (6, 3)])

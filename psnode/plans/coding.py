@@ -18,7 +18,7 @@ from psnode.config.names import DENSE
 from psnode.config.ratios import phases
 from psnode.config.scheme import Scheme
 from psnode.feedback import Feedback, Gathering, get_feedback
-from psnode.plan.groups import IDENTITY, Plan, Segment
+from psnode.plans.groups import IDENTITY, Plan, Segment
 
 ALL = 0  # in place of a rank: all workers of a step share one key, so that their payloads can be merged
 

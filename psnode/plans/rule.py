@@ -11,8 +11,8 @@ from psnode.codecs.registry import known_codec
 from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError
-from psnode.plan.coding import is_in_vain
-from psnode.plan.groups import IDENTITY, Group, Plan, Segment, Tensor
+from psnode.plans.coding import is_in_vain
+from psnode.plans.groups import IDENTITY, Group, Plan, Segment, Tensor
 
 GroupBy = Literal["layer", "bytes", "model"]
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
