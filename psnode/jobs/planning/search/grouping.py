@@ -110,11 +110,13 @@ def grouped_costs(
 ) -> SchemeCosts:
     """Return the costs of a grouping by the candidates' curves, for psnode.jobs.planning.job_step. KeyError for unknown names.
 
-    A part of a group is ready when the group's last tensor is, and needed when its first tensor is. `bookkeeping` is the mean of
-    all frames.
+    A part of a group is ready when the group's last tensor is, and needed when its first tensor is. A group without a coded
+    coordinate travels alike under all candidates: it has the costs of a candidate that codes nothing, if there is one.
+    `bookkeeping` is the mean of all frames.
     """
     chosen, by_name = rules or SmallTensorRules(), {tensor.name: tensor for tensor in tensors}
     by_flags = {candidate.flags: candidate for candidate in candidates}
+    bare = next((candidate for candidate in candidates if candidate.codec == IDENTITY), None)
     found, extra, kept = list[GroupCosts](), 0.0, 0.0
     for group in groups:
         candidate, members = by_flags[group.flags], [by_name[name] for name in group.names]
@@ -122,6 +124,7 @@ def grouped_costs(
         coded = sum(
             size for size, tensor in zip(sizes, members, strict=True) if chosen.codes(tensor.name, tensor.shape, candidate.codec)
         )
+        candidate = candidate if coded or bare is None else bare
         ready, needed = max(tensor.ready for tensor in members), min(tensor.needed for tensor in members)
         for part in range(group.parts):
             here, all_here = (_share(count, part, group.parts) for count in (coded, sum(sizes)))

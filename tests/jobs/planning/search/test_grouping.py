@@ -123,6 +123,8 @@ def test_costs_are_those_of_the_curves_at_the_plan_s_sizes() -> None:
     ]
     assert (found.extra, found.bookkeeping, found.lossy) == (0.75, pytest.approx((2 * first + 20 + 5 * 3209) / 3), True)
     assert not grouped_costs(times, [GroupChoice(tuple(each.name for each in times), "dense")], candidates).lossy
+    for chosen, expected in ((candidates, 20 + 5 * 100), (candidates[:1], 10 + 4 * 100)):
+        assert [group.up for group in grouped_costs(times, [GroupChoice(("c.bias",), "qsgd")], chosen).groups] == [expected]
 
 
 def test_a_plan_costs_as_much_as_the_same_groups() -> None:
