@@ -44,7 +44,7 @@ Places = npt.NDArray[np.int64]
 GRID = 1e-3  # of the least conceivable step
 LEAST_NODE = 4096  # coordinates of a tensor that ends a group
 LEAST_PART = 4 * PARTITION  # coordinates of a part of a group, so that parts cut at multiples of PARTITION are about equal
-SLACK = 0.002
+SLACK = 0.002  # relative
 _COARSER = (30, 6)  # grids of searches before the last one, whose answers bound it from above
 _FIRST_GUESSES = 16  # the most groups of equal size that are tried before the search
 _FEW_TENSORS = 32
@@ -77,12 +77,15 @@ def searched(
     """Return the `best` quickest groupings that the search ends with, quickest first; fewer if fewer remain.
 
     The first one is the quickest of all that keep the `budget`, or nearly so with a `grid`; see above. The others are the
-    quickest that were met. The step of the grid is `grid` times a lower bound of the step; 0: no grid.
-    `least_node`: groups end after tensors of at least this many coordinates only; by default after all of a model of few tensors,
-    and after those of LEAST_NODE coordinates of others. `parts`: numbers of equal parts in which a group may travel; a part has
-    LEAST_PART coordinates or more. `budget`: the largest `error` of a grouping, by
-    default that of the model's first candidate wherever it codes, which is the scheme's own. The grid also applies to errors, as
-    a part of the budget, if codecs with a larger error than the budget are among the candidates.
+    quickest that were met, and often differ little. A group without a coded tensor has a candidate that codes nothing, if
+    there is one.
+
+    `budget`: the largest `error` of a grouping, by default that of the model's first candidate wherever it codes, which is the
+    scheme's own. `grid`: the grid's step as a part of a lower bound of the training step, and of the budget; 0: no grid. If a
+    candidate's error exceeds the budget, labels are also compared by error, and the bound above is that of the best grouping
+    whose error is k grid steps below the budget. `least_node`: groups end after tensors of at least this many coordinates only;
+    by default after every tensor of a model of few, and else after those of LEAST_NODE coordinates. `parts`: numbers of equal
+    parts in which a group may travel; a part has LEAST_PART coordinates or more.
 
     Raises ConfigurationError if no grouping keeps the budget.
     """
