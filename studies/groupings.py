@@ -3,43 +3,29 @@
 For each network the passes are measured, and the curves of the scheme and of the codecs that may share its plan. Everything else
 is computed: the step of every grouping by psnode.jobs.planning.job_step, and by the model that the search uses.
 
-The ways are: one group; the best two and three groups of MergeComp; a group a tensor; the rule of psnode.plan.rule; searches with
-the scheme's codec alone, with all codecs, and with all codecs and groups in parts; and SeCoPa's decisions for each gradient, by
-the sum of an exchange's stages, and by stages side by side. A search gives its five best groupings, and those of the searches
+The ways are: one group; the best two and three groups of MergeComp; a group a tensor; the rule of psnode.plans.rule; searches
+with the scheme's codec alone, with all codecs, and with all codecs and groups in parts; and SeCoPa's decisions for each gradient,
+by the sum of an exchange's stages, and by stages side by side. A search gives its five best groupings, and those of the searches
 before it; the one that is quickest in the simulation counts.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from psnode.bench.contest.contenders import Psnode
-from psnode.config import Config
 from psnode.config.amounts import rate_of
 from psnode.config.declaration import option
 from psnode.config.load import load
-from psnode.config.resolve import resolve
-from psnode.jobs.planning.job_step import job_step
-from psnode.jobs.planning.profile import Profile, SchemeCosts
 from psnode.jobs.planning.scenario import Scenario
-from psnode.jobs.planning.search.grouping import CodecCandidate, GroupChoice, SmallTensorRules, grouped_costs, planned_costs
-from psnode.jobs.planning.search.labels import searched
-from psnode.jobs.planning.search.measured_candidates import codec_pairs, measure_candidates
-from psnode.jobs.planning.search.mergecomp import merged
-from psnode.jobs.planning.search.secopa import secopa
-from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
-from psnode.plan.groups import IDENTITY, Tensor
-from psnode.plan.rule import plan_of
+from psnode.jobs.planning.search.plan_search import PlanSearch
+from psnode.jobs.planning.search.ways import Way, Ways
 from studies.harness import Column, Found, Row, Study, main
 
 _ROUND_TRIP = 2e-4
-_SIMULATED = 5  # groupings of a search
-ONE, TWO, THREE, EACH, RULE = "one group", "MergeComp, two", "MergeComp, three", "a group a tensor", "today's rule"
-OWN, ALL, PARTS = "searched, own codec", "searched, all codecs", "searched, all, in parts"
-SUMS, SIDES = "SeCoPa", "SeCoPa, side by side"
 
 
 @dataclass(frozen=True)
@@ -54,77 +40,40 @@ class Options:
     batch: int = option(16, "Examples of a worker's step.", minimum=1)
 
 
-class Way(NamedTuple):
-    """A way to group: its `name`, its costs, and the shares of all coordinates that each candidate sends.
-
-    `seconds`: of a step in the model of the search; None for ways that it cannot express.
-    """
-
-    name: str
-    costs: SchemeCosts
-    shares: Mapping[str, float]
-    seconds: float | None
-
-
 def measure(options: Options) -> Found:
     """Return a row for each network, rate and way.
 
-    `seconds`: of a step in the simulation; `modelled`: in the model of the search; `sent`: bytes of a worker; `shares`: see Way.
+    `seconds`: of a step in the simulation; `modelled`: in the model of the search; `sent`: bytes of a worker; `shares`: of all
+    coordinates by candidate.
     """
     rows = list[dict[str, Any]]()
     for network in options.network:
         base = {"network": network, "dataset": "synthetic", "batch_size": options.batch, "threads": 1, "lr": 0.01}
         config = load(base | Psnode(options.scheme).settings, {})
-        pairs = codec_pairs(options.scheme, config)
-        profile, candidates = measure_candidates(
+        search, profile = PlanSearch.measured(
+            options.scheme,
             config,
-            pairs,
             lambda line, network=network: print(f"{network}: {line}", file=sys.stderr, flush=True),  # type: ignore[misc]
         )
         for rate in options.rate:
             scenario = Scenario(options.workers, None if rate == "none" else rate_of(rate), _ROUND_TRIP, options.host_cores)
-            for way in ways(profile, candidates, scenario, config):
-                seconds = job_step(profile, way.costs, scenario).seconds
+            for way in ways(search.ways(profile, scenario)):
                 rows.append(
                     {
                         "network": network, "rate": rate, "title": f"{network}, {rate}", "way": way.name,
-                        "groups": len(way.costs.groups), "seconds": seconds, "modelled": way.seconds,
-                        "passes": profile.passes, "sent": sum(group.up for group in way.costs.groups), "shares": dict(way.shares),
+                        "groups": len(way.costs.groups), "seconds": way.step.seconds, "modelled": way.modelled,
+                        "passes": profile.passes, "sent": way.sent,
+                        "shares": dict(way.shares(profile)) or {options.scheme: 1.0},
                     }
                 )  # fmt: skip
     return Found(rows)
 
 
-def ways(profile: Profile, candidates: Sequence[CodecCandidate], scenario: Scenario, config: Config) -> Iterator[Way]:
-    """Yield all ways to group the profile's tensors. The first candidate is the scheme's own."""
-    rules, own = SmallTensorRules.of(config), candidates[:1]
-    alone, mixed = StepClocks(profile, own, scenario, rules), StepClocks(profile, candidates, scenario, rules)
-    count = len(profile.tensors)
-
-    def way(name: str, groups: Sequence[GroupChoice], seconds: float | None = None) -> Way:
-        sizes = {tensor.name: tensor.nbytes // 4 for tensor in profile.tensors}
-        shares = dict.fromkeys((candidate.flags for candidate in candidates), 0.0)
-        for group in groups:
-            shares[group.flags] += sum(sizes[each] for each in group.names) / sum(sizes.values())
-        return Way(name, grouped_costs(profile.tensors, groups, candidates, rules), shares, seconds)
-
-    for name, groups in ((ONE, 1), (TWO, 2), (THREE, 3)):
-        if groups <= len(joined_small(profile.tensors, 0)):
-            found = merged(alone, groups)
-            yield way(name, found.groups, found.seconds)
-    bare = next((place for place, candidate in enumerate(candidates) if candidate.codec == IDENTITY), 0)
-    coded = [rules.codes(tensor.name, tensor.shape, own[0].codec) for tensor in profile.tensors]
-    single = mixed.grouping(range(1, count + 1), [0 if each else bare for each in coded])
-    yield way(EACH, single.groups, single.seconds)
-    plan = plan_of([Tensor(each.name, each.shape) for each in profile.tensors], resolve(config), config)
-    yield Way(RULE, planned_costs(plan, profile.tensors, own[0]), {own[0].flags: 1.0}, None)
-    options = list[Way]()
-    for name, clocks, counts in ((OWN, alone, (1,)), (ALL, mixed, (1,)), (PARTS, mixed, (1, 2, 4))):
-        options += [way(name, each.groups, each.seconds) for each in searched(clocks, best=_SIMULATED, parts=counts)]
-        yield min(options, key=lambda each: job_step(profile, each.costs, scenario).seconds)._replace(name=name)
-    if len(candidates) > 1:
-        yield way(SUMS, secopa(mixed))
-        yield way(SIDES, secopa(mixed, overlapped=True))
+def ways(found: Ways) -> Iterator[Way]:
+    """Yield all ways to group the tensors."""
+    alone = [found.mergecomp(1), found.mergecomp(2), found.mergecomp(3), found.each_tensor(), found.rule()]
+    papers = [found.secopa(), found.secopa(overlapped=True)]
+    yield from (way for way in (*alone, *found.searched(), *papers) if way is not None)
 
 
 def _modelled(row: Row) -> str:

@@ -36,7 +36,9 @@ import numpy
 from tests.forking import ROOT
 from tests.forking.client import facts
 
-PACKAGES = ("cli", "codecs", "config", "exchange", "feedback", "jobs", "master", "plans", "protocol", "records", "tasks", "worker")
+PACKAGES = (
+    "cli", "codecs", "config", "exchange", "feedback", "jobs", "master", "plans", "protocol", "records", "tasks", "worker",
+)  # fmt: skip
 OPTIONAL = {"cupy", "mpi4py.MPI", "tensorboard", "torchvision", "transformers"}  # imported only by the ranks that need them
 _IMPORTS = (
     "ATEN",

@@ -12,7 +12,8 @@ from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate
-from studies.groupings import ALL, EACH, ONE, OWN, PARTS, RULE, SIDES, STUDY, SUMS, THREE, TWO, Options, ways
+from psnode.jobs.planning.search.ways import EACH, IN_PARTS, MIXED, ONE, OWN, RULE, SECOPA, SIDES, THREE, TWO, Ways
+from studies.groupings import STUDY, Options, ways
 from studies.harness import page
 from tests.jobs.planning.search.step_cases import random_candidate, random_profile
 
@@ -30,21 +31,22 @@ def costs() -> tuple[Profile, list[CodecCandidate]]:
 def test_every_way_has_its_groups_and_searches_with_more_choices_are_no_slower(
     costs: tuple[Profile, list[CodecCandidate]],
 ) -> None:
-    found = {way.name: way for way in ways(*costs, SCENARIO, load({"scheme": "qsgd"}, {}))}
-    assert list(found) == [ONE, TWO, THREE, EACH, RULE, OWN, ALL, PARTS, SUMS, SIDES]
+    found = {way.name: way for way in ways(Ways(*costs, SCENARIO, load({"scheme": "qsgd"}, {})))}
+    assert list(found) == [ONE, TWO, THREE, EACH, RULE, OWN, MIXED, IN_PARTS, SECOPA, SIDES]
     assert [len(found[name].costs.groups) for name in (ONE, TWO, THREE, EACH)] == [1, 2, 3, 6]
     size = sum(tensor.nbytes // 4 for tensor in costs[0].tensors)
     assert all(sum(group.coded + group.plain for group in way.costs.groups) == size for way in found.values())
-    assert all(sum(way.shares.values()) == pytest.approx(1.0) for way in found.values())
+    assert all(sum(way.shares(costs[0]).values()) == pytest.approx(float(way.groups is not None)) for way in found.values())
     steps = {name: job_step(costs[0], way.costs, SCENARIO).seconds for name, way in found.items()}
-    assert steps[OWN] >= steps[ALL] >= steps[PARTS]
+    assert steps == {name: way.step.seconds for name, way in found.items()}
+    assert steps[OWN] >= steps[MIXED] >= steps[IN_PARTS]
 
 
 def test_a_scheme_that_shares_its_plan_with_no_codec_has_no_selective_compression(
     costs: tuple[Profile, list[CodecCandidate]],
 ) -> None:
-    found = [way.name for way in ways(costs[0], costs[1][:1], SCENARIO, load({"scheme": "qsgd"}, {}))]
-    assert found == [ONE, TWO, THREE, EACH, RULE, OWN, ALL, PARTS]
+    found = [way.name for way in ways(Ways(costs[0], costs[1][:1], SCENARIO, load({"scheme": "qsgd"}, {})))]
+    assert found == [ONE, TWO, THREE, EACH, RULE, OWN, MIXED, IN_PARTS]
 
 
 def test_the_page_has_a_table_for_each_network_and_rate() -> None:

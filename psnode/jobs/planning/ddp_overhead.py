@@ -13,6 +13,9 @@ from psnode.jobs.planning.host_costs import median_seconds
 if TYPE_CHECKING:
     from psnode.jobs.planning.step_rigs import TimedModel
 
+# The last group outlives its use. A thread of gloo may hold a work, and thereby the group, for a moment longer than this thread
+# does; if it then ends the group, it waits for its own end, and the process aborts ("Resource deadlock avoided").
+_kept: list[object] = []
 _WARMUP = 4  # DDP orders its buckets anew after the first step, and PowerSGD begins in the third
 
 
@@ -35,6 +38,7 @@ def _group() -> Iterator[None]:
     from torch import distributed
 
     distributed.init_process_group("gloo", store=vars(distributed)["HashStore"](), rank=0, world_size=1)
+    _kept[:] = [vars(distributed)["group"].WORLD]
     try:
         yield
     finally:

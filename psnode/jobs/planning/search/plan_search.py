@@ -12,6 +12,7 @@ from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate
 from psnode.jobs.planning.search.measured_candidates import codec_pairs, measure_candidates
 from psnode.jobs.planning.search.ways import Way, Ways
+from psnode.plans.groups import IDENTITY
 from psnode.plans.plan_file import PlanFile, stated_settings
 from psnode.plans.prediction import Prediction
 
@@ -37,7 +38,12 @@ class PlanSearch:
         return Ways(profile, self.candidates, scenario, self.config)
 
     def file(self, ways: Ways, way: Way, workers: int, source: str) -> PlanFile:
-        """Return the plan file of a way. `source`: the origin of its prediction, for people."""
+        """Return the plan file of a way. `source`: the origin of its prediction, for people.
+
+        If no group is coded, the scheme is dense: another one would code the changes of the weights.
+        """
         prediction = Prediction(way.step.seconds, workers, source, way.step.binds)
         told = (f"{self.name} in groups by {way.name}", f"{milliseconds(way.step.seconds)} a step are predicted")
-        return PlanFile(ways.plan(way), stated_settings(self.config), prediction, told)
+        plan = ways.plan(way)
+        is_coded = any(segment.codec != IDENTITY for segment in plan.segments)
+        return PlanFile(plan, stated_settings(self.config) if is_coded else {"scheme": "dense"}, prediction, told)

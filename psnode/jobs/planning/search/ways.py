@@ -30,9 +30,9 @@ from psnode.plans.rule import plan_of
 _SIMULATED = 5  # groupings of a search, of which the quickest in the simulation counts
 _PARTS = (1, 2, 4)  # numbers of equal parts in which a group may travel
 ONE, TWO, THREE, EACH = "one group", "MergeComp, two", "MergeComp, three", "a group a tensor"
-RULE, MERGECOMP, SECOPA, SIDES = "rule", "MergeComp", "SeCoPa", "SeCoPa, side by side"
-NAMES = (RULE, MERGECOMP.lower(), SECOPA.lower())  # as options spell them
-OWN, MIXED, IN_PARTS = "searched, own codec", "searched, all codecs", "searched, in parts"
+RULE, MERGECOMP, SECOPA, SIDES = "today's rule", "MergeComp", "SeCoPa", "SeCoPa, side by side"
+NAMES = ("rule", "mergecomp", "secopa")  # as options spell them
+OWN, MIXED, IN_PARTS = "searched, own codec", "searched, all codecs", "searched, all, in parts"
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,7 @@ class Ways:
 
     def named(self, name: str) -> Way:
         """Return a way of NAMES. Raises ConfigurationError if the model or the scheme has no such way."""
-        known: dict[str, Callable[[], Way | None]] = {
-            RULE: self.rule, MERGECOMP.lower(): self.mergecomp, SECOPA.lower(): self.secopa,
-        }  # fmt: skip
+        known: dict[str, Callable[[], Way | None]] = dict(zip(NAMES, (self.rule, self.mergecomp, self.secopa), strict=True))
         found = known[name]()
         if found is None:
             raise ConfigurationError(f"--groups {name} has no meaning here: all groups of this scheme have the same codec")

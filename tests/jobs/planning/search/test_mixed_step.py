@@ -13,7 +13,7 @@ from psnode.config.resolve import resolve
 from psnode.jobs.planning import step_rigs
 from psnode.jobs.planning.search.grouping import GroupChoice, grouped_plan
 from psnode.jobs.planning.step_rigs import Exchanging, TimedModel
-from psnode.plan.groups import Plan, Tensor
+from psnode.plans.groups import Plan, Tensor
 from psnode.protocol.wire import HEADER_BYTES
 from psnode.tasks.loading import make_task
 from psnode.worker import inspection

@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning import profiling
-from psnode.jobs.planning.search.ways import NAMES, Ways, way_table
+from psnode.jobs.planning.search.ways import MERGECOMP, MIXED, NAMES, RULE, SECOPA, Ways, way_table
 from psnode.plans.groups import IDENTITY
 from psnode.plans.plan_file import PlanFile
 from psnode.worker import inspection
@@ -43,7 +43,7 @@ def test_every_way_has_a_plan_with_its_groups_and_its_codecs(seed: int) -> None:
     found = ways.compared()
     seconds = [way.step.seconds for way in found]
     assert seconds == sorted(seconds)
-    assert {"rule", "MergeComp", "SeCoPa", "searched, all codecs"} <= {way.name for way in found}
+    assert {RULE, MERGECOMP, SECOPA, MIXED} <= {way.name for way in found}
     for way in (*found, ways.each_tensor()):
         plan = ways.plan(way)
         assert {tensor.name for tensor in plan.tensors} == {tensor.name for tensor in profile.tensors}
@@ -70,7 +70,7 @@ def test_a_search_is_never_slower_than_a_narrower_one() -> None:
 def test_names_without_a_meaning_are_refused() -> None:
     draw = random.Random(1)
     ways = Ways(random_profile(draw, 3), [random_candidate(draw, 0)], random_scenario(draw), Config(scheme="qsgd"))
-    assert [ways.named(name).name for name in NAMES[:2]] == ["rule", "MergeComp"]
+    assert [ways.named(name).name for name in NAMES[:2]] == [RULE, MERGECOMP]
     with pytest.raises(ConfigurationError, match="--groups secopa has no meaning here"):
         ways.named("secopa")
     assert ways.mergecomp(4) is None
@@ -85,7 +85,7 @@ def test_a_run_follows_the_groups_that_the_command_saves(
     assert main([*asked, "--", *OPTIONS, "--scheme", "qsgd"]) == 0
     shown = capsys.readouterr().out
     assert "groups of qsgd" in shown
-    assert {"rule", "MergeComp", "SeCoPa"} <= {line.split("  ")[1] for line in shown.splitlines() if line.startswith("  ")}
+    assert {RULE, MERGECOMP, SECOPA} <= {line.split("  ")[1] for line in shown.splitlines() if line.startswith("  ")}
     found = PlanFile.load(file)
     assert found.settings == {"scheme": "qsgd"}
     assert found.prediction is not None
