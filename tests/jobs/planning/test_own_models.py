@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import psnode
 from psnode.cli import main
 from psnode.config.load import load
 from psnode.errors import ConfigurationError
-from psnode.jobs.planning import profiling
 from psnode.jobs.planning.own_model import OwnModelPlan
 from psnode.jobs.planning.profile import Profile
 from psnode.tasks.loading import make_task
@@ -34,17 +33,7 @@ from tests.test_docs import python_blocks
 ROOT = Path(__file__).parents[3]
 SHAPES = [(800, 64), (800,), (500, 800), (500,), (10, 500), (10,)]  # of FC on images of 1 x 8 x 8
 FRAME = 52  # bytes of a frame's header: docs/wire-format.md
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_steps() -> Iterator[None]:
-    """Measure a few steps of everything: the tests check no times. This process is not forked, and gets no process group."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "_SECONDS", 0.02)
-        patch.setattr(inspection, "unwatchable", lambda model: "")  # other tests compile models in this process
-        patch.setattr(profiling, "overheads", lambda *_: {"fp32": 0.001})
-        patch.setattr(profiling, "crowding", lambda *_: 0.9)
-        yield
+pytestmark = pytest.mark.usefixtures("few_steps")
 
 
 def small() -> nn.Sequential:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,11 @@ from psnode.jobs.planning.profiling import measure
 from psnode.jobs.planning.scenario import GOODPUT
 from psnode.plans.plan_file import PlanFile
 from psnode.records.metrics import METRICS, read_records
-from psnode.worker import inspection
 
 MODEL = {"network": "FC", "dataset": "synthetic", "synthetic_shape": (1, 8, 8), "batch_size": 4, "threads": 1}
 SCHEMES = {"dense": {"scheme": "dense"}, "topk": {"scheme": "topk"}}
 OPTIONS = ["--network", "FC", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", "4", "--threads", "1"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_steps() -> Iterator[None]:
-    """Measure a few steps of everything: the tests check no times."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "_SECONDS", 0.02)
-        patch.setattr(inspection, "unwatchable", lambda model: "")  # other tests compile models in this process
-        # other tests may have left threads in this process, which is therefore not forked, and gets no process group
-        patch.setattr(profiling, "overheads", lambda *_: {"fp32": 0.001})
-        patch.setattr(profiling, "crowding", lambda *_: 0.9)
-        yield
+pytestmark = pytest.mark.usefixtures("few_steps")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,24 +12,11 @@ from psnode.cli import main
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
-from psnode.jobs.planning import profiling
 from psnode.jobs.planning.search.ways import MERGECOMP, MIXED, NAMES, RULE, SECOPA, Ways, way_table
 from psnode.plans.groups import IDENTITY
 from psnode.plans.plan_file import PlanFile
-from psnode.worker import inspection
 from tests.jobs.planning.search.step_cases import random_candidate, random_profile, random_scenario
 from tests.jobs.planning.test_profiling import OPTIONS
-
-
-@pytest.fixture
-def few_steps() -> Iterator[None]:
-    """Measure a few steps of everything: the tests check no times. This process is not forked, and gets no process group."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "_SECONDS", 0.02)
-        patch.setattr(inspection, "unwatchable", lambda model: "")  # other tests compile models in this process
-        patch.setattr(profiling, "overheads", lambda *_: {"fp32": 0.001})
-        patch.setattr(profiling, "crowding", lambda *_: 0.9)
-        yield
 
 
 @pytest.mark.parametrize("seed", range(12))

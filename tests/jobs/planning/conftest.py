@@ -1,0 +1,25 @@
+"""Measurements of a few steps, for tests that check no times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from psnode.jobs.planning import profiling
+from psnode.worker import inspection
+
+
+@pytest.fixture(scope="module")
+def few_steps() -> Iterator[None]:
+    """Measure a few steps of everything.
+
+    Other tests may have compiled models in this process or left threads in it, which is therefore not forked and gets no process
+    group.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "_SECONDS", 0.02)
+        patch.setattr(inspection, "unwatchable", lambda model: "")
+        patch.setattr(profiling, "overheads", lambda *_: {"fp32": 0.001})
+        patch.setattr(profiling, "crowding", lambda *_: 0.9)
+        yield
