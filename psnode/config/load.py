@@ -17,7 +17,7 @@ from psnode.config.declaration import nearest, read_toml
 from psnode.config.files import read_json
 from psnode.config.names import locate_logger, locate_task
 from psnode.config.plain_json import to_json
-from psnode.config.train_settings import AUTO, EARLIER_DEFAULTS
+from psnode.config.train_settings import AUTO, BY_RULE, BY_TRIAL, EARLIER_DEFAULTS
 from psnode.errors import ConfigurationError
 
 PREFIX = "PSNODE_"
@@ -53,10 +53,14 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     if config.resume:
         recorded = _recorded(config.directory)
         check_trust(config.directory, recorded, values, trusted=config.trust_run)
+        directory = config.directory  # a plan may have given the run another scheme than the one that names its directory
         config = Config(**{**_meant(recorded, values), **values})
+        config = config if config.directory == directory else replace(config, train_dir=directory)
         if "threads" not in values and (asked := asked_threads(environment)) is not None:
             config = replace(config, threads=asked)
     config.validate(given)
+    if config.plan not in (BY_RULE, BY_TRIAL) and "scheme" in stated and not config.resume:
+        raise ConfigurationError("--plan FILE has the scheme of its plan: leave --scheme out")
     # the record must mean the same to an evaluator that was started in another directory
     if config.data_dir:
         config = replace(config, data_dir=config.data_dir.expanduser().absolute())

@@ -109,10 +109,10 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Sum
 def _prediction(run: RunDirectory, steps: int, workers: int) -> dict[str, Any] | None:
     """Return the prediction of a step beside the median of this part's steps; None without one, or after too few steps."""
     predicted = run.prediction
-    seconds = step_seconds(run.path / METRICS, run.resume_point.step + _COLD + 1, steps)
-    if predicted is None or predicted.workers != workers or len(seconds) < _FEWEST:
+    if predicted is None or predicted.workers != workers:
         return None
-    return predicted.beside(statistics.median(seconds))
+    seconds = step_seconds(run.path / METRICS, run.resume_point.step + _COLD + 1, steps)
+    return None if len(seconds) < _FEWEST else predicted.beside(statistics.median(seconds))
 
 
 def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:

@@ -62,9 +62,11 @@ class PlanFile:
             prediction = None if said is None else Prediction.from_dict(said)
             loaded = cls(Plan.from_dict(found["plan"]), given, prediction, tuple(map(str, found["told"])), file)
             Config(**given)
+            if len(loaded.plan.slices()) < len(loaded.plan.tensors):
+                raise ValueError("a tensor has two places")
         except OSError as error:
             raise ConfigurationError(f"--plan {file} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigurationError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ConfigurationError) as error:
             problem = f"{error!s} is missing" if isinstance(error, KeyError) else str(error)
             raise ConfigurationError(
                 f"--plan {file} holds no plan ({problem}): write one with psnode plan --save-plan"
@@ -84,7 +86,7 @@ class PlanFile:
                 raise ConfigurationError(
                     f"--plan {self._path} has {settings()[name].flag} {own}, not {asked}: leave one of the two out"
                 )
-        for name in _GROUPING:
+        for name in () if config.resume else _GROUPING:  # a resumed run has recorded its own
             if getattr(config, name) != getattr(usual, name):
                 raise ConfigurationError(f"--plan {self._path} has groups of its own: leave {settings()[name].flag} out")
         codec = self.settings.get("codec")
@@ -92,7 +94,8 @@ class PlanFile:
             raise ConfigurationError(
                 f"--plan {self._path} executes the code of {codec}: name it with --codec as well, if you trust it"
             )
-        return replace(config, train_dir=config.directory, **self.settings)
+        groups = {name: getattr(usual, name) for name in _GROUPING}
+        return replace(config, train_dir=config.directory, **groups, **self.settings)
 
     def coding(self, config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Coding:
         """Return the coding under `config`, which has the plan's settings, of a model with trained tensors of these `shapes`.

@@ -49,17 +49,22 @@ def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -
         return time.perf_counter() - begin
 
     trip = median(seconds(0, 0) for _ in range(_TRIPS))
-    up, down = _rate(lambda size: seconds(size, 0)), _rate(lambda size: seconds(0, size))
+    up, down = _rate(lambda size: seconds(size, 0), trip), _rate(lambda size: seconds(0, size), trip)
     return LinkRates(trip, len(workers) * up, len(workers) * down)
 
 
-def _rate(seconds: Callable[[int], float]) -> float:
-    """Return the bytes per second of one worker. `seconds`: the time of a frame of so many bytes from each or to each."""
-    size, before, now = _SMALLEST, 0.0, seconds(_SMALLEST)
-    while now < _LONG and size < _LARGEST:
-        size, before = 2 * size, now
+def _rate(seconds: Callable[[int], float], trip: float) -> float:
+    """Return the bytes per second of one worker.
+
+    `seconds`: the time of a frame of so many bytes from each or to each. `trip`: that of an empty one. The last two sizes are
+    timed twice and the shorter time counts, since a pause of the network only makes a time longer.
+    """
+    size, now = _SMALLEST, seconds(_SMALLEST)
+    while now - trip < _LONG and size < _LARGEST:
+        size *= 2
         now = seconds(size)
-    return size / 2 / (now - before) if now > before > 0 else size / now
+    now, before = min(now, seconds(size)), min(seconds(size // 2), seconds(size // 2))
+    return size / 2 / (now - before) if now > before else size / now
 
 
 def answer(link: FrameChannel, frame: Frame) -> None:

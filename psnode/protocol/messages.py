@@ -200,6 +200,7 @@ class Ready(_Message):
     weights; empty if they need not wait.
 
     `host`, `cores` and `arithmetic`: see psnode.exchange.machine. `free`: the free memory of the host in bytes, None if unknown.
+    `streams`: the examples are those of an iterable data set, and come only once.
     """
 
     tensors: list[Any]
@@ -213,6 +214,7 @@ class Ready(_Message):
     cores: int = 1
     arithmetic: dict[str, Any] = field(default_factory=lambda: {"fma": False, "aten": "DEFAULT"})
     free: int | None = None
+    streams: bool = False
 
     @property
     def order(self) -> list[str] | None:

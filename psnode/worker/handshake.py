@@ -78,8 +78,9 @@ class WorkerContext:
 
     def next_start(self) -> Start:
         """Wait for the next PLAN message and return it, and answer PROBE frames. Later frames carry its job digest."""
-        while (frame := self.link.expect(Kind.PLAN, self.patience, Kind.PROBE)).kind is Kind.PROBE:
-            answer(self.link, frame)
+        while (frame := self.link.expect(Kind.PLAN, self.patience, Kind.PROBE, Kind.PING)).kind is not Kind.PLAN:
+            if frame.kind is Kind.PROBE:
+                answer(self.link, frame)
         start = Start.from_bytes(frame.body, MASTER)
         self.link.job = start.job
         return start
@@ -108,6 +109,8 @@ class WorkerContext:
         replica = Replica(model.vector)
         gradients = Gradients(model.parameters, plan, self.device)
         coding = Coding(plan, self.scheme if start.scheme is None else Scheme.from_dict(start.scheme))
+        if config.local is None:  # a plan may have other codecs than those that are known before it
+            prepare(coding, config)
         sampler = replace(self.sampler, sample_offset=start.sample_shift)
         sender = GradientSender(
             coding,
@@ -237,7 +240,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     ready = Ready(
         tensors, None if found.backward is None else [[name, seconds] for name, seconds in found.backward.items()], len(data),
         directory is not None, contents, found.late, found.waits, machine.host, machine.cores, machine.arithmetic,
-        free_memory(),
+        free_memory(), isinstance(data, IterableExamples),
     )  # fmt: skip
     link.send(MASTER, Kind.READY, ready.to_bytes())
     context = WorkerContext(

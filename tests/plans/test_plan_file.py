@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from psnode.cli import main
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
@@ -156,6 +157,8 @@ def test_settings_that_contradict_the_file_are_refused(tmp_path: Path, changed: 
         (lambda found: found["settings"].update(scheme=5), "--scheme must be"),
         (lambda found: found["prediction"].update(step=-1), "cannot be predicted"),
         (lambda found: found["plan"]["groups"].pop(), "groups cover"),
+        (lambda found: found["prediction"].update(workers=1e999), "infinity"),
+        (lambda found: found["plan"]["tensors"].append(found["plan"]["tensors"][0]), "groups cover|two places"),
         (lambda found: found["plan"]["groups"][0][0].__setitem__(0, "zip:level=1"), "zip"),
     ],
 )
@@ -189,3 +192,32 @@ def test_code_in_a_file_is_executed_only_if_it_is_named(tmp_path: Path) -> None:
     file = saved(tmp_path / "plan.json", Plan.from_dict(inside))
     with pytest.raises(ConfigurationError):
         run(replace(MODEL, train_dir=tmp_path / "run", plan=file))
+
+
+def test_a_run_in_the_default_directory_is_resumed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is named after the scheme on the command line, the record holds that of the plan."""
+    monkeypatch.chdir(tmp_path)
+    file = saved(tmp_path / "plan.json", mixed())
+    flags = ["--network", "FC", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", "4", "--no-tensorboard"]
+    train = ["train", "--local", "2", "--threads", "1", "--max-steps", "12", "--quiet", *flags]
+    assert main([*train, "--plan", file, "--stop-after", "5"]) == 0
+    [directory] = (tmp_path / "runs").iterdir()
+    for more in ([], ["--plan", file]):
+        assert main([*train, *more, "--stop-after", str(8 + len(more)), "--resume"]) == 0
+    assert list((tmp_path / "runs").iterdir()) == [directory]
+    assert of(directory)["steps"] == 10
+    assert of(directory, "config.json")["plan"] == mixed().to_dict()
+
+
+def test_a_run_by_the_rule_goes_on_by_a_file_and_keeps_its_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = saved(tmp_path / "plan.json", mixed(), prediction=None)
+    flags = ["--network", "FC", "--dataset", "synthetic", "--synthetic-shape", "1,8,8", "--batch-size", "4", "--no-tensorboard"]
+    train = ["train", "--local", "2", "--threads", "1", "--max-steps", "12", "--train-dir", str(tmp_path / "run"), *flags]
+    assert main([*train, "--scheme", "qsgd", "--stop-after", "4"]) == 0
+    assert main([*train, "--resume", "--plan", file, "--stop-after", "8"]) == 0
+    assert of(tmp_path / "run", "config.json")["plan"] == mixed().to_dict()
+    assert main([*train, "--resume", "--plan", "auto"]) == 0
+    assert "the scheme stays: a resumed run keeps it" in capsys.readouterr().err
+    assert of(tmp_path / "run", "config.json")["config"]["scheme"] == "qsgd"
+    assert main([*train, "--scheme", "qsgd", "--plan", file, "--train-dir", str(tmp_path / "other")]) == 2
+    assert "leave --scheme out" in capsys.readouterr().err

@@ -23,19 +23,32 @@ def takes(
 
 
 @pytest.mark.parametrize("rate", [1e5, 1.25e7, 1.2e8, 1e10])
-@pytest.mark.parametrize("latency", [0.0, 0.04])
+@pytest.mark.parametrize("latency", [0.0, 0.04, 0.5])
 def test_neither_latency_nor_a_burst_changes_the_rate(rate: float, latency: float) -> None:
     sizes: list[int] = []
     model = takes(rate, latency, burst=1 << 13)
-    found = link_rates._rate(lambda size: sizes.append(size) or model(size))  # type: ignore[func-returns-value]
+    found = link_rates._rate(lambda size: sizes.append(size) or model(size), latency)  # type: ignore[func-returns-value]
     assert found == pytest.approx(rate)
-    assert sizes == [sizes[0] << place for place in range(len(sizes))]
+    assert sizes[:-3] == [sizes[0] << place for place in range(len(sizes) - 3)]
+    assert sizes[-3:] == [sizes[-4], sizes[-4] // 2, sizes[-4] // 2]
     assert max(sizes) <= 1 << 23
 
 
 def test_times_that_do_not_grow_give_the_rate_of_the_largest_frame() -> None:
-    assert link_rates._rate(lambda size: 0.01) == pytest.approx((1 << 23) / 0.01)
-    assert link_rates._rate(lambda size: 0.5) == pytest.approx((1 << 14) / 0.5)
+    assert link_rates._rate(lambda size: 0.01, 0.0) == pytest.approx((1 << 23) / 0.01)
+
+
+def test_one_pause_of_the_network_changes_nothing() -> None:
+    """A frame that takes 0.3 s longer ends the growth of the frames, but the sizes that count are timed twice."""
+    model = takes(1.25e8, 0.001, burst=0)
+    for stalled in range(8):
+        calls: list[int] = []
+
+        def seconds(size: int, stalled: int = stalled, calls: list[int] = calls) -> float:
+            calls.append(size)
+            return model(size) + 0.3 * (len(calls) == stalled + 1)
+
+        assert link_rates._rate(seconds, 0.001) == pytest.approx(1.25e8)
 
 
 def test_all_workers_are_asked_and_nothing_is_left_in_the_inboxes() -> None:

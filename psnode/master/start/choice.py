@@ -1,8 +1,8 @@
 """The choice of --plan auto: the run's scheme, bf16 or dense, whichever is fastest in trial steps on the job's own links.
 
 Steps are tried and not computed, since trial steps contain all that limits a step: links, cores that ranks share, other programs.
-A scheme is not tried if its bytes alone would take longer than the best one. Of schemes that are nearly as fast, the one that
-loses least is chosen.
+A scheme is not tried if its bytes alone would take twice as long as the best one. Of schemes that are nearly as fast, the one
+that loses least is chosen.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from psnode.codecs.registry import known_codec
 from psnode.config import Config
 from psnode.config.amounts import milliseconds, rate_text
 from psnode.config.coding_name import coding_name
@@ -26,7 +27,9 @@ from psnode.protocol.link_rates import LinkRates
 NEAR = 1.02  # a scheme that takes at most this multiple of the fastest one's step is as fast
 _CLOSE = 1.2  # schemes within this multiple of the fastest one are tried again
 _AGAIN = 2
-_LESS_LOSSY = ("bf16", DENSE)  # in the order of falling losses
+_SURE = 2  # a scheme is not tried if its bytes alone take so many times the fastest step, by measured rates
+BF16 = "bf16"
+_HALVES = frozenset({"fp16", BF16})
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,16 @@ def candidates(config: Config, scheme: Scheme) -> list[Candidate]:
     A replacement has the run's learning rate and other settings. It is left out if its own learning rate, or a setting, does not
     allow that.
     """
-    found = [Candidate(coding_name(scheme.name, scheme.codec, replaced=bool(config.codec)), config, scheme)]
-    losses = _LESS_LOSSY[_LESS_LOSSY.index(scheme.name) + 1 :] if scheme.name in _LESS_LOSSY else _LESS_LOSSY
-    for name in losses:
+    own, codec = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec)), known_codec(scheme.codec)
+    found = [Candidate(own, config, scheme)]
+    # bf16 keeps fewer bits than fp16, and rounds what a lossless codec keeps
+    others = () if own == DENSE else (DENSE,) if codec.lossless or codec.id in _HALVES else (BF16, DENSE)
+    for name in others:
         settings: dict[str, Any] = {**dict.fromkeys(SETTINGS), "scheme": name}
+        if name == DENSE:  # where these have no effect
+            settings |= {"small_tensors": "plain", "min_compress_bytes": Config().min_compress_bytes}
+        elif scheme.downlink == DENSE:
+            settings["downlink"] = DENSE
         if config.aggregator == CLIPPED:
             settings["aggregator"] = CLIPPED
         try:
@@ -80,7 +89,7 @@ def choose(found: Sequence[Candidate], links: LinkRates, workers: int, trial: Ca
     skipped: dict[str, float] = {}
     for each in sorted(found, key=lambda each: each.least(links, workers)):
         least, best = each.least(links, workers), min(map(median, tried.values()), default=float("inf"))
-        if least > NEAR * best:
+        if least > _SURE * best:
             skipped[each.name] = least
         else:
             tried[each.name] = [trial(each)]

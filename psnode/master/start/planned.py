@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,21 +14,29 @@ from psnode.config import Config
 from psnode.config.amounts import milliseconds
 from psnode.config.schemes import SETTINGS
 from psnode.config.train_settings import BY_RULE, BY_TRIAL
+from psnode.errors import ConfigurationError, StoppedError
 from psnode.exchange.compilation import prepare
 from psnode.exchange.expected import step_bytes
+from psnode.exchange.footprint import footprint
+from psnode.exchange.shard.consistency import rule_of
 from psnode.master.events import Events
+from psnode.master.heartbeat import Heartbeat
+from psnode.master.job_state import stop_reason_of
 from psnode.master.sharding import Sharding
 from psnode.master.start.autotune import group_bytes_for
 from psnode.master.start.choice import Candidate, candidates, choose, ddp_line
-from psnode.master.start.startup import plan_for
+from psnode.master.start.startup import plan_for, require_memory
 from psnode.master.start.trial_run import TrialRun
 from psnode.plans.coding import Coding
 from psnode.plans.groups import Plan
 from psnode.plans.plan_file import PlanFile
 from psnode.plans.prediction import Prediction
-from psnode.protocol.channel import FrameChannel
+from psnode.plans.roles import MASTER
+from psnode.plans.rule import DEFAULT_GROUP_BYTES
+from psnode.protocol.channel import FrameChannel, StopRequest
 from psnode.protocol.link_rates import measure_links
 from psnode.protocol.messages import Ready
+from psnode.protocol.wire import Frame, Kind
 from psnode.records.directory import RunDirectory, saved_config
 
 
@@ -80,31 +89,73 @@ def _by_trial(
     events: Events,
 ) -> RunDirectory:
     """Return the run with the scheme that is fastest in trial steps (psnode.master.start.choice)."""
-    if run.config.local is not None:
-        events.tell("planned", 0, reason="the scheme stays: the workers of --local have no links, and take turns")
+    if reason := _no_choice(run, ready):
+        events.tell("planned", run.resume_point.step, reason=f"the scheme stays: {reason}")
         return run
     answer, workers = ready[min(ready)], len(ready)
-    links = measure_links(link, sorted(ready), run.config.pause_deadline)
 
-    def priced(each: Candidate) -> Candidate:
-        up, down = step_bytes(Coding(plan_for(answer, each.scheme, each.config), each.scheme))
-        return replace(each, up=up, down=down)
+    def coding(each: Candidate) -> Coding:
+        return Coding(plan_for(answer, each.scheme, each.config), each.scheme)
 
     def trial(each: Candidate) -> float:
+        _raise_if_stopped(link, run)
+        prepare(coding(each), each.config)
         plan = plan_for(answer, each.scheme, each.config)
         return TrialRun(link, each.config, each.scheme, model, plan, ready).run(sharding.epochs.steps, sharding.schedule(0))
 
-    choice = choose([priced(each) for each in candidates(run.config, run.scheme)], links, workers, trial)
+    found, left_out = list[Candidate](), list[str]()
+    for each in candidates(run.config, run.scheme):
+        try:
+            if run.config.memory_check and found:  # the memory of the run's own scheme has been checked
+                require_memory(footprint(coding(each), each.config, workers), ready)
+        except ConfigurationError:
+            left_out.append(each.name)
+            continue
+        up, down = step_bytes(coding(each))
+        found.append(replace(each, up=up, down=down))
+    # other ranks hear nothing else while links are measured and workers take long steps
+    with contextlib.closing(Heartbeat(link, range(MASTER + 1, link.transport.size))):
+        links = measure_links(link, sorted(ready), 5 * run.config.pause_deadline)
+        choice = choose(found, links, workers, trial)
+    _raise_if_stopped(link, run)
     nbytes = 4 * sum(math.prod(shape) for _, shape in answer.tensors)
-    for line in (*choice.told, ddp_line(nbytes, links, workers, choice.seconds)):
+    lines = [*choice.told, ddp_line(nbytes, links, workers, choice.seconds)]
+    for line in [*lines, *(f"{name} was not tried: there is too little memory for it" for name in left_out)]:
         events.tell("planned", 0, reason=line)
-    prediction = Prediction(choice.seconds, workers, "trial steps")
+    # trial steps wait for all workers
+    prediction = None if rule_of(run.config, workers).rounds_go_on else Prediction(choice.seconds, workers, "trial steps")
     return replace(run, config=choice.candidate.config, scheme=choice.candidate.scheme, prediction=prediction)
+
+
+def _no_choice(run: RunDirectory, ready: Mapping[int, Ready]) -> str:
+    """Return the reason for which no trial steps can choose the scheme; empty if they can."""
+    if run.resume_point.config is not None:
+        return "a resumed run keeps it"
+    if run.config.local is not None:
+        return "the workers of --local have no links, and take turns"
+    if any(answer.streams for answer in ready.values()):
+        return "trial steps would take examples from an iterable data set"
+    return ""
+
+
+def _raise_if_stopped(link: FrameChannel, run: RunDirectory) -> None:
+    """Raise StoppedError if a rank was asked to stop. Everything else stays in the inbox."""
+    events = []
+    while (event := link.inbox.poll()) is not None:
+        events.append(event)
+    link.inbox.put_back(events)
+    for event in events:
+        if isinstance(event, StopRequest):
+            raise StoppedError(run.resume_point.step, event.reason)
+        if isinstance(event, Frame) and event.kind is Kind.STOP_REQUEST:
+            raise StoppedError(run.resume_point.step, stop_reason_of(event))
 
 
 def _of_file(run: RunDirectory, ready: Mapping[int, Ready], events: Events) -> tuple[RunDirectory, Plan]:
     found = PlanFile.load(Path(run.config.plan))
     coding = found.coding(run.config, {name: tuple(shape) for name, shape in ready[min(ready)].tensors})
+    if run.config.memory_check:
+        require_memory(footprint(coding, run.config, len(ready)), ready)
     prepare(coding, run.config)
     prediction = found.prediction
     if prediction is not None and prediction.workers != len(ready):
@@ -113,4 +164,6 @@ def _of_file(run: RunDirectory, ready: Mapping[int, Ready], events: Events) -> t
         prediction = None
     elif prediction is not None:
         events.tell("planned", run.resume_point.step, reason=f"a step is to take {milliseconds(prediction.step)}")
-    return replace(run, prediction=prediction), found.plan
+    # a run that is resumed by the rule needs a size, as every other run has recorded one
+    config = replace(run.config, group_bytes=DEFAULT_GROUP_BYTES) if run.config.group_by == "bytes" else run.config
+    return replace(run, config=config, prediction=prediction), found.plan

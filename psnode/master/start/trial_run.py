@@ -34,6 +34,7 @@ from psnode.records.timeline import Tracer
 
 ROUNDS = 7
 _COLD = 2  # first rounds, which are measured only if there are no others
+_PATIENCE = 5  # longest wait for a frame, in pause deadlines: large frames take long on slow links
 _LONG = 3.0  # seconds after which no further round begins
 
 
@@ -92,7 +93,7 @@ class TrialRun:
         groups = {group.index for group in self._plan.groups}
         silent, requests = set(self._workers), list[object]()
         while groups or silent:
-            event = self._link.next(self._config.pause_deadline)
+            event = self._link.next(_PATIENCE * self._config.pause_deadline)
             match event:
                 case Frame(kind=Kind.GRADIENT):
                     if not shard.offer(event):

@@ -27,6 +27,17 @@ def test_a_run_may_get_what_loses_less_and_nothing_else() -> None:
     assert names(scheme="qsgd", codec="topk:ratio=0.1", feedback="ef") == ["topk:ratio=0.1", "bf16", "dense"]
     assert names(scheme="bf16") == ["bf16", "dense"]
     assert names(scheme="dense") == ["dense"]
+    assert names(scheme="fp16") == ["fp16", "dense"]  # bf16 keeps fewer bits
+    assert names(scheme="qsgd", codec="bf16") == ["bf16", "dense"]
+    assert names(scheme="qsgd", codec="blosc", downlink="dense") == ["blosc", "dense"]
+    assert names(scheme="dense", codec="topk:ratio=0.1", feedback="ef") == ["topk:ratio=0.1", "bf16", "dense"]
+    assert names(scheme="qsgd", small_tensors="coded") == ["qsgd", "bf16", "dense"]
+    assert names(scheme="qsgd", min_compress_bytes=0) == ["qsgd", "bf16", "dense"]
+
+
+def test_weights_that_go_down_exactly_stay_exact() -> None:
+    config = Config(scheme="qsgd", downlink="dense")
+    assert {each.scheme.downlink for each in candidates(config, resolve(config))} == {"dense"}
 
 
 def test_training_stays_the_same_but_for_what_coding_loses() -> None:
