@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psnode.cli.debugging import debuggable
-from psnode.cli.shared import configure
+from psnode.cli.shared import FiniteRange, configure
 from psnode.config.amounts import rate_of
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     help="Rate of every host's link, such as 100mbit; none: transfers cost no time; repeatable.",
 )  # fmt: skip
 @click.option(
-    "--round-trip", type=click.FloatRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
+    "--round-trip", type=FiniteRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
 )
 @click.option(
-    "--burst", type=click.FloatRange(0), default=0.0, metavar="KB", help="Kilobytes that a link carries at once after a pause."
+    "--burst", type=FiniteRange(0), default=0.0, metavar="KB", help="Kilobytes that a link carries at once after a pause."
 )
 @click.option("--cores", type=click.IntRange(1), help="Cores of every host.  [default: those of this host]")
 @click.option(
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     help="Save the best scheme's plan and prediction for train --plan; with one --rate.",
 )  # fmt: skip
 @click.option(
-    "--groups", type=click.Choice(["rule", "best", "mergecomp", "secopa"]), default="rule", show_default=True,
-    help="Also compare ways to group the tensors of the scheme in OPTIONS, and save the plan of this one.",
+    "--groups", type=click.Choice(["best", "mergecomp", "secopa"]),
+    help="Compare ways to group the tensors of the scheme in OPTIONS, and save the plan of this one.",
 )  # fmt: skip
 @click.option("--explain", is_flag=True, help="Also print how each step's time is spent along the chain that makes it so long.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -62,7 +62,7 @@ def plan(
     profile: Path | None,
     save_plan: Path | None,
     *,
-    groups: str,
+    groups: str | None,
     explain: bool,
     as_json: bool,
     options: tuple[str, ...],
@@ -81,24 +81,24 @@ def plan(
     from psnode.jobs.planning.forecast_tables import NO_RATE, chains, ending, heading, table
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.scenario import Scenario
-    from psnode.jobs.planning.search.ways import way_table
+    from psnode.jobs.planning.search.ways import NAMES, way_table
 
     if save_plan is not None and len(rates) != 1:
         raise ConfigurationError("--save-plan needs one --rate, that of the cluster's links")
     speeds = {text: None if text == NO_RATE else rate_of(text) for text in rates}
     search: PlanSearch | None = None
     if profile is not None:
-        if options or given["schemes"] or given["save_profile"] or groups != "rule":
+        if options or given["schemes"] or given["save_profile"] or groups is not None:
             raise ConfigurationError(
                 "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
             )
         found = Profile.load(profile)
-    elif groups == "rule":
+    elif groups is None:
         found = _measure(given["schemes"], options, workers + 1 if given["one_machine"] else 1)
     else:
         if given["schemes"]:
             raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
-        search, found = _measure_groups(options, workers + 1 if given["one_machine"] else 1)
+        search, found = _measure_groups(groups, options, workers + 1 if given["one_machine"] else 1)
     if given["save_profile"] is not None:
         found.save(given["save_profile"])
     cores = given["cores"] or found.host.cores
@@ -116,13 +116,17 @@ def plan(
             click.echo("\n".join([*table(found, workers, text, rows, told), *(chains(rows) if explain else [])]))
         source, file, name = f"psnode plan, {text}", None, ""
         if search is not None:
+            _tell(f"steps of groups at {text}")
             ways = search.ways(found, here)
             listed = ways.compared()
             results[-1]["groups"] = [{"name": way.name, "seconds": way.step.seconds, "sent": way.sent} for way in listed]
             if not as_json:
                 click.echo("\n".join(way_table(search.name, listed, found)))
-            way = listed[0] if groups == "best" else ways.named(groups)
-            name, file = f"{search.name}, groups by {way.name}", search.file(ways, way, workers, source)
+            if save_plan is not None:
+                way = next(way for way in listed if way.name == NAMES.get(str(groups), listed[0].name))
+                name, file = f"{search.name}, groups by {way.name}", search.file(ways, way, workers, source)
+                if verdict.best.name != search.name:
+                    click.echo(f"note: the verdict at {text} names {verdict.best.name}, not {search.name}", err=True)
         elif save_plan is not None:
             row = chosen(rows, verdict)
             name, file = row.name, plan_file(found, row, verdict, workers, source)
@@ -145,12 +149,15 @@ def _measure(schemes: Sequence[str], options: Sequence[str], ranks: int) -> Prof
     return replace(measure(base, compared(base, schemes), _tell, ranks=ranks), hardware=hardware())
 
 
-def _measure_groups(options: Sequence[str], ranks: int) -> tuple[PlanSearch, Profile]:
+def _measure_groups(groups: str, options: Sequence[str], ranks: int) -> tuple[PlanSearch, Profile]:
     from psnode.bench.hardware import hardware
     from psnode.jobs.planning.compared import scheme_name
+    from psnode.jobs.planning.search.measured_candidates import codec_pairs
     from psnode.jobs.planning.search.plan_search import PlanSearch
 
     base = _base(options)
+    if groups == "secopa" and len(codec_pairs("own", base)) < 2:
+        raise ConfigurationError("--groups secopa has no meaning here: all groups of this scheme have the same codec")
     search, profile = PlanSearch.measured(scheme_name(base), base, _tell, ranks=ranks)
     return search, replace(profile, hardware=hardware())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,16 @@ import click
 from psnode.config import Config
 
 _FILE = click.Path(path_type=Path)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, without infinity and NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number. Fails as click does."""
+        found = super().convert(value, param, ctx)
+        return found if math.isfinite(found) else self.fail(f"{value} is not a finite number.", param, ctx)
+
 
 json_file = click.option("--json", "json_file", type=_FILE, help="Also write the result to this file.")
 earlier = click.option(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psnode.cli.debugging import debuggable
+from psnode.cli.shared import FiniteRange
 from psnode.config import settings
 from psnode.config.amounts import amount, counted, duration, milliseconds, rate_of
 from psnode.config.declaration import click_option, nearest
@@ -41,11 +42,11 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--scheme", required=True, metavar="NAME", help="Scheme of the profile, with its flags.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Versions of the weights to make.")
 @click.option(
-    "--round-trip", type=click.FloatRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
+    "--round-trip", type=FiniteRange(0), default=0.2, show_default=True, metavar="MS", help="Round trip of a message in ms."
 )
 @click.option("--cores", type=click.IntRange(1), help="Cores of the master's host.  [default: those of the measured host]")
 @click.option(
-    "--jitter", type=click.FloatRange(0), default=0.0, show_default=True, metavar="SIGMA",
+    "--jitter", type=FiniteRange(0), default=0.0, show_default=True, metavar="SIGMA",
     help="Standard deviation of the logarithm of a pass's duration, which is log-normal.",
 )  # fmt: skip
 @click.option(
@@ -58,7 +59,7 @@ def _with_rules(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option("--kill", "kills", multiple=True, metavar="RANK@SECONDS", help="A worker dies; repeatable.")
 @click.option(
-    "--detection", type=click.FloatRange(0), default=0.1, show_default=True, help="Seconds until the master learns of a death."
+    "--detection", type=FiniteRange(0), default=0.1, show_default=True, help="Seconds until the master learns of a death."
 )
 @_with_rules
 @click.option("--train-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write the records of a run into DIR.")

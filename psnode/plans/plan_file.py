@@ -39,14 +39,17 @@ class PlanFile:
     _path: Path = field(default=Path("-"), compare=False)
 
     def save(self, file: Path) -> None:
-        """Write the file as JSON, creating its folder if needed."""
+        """Write the file as JSON, creating its folder if needed. Raises ConfigurationError if that fails."""
         prediction = None if self.prediction is None else self.prediction.to_dict()
         content = {
             "format": FORMAT, "psnode": psnode.__version__, "told": self.told, "settings": self.settings,
             "prediction": prediction, "plan": self.plan.to_dict(),
         }  # fmt: skip
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(to_json(content, indent=1) + "\n")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(to_json(content, indent=1) + "\n")
+        except OSError as error:
+            raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
     @classmethod
     def load(cls, file: Path) -> Self:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from psnode.jobs.planning.ddp_hooks import Communication, wrap
@@ -22,17 +22,23 @@ _WARMUP = 4  # DDP orders its buckets anew after the first step, and PowerSGD be
 def overheads(ground: TimedModel, hooks: Sequence[str], alone: float, seconds: float) -> dict[str, float]:
     """Return the seconds by hook. `alone`: those of the passes without DDP. Each is measured for at least `seconds`.
 
-    Empty if this process has a process group of its own, or if torch was built without any.
+    Empty if this process has a process group of its own, or if torch was built without any. Hooks under which DDP does not train
+    the model are left out.
     """
     from torch import distributed
 
     if not distributed.is_available() or distributed.is_initialized():
         return {}
+    found = {}
     with _group():
-        return {hook: max(0.0, _step(ground, hook, seconds) - alone) for hook in hooks}
+        for hook in hooks:
+            # DDP refuses models and losses that psnode trains: parameters without gradients, methods of the model, scalars
+            with contextlib.suppress(Exception):
+                found[hook] = max(0.0, _step(ground, hook, seconds) - alone)
+    return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def _group() -> Iterator[None]:
     """Make a group of this process alone."""
     from torch import distributed

@@ -19,6 +19,7 @@ from psnode.config.train_settings import OWN
 from psnode.errors import CodecSpecError, ConfigurationError, DivergedError, NonFiniteGradientError, TransportError
 from psnode.jobs.planning.chosen_plan import chosen, plan_file
 from psnode.jobs.planning.compared import compared
+from psnode.jobs.planning.ddp_step import HOOKS
 from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, forecasts, judge, limit_of, sentences
 from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading, table
 from psnode.jobs.planning.given_model import GivenModel, OwnLoss, check_model, undisturbed, unwrapped
@@ -137,7 +138,12 @@ def plan_own_model(
 def _notes(profile: Profile) -> tuple[str, ...]:
     from torch import distributed
 
-    return () if profile.ddp else (_IN_A_GROUP if distributed.is_available() else _NO_GROUPS,)
+    if not distributed.is_available():
+        return (_NO_GROUPS,)
+    if distributed.is_initialized():
+        return (_IN_A_GROUP,)
+    missing = [hook for hook in HOOKS if hook not in profile.ddp]
+    return tuple(f"DDP {hook} is not compared: it does not train this model with this loss" for hook in missing)
 
 
 def _predicted(profile: Profile, scenario: Scenario) -> RatePrediction:

@@ -125,9 +125,12 @@ class Profile:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def save(self, file: Path) -> None:
-        """Write the profile as JSON, creating its folder if needed."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(to_json({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+        """Write the profile as JSON, creating its folder if needed. Raises ConfigurationError if that fails."""
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(to_json({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+        except OSError as error:
+            raise ConfigurationError(f"{file} cannot be written: {error.strerror}") from error
 
     @classmethod
     def load(cls, file: Path) -> Profile:

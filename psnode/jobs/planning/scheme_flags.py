@@ -44,6 +44,10 @@ def settings_of(flag: str) -> list[Setting]:
 
 def flag_pairs(text: str) -> list[tuple[str, str | None]]:
     """Return the flags of `text` with their values; None for a flag without one. A scheme without its flag gets it."""
-    words = [part for word in shlex.split(text) for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    try:
+        split = shlex.split(text)
+    except ValueError as error:
+        raise ConfigurationError(f"--scheme {text!r} has an open quotation mark") from error
+    words = [part for word in split for part in (word.split("=", 1) if word.startswith("--") else [word])]
     words = ["--scheme", *words] if words and not words[0].startswith("--") else words
     return list(zip(words[::2], [*words[1::2], None], strict=False))

@@ -30,12 +30,13 @@ class MessagePaths:
         self._free = [0.0] * (scenario.workers + 1)  # times at which the threads that call MPI are free
         self.sent, self.received = [0] * (scenario.workers + 1), [0] * (scenario.workers + 1)
         self._cut: set[int] = set()
+        self._latest: dict[tuple[int, bool], float] = {}  # by worker and direction, when its last frame arrives
 
     def up(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object) -> None:
         """Send a frame of a worker to the master, and call a function when it has arrived."""
         self._transfer(rank, MASTER, nbytes)
         taken = self._threads(rank, MASTER, nbytes)
-        self._inward.send(rank, nbytes, self._arrive, taken, call, arguments)
+        self._inward.send(rank, nbytes, self._arrive, (rank, True), taken, call, arguments)
 
     def down(self, rank: int, nbytes: int, call: Callable[..., object], *arguments: object) -> int:
         """Send a frame of the master to a worker, and call a function when it has arrived.
@@ -46,16 +47,16 @@ class MessagePaths:
             return 0
         self._transfer(MASTER, rank, nbytes)
         taken = self._threads(MASTER, rank, nbytes)
-        self._outward.send(rank, nbytes, self._arrive, taken, call, arguments)
+        self._outward.send(rank, nbytes, self._arrive, (rank, False), taken, call, arguments)
         return nbytes
 
     def tell(self, rank: int, call: Callable[..., object], *arguments: object) -> None:
         """Send a worker a control message without bytes or costs, after all earlier frames."""
-        self._outward.send(rank, 0, self._arrive, 0.0, call, arguments)
+        self._outward.send(rank, 0, self._arrive, (rank, False), 0.0, call, arguments)
 
     def answer(self, rank: int, time: float, call: Callable[..., object], *arguments: object) -> None:
         """Send the master a control message of a worker at `time`, without bytes or costs, after all its earlier frames."""
-        self._loop.at(time, self._inward.send, rank, 0, self._arrive, 0.0, call, arguments)
+        self._loop.at(time, self._inward.send, rank, 0, self._arrive, (rank, True), 0.0, call, arguments)
 
     def cut(self, rank: int) -> None:
         """Lose all messages from and to `rank` that have not passed the master's link."""
@@ -74,5 +75,7 @@ class MessagePaths:
         self._free[target] = taken = max(now, self._free[target]) + host.message + nbytes * host.receive
         return max(sent, taken)
 
-    def _arrive(self, taken: float, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        self._loop.at(max(self._loop.now, taken) + self._half_trip, call, *arguments)
+    def _arrive(self, way: tuple[int, bool], taken: float, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        """Let a frame arrive, after all earlier ones of its way."""
+        self._latest[way] = time = max(self._loop.now, taken, self._latest.get(way, 0.0))
+        self._loop.at(time + self._half_trip, call, *arguments)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from psnode.jobs.planning import profiling
+from psnode.jobs.planning.ddp_step import HOOKS
 from psnode.worker import inspection
 
 
@@ -20,6 +21,6 @@ def few_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiling, "_SECONDS", 0.02)
         patch.setattr(inspection, "unwatchable", lambda model: "")
-        patch.setattr(profiling, "overheads", lambda *_: {"fp32": 0.001})
+        patch.setattr(profiling, "overheads", lambda *_: dict.fromkeys(HOOKS, 0.001))
         patch.setattr(profiling, "crowding", lambda *_: 0.9)
         yield

@@ -403,3 +403,33 @@ with psnode.session(model, train_dir="run", plan={str(tmp_path / "plan.json")!r}
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert json.loads((tmp_path / "run" / "config.json").read_bytes())["plan"] == saved["plan"]
+
+
+def test_models_that_ddp_does_not_train_are_planned_without_it(tmp_path: Path) -> None:
+    """A loss that calls a method of the model, a parameter without a gradient, and a scalar, each with the real measurement."""
+    program = """
+import torch, psnode
+from torch import nn
+from psnode.jobs.planning import profiling
+profiling._SECONDS = 0.02
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.unused, self.scale = nn.Linear(4, 3), nn.Linear(2, 2), nn.Parameter(torch.tensor(1.0))
+    def forward(self, x):
+        return self.scale * self.inner(x)
+    def training_step(self, x):
+        return self(x).square().mean()
+
+for loss in (lambda model, x: model.training_step(x), lambda model, x: model(x).square().mean()):
+    found = psnode.plan(Model(), loss, torch.ones(5, 4), workers=2, rate="1mbit", schemes="fp16", threads=1)
+    print(len(found.notes), all("does not train this model" in note for note in found.notes), "dense" in str(found))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "3 True True"
+    assert second.endswith("True True")
+    assert int(second[0]) >= 1

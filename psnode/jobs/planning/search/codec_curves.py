@@ -78,7 +78,7 @@ def fitted_curves(measured: Sequence[SchemeCosts]) -> CodecCurves:
     not tell how many of their coordinates are coded.
     """
     if len({len(costs.groups) for costs in measured}) < 2:
-        raise ConfigurationError("curves need costs of at least two groupings of a model, with different numbers of groups")
+        raise ConfigurationError("a search for groups needs a model of several layers: this one always travels as a whole")
     groups = [group for costs in measured for group in costs.groups]
     if not any(group.coded or group.plain for group in groups):
         raise ConfigurationError("curves need groups that tell their coordinates: measure the profile again")

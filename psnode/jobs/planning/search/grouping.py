@@ -134,18 +134,23 @@ def grouped_costs(
     return SchemeCosts(tuple(found), kept / max(1, len(found)), extra, any(by_flags[group.flags].lossy for group in groups))
 
 
-def planned_costs(plan: Plan, tensors: Sequence[TensorTimes], candidate: CodecCandidate) -> SchemeCosts:
-    """Return the costs of a plan whose coded segments all have the candidate's codec, as `grouped_costs` does."""
-    by_name, places, curves = {tensor.name: tensor for tensor in tensors}, plan.slices(), candidate.curves
-    found, extra, kept = list[GroupCosts](), 0.0, 0.0
+def planned_costs(plan: Plan, tensors: Sequence[TensorTimes], candidates: Sequence[CodecCandidate]) -> SchemeCosts:
+    """Return the costs of a plan whose coded segments have codecs of the candidates, one in a group, as `grouped_costs` does."""
+    by_name, places = {tensor.name: tensor for tensor in tensors}, plan.slices()
+    by_codec = {candidate.codec: candidate for candidate in reversed(candidates)}
+    bare = by_codec.get(IDENTITY, candidates[0])
+    found, extra, kept, lossy = list[GroupCosts](), 0.0, 0.0, False
     for group in plan.groups:
         inside = [by_name[name] for name, place in places.items() if place.start < group.stop and group.start < place.stop]
+        codecs = [segment.codec for segment in group.segments if segment.codec != IDENTITY]
+        candidate = by_codec.get(codecs[0], candidates[0]) if codecs else bare
         coded = sum(segment.size for segment in group.segments if segment.codec != IDENTITY)
         ready, needed = max(tensor.ready for tensor in inside), min(tensor.needed for tensor in inside)
-        found.append(curves.group(coded, group.size - coded, ready, needed))
-        extra += curves.extra.at(coded, group.size - coded)
-        kept += curves.bookkeeping.at(coded, group.size - coded)
-    return SchemeCosts(tuple(found), kept / max(1, len(found)), extra, candidate.lossy)
+        found.append(candidate.curves.group(coded, group.size - coded, ready, needed))
+        extra += candidate.curves.extra.at(coded, group.size - coded)
+        kept += candidate.curves.bookkeeping.at(coded, group.size - coded)
+        lossy = lossy or candidate.lossy
+    return SchemeCosts(tuple(found), kept / max(1, len(found)), extra, lossy)
 
 
 def _share(count: int, part: int, parts: int) -> int:

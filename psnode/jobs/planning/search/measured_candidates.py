@@ -75,7 +75,7 @@ def measure_candidates(
     """Return the profile of the model that `config` trains, and the candidates of `pairs`, by flags, with their curves.
 
     Every candidate is measured with groups by layer, of many bytes, and of the whole model. The profile has the costs of each
-    under --group-by bytes. Raises ConfigurationError as psnode.jobs.planning.profiling.measure does, and for a model of one
+    in the groups of `config`. Raises ConfigurationError as psnode.jobs.planning.profiling.measure does, and for a model of one
     layer.
     """
     asked = {
@@ -87,6 +87,6 @@ def measure_candidates(
     found, costs = [], {}
     for flags, each in pairs.items():
         own = [profile.schemes[f"{flags} --group-by {by}"] for by in _GROUPINGS]
-        costs[flags] = own[_GROUPINGS.index("bytes")]
+        costs[flags] = own[_GROUPINGS.index(config.group_by)]
         found.append(CodecCandidate(flags, resolve(each).codec, fitted_curves(own), coding_error(each), costs[flags].lossy))
     return replace(profile, schemes=costs), tuple(found)

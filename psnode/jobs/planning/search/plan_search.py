@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from psnode.config import Config
 from psnode.config.amounts import milliseconds
+from psnode.config.names import DENSE
+from psnode.config.resolve import resolve
+from psnode.errors import ConfigurationError
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.planning.search.grouping import CodecCandidate
@@ -40,10 +43,18 @@ class PlanSearch:
     def file(self, ways: Ways, way: Way, workers: int, source: str) -> PlanFile:
         """Return the plan file of a way. `source`: the origin of its prediction, for people.
 
-        If no group is coded, the scheme is dense: another one would code the changes of the weights.
+        If no group is coded, the scheme is dense: another one would code the changes of the weights. Raises ConfigurationError if
+        dense would then be another training, with another learning rate or momentum.
         """
+        plan, chosen, named = ways.plan(way), stated_settings(self.config), self.name
+        if all(segment.codec == IDENTITY for segment in plan.segments):
+            own, dense = resolve(self.config), resolve(Config(scheme=DENSE))
+            if (own.lr, own.momentum) != (dense.lr, dense.momentum):
+                raise ConfigurationError(
+                    f"the quickest groups of {self.name} code nothing, and dense has another learning rate or momentum: "
+                    "plan with --scheme dense"
+                )
+            chosen, named = {"scheme": DENSE}, f"{self.name}, none of which is coded,"
         prediction = Prediction(way.step.seconds, workers, source, way.step.binds)
-        told = (f"{self.name} in groups by {way.name}", f"{milliseconds(way.step.seconds)} a step are predicted")
-        plan = ways.plan(way)
-        is_coded = any(segment.codec != IDENTITY for segment in plan.segments)
-        return PlanFile(plan, stated_settings(self.config) if is_coded else {"scheme": "dense"}, prediction, told)
+        told = (f"{named} in groups by {way.name}", f"{milliseconds(way.step.seconds)} a step are predicted")
+        return PlanFile(plan, chosen, prediction, told)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from psnode.config import Config
 from psnode.config.amounts import amount, milliseconds
 from psnode.config.resolve import resolve
-from psnode.errors import ConfigurationError
 from psnode.jobs.planning.job_step import StepTime, job_step
 from psnode.jobs.planning.profile import Profile, SchemeCosts
 from psnode.jobs.planning.scenario import Scenario
@@ -16,7 +15,6 @@ from psnode.jobs.planning.search.grouping import (
     CodecCandidate,
     GroupChoice,
     SmallTensorRules,
-    grouped_costs,
     grouped_plan,
     planned_costs,
 )
@@ -30,8 +28,8 @@ from psnode.plans.rule import plan_of
 _SIMULATED = 5  # groupings of a search, of which the quickest in the simulation counts
 _PARTS = (1, 2, 4)  # numbers of equal parts in which a group may travel
 ONE, TWO, THREE, EACH = "one group", "MergeComp, two", "MergeComp, three", "a group a tensor"
-RULE, MERGECOMP, SECOPA, SIDES = "today's rule", "MergeComp", "SeCoPa", "SeCoPa, side by side"
-NAMES = ("rule", "mergecomp", "secopa")  # as options spell them
+RULE, MERGECOMP, SECOPA, SIDES = "rule", "MergeComp", "SeCoPa", "SeCoPa, side by side"
+NAMES = {"mergecomp": MERGECOMP, "secopa": SECOPA}  # by the spelling of an option
 OWN, MIXED, IN_PARTS = "searched, own codec", "searched, all codecs", "searched, all, in parts"
 
 
@@ -73,7 +71,7 @@ class Ways:
 
     def rule(self) -> Way:
         """Return the way of psnode.plans.rule."""
-        costs = planned_costs(self._by_rule(), self._profile.tensors, self._candidates[0])
+        costs = planned_costs(self._by_rule(), self._profile.tensors, self._candidates)
         return Way(RULE, None, costs, job_step(self._profile, costs, self._scenario))
 
     def mergecomp(self, groups: int = 0) -> Way | None:
@@ -105,14 +103,6 @@ class Ways:
             best = min(met, key=lambda way: way.step.seconds)
             yield Way(name, best.groups, best.costs, best.step, best.modelled)
 
-    def named(self, name: str) -> Way:
-        """Return a way of NAMES. Raises ConfigurationError if the model or the scheme has no such way."""
-        known: dict[str, Callable[[], Way | None]] = dict(zip(NAMES, (self.rule, self.mergecomp, self.secopa), strict=True))
-        found = known[name]()
-        if found is None:
-            raise ConfigurationError(f"--groups {name} has no meaning here: all groups of this scheme have the same codec")
-        return found
-
     def compared(self) -> list[Way]:
         """Return the ways that a table compares, the quickest first; the rule comes before ways that are no quicker."""
         found = [self.rule(), *self.searched(), self.mergecomp(), self.mergecomp(2), self.secopa(), self.secopa(overlapped=True)]
@@ -120,14 +110,16 @@ class Ways:
 
     def plan(self, way: Way) -> Plan:
         """Return the plan of a way."""
-        if way.groups is None:
-            return self._by_rule()
-        codecs = {candidate.flags: candidate.codec for candidate in self._candidates}
-        return grouped_plan(self._tensors(), way.groups, codecs, self._rules, whole_tensors=self._config.whole_tensors)
+        return self._by_rule() if way.groups is None else self._grouped(way.groups)
 
     def _way(self, name: str, groups: tuple[GroupChoice, ...], modelled: float | None = None) -> Way:
-        costs = grouped_costs(self._profile.tensors, groups, self._candidates, self._rules)
+        # the groups of the plan are priced: it has fewer parts where a codec or the optimizer takes no smaller ones
+        costs = planned_costs(self._grouped(groups), self._profile.tensors, self._candidates)
         return Way(name, groups, costs, job_step(self._profile, costs, self._scenario), modelled)
+
+    def _grouped(self, groups: Sequence[GroupChoice]) -> Plan:
+        codecs = {candidate.flags: candidate.codec for candidate in self._candidates}
+        return grouped_plan(self._tensors(), groups, codecs, self._rules, whole_tensors=self._config.whole_tensors)
 
     def _by_rule(self) -> Plan:
         return plan_of(self._tensors(), resolve(self._config), self._config)

@@ -92,7 +92,7 @@ def test_costs_of_a_grouping_that_was_not_fitted_are_those_of_the_formula() -> N
 
 
 def test_one_grouping_is_refused_and_so_are_groups_that_do_not_tell_their_coordinates() -> None:
-    with pytest.raises(ConfigurationError, match="two groupings"):
+    with pytest.raises(ConfigurationError, match="a model of several layers"):
         fitted_curves([made_up([5]), made_up([5])])
     silent = [SchemeCosts((GroupCosts(1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),) * count, 0.0, 0.0, True) for count in (1, 2)]
     with pytest.raises(ConfigurationError, match="measure the profile again"):

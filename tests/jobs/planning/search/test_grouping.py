@@ -138,7 +138,7 @@ def test_a_plan_costs_as_much_as_the_same_groups() -> None:
     ]
     plan = make_plan(TENSORS, QSGD, group_by="layer")
     assert [group.size for group in plan.groups] == [6500, 4105, 3200]
-    assert planned_costs(plan, times, candidate) == grouped_costs(times, groups, [candidate])
+    assert planned_costs(plan, times, [candidate]) == grouped_costs(times, groups, [candidate])
 
 
 def network() -> nn.Sequential:

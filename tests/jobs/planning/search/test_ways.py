@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,12 @@ from psnode.cli import main
 from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
-from psnode.jobs.planning.search.ways import MERGECOMP, MIXED, NAMES, RULE, SECOPA, Ways, way_table
+from psnode.jobs.planning.job_step import StepTime
+from psnode.jobs.planning.profile import SchemeCosts
+from psnode.jobs.planning.scenario import Scenario
+from psnode.jobs.planning.search.grouping import GroupChoice
+from psnode.jobs.planning.search.plan_search import PlanSearch
+from psnode.jobs.planning.search.ways import MERGECOMP, MIXED, RULE, SECOPA, Way, Ways, way_table
 from psnode.plans.groups import IDENTITY
 from psnode.plans.plan_file import PlanFile
 from tests.jobs.planning.search.step_cases import random_candidate, random_profile, random_scenario
@@ -53,13 +59,42 @@ def test_a_search_is_never_slower_than_a_narrower_one() -> None:
         assert seconds == sorted(seconds, reverse=True)
 
 
-def test_names_without_a_meaning_are_refused() -> None:
-    draw = random.Random(1)
-    ways = Ways(random_profile(draw, 3), [random_candidate(draw, 0)], random_scenario(draw), Config(scheme="qsgd"))
-    assert [ways.named(name).name for name in NAMES[:2]] == [RULE, MERGECOMP]
-    with pytest.raises(ConfigurationError, match="--groups secopa has no meaning here"):
-        ways.named("secopa")
-    assert ways.mergecomp(4) is None
+@pytest.mark.parametrize(
+    ("codec", "settings"),
+    [
+        ("svd:rank=2", {"scheme": "atomo"}),  # takes tensors one by one
+        ("scaledsign", {"scheme": "efsignsgd"}),  # has one scale for a tensor
+        ("qsgd:levels=15,bucket=512", {"scheme": "qsgd", "optimizer": "adafactor"}),  # updates whole tensors
+        ("qsgd:levels=15,bucket=512", {"scheme": "qsgd"}),
+    ],
+)
+def test_parts_that_no_plan_has_are_not_priced(codec: str, settings: dict[str, str]) -> None:
+    """Convolutions of 36,864 coordinates cannot be cut into eight parts of multiples of 4096."""
+    draw = random.Random(7)
+    profile = random_profile(draw, 6)
+    large = tuple(replace(each, shape=(64, 64, 3, 3)) for each in profile.tensors)
+    profile = replace(profile, tensors=large)
+    candidates = [replace(random_candidate(draw, 0), codec=codec), random_candidate(draw, 1)]
+    ways = Ways(profile, candidates, Scenario(4, 1e8, 2e-4, 4), Config(**settings))
+    for way in ways.compared():
+        plan = ways.plan(way)
+        assert [group.coded + group.plain for group in way.costs.groups] == [group.size for group in plan.groups]
+
+
+def test_groups_that_code_nothing_are_those_of_dense_if_it_trains_alike() -> None:
+    draw = random.Random(2)
+    profile, scenario = random_profile(draw, 4), Scenario(2, 1e9, 1e-4, 4)
+    candidates = [replace(random_candidate(draw, 0), codec="topk:ratio=0.1"), random_candidate(draw, 1)]
+    groups = tuple(GroupChoice((each.name,), candidates[1].flags) for each in profile.tensors)
+    bare = Way("bare", groups, SchemeCosts((), 0, 0, lossy=False), StepTime(0.1, {}, 0.5))
+    for scheme, problem in (("qsgd", ""), ("signsgd", "plan with --scheme dense")):
+        search = PlanSearch(scheme, Config(scheme=scheme), tuple(candidates))
+        ways = search.ways(profile, scenario)
+        if problem:
+            with pytest.raises(ConfigurationError, match=problem):
+                search.file(ways, bare, 2, "a guess")
+        else:
+            assert search.file(ways, bare, 2, "a guess").settings == {"scheme": "dense"}
 
 
 @pytest.mark.parametrize("name", ["best", "mergecomp", "secopa"])
@@ -85,6 +120,8 @@ def test_groups_need_a_measurement_of_one_scheme(tmp_path: Path, capsys: pytest.
     for words, said in (
         (["--profile", str(tmp_path / "p.json")], "--profile measures nothing"),
         (["--scheme", "topk"], "--groups is about the scheme of the options"),
+        (["--groups", "secopa", "--", *OPTIONS, "--scheme", "dense"], "--groups secopa has no meaning here"),
+        (["--round-trip", "nan"], "nan is not a finite number"),
     ):
         assert main(["plan", "-n", "2", "--groups", "best", *words]) == 2
         assert said in capsys.readouterr().err
