@@ -166,7 +166,8 @@ def test_bytes_groups_and_tensors_are_those_of_the_command(of_function: OwnModel
     own, other = of_function.profile, Profile.load(file)
     assert sorted(tensor.shape for tensor in own.tensors) == sorted(tensor.shape for tensor in other.tensors) == sorted(SHAPES)
     assert list(own.schemes) == list(other.schemes) == ["polar-2bit", "dense", "bf16", "qsgd --downlink dense", "topk"]
-    assert (own.threads, own.of_adam, list(own.ddp)) == (other.threads, other.of_adam, list(other.ddp)) == (1, False, ["fp32"])
+    hooks = ["fp32", "fp16", "powersgd:rank=2"]
+    assert (own.threads, own.of_adam, list(own.ddp)) == (other.threads, other.of_adam, list(other.ddp)) == (1, False, hooks)
     for name, costs in own.schemes.items():
         told = other.schemes[name]
         assert (costs.lossy, costs.doubtful, costs.accuracy) == (told.lossy, told.doubtful, told.accuracy)
