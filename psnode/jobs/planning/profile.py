@@ -82,7 +82,8 @@ class HostCosts:
 
     `send`, `receive`: for each byte through TCP. `message`: for each message through MPI, at each end. `add`: for each byte of
     float32 added. `cores`: those of the measured host.
-    `crowded`: rate of a core while all cores work on passes, relative to a core that works alone.
+    `crowded`: rate of a core while all cores work on passes, relative to a core that works alone. `mpi`: for each byte of a frame
+    through MPI, at each end; 0 if it was not measured.
     """
 
     send: float
@@ -91,6 +92,17 @@ class HostCosts:
     add: float
     cores: int
     crowded: float
+    mpi: float = 0.0
+
+    @property
+    def sends(self) -> float:
+        """The seconds for each byte of a frame that is sent through MPI."""
+        return self.mpi or self.send
+
+    @property
+    def takes(self) -> float:
+        """The seconds for each byte of a frame that is received through MPI."""
+        return self.mpi or self.receive
 
 
 @dataclass(frozen=True)

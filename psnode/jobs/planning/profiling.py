@@ -20,6 +20,7 @@ from psnode.jobs.planning.ddp_overhead import overheads
 from psnode.jobs.planning.ddp_step import HOOKS
 from psnode.jobs.planning.host_costs import add_cost, crowding, median_seconds, socket_costs
 from psnode.jobs.planning.job_step import step_without_links
+from psnode.jobs.planning.mpi_costs import mpi_cost
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
 from psnode.plans.groups import IDENTITY
@@ -79,7 +80,7 @@ def measure(
         profile = Profile(
             config.network if config.task is None else config.task.removeprefix(PASSED), threads, forward, whole - forward,
             _optimizer_seconds(ground, config), tuple(sorted(tensors.values(), key=lambda tensor: tensor.ready)),
-            HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded), {},
+            HostCosts(send, receive, _MESSAGE, add_cost(), usable_cores(), crowded, mpi_cost()), {},
             overheads(ground, HOOKS, whole, _SECONDS / 2), config.optimizer in WITH_BETAS,
         )  # fmt: skip
         found = {}

@@ -76,15 +76,16 @@ class HostModels:
 
         `by_mpi`: it costs the thread that calls MPI some time at each end, besides that for each byte.
         """
-        message = self._costs.message if by_mpi else 0.0
+        costs = self._costs
+        message, send, receive = (costs.message, costs.sends, costs.takes) if by_mpi else (0.0, costs.send, costs.receive)
         graph, ends = self._graph, (self.hosts[source], self.hosts[target])
         follows = tuple(follows)
         links = [link for link in (ends[0].outward, ends[1].inward) if link is not None]
         place = max(source, target) / max(1, len(self.hosts) - 1)  # of the rank that is not the master, from 0 to 1
         weight = 1.0 + self._uneven * (2 * place - 1)
         wire = graph.add(LINK, nbytes if links else 0.0, links, follows, queue=connection, weight=weight)
-        sent = self.compute(TRANSPORT, source, message + nbytes * self._costs.send, follows, queue=ends[0].transport)
-        taken = self.compute(TRANSPORT, target, message + nbytes * self._costs.receive, follows, queue=ends[1].transport)
+        sent = self.compute(TRANSPORT, source, message + nbytes * send, follows, queue=ends[0].transport)
+        taken = self.compute(TRANSPORT, target, message + nbytes * receive, follows, queue=ends[1].transport)
         return self.wait(self._half_trip, (wire, sent, taken))
 
     def wait(self, seconds: float, follows: Iterable[int]) -> int:

@@ -71,8 +71,8 @@ class MessagePaths:
     def _threads(self, source: int, target: int, nbytes: int) -> float:
         """Return the time at which the threads of both ends are through with a frame."""
         host, now = self._host, self._loop.now
-        self._free[source] = sent = max(now, self._free[source]) + host.message + nbytes * host.send
-        self._free[target] = taken = max(now, self._free[target]) + host.message + nbytes * host.receive
+        self._free[source] = sent = max(now, self._free[source]) + host.message + nbytes * host.sends
+        self._free[target] = taken = max(now, self._free[target]) + host.message + nbytes * host.takes
         return max(sent, taken)
 
     def _arrive(self, way: tuple[int, bool], taken: float, call: Callable[..., object], arguments: tuple[object, ...]) -> None:

@@ -23,4 +23,5 @@ def few_steps() -> Iterator[None]:
         patch.setattr(inspection, "unwatchable", lambda model: "")
         patch.setattr(profiling, "overheads", lambda *_: dict.fromkeys(HOOKS, 0.001))
         patch.setattr(profiling, "crowding", lambda *_: 0.9)
+        patch.setattr(profiling, "mpi_cost", lambda: 0.0)
         yield

@@ -43,6 +43,18 @@ def test_what_arrives_before_the_backward_pass_ends_costs_nothing() -> None:
     assert found.seconds == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(("mpi", "sent", "taken"), [(0.0, 2e-7, 3e-7), (1e-6, 1e-6, 1e-6)])
+def test_frames_through_mpi_take_the_threads_of_both_ends(mpi: float, sent: float, taken: float) -> None:
+    """The first worker begins when its weights are there, and the others before its frame is taken.
+
+    The master's thread takes the three frames one after another, while the workers' threads send.
+    """
+    host = HostCosts(2e-7, 3e-7, 0.0, 0.0, 4, 1.0, mpi)
+    costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2})
+    found = job_step(profile(host=host), costs, Scenario(3, None, 0.0, 4, uneven=0.0))
+    assert found.seconds == pytest.approx(50_000 * max(sent, taken) + 0.3 + 3 * 100_000 * taken)
+
+
 def test_one_core_for_all_ranks_does_all_their_work_one_after_another() -> None:
     costs = scheme({"encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05, "ready": 0.2}, bookkeeping=0.001, extra=0.004)
     found = job_step(profile(), costs, Scenario(3, None, 0.0, 1, shared=True))

@@ -112,8 +112,8 @@ class StepClocks:
         self._earlier = np.minimum.accumulate(np.concatenate([[np.inf], self._needed]))  # least need before each tensor
         wire = 0.0 if scenario.rate is None else 8 / (scenario.rate * GOODPUT)
         host = profile.host
-        self._inward = FrameTimes(wire, host.message, host.receive)
-        self._outward = FrameTimes(wire, host.message, host.send)
+        self._inward = FrameTimes(wire, host.message, host.takes)
+        self._outward = FrameTimes(wire, host.message, host.sends)
 
     def size(self, starts: npt.NDArray[np.int64], stop: int) -> Floats:
         """Return the coordinates of tensors [start, stop) for every start."""
@@ -260,4 +260,4 @@ def _sums(values: Floats) -> Floats:
 
 
 def _transport(nbytes: Floats, host: HostCosts) -> Floats:
-    return 2 * host.message + nbytes * (host.send + host.receive)
+    return 2 * host.message + nbytes * (host.sends + host.takes)
