@@ -13,7 +13,6 @@ from pathlib import Path
 
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
-from psnode.jobs.launch import find_mpirun, mpirun_command, startable
 from psnode.plans.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.link_rates import answer, measure_links
@@ -35,13 +34,15 @@ def mpi_cost() -> float:
 
     So it is in a process that is a rank of a job itself.
     """
+    from psnode.jobs import launch
+
     if place() is not None:
         return 0.0
     home = str(Path(__file__).resolve().parents[3])
     environment = {**os.environ, **_VARIABLES, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}
     try:
-        command = mpirun_command(find_mpirun(), 2, None, (), environment)
-        program = startable([sys.executable, "-m", __name__])
+        command = launch.mpirun_command(launch.find_mpirun(), 2, None, (), environment)
+        program = launch.startable([sys.executable, "-m", __name__])
         done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, timeout=_SECONDS)
         rates = json.loads(done.stdout.strip().splitlines()[-1])
         return (1 / float(rates["up"]) + 1 / float(rates["down"])) / 2

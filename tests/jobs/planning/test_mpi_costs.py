@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psnode.errors import ConfigurationError
-from psnode.jobs.planning import mpi_costs
+from psnode.jobs import launch
 from psnode.jobs.planning.mpi_costs import mpi_cost
 
 
@@ -16,13 +16,13 @@ def test_two_ranks_exchange_frames() -> None:
 def test_a_rank_of_a_job_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setattr(mpi_costs, "find_mpirun", lambda: pytest.fail("started"))
+    monkeypatch.setattr(launch, "find_mpirun", lambda: pytest.fail("started"))
     assert mpi_cost() == 0.0
 
 
 @pytest.mark.parametrize("program", ["false", "echo", "true"])
 def test_without_a_job_there_is_no_cost(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_costs, "find_mpirun", lambda: f"/bin/{program}")
+    monkeypatch.setattr(launch, "find_mpirun", lambda: f"/bin/{program}")
     assert mpi_cost() == 0.0
 
 
@@ -30,5 +30,5 @@ def test_without_mpirun_there_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> Non
     def find_mpirun() -> str:
         raise ConfigurationError("there is no mpirun")
 
-    monkeypatch.setattr(mpi_costs, "find_mpirun", find_mpirun)
+    monkeypatch.setattr(launch, "find_mpirun", find_mpirun)
     assert mpi_cost() == 0.0
