@@ -17,12 +17,12 @@ from typing import Any, Literal
 import click
 
 from psnode.cli import doctor_codecs
-from psnode.cli.probes import probe
 from psnode.config.amounts import amount
 from psnode.config.cores import usable_cores
 from psnode.config.plain_json import to_json
 from psnode.config.quotas import quota
 from psnode.errors import ConfigurationError, installing
+from psnode.jobs.hosts.probes import probe
 from psnode.jobs.shared_memory import A_RANK, PLACE, SharedMemory, room
 
 State = Literal["ok", "missing", "optional"]

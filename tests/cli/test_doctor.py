@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from psnode.cli import doctor, doctor_codecs, doctor_hosts
-from psnode.cli.probes import probe
 from psnode.codecs import Codec, register
 from psnode.codecs.traits import Traits
 from psnode.config import cores
@@ -24,6 +23,7 @@ from psnode.config.schemes import SCHEMES
 from psnode.config.train_settings import DEFAULT_SCHEME
 from psnode.jobs.hosts import agent
 from psnode.jobs.hosts.hostfile import Host
+from psnode.jobs.hosts.probes import probe
 from psnode.jobs.hosts.problems import Problem
 from psnode.jobs.hosts.survey import Answer
 from psnode.jobs.shared_memory import SharedMemory

@@ -5,14 +5,12 @@ The bytes of a frame cost more than those of a socket: MPI copies them, checks b
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 from psnode.config.plain_json import to_json
 from psnode.errors import ConfigurationError
+from psnode.jobs.hosts.probes import probe
 from psnode.plans.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.link_rates import answer, measure_links
@@ -38,16 +36,13 @@ def mpi_cost() -> float:
 
     if place() is not None:
         return 0.0
-    home = str(Path(__file__).resolve().parents[3])
-    environment = {**os.environ, **_VARIABLES, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}
     try:
-        command = launch.mpirun_command(launch.find_mpirun(), 2, None, (), environment)
-        program = launch.startable([sys.executable, "-m", __name__])
-        done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, timeout=_SECONDS)
-        rates = json.loads(done.stdout.strip().splitlines()[-1])
-        return (1 / float(rates["up"]) + 1 / float(rates["down"])) / 2
-    except (ConfigurationError, OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError, ZeroDivisionError):
+        command = launch.mpirun_command(launch.find_mpirun(), 2, None, (), {**os.environ, **_VARIABLES})
+    except ConfigurationError:
         return 0.0
+    found = probe([*command, *launch.startable([sys.executable, "-m", __name__])], _VARIABLES, _SECONDS)
+    up, down = (found.get(name) for name in ("up", "down"))
+    return (1 / up + 1 / down) / 2 if up and down else 0.0
 
 
 def exchange() -> None:

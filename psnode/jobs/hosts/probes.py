@@ -1,4 +1,4 @@
-"""Programs that `psnode doctor` runs in separate processes, so that an import that crashes or hangs ends only its process."""
+"""Programs that run in separate processes and print JSON, so that one that crashes or hangs ends only its own process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _words(text: str) -> str:
 
 def _importable() -> dict[str, str]:
     """Return the variables with which a child process imports the same psnode as this process; empty for an installed psnode."""
-    home = Path(__file__).resolve().parents[2]
+    home = Path(__file__).resolve().parents[3]
     if home.name in ("site-packages", "dist-packages"):
         return {}
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(home), os.environ.get("PYTHONPATH", ""))))}
