@@ -43,8 +43,8 @@ class Options:
 def measure(options: Options) -> Found:
     """Return a row for each network, rate and way.
 
-    `seconds`: of a step in the simulation; `modelled`: in the model of the search; `sent`: bytes of a worker; `shares`: of all
-    coordinates by candidate.
+    `seconds`: of a step in the simulation; `modelled`: in the model of the search; `sent`: bytes of a worker; `codecs`: the
+    shares of all coordinates.
     """
     rows = list[dict[str, Any]]()
     for network in options.network:
@@ -63,7 +63,7 @@ def measure(options: Options) -> Found:
                         "network": network, "rate": rate, "title": f"{network}, {rate}", "way": way.name,
                         "groups": len(way.costs.groups), "seconds": way.step.seconds, "modelled": way.modelled,
                         "passes": profile.passes, "sent": way.sent,
-                        "shares": dict(way.shares(profile)) or {options.scheme: 1.0},
+                        "codecs": way.codecs(profile, options.scheme),
                     }
                 )  # fmt: skip
     return Found(rows)
@@ -80,11 +80,6 @@ def _modelled(row: Row) -> str:
     return "" if row["modelled"] is None else f"{1e3 * row['modelled']:.1f}"
 
 
-def _shares(row: Row) -> str:
-    named = {flags.partition(" --feedback")[0]: share for flags, share in row["shares"].items() if share}
-    return ", ".join(f"{100 * share:.0f} % {name}" for name, share in named.items())
-
-
 COLUMNS = (
     Column("way", "{way}", left=True),
     Column("groups", "{groups}"),
@@ -92,7 +87,7 @@ COLUMNS = (
     Column("over passes", lambda row: f"{row['seconds'] / row['passes']:.2f}"),
     Column("model of the search, ms", _modelled),
     Column("sent, MB", lambda row: f"{row['sent'] / 1e6:.3f}"),
-    Column("coordinates by codec", _shares, left=True),
+    Column("coordinates by codec", "{codecs}", left=True),
 )
 STUDY = Study(
     Options,

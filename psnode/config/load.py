@@ -64,6 +64,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     # the record must mean the same to an evaluator that was started in another directory
     if config.data_dir:
         config = replace(config, data_dir=config.data_dir.expanduser().absolute())
+    if config.plan not in (BY_RULE, BY_TRIAL):
+        config = replace(config, plan=str(Path(config.plan).expanduser().absolute()))
     if config.init_from:
         config = replace(config, init_from=config.init_from.expanduser().absolute())
     if config.codec:

@@ -20,6 +20,7 @@ from psnode.config.scheme import Scheme
 from psnode.feedback import Feedback, Gathering, get_feedback
 from psnode.plans.groups import IDENTITY, Plan, Segment
 
+_HALF_PRECISION = frozenset({"fp16", "bf16"})
 ALL = 0  # in place of a rank: all workers of a step share one key, so that their payloads can be merged
 
 
@@ -122,6 +123,12 @@ class Coding:
 def gradient_key(seed: int, rank: int, step: int, group: int, segment: int) -> Key:
     """Return the key with which `rank` codes a segment of its gradient of `step`. If payloads are merged, `rank` is ALL."""
     return Key.derive(seed, "gradient", rank, step, group, segment)
+
+
+def loses(spec: str) -> bool:
+    """Return True if a codec, or a downlink, has a noticeable loss: it is neither lossless nor one of half precision."""
+    codec = None if spec == DENSE else known_codec(spec)
+    return codec is not None and not codec.lossless and codec.id not in _HALF_PRECISION
 
 
 def is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:

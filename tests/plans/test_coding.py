@@ -12,7 +12,7 @@ from psnode.codecs.rng import Key
 from psnode.config.effects import CLIPPED
 from psnode.config.scheme import Scheme
 from psnode.feedback import get_feedback
-from psnode.plans.coding import Coding, SegmentCoding
+from psnode.plans.coding import Coding, SegmentCoding, loses
 from psnode.plans.groups import Plan, Segment
 
 TOP, QUANTISED, SMALL = (32, 128), (64, 64), (10,)
@@ -103,3 +103,19 @@ def test_a_momentum_of_the_senders_gathers_the_masters_weight_decay_if_the_schem
 def test_a_coding_of_a_plan_has_its_segments_in_their_order() -> None:
     assert [each.segment for each in Coding(PLAN, MIXED).segments] == list(PLAN.segments)
     assert sum(math.prod(each.segment.shape) for each in Coding(PLAN, MIXED).segments) == PLAN.size
+
+
+@pytest.mark.parametrize(
+    ("spec", "lossy"),
+    [
+        ("identity", False),
+        ("blosc", False),
+        ("fp16", False),
+        ("bf16", False),
+        ("dense", False),
+        ("qsgd:levels=127", True),
+        ("topk+fp16", True),
+    ],
+)
+def test_codecs_that_only_round_to_half_precision_count_as_having_no_loss(spec: str, lossy: bool) -> None:
+    assert loses(spec) is lossy

@@ -52,7 +52,7 @@ def test_a_scheme_that_shares_its_plan_with_no_codec_has_no_selective_compressio
 def test_the_page_has_a_table_for_each_network_and_rate() -> None:
     row = {
         "network": "N", "rate": "1gbit", "title": "N, 1gbit", "way": "one group", "groups": 1, "seconds": 0.25, "modelled": None,
-        "passes": 0.1, "sent": 2_000_000, "shares": {"topk": 0.75, "dense --codec bf16 --feedback ef": 0.25, "dense": 0.0},
+        "passes": 0.1, "sent": 2_000_000, "codecs": "75 % topk, 25 % dense --codec bf16",
     }  # fmt: skip
     result = {"date": "today", "cpu": "a processor", "cores": 2, **vars(Options()), "rows": [row, {**row, "title": "N, 10gbit"}]}
     text = page(STUDY, result)

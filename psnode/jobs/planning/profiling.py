@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from psnode.codecs.registry import known_codec
 from psnode.config import Config
 from psnode.config.cores import usable_cores
-from psnode.config.names import DENSE, PASSED
+from psnode.config.names import PASSED
 from psnode.config.resolve import resolve
 from psnode.config.train_settings import WITH_BETAS
 from psnode.jobs.planning.ddp_hooks import optimizer_of
@@ -23,6 +22,7 @@ from psnode.jobs.planning.job_step import step_without_links
 from psnode.jobs.planning.mpi_costs import mpi_cost
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
+from psnode.plans.coding import loses
 from psnode.plans.groups import IDENTITY
 from psnode.plans.plan_file import stated_settings
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from psnode.task import Task
     from psnode.worker.computation import Computation
 
-_NEARLY_EXACT = frozenset({"fp16", "bf16"})  # codecs without a noticeable loss, besides lossless ones
 _STEPS, _SECONDS = 7, 1.0  # least number of steps of a measurement, and the seconds that it takes for fast models
 # seconds of work on a message of the thread that calls MPI, which is not started here: docs/results/2026-11-23-threads.md
 _MESSAGE = 1e-4
@@ -156,11 +155,6 @@ def _optimizer_seconds(ground: TimedModel, config: Config) -> float:
     kind = config.optimizer if config.optimizer in ("sgd", "adam", "adamw") else "adamw"
     momentum = 0.9 if config.momentum is None else config.momentum
     return median_seconds(optimizer_of(replace(config, optimizer=kind, lr=1e-6, momentum=momentum), parameters, fused=True).step)
-
-
-def loses(spec: str) -> bool:
-    """Return True if a codec, or a downlink, has a noticeable loss."""
-    return spec != DENSE and not known_codec(spec).lossless and spec not in _NEARLY_EXACT
 
 
 def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors: Mapping[str, TensorTimes]) -> SchemeCosts:

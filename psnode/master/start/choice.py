@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from psnode.codecs.registry import known_codec
 from psnode.config import Config
 from psnode.config.amounts import milliseconds, rate_text
 from psnode.config.coding_name import coding_name
@@ -22,14 +21,14 @@ from psnode.config.resolve import resolve
 from psnode.config.scheme import Scheme
 from psnode.config.schemes import SETTINGS
 from psnode.errors import ConfigurationError
+from psnode.plans.coding import loses
 from psnode.protocol.link_rates import LinkRates
 
 NEAR = 1.02  # a scheme that takes at most this multiple of the fastest one's step is as fast
 _CLOSE = 1.2  # schemes within this multiple of the fastest one are tried again
 _AGAIN = 2
-_SURE = 2  # a scheme is not tried if its bytes alone take so many times the fastest step, by measured rates
+_SURE = 2  # a scheme is not tried if its bytes alone take longer than this multiple of the fastest step
 BF16 = "bf16"
-_HALVES = frozenset({"fp16", BF16})
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,10 @@ def candidates(config: Config, scheme: Scheme) -> list[Candidate]:
     A replacement has the run's learning rate and other settings. It is left out if its own learning rate, or a setting, does not
     allow that.
     """
-    own, codec = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec)), known_codec(scheme.codec)
+    own = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
     found = [Candidate(own, config, scheme)]
     # bf16 keeps fewer bits than fp16, and rounds what a lossless codec keeps
-    others = () if own == DENSE else (DENSE,) if codec.lossless or codec.id in _HALVES else (BF16, DENSE)
+    others = () if own == DENSE else (BF16, DENSE) if loses(scheme.codec) else (DENSE,)
     for name in others:
         settings: dict[str, Any] = {**dict.fromkeys(SETTINGS), "scheme": name}
         if name == DENSE:  # where these have no effect
@@ -118,7 +117,7 @@ def ddp_line(nbytes: int, links: LinkRates, workers: int, seconds: float) -> str
 
 
 def _lines(chosen: Candidate, seconds: Mapping[str, float], skipped: Mapping[str, float], links: LinkRates) -> list[str]:
-    verb = "do not compress" if chosen.name == DENSE else "compress"
+    verb = "compress" if loses(chosen.scheme.codec) or loses(chosen.scheme.downlink) else "do not compress"
     others = [f"{name} {milliseconds(each)}" for name, each in seconds.items() if name != chosen.name]
     others += [f"{name} at least {milliseconds(least)} by its bytes" for name, least in skipped.items()]
     beside = f"; {', '.join(others)}" if others else ""

@@ -76,6 +76,8 @@ def planned(
         steps=sharding.last_step, epoch=sharding.epochs.steps, lr=sharding.schedule(0),
         tell=lambda reason: events.tell("calibrated", 0, reason=reason),
     )  # fmt: skip
+    if size not in (run.config.group_bytes, DEFAULT_GROUP_BYTES):  # the scheme was tried with other groups
+        run = replace(run, prediction=None)
     run = replace(run, config=replace(run.config, group_bytes=size))
     return run, plan_for(ready[min(ready)], run.scheme, run.config)
 
@@ -99,9 +101,8 @@ def _by_trial(
 
     def trial(each: Candidate) -> float:
         _raise_if_stopped(link, run)
-        prepare(coding(each), each.config)
-        plan = plan_for(answer, each.scheme, each.config)
-        return TrialRun(link, each.config, each.scheme, model, plan, ready).run(sharding.epochs.steps, sharding.schedule(0))
+        prepare(made := coding(each), each.config)
+        return TrialRun(link, each.config, each.scheme, model, made.plan, ready).run(sharding.epochs.steps, sharding.schedule(0))
 
     found, left_out = list[Candidate](), list[str]()
     for each in candidates(run.config, run.scheme):

@@ -108,22 +108,6 @@ def test_bytes_through_tcp_cost_processor_time_at_both_ends() -> None:
     assert min(socket_costs()) > 0
 
 
-@pytest.mark.parametrize(
-    ("spec", "lossy"),
-    [
-        ("identity", False),
-        ("blosc", False),
-        ("fp16", False),
-        ("bf16", False),
-        ("dense", False),
-        ("qsgd:levels=127", True),
-        ("topk+fp16", True),
-    ],
-)
-def test_codecs_that_only_round_to_half_precision_count_as_having_no_loss(spec: str, lossy: bool) -> None:
-    assert profiling.loses(spec) is lossy
-
-
 def test_the_passes_have_the_threads_that_training_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks of a host divide its cores, unless --threads is set."""
     monkeypatch.setattr(profiling, "usable_cores", lambda: 6)

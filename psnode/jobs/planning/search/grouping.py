@@ -102,57 +102,25 @@ def grouped_plan(
     )
 
 
-def grouped_costs(
-    tensors: Sequence[TensorTimes],
-    groups: Sequence[GroupChoice],
-    candidates: Sequence[CodecCandidate],
-    rules: SmallTensorRules | None = None,
-) -> SchemeCosts:
-    """Return the costs of a grouping by the candidates' curves, for psnode.jobs.planning.job_step. KeyError for unknown names.
-
-    A part of a group is ready when the group's last tensor is, and needed when its first tensor is. A group without a coded
-    coordinate travels alike under all candidates: it has the costs of a candidate that codes nothing, if there is one.
-    `bookkeeping` is the mean of all frames.
-    """
-    chosen, by_name = rules or SmallTensorRules(), {tensor.name: tensor for tensor in tensors}
-    by_flags = {candidate.flags: candidate for candidate in candidates}
-    bare = next((candidate for candidate in candidates if candidate.codec == IDENTITY), None)
-    found, extra, kept = list[GroupCosts](), 0.0, 0.0
-    for group in groups:
-        candidate, members = by_flags[group.flags], [by_name[name] for name in group.names]
-        sizes = [tensor.nbytes // 4 for tensor in members]
-        coded = sum(
-            size for size, tensor in zip(sizes, members, strict=True) if chosen.codes(tensor.name, tensor.shape, candidate.codec)
-        )
-        candidate = candidate if coded or bare is None else bare
-        ready, needed = max(tensor.ready for tensor in members), min(tensor.needed for tensor in members)
-        for part in range(group.parts):
-            here, all_here = (_share(count, part, group.parts) for count in (coded, sum(sizes)))
-            found.append(candidate.curves.group(here, all_here - here, ready, needed))
-            extra += candidate.curves.extra.at(here, all_here - here)
-            kept += candidate.curves.bookkeeping.at(here, all_here - here)
-    return SchemeCosts(tuple(found), kept / max(1, len(found)), extra, any(by_flags[group.flags].lossy for group in groups))
-
-
 def planned_costs(plan: Plan, tensors: Sequence[TensorTimes], candidates: Sequence[CodecCandidate]) -> SchemeCosts:
-    """Return the costs of a plan whose coded segments have codecs of the candidates, one in a group, as `grouped_costs` does."""
+    """Return the costs of a plan by the candidates' curves, for psnode.jobs.planning.job_step. KeyError for unknown tensors.
+
+    All coded segments of a group have the codec of one candidate; that of an unknown codec counts as the first one's. A group
+    is ready when its last tensor is, and needed when its first tensor is. A group without a coded coordinate travels alike under
+    all candidates: it has the costs of a candidate that codes nothing, if there is one. `bookkeeping` is the mean of all frames.
+    """
     by_name, places = {tensor.name: tensor for tensor in tensors}, plan.slices()
     by_codec = {candidate.codec: candidate for candidate in reversed(candidates)}
     bare = by_codec.get(IDENTITY, candidates[0])
     found, extra, kept, lossy = list[GroupCosts](), 0.0, 0.0, False
     for group in plan.groups:
         inside = [by_name[name] for name, place in places.items() if place.start < group.stop and group.start < place.stop]
-        codecs = [segment.codec for segment in group.segments if segment.codec != IDENTITY]
-        candidate = by_codec.get(codecs[0], candidates[0]) if codecs else bare
-        coded = sum(segment.size for segment in group.segments if segment.codec != IDENTITY)
+        segments = [segment for segment in group.segments if segment.codec != IDENTITY]
+        candidate = by_codec.get(segments[0].codec, candidates[0]) if segments else bare
+        coded = sum(segment.size for segment in segments)
         ready, needed = max(tensor.ready for tensor in inside), min(tensor.needed for tensor in inside)
         found.append(candidate.curves.group(coded, group.size - coded, ready, needed))
         extra += candidate.curves.extra.at(coded, group.size - coded)
         kept += candidate.curves.bookkeeping.at(coded, group.size - coded)
         lossy = lossy or candidate.lossy
     return SchemeCosts(tuple(found), kept / max(1, len(found)), extra, lossy)
-
-
-def _share(count: int, part: int, parts: int) -> int:
-    """Return the number of coordinates in one of `parts` nearly equal parts of `count`."""
-    return count * (part + 1) // parts - count * part // parts

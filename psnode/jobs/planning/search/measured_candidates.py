@@ -17,6 +17,7 @@ from psnode.codecs.rng import Key
 from psnode.config import Config, settings
 from psnode.config.effects import CLIPPED, MAJORITY
 from psnode.config.resolve import resolve
+from psnode.config.schemes import SETTINGS
 from psnode.errors import ConfigurationError
 from psnode.feedback import get_feedback
 from psnode.jobs.planning.profile import Profile
@@ -30,10 +31,7 @@ DENSE_FLAGS = "dense"
 _GROUPINGS = ("layer", "bytes", "model")
 _SIDE = 256  # rows and columns of the values with which an error is found
 # settings of a scheme's coding, which have their defaults in the candidates beside it
-_OF_CODING = (
-    "codec", "feedback", "aggregator", "downlink", "downlink_lead", "svd_rank", "quantization_level", "sparsity_warmup_epochs",
-    "bucket_size", "small_tensors", "min_compress_bytes",
-)  # fmt: skip
+_OF_CODING = (*SETTINGS, "small_tensors", "min_compress_bytes")
 
 
 def codec_pairs(flags: str, config: Config) -> dict[str, Config]:

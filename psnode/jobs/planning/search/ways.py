@@ -46,6 +46,11 @@ class Way:
     step: StepTime
     modelled: float | None = None
 
+    def codecs(self, profile: Profile, scheme: str) -> str:
+        """Return the shares of all coordinates by codec as text. `scheme`: the name of the rule's codec."""
+        named = {flags.partition(" --feedback")[0]: share for flags, share in self.shares(profile).items()}
+        return ", ".join(f"{100 * share:.0f} % {flags}" for flags, share in named.items()) or f"100 % {scheme}"
+
     @property
     def sent(self) -> int:
         """Bytes that a worker sends in a step."""
@@ -135,8 +140,6 @@ def way_table(scheme: str, ways: Sequence[Way], profile: Profile) -> list[str]:
     """
     found = ["", f"{f'groups of {scheme}'[:27]:28}{'groups':>7}{'step':>10}{'sent':>11}  codecs"]
     for way in ways:
-        named = {flags.partition(" --feedback")[0]: share for flags, share in way.shares(profile).items()}
-        codecs = ", ".join(f"{100 * share:.0f} % {flags}" for flags, share in named.items()) or f"100 % {scheme}"
         step, sent = milliseconds(way.step.seconds), amount(way.sent)
-        found.append(f"  {way.name:26}{len(way.costs.groups):>7}{step:>10}{sent:>11}  {codecs}")
+        found.append(f"  {way.name:26}{len(way.costs.groups):>7}{step:>10}{sent:>11}  {way.codecs(profile, scheme)}")
     return found

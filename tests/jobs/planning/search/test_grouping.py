@@ -16,13 +16,12 @@ from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.exchange.update.served_model import ServedModel
-from psnode.jobs.planning.profile import TensorTimes
+from psnode.jobs.planning.profile import SchemeCosts, TensorTimes
 from psnode.jobs.planning.search.codec_curves import CodecCurves, CostLine
 from psnode.jobs.planning.search.grouping import (
     CodecCandidate,
     GroupChoice,
     SmallTensorRules,
-    grouped_costs,
     grouped_plan,
     planned_costs,
 )
@@ -103,7 +102,7 @@ def test_groups_that_do_not_fit_the_model_are_refused(groups: list[GroupChoice],
         grouped_plan(TENSORS, groups, CODECS)
 
 
-def test_costs_are_those_of_the_curves_at_the_plan_s_sizes() -> None:
+def test_costs_are_those_of_the_curves_at_the_sizes_of_the_plan() -> None:
     def curves(fixed: float, coded: float, plain: float) -> CodecCurves:
         line, extra = CostLine(fixed, coded, plain), CostLine(0.25, 0.0, 0.0)
         return CodecCurves(line, line, line, line, line, line, extra, line)
@@ -114,17 +113,22 @@ def test_costs_are_those_of_the_curves_at_the_plan_s_sizes() -> None:
     ]
     times = [TensorTimes(tensor.shape, 0.1 * place, 0.5 - 0.1 * place, tensor.name) for place, tensor in enumerate(TENSORS)]
     groups = [GroupChoice(("c.weight", "c.bias", "b.weight"), "qsgd", parts=2), GroupChoice(("b.tiny", "a.weight"), "dense")]
-    found = grouped_costs(times, groups, candidates)
-    first = 10 + 6400 / 2 + 4096 / 2 + 4 * 50
-    assert [group.up for group in found.groups] == [first, first, 20 + 5 * 3209]
-    assert [group.encode for group in found.groups] == pytest.approx([first, first, 20 + 5 * 3209])
+
+    def costs(groups: list[GroupChoice], chosen: list[CodecCandidate], tensors: list[Tensor] = TENSORS) -> SchemeCosts:
+        return planned_costs(grouped_plan(tensors, groups, CODECS), times, chosen)
+
+    found = costs(groups, candidates)
+    first, second = 10 + 2 * 4096, 10 + 6400 - 4096 + 4 * 100  # cut at a multiple of 4096 coordinates
+    assert [group.up for group in found.groups] == [first, second, 20 + 5 * 3209]
+    assert [group.encode for group in found.groups] == pytest.approx([first, second, 20 + 5 * 3209])
     assert [(group.ready, group.needed) for group in found.groups] == [(0.2, pytest.approx(0.3))] * 2 + [
         (0.4, pytest.approx(0.1))
     ]
-    assert (found.extra, found.bookkeeping, found.lossy) == (0.75, pytest.approx((2 * first + 20 + 5 * 3209) / 3), True)
-    assert not grouped_costs(times, [GroupChoice(tuple(each.name for each in times), "dense")], candidates).lossy
+    assert (found.extra, found.bookkeeping, found.lossy) == (0.75, pytest.approx((first + second + 20 + 5 * 3209) / 3), True)
+    assert not costs([GroupChoice(tuple(each.name for each in times), "dense")], candidates).lossy
     for chosen, expected in ((candidates, 20 + 5 * 100), (candidates[:1], 10 + 4 * 100)):
-        assert [group.up for group in grouped_costs(times, [GroupChoice(("c.bias",), "qsgd")], chosen).groups] == [expected]
+        alone = [tensor for tensor in TENSORS if tensor.name == "c.bias"]
+        assert [group.up for group in costs([GroupChoice(("c.bias",), "qsgd")], chosen, alone).groups] == [expected]
 
 
 def test_a_plan_costs_as_much_as_the_same_groups() -> None:
@@ -138,7 +142,7 @@ def test_a_plan_costs_as_much_as_the_same_groups() -> None:
     ]
     plan = make_plan(TENSORS, QSGD, group_by="layer")
     assert [group.size for group in plan.groups] == [6500, 4105, 3200]
-    assert planned_costs(plan, times, [candidate]) == grouped_costs(times, groups, [candidate])
+    assert planned_costs(plan, times, [candidate]) == planned_costs(grouped_plan(TENSORS, groups, CODECS), times, [candidate])
 
 
 def network() -> nn.Sequential:

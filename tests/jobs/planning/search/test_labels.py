@@ -15,9 +15,10 @@ from psnode.errors import ConfigurationError
 from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import Profile, TensorTimes
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
-from psnode.jobs.planning.search.grouping import CodecCandidate, Grouping, SmallTensorRules, grouped_costs
+from psnode.jobs.planning.search.grouping import CodecCandidate, Grouping, SmallTensorRules, grouped_plan, planned_costs
 from psnode.jobs.planning.search.labels import searched, undominated
 from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
+from psnode.plans.groups import Tensor
 from tests.jobs.planning.search.step_cases import random_candidate, random_profile, random_scenario
 
 RULES = SmallTensorRules(min_compress_bytes=0)
@@ -233,7 +234,9 @@ def test_one_group_on_a_slow_link_takes_the_simulated_step() -> None:
     profile, candidates = random_profile(draw, 3, mirrored=True), [random_candidate(draw, 1)]
     scenario = Scenario(3, 1e6, 1e-3, 4, uneven=0.0)
     found = StepClocks(profile, candidates, scenario, RULES).grouping([3], [0])
-    costs = grouped_costs(profile.tensors, found.groups, candidates, RULES)
+    tensors = [Tensor(each.name, each.shape) for each in profile.tensors]
+    plan = grouped_plan(tensors, found.groups, {each.flags: each.codec for each in candidates}, RULES)
+    costs = planned_costs(plan, profile.tensors, candidates)
     assert found.seconds == pytest.approx(job_step(profile, costs, scenario).seconds, rel=0.02)
 
 
