@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -13,12 +13,15 @@ from psnode.cli.debugging import debuggable
 from psnode.cli.shared import FiniteRange, configure
 from psnode.config.amounts import rate_of
 from psnode.config.plain_json import to_json
+from psnode.config.train_settings import BY_RULE
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from psnode.config import Config
+    from psnode.jobs.planning.forecast import CompressionVerdict
     from psnode.jobs.planning.profile import Profile
+    from psnode.jobs.planning.scenario import Scenario
     from psnode.jobs.planning.search.plan_search import PlanSearch
+    from psnode.plans.plan_file import PlanFile
 
 
 @click.command(short_help="Predict step times, and say whether to compress.", context_settings={"allow_interspersed_args": False})
@@ -76,15 +79,15 @@ def plan(
 
     psnode plan -n 4 --rate 100mbit -- --network ResNet18 --dataset synthetic
     """
-    from psnode.jobs.planning.chosen_plan import chosen, plan_file
-    from psnode.jobs.planning.forecast import forecasts, judge, limit_of, sentences
-    from psnode.jobs.planning.forecast_tables import NO_RATE, chains, ending, heading, table
+    from psnode.jobs.planning.forecast import limit_of
+    from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.scenario import Scenario
-    from psnode.jobs.planning.search.ways import NAMES, way_table
 
     if save_plan is not None and len(rates) != 1:
         raise ConfigurationError("--save-plan needs one --rate, that of the cluster's links")
+    if groups is not None and given["schemes"]:
+        raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
     speeds = {text: None if text == NO_RATE else rate_of(text) for text in rates}
     search: PlanSearch | None = None
     if profile is not None:
@@ -93,80 +96,114 @@ def plan(
                 "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
             )
         found = Profile.load(profile)
-    elif groups is None:
-        found = _measure(given["schemes"], options, workers + 1 if given["one_machine"] else 1)
     else:
-        if given["schemes"]:
-            raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
-        search, found = _measure_groups(groups, options, workers + 1 if given["one_machine"] else 1)
+        search, found = _measured(groups, given["schemes"], options, workers + 1 if given["one_machine"] else 1)
     if given["save_profile"] is not None:
         found.save(given["save_profile"])
     cores = given["cores"] or found.host.cores
     scenario = Scenario(workers, None, given["round_trip"] / 1e3, cores, given["one_machine"], 1e3 * given["burst"])
-    if not as_json:
-        click.echo(heading(found))
-    results, limit = [], limit_of(found, scenario)
-    for text, rate in speeds.items():
-        here = replace(scenario, rate=rate)
-        rows = forecasts(found, here)
-        verdict = judge(rows)
-        told = sentences(verdict)
-        results.append({"rate": text, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]})
-        if not as_json:
-            click.echo("\n".join([*table(found, workers, text, rows, told), *(chains(rows) if explain else [])]))
-        source, file, name = f"psnode plan, {text}", None, ""
-        if search is not None:
-            _tell(f"steps of groups at {text}")
-            ways = search.ways(found, here)
-            listed = ways.compared()
-            results[-1]["groups"] = [{"name": way.name, "seconds": way.step.seconds, "sent": way.sent} for way in listed]
-            if not as_json:
-                click.echo("\n".join(way_table(search.name, listed, found)))
-            if save_plan is not None:
-                way = next(way for way in listed if way.name == NAMES.get(str(groups), listed[0].name))
-                name, file = f"{search.name}, groups by {way.name}", search.file(ways, way, workers, source)
-                if verdict.best.name != search.name:
-                    click.echo(f"note: the verdict at {text} names {verdict.best.name}, not {search.name}", err=True)
-        elif save_plan is not None:
-            row = chosen(rows, verdict)
-            name, file = row.name, plan_file(found, row, verdict, workers, source)
-        if save_plan is not None and file is not None:
-            file.save(save_plan)
-            click.echo(f"{save_plan}: {name}, for psnode train --plan {save_plan}", err=True)
+    asked = _Asked(found, search, groups, save_plan, explain, not as_json)
+    asked.show(heading(found))
+    limit = limit_of(found, scenario)
+    results = [_at_rate(asked, text, replace(scenario, rate=rate)) for text, rate in speeds.items()]
     if as_json:
         click.echo(to_json({"workers": workers, "limit": limit, "passes": found.passes, "results": results}, indent=2))
     elif limit is not None:
-        click.echo("\n".join(ending(limit)))
+        asked.show(*ending(limit))
     return 0
 
 
-def _measure(schemes: Sequence[str], options: Sequence[str], ranks: int) -> Profile:
+class _Asked(NamedTuple):
+    """The measurements, and the options that a rate's answer depends on."""
+
+    profile: Profile
+    search: PlanSearch | None
+    groups: str | None
+    save_plan: Path | None
+    explain: bool
+    shows: bool
+
+    def show(self, *lines: str) -> None:
+        """Print lines, unless the answer is JSON."""
+        if self.shows:
+            click.echo("\n".join(lines))
+
+
+def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
+    """Show the predictions at a rate, save the plan if that was asked for, and return all as JSON has it."""
+    from psnode.jobs.planning.chosen_plan import chosen, plan_file
+    from psnode.jobs.planning.forecast import forecasts, judge, sentences
+    from psnode.jobs.planning.forecast_tables import chains, table
+
+    rows = forecasts(asked.profile, scenario)
+    verdict = judge(rows)
+    told = sentences(verdict)
+    found = {"rate": rate, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]}
+    asked.show(*table(asked.profile, scenario.workers, rate, rows, told), *(chains(rows) if asked.explain else []))
+    if asked.search is not None:
+        return found | {"groups": _of_groups(asked, asked.search, rate, scenario, verdict)}
+    if asked.save_plan is not None:
+        row = chosen(rows, verdict)
+        _save(plan_file(asked.profile, row, verdict, scenario.workers, _source(rate)), asked.save_plan, row.name)
+    return found
+
+
+def _of_groups(
+    asked: _Asked, search: PlanSearch, rate: str, scenario: Scenario, verdict: CompressionVerdict
+) -> list[dict[str, Any]]:
+    from psnode.jobs.planning.search.ways import NAMES, way_table
+
+    _tell(f"steps of groups at {rate}")
+    ways = search.ways(asked.profile, scenario)
+    listed = ways.compared()
+    asked.show(*way_table(search.name, listed, asked.profile))
+    if asked.save_plan is not None:
+        way = next(way for way in listed if way.name == NAMES.get(str(asked.groups), listed[0].name))
+        file = search.file(ways, way, scenario.workers, _source(rate))
+        _save(file, asked.save_plan, f"{search.name}, groups by {way.name}")
+        if verdict.best.name != search.name:
+            click.echo(f"note: the verdict at {rate} names {verdict.best.name}, not {search.name}", err=True)
+    return [
+        {
+            "name": way.name, "groups": len(way.costs.groups), "seconds": way.step.seconds, "sent": way.sent,
+            "spent": way.step.spent, "binds": way.step.binds, "codecs": way.shares(asked.profile),
+        }
+        for way in listed
+    ]  # fmt: skip
+
+
+def _source(rate: str) -> str:
+    return f"psnode plan, {rate}"
+
+
+def _save(found: PlanFile, file: Path, name: str) -> None:
+    found.save(file)
+    click.echo(f"{file}: {name}, for psnode train --plan {file}", err=True)
+
+
+def _measured(
+    groups: str | None, schemes: Sequence[str], options: Sequence[str], ranks: int
+) -> tuple[PlanSearch | None, Profile]:
+    """Measure train with OPTIONS: its groups if `groups` are asked for, else its scheme beside others."""
     from psnode.bench.hardware import hardware
-    from psnode.jobs.planning.compared import compared
+    from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
-
-    base = _base(options)
-    return replace(measure(base, compared(base, schemes), _tell, ranks=ranks), hardware=hardware())
-
-
-def _measure_groups(groups: str, options: Sequence[str], ranks: int) -> tuple[PlanSearch, Profile]:
-    from psnode.bench.hardware import hardware
-    from psnode.jobs.planning.compared import scheme_name
     from psnode.jobs.planning.search.measured_candidates import codec_pairs
     from psnode.jobs.planning.search.plan_search import PlanSearch
 
-    base = _base(options)
-    if groups == "secopa" and len(codec_pairs("own", base)) < 2:
-        raise ConfigurationError("--groups secopa has no meaning here: all groups of this scheme have the same codec")
-    search, profile = PlanSearch.measured(scheme_name(base), base, _tell, ranks=ranks)
-    return search, replace(profile, hardware=hardware())
-
-
-def _base(options: Sequence[str]) -> Config:
-    """Return the configuration of train with OPTIONS."""
     root = click.get_current_context().find_root()
     assert isinstance(root.command, click.Group)
-    return configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
+    base = configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
+    if base.plan != BY_RULE:
+        raise ConfigurationError("--plan has no meaning in the options of train here, where plans are made: leave it out")
+    if groups == "secopa" and len(codec_pairs("own", base)) < 2:
+        raise ConfigurationError("--groups secopa has no meaning here: all groups of this scheme have the same codec")
+    search: PlanSearch | None = None
+    if groups is None:
+        found = measure(base, compared(base, schemes), _tell, ranks=ranks)
+    else:
+        search, found = PlanSearch.measured(scheme_name(base), base, _tell, ranks=ranks)
+    return search, replace(found, hardware=hardware())
 
 
 def _tell(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Rates of the links between the master and its workers, measured with frames that nobody reads, before the first step."""
+"""Rates of the links between the master and its workers, measured before the first step with frames of arbitrary contents."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -
 def _rate(seconds: Callable[[int], float], trip: float) -> float:
     """Return the bytes per second of one worker.
 
-    `seconds`: the time of a frame of so many bytes from each or to each. `trip`: that of an empty one. The last two sizes are
-    timed twice and the shorter time counts, since a pause of the network only makes a time longer.
+    `seconds`: returns the time that a frame of the given size takes, from each worker or to each. `trip`: the time of an empty
+    frame. The last two sizes are timed twice and the shorter time counts, since a pause of the network only makes a time longer.
     """
     size, now = _SMALLEST, seconds(_SMALLEST)
     while now - trip < _LONG and size < _LARGEST:

@@ -45,6 +45,7 @@ _NOT_HERE = {
     "passes are measured on the device of the model": ("enable_gpu",),
     "workers says how many there are": ("local",),
     "nothing is trained": ("resume", "init_from", "new_head"),
+    "plans are its result": ("plan",),
     "a forward pass of a session waits for all weights": ("overlap",),
 }  # fmt: skip
 _RESUME = "PSNODE_RESUME"

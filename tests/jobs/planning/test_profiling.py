@@ -185,6 +185,7 @@ def test_the_parts_of_an_explained_step_add_up_to_it(
         (["--profile", "none.json", "--scheme", "topk"], "--profile measures nothing"),
         (["--scheme", "nothing"], "nothing"),
         (["--", "--consistency", "asp", *OPTIONS], "one behind the other"),
+        (["--", "--plan", "auto", *OPTIONS], "--plan has no meaning in the options of train"),
     ],
 )
 def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

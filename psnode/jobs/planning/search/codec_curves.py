@@ -1,6 +1,6 @@
 """Curves of codecs: seconds and bytes of a group as linear functions of its coordinates, fitted to measured groups.
 
-With them a grouping that nobody has measured has costs. A fit is a least squares fit with coefficients that are not negative,
+They give costs to groupings that were not measured. A fit is a least squares fit with coefficients that are not negative,
 since no part of a cost is.
 """
 
