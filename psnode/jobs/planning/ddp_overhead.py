@@ -13,8 +13,9 @@ from psnode.jobs.planning.host_costs import median_seconds
 if TYPE_CHECKING:
     from psnode.jobs.planning.step_rigs import TimedModel
 
-# The last group outlives its use. A thread of gloo may hold a work, and thereby the group, for a moment longer than this thread
-# does; if it then ends the group, it waits for its own end, and the process aborts ("Resource deadlock avoided").
+# The last process group, which is kept after its use. A thread of gloo holds a reference to it until a finished work is released.
+# If that thread dropped the last reference, it would wait for its own end, and the process would abort ("Resource deadlock
+# avoided").
 _kept: list[object] = []
 _WARMUP = 4  # DDP orders its buckets anew after the first step, and PowerSGD begins in the third
 
