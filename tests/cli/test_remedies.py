@@ -22,7 +22,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "report": ("cli/runs.py", "report/page.py"),
     "tune": ("cli/tune.py", "jobs/tuning/space.py", "jobs/tuning/trial.py", "jobs/tuning/sweep.py", "jobs/subprocess_runs.py"),
 }
-OF_TRAIN = {"evaluate": {"--ema", "--ema-decay"}}
+OF_TRAIN = {"evaluate": {"--ema", "--ema-decay"}, "plan": {"--plan"}}
 
 
 def named(module: str) -> set[str]:
