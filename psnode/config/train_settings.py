@@ -264,6 +264,10 @@ class Config:
     )  # fmt: skip
 
     # rounds
+    topology: str = option(
+        "star", "Where gradients are added up and weights updated: star on rank 0; mesh a part on every worker.",
+        choices=("star", "mesh"), before="star", replans=True,
+    )  # fmt: skip
     consistency: str = option(
         "bsp", "The rule that closes a round: bsp all gradients; kofn the first --num-aggregate, later ones are dropped; "
         "ssp gradients at most --staleness versions old; asp gradients of any age.",

@@ -16,6 +16,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.exchange.expected import step_bytes
+from psnode.exchange.routes import is_central
 from psnode.plans.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 
@@ -51,10 +52,14 @@ def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
     """Return the memory use in a job of `workers` workers. Codes some values to estimate the size of payloads."""
     vector = 4 * coding.plan.size
     up, down = step_bytes(coding)
-    return Footprint(vector, tuple(_master(vector, up, down, coding, config, workers)), tuple(_worker(vector, up, down, coding)))
+    root, worker = _root(vector, up, down, coding, config, workers), _worker(vector, up, down, coding)
+    if is_central(config.topology):
+        return Footprint(vector, tuple(root), tuple(worker))
+    shares = (Use(f"a {workers}th part: {use.purpose}", use.nbytes / workers) for use in root)
+    return Footprint(vector, (Use("weights", vector),), (*worker, *shares))
 
 
-def _master(vector: int, up: float, down: float, coding: Coding, config: Config, workers: int) -> Sequence[Use]:
+def _root(vector: int, up: float, down: float, coding: Coding, config: Config, workers: int) -> Sequence[Use]:
     memories = optimizer_vectors(coding, config)
     uses = [
         Use("weights", vector),

@@ -35,9 +35,10 @@ class OutgoingFrames:
         step: int,
         version: int,
         flags: Flag = Flag.NONE,
+        tag: int | None = None,
     ) -> Bytes:
-        """Seal the frame and send it to `ranks`. Return the sealed frame, which must not be written to."""
+        """Seal the frame and send it to `ranks`, with `tag` if given. Return the sealed frame, which must not be written to."""
         link = self._link
         sealed = frame.seal(kind, flags=flags, sender=link.rank, job=link.job, group=group, step=step, version=version)
-        self._last[group] = frame.buffer, link.send_frame(ranks, sealed)
+        self._last[group] = frame.buffer, link.send_frame(ranks, sealed, tag)
         return sealed

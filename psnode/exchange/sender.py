@@ -28,7 +28,7 @@ from psnode.plans.coding import ALL, Coding, gradient_key
 from psnode.plans.groups import Group, Segment
 from psnode.plans.roles import MASTER, Layout
 from psnode.protocol import wire
-from psnode.protocol.channel import FrameChannel
+from psnode.protocol.channel import FrameChannel, tag_of
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Kind
 
@@ -255,11 +255,10 @@ class GradientSender:
             frame.room[: len(part)] = np.frombuffer(part, np.uint8)
             frame.take(len(part))
         flags = (Flag.PARTIAL if mark else Flag.NONE) | (Flag.WEIGHED if weight else Flag.NONE)
-        sealed = self._frames.send(
-            group.index, frame, self._targets[group.index], Kind.GRADIENT, self._round.last_step, self._round.version, flags
-        )
+        root, now = self._targets[group.index], self._round
+        sealed = self._frames.send(group.index, frame, root, Kind.GRADIENT, now.last_step, now.version, flags, tag=tag_of(root))
         self._sent[group.index] = sealed, len(coders) + len(more)
-        self._nbytes += sealed.size
+        self._nbytes += sealed.size if root != self._link.rank else 0
 
     def _check(self, segment: Segment) -> None:
         """Raise NonFinitePartError for the first coordinate of the segment's gradient that is not finite."""

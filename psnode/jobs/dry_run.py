@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from psnode.config import Config
@@ -14,6 +15,7 @@ from psnode.config.train_settings import BY_RULE, BY_TRIAL
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
+from psnode.exchange.routes import group_bytes_of, refuse_other_roots
 from psnode.master.start.planned import with_plan
 from psnode.plans.coding import Coding
 from psnode.plans.plan_file import PlanFile
@@ -34,11 +36,15 @@ def dry_run(config: Config, workers: int) -> str:
     scheme = resolve(config)
     task = make_task(config)
     require_optimizer(config, own=task.own_optimizer is not None)
+    refuse_other_roots(config, scheme.aggregator, constrains=task.constrains)
     torch.manual_seed(config.seed)
     model = task.model()
     model_tensors.check(model, task.statistics(model))
     tensors = describe(model)
     if config.plan in (BY_RULE, BY_TRIAL):
+        if config.group_by == "bytes" and not config.group_bytes:
+            whole = 4 * sum(tensor.size for tensor in tensors)
+            config = replace(config, group_bytes=group_bytes_of(config.topology, whole, workers))
         coding = Coding(plan_of(tensors, scheme, config), scheme)
     else:
         coding = PlanFile.load(Path(config.plan)).coding(config, {tensor.name: tensor.shape for tensor in tensors})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -21,8 +21,9 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import routes_of
-from psnode.exchange.shard.consistency import rule_of
+from psnode.exchange.routes import Route, is_central, refuse_other_roots, routes_of
+from psnode.exchange.shard.consistency import Rule, rule_of
+from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel
 from psnode.master import ending
@@ -48,6 +49,7 @@ from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import plan_of
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Ready
+from psnode.protocol.round import Round
 from psnode.records.directory import RunDirectory, claim
 from psnode.records.history import History
 from psnode.records.loggers.observer import Observer, chosen
@@ -116,10 +118,11 @@ def _lead(
     layout = Layout.of(len(threads), config.spares)
     config.check_workers(layout.workers)
     config = with_plan(config)
-    device = choose_device(True, link.transport.local_rank, "--gpu-master") if config.gpu_master else None
     task = make_task(config)
     require_optimizer(config, own=task.own_optimizer is not None)
     _tell_of_what_is_not_used(task, config)
+    refuse_other_roots(config, constrains=task.constrains)
+    device = choose_device(True, link.transport.local_rank, "--gpu-master") if config.gpu_master else None
     torch.manual_seed(config.seed)
     model = task.model()
     statistics = model_tensors.check(model, task.statistics(model))
@@ -127,6 +130,7 @@ def _lead(
         initialise(model, config.init_from, new_head=config.new_head)
     makers = chosen(config)
     with claim(config) as run:
+        refuse_other_roots(run.config, run.scheme.aggregator)
         loggers = afterwards.enter_context(Observer(makers, run.path))
         try:
             if run.config.init_from is not None and config.resume and run.resume_point.checkpoint is None:
@@ -178,15 +182,15 @@ def _run(
     tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
     config, coding, tracer = run.config, Coding(plan, run.scheme), Tracer(MASTER, enabled=run.config.timeline)
     flow_control = FlowControl(4 * plan.size)
-    with Shard(
-        coding, range(len(plan.groups)), config, ServedModel(model, plan, torch.empty(plan.size)), link, rule,
-        sharding.rate, routes_of(layout, plan), tracer,
-        constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
-        own_optimizer=task.own_optimizer, flow_control=flow_control,
+    routes, weights = routes_of(layout, plan, config.topology), ServedModel(model, plan, torch.empty(plan.size))
+    with _shard(
+        link, coding, config, weights, rule, sharding.rate, routes, tracer,
+        task=task, groups=groups, device=device, flow_control=flow_control,
     ) as shard:  # fmt: skip
         _tell_of_the_host(shard)
         shard.take_up(run.resume_point.checkpoint)
         behind = _start(link, run, plan, ready, model, sharding, len(workers), recorded(groups))
+        shard.hand_out(behind)
         clock = Clock()
         recorder = StepRecorder(
             len(workers), sharding.epochs.steps, step, sharding.epochs.epoch_offset, weighted=config.weighted_mean,
@@ -194,7 +198,9 @@ def _run(
         )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         loggers.begin(config, step)
-        with Fanout(RunLog(run.path), loggers, *views, DownlinkNotice(run.scheme, recorder, len(workers))) as observer:
+        with Fanout(
+            RunLog(run.path), loggers, *views, DownlinkNotice(run.scheme, recorder, len(workers), dealt=shard.needs_all)
+        ) as observer:
             pending = PendingCheckpoints(
                 run, shard, model, plan, tracer, events, workers=len(workers), rounds_go_on=rule.rounds_go_on,
                 job=link.job, statistics=statistics, tell=link.inbox.post,
@@ -222,11 +228,37 @@ def _run(
                 evaluations=SessionEvaluations(link, run.path, pending, loggers.scalars) if isinstance(task, OwnLoop) else None,
                 behind=behind,
             )
-            tell_of_the_bytes(coding, len(workers))
+            tell_of_the_bytes(coding, len(workers), dealt=shard.needs_all)
             _serve(master, ready[workers[0]].waits)
     if config.timeline:
         _write_timeline(master, tracer, layout.readers)
     return ending.end(master)
+
+
+def _shard(
+    link: FrameChannel,
+    coding: Coding,
+    config: Config,
+    weights: ServedModel,
+    rule: Rule,
+    rate: Callable[[Round], float],
+    routes: Sequence[Route],
+    tracer: Tracer,
+    *,
+    task: Task,
+    groups: tuple[ParameterGroup, ...],
+    device: torch.device | None,
+    flow_control: FlowControl,
+) -> Shard | DistributedShard:
+    """Return the shard of all groups, or the handle of those on the workers."""
+    if not is_central(config.topology):
+        patience, estimates = 5 * config.pause_deadline, config.clip_estimate == "previous"
+        return DistributedShard(link, coding.plan, routes, weights, rate, patience, estimates=estimates)
+    return Shard(
+        coding, range(len(coding.plan.groups)), config, weights, link, rule, rate, routes, tracer,
+        constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
+        own_optimizer=task.own_optimizer, flow_control=flow_control,
+    )  # fmt: skip
 
 
 def _gathered(
@@ -245,7 +277,7 @@ def _gathered(
     return ready, need
 
 
-def _tell_of_the_host(shard: Shard) -> None:
+def _tell_of_the_host(shard: Shard | DistributedShard) -> None:
     for line in shard.on_host:
         _LOG.warning("the master: %s", line)
 

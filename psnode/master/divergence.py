@@ -26,20 +26,25 @@ class ReplicaHashes:
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._hashes: dict[int, int] = {}
+        self._hashes: dict[int, int | None] = {}
 
     def due(self, version: int) -> bool:
         """True if the weights of `version` are compared."""
         return bool(self._every) and version % self._every == 0
 
-    def note(self, version: int, replica: Floats) -> None:
-        """Hash the weights y of `version` if it is due. Version 0 is skipped, since all ranks agree on it at the start."""
+    def note(self, version: int, replica: Floats | None) -> None:
+        """Hash the weights y of `version` if it is due. Version 0 is skipped, since all ranks agree on it at the start.
+
+        Without `replica`, the workers' hashes are compared with the first of them that comes.
+        """
         if version and self.due(version):
-            self._hashes[version] = xxhash.xxh3_64_intdigest(replica.data)
+            self._hashes[version] = None if replica is None else xxhash.xxh3_64_intdigest(replica.data)
             self._hashes.pop(version - _KEPT * self._every, None)
 
     def compare(self, rank: int, step: int, version: int, found: int | None) -> None:
         """Raise DivergedError if `found`, the hash of the weights on which `rank` computed `step`, is not that of `version`."""
+        if found is not None and self._hashes.get(version, found) is None:
+            self._hashes[version] = found
         expected = self._hashes.get(version)
         if found is not None and expected is not None and found != expected:
             raise DivergedError(

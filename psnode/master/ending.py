@@ -48,7 +48,7 @@ def fail(master: Master, error: Exception | SystemExit) -> None:
     """Write the summary of a job that `error` ends, if the disk has room for it."""
     code = error.exit_code if isinstance(error, PsnodeError) else 1
     with contextlib.suppress(OSError):  # e.g. a full disk: the first error is the one to report
-        _summarise(master, master.run, _REASONS.get(code, "failed"), code)
+        _summarise(master, master.run, _REASONS.get(code, "failed"), code, hashed=not master.shard.needs_all)
     _tell_of_the_end(master)
 
 
@@ -91,11 +91,12 @@ def _exit_code(master: Master) -> int:
     return 130 if master.job_state.stop_reason == "SIGINT" else 75
 
 
-def _summarise(master: Master, run: RunDirectory, reason: str, code: int) -> Summary:
+def _summarise(master: Master, run: RunDirectory, reason: str, code: int, *, hashed: bool = True) -> Summary:
+    """Write the summary. It has the hash of the weights if they are `hashed`: workers that have parts of them may be gone."""
     found = _summary(run, master.job_state.round.finished, reason, code, master.plan.size)
     memory = master.recorder.worker_memory or None
     try:
-        digest = master.shard.digest()
+        digest = master.shard.digest() if hashed else ""
     except DeviceError:  # the master's device, which holds the weights, has failed
         digest = ""
     prediction = _prediction(run, master.job_state.round.finished, len(master.workers))

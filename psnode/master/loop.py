@@ -175,6 +175,8 @@ class Master:
                 raise event
             case _Overdue():
                 self._membership.on_overdue(self._missing_traces(), held=self._held)
+            case Frame(kind=Kind.EVENT):
+                self._handle(self.shard.take(event))
             case Frame(kind=Kind.STOP_REQUEST):
                 self._stop(stop_reason_of(event))
             case Frame(kind=Kind.ASK):
@@ -242,9 +244,10 @@ class Master:
         """
         if event.failure.loss is not None:
             newest = not self.rule.rounds_go_on and event.step in self.job_state.round.numbers
-            live, weights = (self._membership.live, self.shard.replica) if newest else (frozenset[int](), None)
+            live = self._membership.live if newest else frozenset[int]()
+            weights, missing = (None, live) if self.shard.needs_all else (self.shard.replica, self.shard.missing)
             self.books.judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
-            raise diverged(self.link, event, live - self.shard.missing, live, weights, self.shard.outlier())
+            raise diverged(self.link, event, live - missing, live, weights if newest else None, self.shard.outlier())
         late = event.exit_code == ConfigurationError.exit_code and self.version > self.run.resume_point.step
         if event.exit_code != PsnodeError.exit_code and not late:
             raise event
@@ -298,7 +301,7 @@ class Master:
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)
         if self._hashes.due(version):
-            self._hashes.note(version, self.shard.replica)
+            self._hashes.note(version, None if self.shard.needs_all else self.shard.replica)
         self._unfinished = {group.index for group in self.plan.groups}
         self._membership.members.restart_silence(self.shard.idle)
         self._readmission.catch_up()

@@ -26,6 +26,7 @@ from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Flag, Kind
 
+_ENDS = "the job ends, since every worker has a part of the weights"
 _STOP_AGAIN = 0.2  # after the stop deadline has passed, it is extended each time by this fraction
 _SILENCES = 4  # number of round deadlines for which a worker may be silent where no round waits for it
 
@@ -147,6 +148,9 @@ class Membership:
     def fail(self, failure: RemoteFailureError, *, ends: bool) -> None:
         """Continue without a worker that has failed. If `ends`, or if too few workers are left, stop with a checkpoint."""
         failure.show()
+        if self.shard.needs_all and not self.job_state.stopping:
+            self.events.tell("lost", self.job_state.version, failure.rank, failure.failure.message, outcome=_ENDS)
+            raise failure
         unasked = self.job_state.stop_reason is None
         if ends:
             self.job_state.request(QUORUM)
@@ -162,6 +166,9 @@ class Membership:
         """
         if not self.members.remove(rank):
             return {}
+        if self.shard.needs_all and not self.job_state.stopping:
+            self.events.tell(event, self.job_state.version, rank, reason, outcome=_ENDS)
+            return self.shard.withdraw(rank)
         left, least = len(self.members.live), self.config.min_workers
         too_few = left + len(self.members.spares) < least
         ending = too_few or self.job_state.stop_reason is not None

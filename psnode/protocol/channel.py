@@ -21,6 +21,7 @@ _LOG = logging.getLogger(__name__)
 _LONGEST = 20_000  # characters of a traceback
 
 TAG = 0  # transport tag of master and workers
+SHARD_TAG = 2  # of shards on other ranks than the master's, which have an inbox of their own
 ENOUGH = "enough"  # reason of a StopRequest: the training program wants no more steps
 
 
@@ -40,6 +41,11 @@ class RemoteFailureError(PsnodeError):
             _LOG.error("rank %d cannot continue:\n%s", self.rank, self.failure.traceback.rstrip("\n"))
 
 
+def tag_of(root: int) -> int:
+    """Return the tag of gradients for groups whose root is rank `root`."""
+    return TAG if root == MASTER else SHARD_TAG
+
+
 class StopRequest(NamedTuple):
     """The event in a rank's inbox that this process was asked to stop. `reason`: a signal's name, or ENOUGH."""
 
@@ -55,15 +61,17 @@ class ControlBytes(NamedTuple):
 
 
 class FrameChannel:
-    """Sends frames with `tag` to other ranks, and receives the frames with this tag that come to this rank.
+    """Receives the frames with `tag` that come to this rank, and sends frames to other ranks.
 
-    `job`: the digest in all frames, 0 until the configuration is agreed on. `watched`: the ranks whose loss ends a wait; None
-    means all ranks.
+    Frames are sent with the tag `to`, by default `tag`, unless a call names another one. `job`: the digest in all frames, 0 until
+    the configuration is agreed on. `watched`: the ranks whose loss ends a wait; None means all ranks.
     """
 
-    def __init__(self, transport: Transport, tag: int = TAG, *, watched: Collection[int] | None = None) -> None:
+    def __init__(
+        self, transport: Transport, tag: int = TAG, *, to: int | None = None, watched: Collection[int] | None = None
+    ) -> None:
         self.transport = transport
-        self.tag = tag
+        self.tag = tag if to is None else to
         self.inbox = transport.inbox(tag)
         self.rank = transport.rank
         self.job = 0
@@ -85,16 +93,17 @@ class FrameChannel:
         step: int = 0,
         version: int = 0,
         flags: Flag = Flag.NONE,
+        tag: int | None = None,
     ) -> list[Pending]:
         """Send a control message to one rank or to several."""
         frame = wire.pack(kind, body, sender=self.rank, job=self.job, step=step, version=version, flags=flags)
         self._count(kind, sent=frame.size * (1 if isinstance(ranks, int) else len(ranks)))
-        return self.send_frame(ranks, frame)
+        return self.send_frame(ranks, frame, tag)
 
-    def send_frame(self, ranks: int | Sequence[int], frame: Bytes) -> list[Pending]:
+    def send_frame(self, ranks: int | Sequence[int], frame: Bytes, tag: int | None = None) -> list[Pending]:
         """Send a sealed frame without copying it. The frame must not change until every Pending is done. Thread-safe."""
         ranks = (ranks,) if isinstance(ranks, int) else ranks
-        return [self.transport.send(rank, self.tag, (frame,)) for rank in ranks]
+        return [self.transport.send(rank, self.tag if tag is None else tag, (frame,)) for rank in ranks]
 
     def fail(self, ranks: int | Sequence[int], error: BaseException, *, debug: bool = False) -> None:
         """Inform other ranks that this rank cannot continue because of `error`.

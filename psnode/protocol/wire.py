@@ -71,6 +71,9 @@ class Kind(IntEnum):
     NORM = 21  # master -> worker in a session: the norm of the mean gradient in a version, before clipping
     EVALUATED = 22  # worker -> master: the result of the program's own evaluation; master -> worker: 1 if none is better
     PROBE = 23  # both ways: bytes that measure a link; the first 8 from the master are the size of the answer
+    ORDER = 24  # master -> shard on a worker: a call of one of its methods
+    ANSWER = 25  # shard on a worker -> master: the result of an order, if it has one
+    EVENT = 26  # shard on a worker -> master: a group is closed, or a push is refused
 
 
 CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages

@@ -28,7 +28,9 @@ from psnode.exchange.replica import Replica
 from psnode.exchange.routes import routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
+from psnode.exchange.shard.remote.shard_server import ShardServer
 from psnode.exchange.trained_model import TrainedModel
+from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.exchange.weights_receiver import Receiver
 from psnode.plans.coding import Coding
 from psnode.plans.groups import Plan
@@ -46,6 +48,7 @@ from psnode.tasks.data.given import IterableExamples, data_of
 from psnode.tasks.data.sampler import Sampler
 from psnode.tasks.device import choose_device
 from psnode.tasks.own_loop import OwnLoop
+from psnode.tasks.parameter_groups import ParameterGroup, groups_of
 from psnode.worker.backward_hooks import GroupHooks
 from psnode.worker.checkpoint_part import CheckpointParts
 from psnode.worker.computation import Computation
@@ -75,6 +78,8 @@ class WorkerContext:
     computation: Computation
     patience: float
     own_rate: OwnRate | None = None  # Task.learning_rate
+    own_optimizer: MakeOptimizer | None = None  # Task.optimizer
+    parameter_groups: tuple[ParameterGroup, ...] = ()
 
     def next_start(self) -> Start:
         """Wait for the next PLAN message and return it, and answer PROBE frames. Later frames carry its job digest."""
@@ -101,7 +106,7 @@ class WorkerContext:
         """Receive the tensors that `start` announces, and return the worker, ready for its first step."""
         link, config, rule = self.link, self.config, rule_of(self.config, self.sampler.workers)
         plan = Plan.from_dict(start.plan)
-        routes = routes_of(self.layout, plan)
+        routes = routes_of(self.layout, plan) if start.rehearsal else routes_of(self.layout, plan, config.topology)
         for _ in range(start.tensors):
             content = bytes(link.expect(Kind.STATE, self.patience).body)
             model_tensors.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
@@ -131,6 +136,12 @@ class WorkerContext:
             tensors = _restore(start, link, self.directory, model, sender, self.patience)
             finished = resumed(tensors, sampler, start.step, moves=rule.rounds_go_on)
         tracer = Tracer(link.rank, enabled=config.timeline)
+        server = None
+        if ShardServer.serves(routes, link.rank):
+            server = ShardServer(
+                link.transport, link.job, coding, config, rule, routes, model.vector.cpu(), tracer,
+                parameter_groups=self.parameter_groups, own_optimizer=self.own_optimizer,
+            )  # fmt: skip
         receiver = Receiver(
             link, plan, replica, [route.down(link.rank) for route in routes], coding.down, tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
@@ -158,6 +169,7 @@ class WorkerContext:
             tracer=tracer,
             own_rate=self.own_rate,
             on_host=on_host,
+            server=server,
         )
 
     def _code_on_device(self, coding: Coding, sender: GradientSender, replica: Replica) -> list[str]:
@@ -209,6 +221,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         torch.manual_seed(config.seed)
         model = task.model()
         statistics = model_tensors.check(model, task.statistics(model))
+        parameter_groups = groups_of(task.parameter_groups(model), model, config)
         model.to(device)
         layout = Layout.of(link.transport.size, config.spares)
         place, workers = layout.place(link.rank), layout.workers
@@ -245,7 +258,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     link.send(MASTER, Kind.READY, ready.to_bytes())
     context = WorkerContext(
         link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience,
-        task.own_rate,
+        task.own_rate, task.own_optimizer, parameter_groups,
     )  # fmt: skip
     malloc.keep_freed_memory()  # freed memory is reused by later steps; that of the start-up is returned below
     while (start := context.next_start()).rehearsal:

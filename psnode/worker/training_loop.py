@@ -17,6 +17,7 @@ from psnode.exchange.gradients import GradientSource
 from psnode.exchange.replica import Replica
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule
+from psnode.exchange.shard.remote.shard_server import ShardServer
 from psnode.exchange.trained_model import TrainedModel
 from psnode.exchange.weights_receiver import Receiver
 from psnode.plans.groups import Plan
@@ -79,6 +80,7 @@ class Worker:
     tracer: Tracer
     own_rate: OwnRate | None = None  # Task.learning_rate
     steps_per_round: int = 1  # 1 in every job: the master and StepwiseWorker know no other rounds yet
+    server: ShardServer | None = None  # of the groups of which this rank is the root
     on_host: Sequence[str] = ()  # with a device: a line for each codec that runs on the host, and the reason
     by_program: bool = False  # True in a session: the program runs the passes, and the master waits until this worker leaves
     _saved: int = -1  # the newest version with a checkpoint to which this worker has contributed
@@ -318,6 +320,8 @@ class Worker:
     def close(self) -> None:
         """End the threads and remove the hooks."""
         self.share.batches.close()
+        if self.server is not None:
+            self.server.close()
         self.checkpoint_parts.close()
         self.sender.close()
         self.hooks.remove()

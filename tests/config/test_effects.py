@@ -91,6 +91,7 @@ EXCEPTIONS = {
     "task_option": "for the task to use or to refuse",
     "ema_decay": "keeps weights beside those of the run: tests/test_moving_average.py",
     "aggregate_order": "changes the order of sums; by rank is one of those by arrival",
+    "topology": "the weights are the same, wherever they are updated: tests/master/test_dealt_weights.py",
     "plan": "a file, or a choice by time: tests/plans/test_plan_file.py",
 }
 

@@ -36,7 +36,7 @@ MAY_CHANGE = {
     "stop_after", "enable_gpu", "gpu_master", "allow_unlike_versions", "threads",
 }  # fmt: skip
 
-MAKE_ANOTHER_PLAN = {"group_by", "group_bytes", "min_compress_bytes", "plan", "small_tensors"}
+MAKE_ANOTHER_PLAN = {"topology", "group_by", "group_bytes", "min_compress_bytes", "plan", "small_tensors"}
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)
 

@@ -26,7 +26,7 @@ class Link:
     job: int = 7
     sent: list[Sent] = field(default_factory=list)
 
-    def send_frame(self, ranks: Sequence[int], frame: np.ndarray) -> list[Sent]:
+    def send_frame(self, ranks: Sequence[int], frame: np.ndarray, tag: int | None = None) -> list[Sent]:
         new = [Sent() for _ in ranks]
         self.sent.extend(new)
         return new

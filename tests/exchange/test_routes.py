@@ -1,10 +1,15 @@
-"""Routes of small jobs, compared with their definition."""
+"""Routes of small jobs, compared with their definition and with the best division of groups by brute force."""
 
 from __future__ import annotations
 
+from itertools import product
+
+import numpy as np
 import pytest
 
-from psnode.exchange.routes import routes_of
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.exchange.routes import group_bytes_of, require_central, routes_of
 from psnode.plans.groups import Tensor
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import make_plan
@@ -13,9 +18,10 @@ PLAN = make_plan([Tensor(f"{index}.weight", (8, 8)) for index in range(3)], "ide
 
 
 @pytest.mark.parametrize(("workers", "spares"), [(1, 0), (3, 0), (2, 2)])
-def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(workers: int, spares: int) -> None:
+@pytest.mark.parametrize("topology", ["star", "mesh"])
+def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(topology: str, workers: int, spares: int) -> None:
     layout = Layout(workers, spares)
-    routes = routes_of(layout, PLAN)
+    routes = routes_of(layout, PLAN, topology)
     assert len(routes) == len(PLAN.groups) == 3
     for route in routes:
         for rank in layout.computing:
@@ -24,5 +30,32 @@ def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(workers: 
                 seen.append(route.up(seen[-1]))
                 assert len(seen) <= 1 + len(layout.readers), "a circle"
         passed_on = [heir for rank in (MASTER, *layout.readers) for heir in route.heirs(rank)]
-        assert sorted(passed_on) == [rank for rank in (MASTER, *layout.readers) if rank != route.root]
-        assert all(rank in route.heirs(route.down(rank)) for rank in layout.readers if rank != route.root)
+        assert sorted(passed_on) == list(layout.readers)
+        assert all(rank in route.heirs(route.down(rank)) for rank in layout.readers)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_largest_part_of_a_mesh_is_at_most_four_thirds_of_the_least_possible_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    workers, sizes = int(rng.integers(1, 4)), [int(size) for size in rng.integers(1, 100, rng.integers(1, 7))]
+    tensors = [Tensor(f"{index}.weight", (size, 1)) for index, size in enumerate(sizes)]
+    plan = make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)
+    loads = dict.fromkeys(range(1, workers + 1), 0)
+    for group, route in zip(plan.groups, routes_of(Layout(workers), plan, "mesh"), strict=True):
+        loads[route.root] += group.size
+    divisions = product(range(workers), repeat=len(sizes))
+    least = min(max(np.bincount(division, sizes, workers)) for division in divisions)
+    assert max(loads.values()) <= 4 / 3 * least + 1e-9
+
+
+def test_groups_are_about_two_for_each_root_within_bounds() -> None:
+    assert group_bytes_of("star", 45_000_000, 4) == 16 << 20
+    assert group_bytes_of("mesh", 45_000_000, 4) == 5_625_000
+    assert group_bytes_of("mesh", 400, 4) == 1 << 16
+    assert group_bytes_of("mesh", 10**9, 4) == 16 << 20
+
+
+def test_programs_that_know_one_topology_refuse_the_others() -> None:
+    require_central(Config(), "psnode plan")
+    with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone: leave the other one out$"):
+        require_central(Config(topology="mesh"), "psnode plan")

@@ -36,6 +36,7 @@ class Halves:
     """A ShardHandle for two shards, one with the groups of even and one with those of odd numbers."""
 
     on_host: Sequence[str] = ()
+    needs_all = False
 
     def __init__(
         self, coding: Coding, groups: Iterable[int], config: Config, whole: ServedModel, *rest: Any, **more: Any
@@ -68,6 +69,12 @@ class Halves:
     def take_up(self, found: Checkpoint | None) -> None:
         for shard in self.shards:
             shard.take_up(found)
+
+    def hand_out(self, lacking: Iterable[int]) -> None:
+        """Do nothing: both are here."""
+
+    def take(self, frame: Frame) -> object:
+        raise AssertionError("both are here")
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
         ranks = list(ranks)

@@ -109,6 +109,16 @@ def rule_of(config: Config, workers: int) -> Rule:
             return Bounded(None, config.num_aggregate or 1)
 
 
+def waits_for_all(config: Config) -> bool:
+    """Return True if every round waits for the gradients of all workers."""
+    return config.consistency == "bsp"
+
+
+def rule_name(config: Config) -> str:
+    """Return the name of the rule, as --consistency takes it."""
+    return config.consistency
+
+
 def gradients_a_round(config: Config, workers: int) -> int:
     """Return the number of batches that workers compute per version if all are equally fast. Epochs are counted with it."""
     rule = rule_of(config, workers)

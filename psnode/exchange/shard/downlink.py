@@ -92,7 +92,7 @@ class Downlink:
         self._flow_control = flow_control
         self.recipients = {group: tuple(ranks) for group, ranks in heirs.items()}
         self._seed = seed
-        self._frames = OutgoingFrames(link)
+        self._frames, self._rank = OutgoingFrames(link), link.rank
         self._places = state_names.places(part.own)
         self._aim = np.empty_like(weights) if self.lead else weights  # between hold and send: x before the update
         self.mover: Mover = HostMover(self._aim, self.replica, max((segment.size for segment in part.own.segments), default=0))
@@ -161,7 +161,7 @@ class Downlink:
         ranks = self.recipients[group.index] if ranks is None else [rank for rank in ranks if rank in heirs]
         sealed = self._frames.send(group.index, frame, ranks, kind, version, version)
         self._flow_control.sent(ranks, sealed.size)
-        return sealed.size * len(ranks)
+        return sealed.size * sum(rank != self._rank for rank in ranks)
 
 
 def moved(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:

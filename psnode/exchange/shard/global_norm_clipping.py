@@ -22,7 +22,7 @@ from psnode.errors import CheckpointError
 from psnode.records.history import AddedGradient
 
 _EPSILON = 1e-6
-_FACT = "gradient_norm"  # its key in a checkpoint's manifest
+GRADIENT_NORM = "gradient_norm"  # its key in a checkpoint's manifest
 
 
 class Summed(NamedTuple):
@@ -69,18 +69,22 @@ class GlobalNorm:
                 if self._estimated and any(each.added for each, _ in self._found.values()):
                     self._estimate = self.norm
                 self._found = {}
-        clip = min(1.0, self._bound / ((self.norm if estimate is None else estimate) + _EPSILON))
+        return self._clipped(found, self.norm if estimate is None else estimate)
+
+    def _clipped(self, found: Mapping[int, Summed], norm: float) -> dict[int, Summed]:
+        """Return the sums, scaled by the factor for a global norm of `norm`."""
+        clip = min(1.0, self._bound / (norm + _EPSILON))
         return {index: each._replace(factor=each.factor * clip) for index, each in found.items()}
 
     def facts(self) -> dict[str, float]:
         """Return the estimate for the next version, for a checkpoint's manifest. Call this while no group is open."""
-        return {} if self._estimate is None else {_FACT: self._estimate}
+        return {} if self._estimate is None else {GRADIENT_NORM: self._estimate}
 
     def take_up(self, facts: Mapping[str, object]) -> None:
         """Continue from the facts of a checkpoint. CheckpointError if the estimate is not valid."""
-        found = facts.get(_FACT)
+        found = facts.get(GRADIENT_NORM)
         if found is None or not self._estimated:
             return
         if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 <= found < math.inf:
-            raise CheckpointError(f"the checkpoint's {_FACT} is {str(found)[:60]}, no norm")
+            raise CheckpointError(f"the checkpoint's {GRADIENT_NORM} is {str(found)[:60]}, no norm")
         self._estimate = float(found)

@@ -40,6 +40,13 @@ class RoundsHandle(Protocol):
         """Close all open groups with the gradients received so far, even if there are none."""
 
     @property
+    def needs_all(self) -> bool:
+        """True if every worker has a part of the weights, so that the run cannot go on without one: `withdraw` raises then."""
+
+    def take(self, frame: Frame) -> object:
+        """Return the event in an EVENT frame of a shard on another rank; None if it needs no answer. WireError if it is none."""
+
+    @property
     def untouched(self) -> bool:
         """True if all groups are open and no gradient has come for any of them."""
 

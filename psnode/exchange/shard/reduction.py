@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -231,9 +231,13 @@ class Reduction:
         with self._watch.timing("update"), self._tracer.span("norm", group=group.index, version=version):
             clipped = self._global_norm.offer(group.index, self._arithmetic.total(group), summed)
         own = clipped.pop(group.index, None)
-        for index, each in clipped.items():
-            self._lanes.submit(index, partial(self._move, self._groups[index], version, lr, each))
+        self.move(clipped, version, lr)
         return events if own is None else [*events, *self._move(group, version, lr, own)]
+
+    def move(self, summed: Mapping[int, Summed], version: int, lr: float) -> None:
+        """Queue the updates of groups whose sums are complete, and clipped."""
+        for index, each in summed.items():
+            self._lanes.submit(index, partial(self._move, self._groups[index], version, lr, each))
 
     def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
         """Complete the group's sum and return it. It is cleared if nothing was added or if it is not finite."""

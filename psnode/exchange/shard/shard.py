@@ -18,7 +18,7 @@ import torch
 from psnode.codecs.arrays import Floats
 from psnode.codecs.registry import is_from_outside
 from psnode.config import Config
-from psnode.errors import ConfigurationError
+from psnode.errors import ConfigurationError, WireError
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.aggregator import get_aggregator
@@ -27,8 +27,9 @@ from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.downlink import Downlink
 from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm
-from psnode.exchange.shard.on_device import place
+from psnode.exchange.shard.gpu.on_device import place
 from psnode.exchange.shard.reduction import Reduction
+from psnode.exchange.shard.remote.shared_norm import SharedNorm
 from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 from psnode.exchange.shard.state import ShardState, own_tensors, with_copies_of_the_rest
 from psnode.exchange.shard.unapplied import pack, unpack
@@ -40,6 +41,7 @@ from psnode.exchange.update.weight_vector import Constraint, Weights
 from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plans.coding import Coding
 from psnode.plans.part import PlanPart, part_of
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame
@@ -96,9 +98,13 @@ class Shard:
         )
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
-        self._norm = None
+        self._norm: GlobalNorm | None = None
         if config.clip_grad_norm is not None:
-            self._norm = GlobalNorm(config.clip_grad_norm, len(part.groups), estimated=config.clip_estimate == "previous")
+            estimated = config.clip_estimate == "previous"
+            if part.is_whole and link.rank == MASTER:
+                self._norm = GlobalNorm(config.clip_grad_norm, len(part.groups), estimated=estimated)
+            else:
+                self._norm = SharedNorm(config.clip_grad_norm, len(part.groups), link.inbox.post, estimated=estimated)
         self._constrained = constraint is not None
         codecs, aggregator = coding.up, get_aggregator(coding.scheme.aggregator)
         own_codec = any(is_from_outside(codec) for codec in (*codecs, *(self._downlink.codecs or ())))
@@ -165,6 +171,16 @@ class Shard:
         """Return True if the frame's step is the last one of the round on the frame's version."""
         return frame.step == self._round.at(frame.version).last_step
 
+    @property
+    def needs_all(self) -> bool:
+        """False: the run can go on without a worker."""
+        return False
+
+    def take(self, frame: Frame) -> object:
+        """Raise WireError, as no group has its root on another rank."""
+        frame.release()
+        raise WireError("the master does not expect EVENT frames", frame.sender)
+
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
         self._rounds.excuse(rank, version)
@@ -191,6 +207,11 @@ class Shard:
     def missing(self) -> frozenset[int]:
         """Ranks whose gradients some open group still awaits."""
         return self._rounds.missing
+
+    def settle_norm(self, norm: float, *, counts: bool) -> None:
+        """Clip the groups that wait for the norm of all shards together, `norm`, and update them. See SharedNorm.settle."""
+        if isinstance(self._norm, SharedNorm):
+            self._reduction.move(self._norm.settle(norm, counts=counts), self._round.number, self._rate(self._round))
 
     def _add(self, frame: Frame) -> None:
         """Queue an addition. If residuals are in units of weights, a stale push counts with its own round's learning rate."""
@@ -300,6 +321,9 @@ class Shard:
         self._reduction.take_up(found)
         self._rounds.restore((_origin(frame), frame) for frame in unpack(found))
 
+    def hand_out(self, lacking: Iterable[int]) -> None:
+        """Do nothing: no other rank has a part of these weights."""
+
     def outlier(self) -> str:
         """Return a line about a push whose norm is out of proportion and that was applied nevertheless, else ""."""
         return self._reduction.outlier()
@@ -320,8 +344,7 @@ def _origin(frame: Frame) -> Origin:
 
 def _require_whole(part: PlanPart, config: Config, constraint: Constraint | None) -> None:
     """Raise ConfigurationError for settings that need all groups in one shard, if the shard has only some of them."""
-    wants = {"Task.constrain": constraint is not None, "--clip-grad-norm": config.clip_grad_norm is not None}
-    for setting in (name for name, wanted in wants.items() if wanted and not part.is_whole):
-        raise ConfigurationError(f"{setting} needs all weights in one place, and this run has them in several")
+    if constraint is not None and not part.is_whole:
+        raise ConfigurationError("Task.constrain needs all weights in one place, and this run has them in several")
     if config.whole_tensors and part.pieces:
         raise ConfigurationError(f"--optimizer {config.optimizer} needs whole tensors, and {next(iter(part.pieces))} is cut")

@@ -19,11 +19,12 @@ class DownlinkNotice:
     """An observer of records that logs, after the first step of the job, the downlink's share of all bytes.
 
     It logs nothing if the downlink is coded. If the uplink is not compressed either, the line also gives the least time in which
-    the downlink bytes of a step pass the master's link.
+    the bytes of a step pass the busiest link: the master's, or every worker's if the weights are `dealt` among the workers.
     """
 
-    def __init__(self, scheme: Scheme, recorder: StepRecorder, workers: int) -> None:
+    def __init__(self, scheme: Scheme, recorder: StepRecorder, workers: int, *, dealt: bool = False) -> None:
         self._scheme = scheme
+        self._dealt = dealt
         self._accounts = recorder
         self._workers = workers
         self._told = scheme.downlink != DENSE and scheme.downlink not in _PLAIN
@@ -33,7 +34,7 @@ class DownlinkNotice:
         up, down = self._accounts.first
         if not self._told and down:
             self._told = True
-            _LOG.info(line(self._scheme, up, down, self._workers))
+            _LOG.info(line(self._scheme, up, down, self._workers, dealt=self._dealt))
 
     def extend(self, last: int) -> None:
         """Do nothing."""
@@ -42,11 +43,18 @@ class DownlinkNotice:
         """Do nothing."""
 
 
-def line(scheme: Scheme, up: int, down: int, workers: int) -> str:
-    """Return the line for a step in which all `workers` together sent `up` and received `down` bytes."""
+def line(scheme: Scheme, up: int, down: int, workers: int, *, dealt: bool = False) -> str:
+    """Return the line for a step in which all `workers` together sent `up` and received `down` bytes.
+
+    `dealt`: every worker receives the gradients and sends the weights of a part.
+    """
     text = f"downlink: {scheme.downlink}, {100 * down / (up + down):.0f} % of all bytes"
     if scheme.codec not in _PLAIN:
         return text
+    if dealt:
+        each = (up + down) / workers
+        floor = f"{each / 1e6:.2f} MB each way through every worker's link take {8e3 * each / _LINK:,.0f} ms at 100 Mbit/s"
+        return f"{text}; {floor}, the least that a step takes there"
     seconds = 8 * down / _LINK
     floor = f"{workers} x {down / workers / 1e6:.2f} MB through the master's link take {1e3 * seconds:,.0f} ms at 100 Mbit/s"
     return f"{text}; {floor}, the least that a step takes there"

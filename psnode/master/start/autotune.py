@@ -14,6 +14,7 @@ import torch
 
 from psnode.config import Config
 from psnode.config.scheme import Scheme
+from psnode.exchange.routes import group_bytes_of, is_central
 from psnode.master.start.startup import plan_for
 from psnode.master.start.trial_run import ROUNDS, TrialRun
 from psnode.plans.groups import Plan
@@ -49,6 +50,8 @@ def group_bytes_for(
         return config.group_bytes
     answer = ready[min(ready)]
     whole = 4 * plan_for(answer, scheme, config).size
+    if not is_central(config.topology):
+        return group_bytes_of(config.topology, whole, len(ready))
     if config.local is not None or steps < FEWEST_STEPS or whole <= SMALL_MODEL_BYTES:
         return DEFAULT_GROUP_BYTES
     rehearsed: dict[Plan, float] = {}

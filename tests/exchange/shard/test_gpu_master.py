@@ -156,7 +156,7 @@ def test_too_little_memory_is_told_in_a_line(cupy: FakeCupy, tmp_path: Path, mon
     def full(*arguments: object, **settings: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("psnode.exchange.shard.on_device.DeviceCopies", full)
+    monkeypatch.setattr("psnode.exchange.shard.gpu.on_device.DeviceCopies", full)
     with pytest.raises(DeviceError, match="out of memory: lower the size of the model, or leave out --gpu-master"):
         run(Config(train_dir=tmp_path / "run", gpu_master=True, **SETTINGS | {"scheme": "qsgd"}))
 

@@ -19,8 +19,8 @@ from psnode.config import Config
 from psnode.errors import DeviceError
 from psnode.exchange.device.placing import changes_on
 from psnode.exchange.shard.aggregator import Mean
-from psnode.exchange.shard.device_arithmetic import DeviceArithmetic
-from psnode.exchange.shard.device_mover import DeviceMover
+from psnode.exchange.shard.gpu.device_arithmetic import DeviceArithmetic
+from psnode.exchange.shard.gpu.device_mover import DeviceMover
 from psnode.exchange.update.device_copies import DeviceCopies, told
 from psnode.jobs.job import run
 from psnode.master.checkpoints.pending import PendingCheckpoints

@@ -12,9 +12,9 @@ from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.exchange.device.placing import Changes, Encoders, changes_on, encoders_on
 from psnode.exchange.shard.aggregator import Aggregator, Mean
-from psnode.exchange.shard.device_arithmetic import DeviceArithmetic
-from psnode.exchange.shard.device_mover import DeviceMover
 from psnode.exchange.shard.downlink import Downlink
+from psnode.exchange.shard.gpu.device_arithmetic import DeviceArithmetic
+from psnode.exchange.shard.gpu.device_mover import DeviceMover
 from psnode.exchange.update.device_copies import DeviceCopies, told
 from psnode.exchange.update.device_steps import checked_steps
 from psnode.exchange.update.parameters import Parameters

@@ -1,0 +1,374 @@
+"""The master's handle of shards that lie on workers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from psnode.codecs.arrays import Floats
+from psnode.errors import DeadlineExceededError, PeerLostError, TransportError, WireError
+from psnode.exchange.routes import Route
+from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
+from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_files, unpack_event, unpack_files
+from psnode.exchange.shard.state import ShardState, own_tensors
+from psnode.exchange.update.served_model import ServedModel
+from psnode.plans.groups import Plan
+from psnode.plans.part import PlanPart, part_of
+from psnode.protocol.channel import SHARD_TAG, FrameChannel
+from psnode.protocol.round import Round
+from psnode.protocol.wire import Frame, Kind
+from psnode.records import checkpoint, state_names
+from psnode.records.checkpoint import Checkpoint
+
+Tensors = dict[str, torch.Tensor]
+_MISSING_SECONDS = 5.0  # a shard that does not answer within this time holds up the round itself
+_OF_MEMORIES = (checkpoint.OPTIMIZER, checkpoint.REPLICA)  # files whose names are MEMORY/TENSOR
+
+
+class DistributedShard:
+    """Handle of the shards of all ranks in `routes`, none of which is the master's.
+
+    Every shard carries out orders one after another; `state`, `digest`, `replica` and `missing` wait for the answers. The
+    weights x are fetched when they are needed: for checkpoints, and at the end. `weights`: the master's model, whose x is then
+    the newest. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds. `estimates`:
+    gradients are clipped by the norm of the version before.
+
+    The run cannot go on without a rank that has a shard: `withdraw` and `force` raise TransportError.
+    """
+
+    on_host: Sequence[str] = ()
+    gradient_norm: float | None = None  # of the last version, before clipping; None without --clip-grad-norm
+    needs_all = True
+    runs_own_code = False  # here, where values would have to be copied before it runs
+
+    def __init__(
+        self, link: FrameChannel, plan: Plan, routes: Sequence[Route], weights: ServedModel,
+        rate: Callable[[Round], float], patience: float, *, estimates: bool = False,
+    ) -> None:  # fmt: skip
+        self._link, self._plan, self._weights, self._rate, self._patience = link, plan, weights, rate, patience
+        roots = sorted({route.root for route in routes})
+        self._parts: dict[int, PlanPart] = {
+            root: part_of(plan, [group for group, route in enumerate(routes) if route.root == root]) for root in roots
+        }
+        self._found: Checkpoint | None = None
+        self._number = 0  # of the last order
+        self._ranks: frozenset[int] = frozenset()
+        self._recipients: list[int] | None = None
+        self._seconds: dict[str, float] = {}
+        self._squares: dict[int, float] = {}  # squared norms by group, of the open round
+        self._estimates = estimates
+        self._added = False  # a group in `_squares` has a gradient
+        self._estimate: float | None = None  # the norm of the last version with a gradient
+        self._lost = False
+        self._tell: Callable[[int], None] = lambda group: None
+        self._known: dict[str, Tensors] | None = None  # the state of the newest version, until the next round is open
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Do nothing: the shards end with their workers."""
+
+    # the start
+
+    def take_up(self, found: Checkpoint | None) -> None:
+        """Note the checkpoint from which `hand_out` will have the shards continue, and load its weights."""
+        self._found = found
+        if found is not None:
+            self._weights.load(found.tensors(checkpoint.MODEL))
+            self._estimate = found.facts.get(GRADIENT_NORM)
+
+    def hand_out(self, lacking: Iterable[int]) -> None:
+        """Send each shard its part of the checkpoint. Without one, send the weights to shards of the ranks in `lacking`."""
+        for rank, part in self._parts.items():
+            if self._found is not None:
+                self._hand(rank, self._of_the_checkpoint(part, self._found), self._found.facts)
+            elif rank in lacking:
+                state = self._weights.state()
+                model = own_tensors(part, {name: state[name] for name in self._plan.slices()}, memories=False)
+                replica = {f"replica/{name}": value.reshape(-1) for name, value in model.items()}
+                self._hand(rank, {checkpoint.MODEL: model, checkpoint.REPLICA: replica, checkpoint.OPTIMIZER: {}}, {"step": 0})
+
+    def _hand(self, rank: int, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
+        kept = {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
+        self._link.send(rank, Kind.STATE, pack_files(files, kept), tag=SHARD_TAG)
+
+    def _of_the_checkpoint(self, part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:
+        model = found.tensors(checkpoint.MODEL)
+        files = {checkpoint.MODEL: own_tensors(part, {name: model[name] for name in self._plan.slices()}, memories=False)}
+        for file in (checkpoint.OPTIMIZER, checkpoint.REPLICA):
+            if found.has(file):
+                files[file] = own_tensors(part, state_names.state_of(found, file), memories=True)
+        if found.has(checkpoint.EMA):
+            average = found.tensors(checkpoint.EMA)
+            files[checkpoint.EMA] = own_tensors(part, {name: average[name] for name in self._plan.slices()}, memories=False)
+        if found.has(checkpoint.NORMS):
+            files[checkpoint.NORMS] = state_names.state_of(found, checkpoint.NORMS)
+        return files
+
+    # rounds
+
+    def admit(self, ranks: Iterable[int], version: int) -> None:
+        """Wait for gradients of `ranks` computed on `version` or later."""
+        self._ranks |= frozenset(ranks)
+        self._order("admit", ranks=sorted(ranks), version=version)
+
+    def open(self, now: Round) -> None:
+        """Open round `now` for all groups."""
+        self._known = None
+        self._tell(0)  # the version before is no longer to be had
+        self._order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
+
+    def offer(self, frame: Frame) -> bool:
+        """Raise WireError, as no group has its root here."""
+        frame.release()
+        raise WireError(f"group {frame.group} has its root on another rank", frame.sender)
+
+    keep = offer
+
+    def excuse(self, rank: int, version: int) -> None:
+        """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
+        self._order("excuse", rank=rank, version=version)
+
+    def withdraw(self, rank: int) -> dict[int, int]:
+        """Raise TransportError: the run cannot go on without a rank that has a part of the weights."""
+        self._lost = True
+        raise _cannot_go_on(f"rank {rank}")
+
+    def force(self) -> None:
+        """Raise TransportError, like `withdraw`."""
+        raise TransportError("a round cannot be closed without the ranks that have parts of the weights; go on with --resume")
+
+    @property
+    def untouched(self) -> bool:
+        """False: gradients do not come here."""
+        return False
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """All ranks: this is asked between rounds."""
+        return self._ranks
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Ranks whose gradients some open group still awaits, and those whose shard does not answer."""
+        found: set[int] = set()
+        answers = self._ask("missing", _MISSING_SECONDS, patient=False)
+        for rank in self._parts:
+            if (frame := answers.get(rank)) is None:
+                found.add(rank)
+            else:
+                found |= set(_result(frame))
+        return frozenset(found)
+
+    def outlier(self) -> str:
+        """Return "": no push is seen here."""
+        return ""
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of decoding, updating and sending since the last call, by name, of the shard that took longest."""
+        found, self._seconds = self._seconds, {}
+        return found
+
+    def take(self, frame: Frame) -> ShardEvent | None:
+        """Return the event in a frame of a shard; None if this handle alone uses it. WireError if it is none."""
+        if frame.sender not in self._parts:
+            raise WireError("it has no shard", frame.sender)
+        event = unpack_event(frame.body, frame.sender)
+        frame.release()
+        if isinstance(event, Took):
+            for name, value in event.seconds.items():
+                self._seconds[name] = max(self._seconds.get(name, 0.0), value)
+        elif isinstance(event, Squares):
+            self._add_up(event)
+        else:
+            return event
+        return None
+
+    def _add_up(self, event: Squares) -> None:
+        """Add the squared norms of a shard's groups. Tell all shards the norm when those of all groups have come."""
+        self._squares |= event.squares
+        self._added = self._added or event.added
+        if len(self._squares) == len(self._plan.groups):
+            norm = math.sqrt(sum(self._squares[group] for group in sorted(self._squares)))
+            self._order("norm", norm=norm, counts=self._added)
+            if self._added:
+                self._estimate = norm
+            self.gradient_norm, self._squares, self._added = norm, {}, False
+
+    # weights
+
+    def send_to(self, ranks: Iterable[int]) -> None:
+        """Send new versions only to `ranks`."""
+        if (chosen := sorted(ranks)) != self._recipients:
+            self._recipients = chosen
+            self._order("send_to", ranks=chosen)
+
+    def send_whole(self, ranks: Sequence[int], version: int) -> int:
+        """Have the weights of `version` sent to `ranks`. Return the bytes of all frames."""
+        answers = self._ask("send_whole", self._patience, ranks=list(ranks), version=version)
+        return sum(int(_result(frame)) for frame in answers.values())
+
+    @property
+    def replica(self) -> Floats:
+        """y, flat in the order of the plan."""
+        files = self._state()
+        named = files.get(checkpoint.REPLICA) or {f"replica/{name}": value for name, value in files[checkpoint.MODEL].items()}
+        found: Floats = self._flat({name.partition("/")[2]: value for name, value in named.items()}).numpy()
+        return found
+
+    def digest(self) -> str:
+        """Return xxh3_128 of the bytes of all weights, or "" if a rank with a part of them is lost."""
+        if self._lost:
+            return ""
+        self._weights.vector.copy_(self._flat(self._state()[checkpoint.MODEL]))
+        return self._weights.digest()
+
+    # checkpoints
+
+    def state(self) -> ShardState:
+        """Return copies of model, optimizer and y."""
+        files = self._state()
+        vector = self._flat(files[checkpoint.MODEL])
+        average = files.get(checkpoint.EMA) or {}
+        return ShardState(
+            self._weights.state(vector),
+            dict(files.get(checkpoint.OPTIMIZER, {})),
+            dict(files.get(checkpoint.REPLICA, {})),
+            self._weights.state(self._flat(average)) if average else {},
+        )
+
+    def memory(self) -> list[list[torch.Tensor]]:
+        """Return empty lists, as `state` returns copies."""
+        return [[] for _ in self._plan.groups]
+
+    def before_change(self, tell: Callable[[int], None]) -> None:
+        """Call `tell` from now on when a round opens."""
+        self._tell = tell
+
+    def norms(self) -> Tensors:
+        """Return the norms with which later pushes are compared."""
+        return dict(self._state().get(checkpoint.NORMS, {}))
+
+    def facts(self) -> dict[str, float]:
+        """Return the estimate of the next version's norm, if --clip-estimate is previous."""
+        return {GRADIENT_NORM: self._estimate} if self._estimates and self._estimate is not None else {}
+
+    def waiting(self) -> Tensors:
+        """Return an empty dictionary: late gradients do not wait."""
+        return {}
+
+    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        vector = torch.empty(self._plan.size)
+        for name, where in state_names.places(self._plan).items():
+            vector[where] = tensors[name].reshape(-1)
+        return vector
+
+    def _state(self) -> dict[str, Tensors]:
+        """Return the tensors of all shards by file, fetched once a version."""
+        if self._known is None:
+            answers = self._ask("state", self._patience)
+            parts = [(self._parts[rank], unpack_files(frame.body, rank)[0]) for rank, frame in sorted(answers.items())]
+            for frame in answers.values():
+                frame.release()
+            self._known = _joined(parts)
+        return self._known
+
+    # messages
+
+    def _order(self, name: str, **arguments: Any) -> int:
+        self._number += 1
+        self._link.send(sorted(self._parts), Kind.ORDER, Order(name, arguments).to_bytes(), step=self._number, tag=SHARD_TAG)
+        return self._number
+
+    def _ask(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Frame]:
+        """Give an order and return the answers by rank. All else that comes meanwhile stays in the inbox.
+
+        Raises TransportError if a rank is lost, or after `seconds` unless `patient` is False.
+        """
+        number, inbox = self._order(name, **arguments), self._link.inbox
+        found: dict[int, Frame] = {}
+        others: list[object] = []
+        end = time.monotonic() + seconds
+        try:
+            while len(found) < len(self._parts):
+                event: object
+                try:
+                    event = self._link.next(end - time.monotonic())
+                except DeadlineExceededError:
+                    break
+                except PeerLostError as error:
+                    self._lost = True
+                    raise _cannot_go_on(f"rank {error.rank}") from error
+                except WireError as error:
+                    event = error
+                if isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step == number:
+                    found[event.sender] = event
+                elif not (isinstance(event, Frame) and event.kind is Kind.ANSWER):
+                    others.append(event)
+        finally:
+            inbox.put_back(others)
+        if patient and (silent := self._parts.keys() - found.keys()):
+            self._lost = True
+            names = ", ".join(f"rank {rank}" for rank in sorted(silent))
+            raise _cannot_go_on(f"{names}, silent for {seconds:g} s")
+        return found
+
+
+def _cannot_go_on(ranks: str) -> TransportError:
+    """Return the error for the loss of `ranks`."""
+    return TransportError(
+        f"the run cannot go on without {ranks}, which has a part of the weights and of the optimizer's memory: go on from the "
+        "last checkpoint with --resume (psnode launch --restarts does it), or use another --topology"
+    )
+
+
+def _result(frame: Frame) -> Any:
+    found = Order.from_bytes(frame.body, frame.sender).arguments.get("result")
+    frame.release()
+    return found
+
+
+def _joined(parts: Sequence[tuple[PlanPart, Mapping[str, Tensors]]]) -> dict[str, Tensors]:
+    """Return the tensors of all parts by file. Pieces of a tensor, which are flat, are put together, in its order."""
+    found: dict[str, Tensors] = {}
+    pieces: dict[tuple[str, str, str], list[tuple[PlanPart, torch.Tensor]]] = {}
+    for part, files in parts:
+        for file, tensors in files.items():
+            for key, value in tensors.items():
+                name = key.partition("/")[2] if file in _OF_MEMORIES else key
+                if file == checkpoint.NORMS:
+                    _add_norms(found.setdefault(file, {}), key, value)
+                elif name in part.pieces:
+                    pieces.setdefault((file, key, name), []).append((part, value))
+                else:
+                    found.setdefault(file, {})[key] = value
+    for (file, key, name), cut in pieces.items():
+        found.setdefault(file, {})[key] = _whole(name, cut)
+    return found
+
+
+def _add_norms(norms: Tensors, key: str, value: torch.Tensor) -> None:
+    """Add the norms of one shard. Of norms of whole gradients, each of which is that of a part, the largest ones are kept."""
+    norms[key] = value if key not in norms or value.max() > norms[key].max() else norms[key]
+
+
+def _whole(name: str, cut: Sequence[tuple[PlanPart, torch.Tensor]]) -> torch.Tensor:
+    """Return a tensor of which each part has a piece: its values, or one number for all of its values."""
+    first = cut[0][1]
+    if all(value.numel() == 1 and value.equal(first) for _, value in cut):
+        return first
+    place = cut[0][0].whole.slices()[name]
+    whole = torch.zeros(place.stop - place.start, dtype=first.dtype)
+    for part, value in cut:
+        start = 0
+        for where in part.pieces[name]:
+            size = where.stop - where.start
+            whole[where] = value if value.numel() == 1 else value.reshape(-1)[start : start + size]
+            start += size
+    return whole

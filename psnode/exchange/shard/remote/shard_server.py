@@ -1,0 +1,182 @@
+"""Loop of a shard on a worker: it takes gradients from the workers and orders from the master, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from psnode.config import Config
+from psnode.errors import DeadlineExceededError, TransportError, WireError
+from psnode.exchange.routes import Route
+from psnode.exchange.shard.consistency import Rule
+from psnode.exchange.shard.remote.handed_state import HandedState
+from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_event, pack_files, unpack_files
+from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
+from psnode.exchange.update.weight_vector import LooseWeights
+from psnode.exchange.update.whole_updates import MakeOptimizer
+from psnode.plans.coding import Coding
+from psnode.plans.part import part_of
+from psnode.plans.roles import MASTER
+from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel, RemoteFailureError
+from psnode.protocol.round import Round
+from psnode.protocol.wire import Frame, Kind
+from psnode.records import checkpoint
+from psnode.records.timeline import Tracer
+from psnode.tasks.parameter_groups import ParameterGroup
+from psnode.transport.base import Transport
+
+_LONG = 3600.0  # seconds of one wait; the thread waits again
+_EARLIER = 4  # rounds whose learning rates are kept
+
+
+class _Closing:
+    """The event that the worker leaves."""
+
+
+class ShardServer:
+    """Server of the groups of which this worker is the root, until `close`.
+
+    `weights`: the worker's weights at the start, float32, flat in the order of the plan on the host; they are copied. A
+    failure is reported to the master.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        job: int,
+        coding: Coding,
+        config: Config,
+        rule: Rule,
+        routes: Sequence[Route],
+        weights: torch.Tensor,
+        tracer: Tracer,
+        *,
+        parameter_groups: Sequence[ParameterGroup] = (),
+        own_optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        self._link = link = FrameChannel(transport, SHARD_TAG, to=TAG, watched={MASTER})
+        link.job = job
+        plan = coding.plan
+        part = part_of(plan, [group for group, route in enumerate(routes) if route.root == link.rank])
+        places = [slice(plan.groups[index].start, plan.groups[index].stop) for index in part.groups]
+        vector = torch.cat([weights[where] for where in places])
+        self._groups = frozenset(part.groups)
+        self._rates: dict[int, float] = {}  # by version
+        self._shard = Shard(
+            coding, part.groups, config, LooseWeights(part.own, vector), link, rule, self._rate, routes, tracer,
+            parameter_groups=parameter_groups, own_optimizer=own_optimizer,
+        )  # fmt: skip
+        self._unfinished: set[int] = set()
+        self._version = -1  # of the open round, or of the last one
+        self._early: list[Frame] = []  # gradients of the next round, which the master has not opened here yet
+        self._orders: Mapping[str, Callable[..., Any]] = {
+            "admit": self._shard.admit,
+            "open": self._open,
+            "excuse": self._shard.excuse,
+            "send_to": self._shard.send_to,
+            "send_whole": self._shard.send_whole,
+            "norm": self._shard.settle_norm,
+            "missing": lambda: sorted(self._shard.missing),
+        }
+        self._thread = threading.Thread(target=self._run, name=f"shard-{link.rank}", daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def serves(routes: Iterable[Route], rank: int) -> bool:
+        """Return True if `rank` is the root of a group."""
+        return any(route.root == rank for route in routes)
+
+    def close(self) -> None:
+        """Finish all queued work and end the threads."""
+        self._link.inbox.post(_Closing())
+        self._thread.join()
+
+    def _rate(self, now: Round) -> float:
+        return self._rates[now.version]
+
+    def _run(self) -> None:
+        with self._shard:
+            try:
+                while not isinstance(event := self._next(), _Closing):
+                    self._handle(event)
+            except (TransportError, RemoteFailureError):  # the worker's main thread ends with the same error
+                return
+            except (Exception, SystemExit) as error:
+                self._link.fail(MASTER, error)
+
+    def _next(self) -> object:
+        while True:
+            try:
+                return self._link.next(_LONG)
+            except DeadlineExceededError:
+                continue
+            except WireError as error:
+                if error.source in (None, MASTER):
+                    raise
+                return error
+
+    def _handle(self, event: object) -> None:
+        match event:
+            case Frame(kind=Kind.GRADIENT):
+                self._take(event)
+            case Frame(kind=Kind.ORDER, sender=0):
+                self._obey(event)
+            case Frame(kind=Kind.STATE, sender=0):
+                files, facts = unpack_files(event.body, MASTER)
+                self._shard.take_up(HandedState.of(files, facts))
+                event.release()
+            case Frame():
+                self._tell(WireError(f"a shard does not expect {event.kind.name} frames", event.sender))
+                event.release()
+            case GroupClosed(group=group):
+                self._tell(event)
+                self._unfinished.discard(group)
+                if not self._unfinished:
+                    self._tell(Took(self._link.rank, self._shard.seconds()))
+            case Squares() | Refused() | Scaled() | NotApplied() | WireError():
+                self._tell(event)
+
+    def _take(self, frame: Frame) -> None:
+        """Offer a gradient, or keep it if its round is not open here yet: frames of different ranks come in any order."""
+        if frame.version > self._version and frame.group in self._groups:
+            self._early.append(frame)
+        elif not self._shard.offer(frame):
+            frame.release()
+
+    def _open(self, version: int, first_step: int, steps: int, lr: float) -> None:
+        """Open a round, and offer the gradients that have come for it."""
+        self._rates[version] = lr
+        self._rates.pop(version - _EARLIER, None)
+        self._version, self._unfinished = version, set(self._groups)
+        self._shard.open(Round(version, first_step, steps))
+        early, self._early = self._early, []
+        for frame in early:
+            self._take(frame)
+
+    def _obey(self, frame: Frame) -> None:
+        order = Order.from_bytes(frame.body, frame.sender)
+        frame.release()
+        if order.name == "state":
+            self._link.send(MASTER, Kind.ANSWER, self._state(), step=frame.step)
+            return
+        result = self._orders[order.name](**order.arguments)
+        if result is not None:
+            self._link.send(MASTER, Kind.ANSWER, Order(order.name, {"result": result}).to_bytes(), step=frame.step)
+
+    def _state(self) -> bytes:
+        state = self._shard.state()
+        files = {
+            checkpoint.MODEL: state.model,
+            checkpoint.OPTIMIZER: state.optimizer,
+            checkpoint.REPLICA: state.replica,
+            checkpoint.EMA: state.average,
+            checkpoint.NORMS: self._shard.norms(),
+        }
+        return pack_files(files, {})
+
+    def _tell(self, event: ShardEvent) -> None:
+        self._link.send(MASTER, Kind.EVENT, pack_event(event))
