@@ -13,6 +13,8 @@ from psnode.bench.contest.contenders import Contender, SharedSettings
 from psnode.bench.contest.labs import on_hosts
 from psnode.bench.contest.step_marks import HostTraffic, Mark, read_marks
 from psnode.errors import TransportError
+from psnode.exchange.routes import is_central
+from psnode.records.directory import saved_config
 from psnode.records.metrics import METRICS, read_records
 
 
@@ -63,6 +65,7 @@ def run_trial(
         raise TransportError(f"{contender.label.name}: {len(marks)} workers took {[len(each) for each in marks]} steps")
     durations = step_durations(marks)
     star = contender.label.star
+    central = star and is_central(saved_config(folder / "run").topology)
     accurate = ground.evaluate_every and contender.label.kind in ("psnode", "ddp", "hook")
     traffic = [HostTraffic.between(each[warmup], each[-1]) for each in marks]
     n_steps = ground.steps - 1 - warmup
@@ -70,10 +73,10 @@ def run_trial(
         steps=tuple(durations[warmup:]),
         sent=statistics.fmean(each.sent for each in traffic) / n_steps,
         received=statistics.fmean(each.received for each in traffic) / n_steps,
-        sent_by_all=sent_by_all(traffic, star) / n_steps,
-        booked=booked(folder / "run" / METRICS, traffic, range(warmup + 1, ground.steps)) if star else None,
+        sent_by_all=sent_by_all(traffic, central) / n_steps,
+        booked=booked(folder / "run" / METRICS, traffic, range(warmup + 1, ground.steps), central) if star else None,
         goodput=tuple(counters["goodput_mbit"]),
-        curve=curve(contender, ground, folder, marks, durations) if accurate else (),
+        curve=curve(contender, ground, folder, marks, durations, central) if accurate else (),
     )
 
 
@@ -83,20 +86,31 @@ def step_durations(marks: Sequence[Sequence[Mark]]) -> list[float]:
     return [statistics.fmean(step) for step in zip(*each, strict=True)]
 
 
-def sent_by_all(traffic: Sequence[HostTraffic], star: bool) -> int:
-    """Return the bytes sent by all hosts. In a star the workers receive all that the master sends; else only workers send."""
-    return sum(each.sent + (each.received if star else 0) for each in traffic)
+def sent_by_all(traffic: Sequence[HostTraffic], central: bool) -> int:
+    """Return the bytes sent by all hosts.
+
+    If a master is the root of all groups, the workers receive all that it sends; else hardly any but workers send.
+    """
+    return sum(each.sent + (each.received if central else 0) for each in traffic)
 
 
-def booked(metrics: Path, traffic: Sequence[HostTraffic], steps: range) -> float:
-    """Return psnode's own count of bytes in `steps` over the payload bytes that its workers' interfaces counted meanwhile."""
-    names = [f"{way}link_{kind}" for way in ("up", "down") for kind in ("bytes", "control_bytes")]
+def booked(metrics: Path, traffic: Sequence[HostTraffic], steps: range, central: bool) -> float:
+    """Return psnode's own count of bytes in `steps` over the payload bytes that its workers' interfaces counted meanwhile.
+
+    If no master is the root of all groups, both are of the bytes that workers send.
+    """
+    names = ["uplink_bytes", "downlink_bytes", "uplink_control_bytes", *(["downlink_control_bytes"] if central else [])]
     own = sum(record[name] for record in read_records(metrics) if record["step"] in steps for name in names)
-    return float(own / sum(each.sent_payload + each.received_payload for each in traffic))
+    return float(own / sum(each.sent_payload + (each.received_payload if central else 0) for each in traffic))
 
 
 def curve(
-    contender: Contender, ground: SharedSettings, folder: Path, marks: Sequence[Sequence[Mark]], durations: Sequence[float]
+    contender: Contender,
+    ground: SharedSettings,
+    folder: Path,
+    marks: Sequence[Sequence[Mark]],
+    durations: Sequence[float],
+    central: bool,
 ) -> tuple[Point, ...]:
     """Return the test accuracy of every checkpoint. The last step, and each that wrote a checkpoint, count as a median step."""
     typical = statistics.median(durations)
@@ -108,7 +122,7 @@ def curve(
     for step, top1 in accuracies(ground, contender.checkpoints(folder)).items():
         last = min(step, ground.steps - 1)
         traffic = [HostTraffic.between(each[0], each[last]) for each in marks]
-        points.append(Point(step, clock[step], sent_by_all(traffic, contender.label.star), top1))
+        points.append(Point(step, clock[step], sent_by_all(traffic, central), top1))
     return tuple(points)
 
 
