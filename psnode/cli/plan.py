@@ -186,6 +186,7 @@ def _measured(
 ) -> tuple[PlanSearch | None, Profile]:
     """Measure train with OPTIONS: its groups if `groups` are asked for, else its scheme beside others."""
     from psnode.bench.hardware import hardware
+    from psnode.exchange.routes import require_central
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
     from psnode.jobs.planning.search.measured_candidates import codec_pairs
@@ -196,6 +197,7 @@ def _measured(
     base = configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
     if base.plan != BY_RULE:
         raise ConfigurationError("--plan has no meaning in the options of train here, where plans are made: leave it out")
+    require_central(base, "psnode plan")
     if groups == "secopa" and len(codec_pairs("own", base)) < 2:
         raise ConfigurationError("--groups secopa has no meaning here: all groups of this scheme have the same codec")
     search: PlanSearch | None = None

@@ -46,6 +46,7 @@ _NOT_HERE = {
     "workers says how many there are": ("local",),
     "nothing is trained": ("resume", "init_from", "new_head"),
     "plans are its result": ("plan",),
+    "it is one in which rank 0 updates all weights": ("topology",),
     "a forward pass of a session waits for all weights": ("overlap",),
 }  # fmt: skip
 _RESUME = "PSNODE_RESUME"
