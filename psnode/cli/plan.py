@@ -201,7 +201,7 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
         return found | {"groups": _of_groups(asked, asked.search, rate, scenario, verdict)}
     if asked.save_plan is not None:
         row = chosen(rows, verdict)
-        _save(plan_file(asked.profile, row, verdict, scenario.workers, f"{asked.source}, {rate}"), asked.save_plan, row.name)
+        _save(plan_file(asked.profile, row, verdict, scenario, f"{asked.source}, {rate}"), asked.save_plan, row.name)
     return found
 
 

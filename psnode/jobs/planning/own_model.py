@@ -55,11 +55,15 @@ _NO_GROUPS = "DDP is not compared, since this torch is built without it"
 
 @dataclass(frozen=True)
 class RatePrediction:
-    """Predictions at one rate of the links: `forecasts`, the fastest first, their `verdict`, and `sentences` that tell it."""
+    """Predictions at one rate of the links: `forecasts`, the fastest first, their `verdict`, and `sentences` that tell it.
+
+    `scenario`: the rate with the number of workers and their hosts.
+    """
 
     forecasts: tuple[Forecast, ...]
     verdict: CompressionVerdict
     sentences: tuple[str, ...]
+    scenario: Scenario
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class OwnModelPlan:
         if found is None:
             raise ConfigurationError(f"a plan is for one rate of {', '.join(self.by_rate)}, not {rate!r}")
         row = chosen(found.forecasts, found.verdict)
-        plan_file(self.profile, row, found.verdict, self.workers, f"psnode.plan, {name}").save(Path(file))
+        plan_file(self.profile, row, found.verdict, found.scenario, f"psnode.plan, {name}").save(Path(file))
         return row.name
 
 
@@ -150,7 +154,7 @@ def _notes(profile: Profile) -> tuple[str, ...]:
 def _predicted(profile: Profile, scenario: Scenario) -> RatePrediction:
     rows = forecasts(profile, scenario)
     verdict = judge(rows)
-    return RatePrediction(tuple(rows), verdict, tuple(sentences(verdict)))
+    return RatePrediction(tuple(rows), verdict, tuple(sentences(verdict)), scenario)
 
 
 def _measured(
