@@ -64,6 +64,10 @@ _RATES = ("100mbit", "1gbit", "10gbit")
     help="Save the best scheme's plan and prediction for train --plan; with one --rate.",
 )  # fmt: skip
 @click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg",
+    help="Draw the predicted step of the plan that --save-plan would save; with one --rate.",
+)  # fmt: skip
+@click.option(
     "--groups", type=click.Choice(["best", "mergecomp", "secopa"]),
     help="Compare ways to group the tensors of the scheme in OPTIONS, and save the plan of this one.",
 )  # fmt: skip
@@ -110,8 +114,9 @@ def plan(
             speeds = {rate_text(scenario.rate): scenario.rate}
     elif workers is None:
         raise ConfigurationError("-n is missing: give the number of workers")
-    if save_plan is not None and len(speeds) != 1:
-        raise ConfigurationError("--save-plan needs one --rate, that of the cluster's links")
+    for option, file in (("--save-plan", save_plan), ("--plot", given["plot"])):
+        if file is not None and len(speeds) != 1:
+            raise ConfigurationError(f"{option} needs one --rate, that of the cluster's links")
     if fitted is None:
         if profile is None:
             search, found = _measured(groups, given["schemes"], options, workers + 1 if given["one_machine"] else 1)
@@ -126,7 +131,7 @@ def plan(
     if given["save_profile"] is not None:
         found.save(given["save_profile"])
     source = "psnode plan" if fitted is None else f"psnode plan --from {fitted.run.path.name}"
-    asked = _Asked(found, search, groups, save_plan, source, explain, not as_json)
+    asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json)
     asked.show(heading(found), *([] if fitted is None else refit_table.lines(fitted)))
     limit = limit_of(found, scenario)
     results = [_at_rate(asked, text, replace(scenario, rate=rate)) for text, rate in speeds.items()]
@@ -176,9 +181,15 @@ class _Asked(NamedTuple):
     search: PlanSearch | None
     groups: str | None
     save_plan: Path | None
+    plot: Path | None
     source: str
     explain: bool
     shows: bool
+
+    @property
+    def saves(self) -> bool:
+        """True if a plan is saved or drawn."""
+        return self.save_plan is not None or self.plot is not None
 
     def show(self, *lines: str) -> None:
         """Print lines, unless the answer is JSON."""
@@ -199,9 +210,9 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     asked.show(*table(asked.profile, scenario.workers, rate, rows, told), *(chains(rows) if asked.explain else []))
     if asked.search is not None:
         return found | {"groups": _of_groups(asked, asked.search, rate, scenario, verdict)}
-    if asked.save_plan is not None:
+    if asked.saves:
         row = chosen(rows, verdict)
-        _save(plan_file(asked.profile, row, verdict, scenario, f"{asked.source}, {rate}"), asked.save_plan, row.name)
+        _save(plan_file(asked.profile, row, verdict, scenario, f"{asked.source}, {rate}"), asked, row.name)
     return found
 
 
@@ -214,10 +225,10 @@ def _of_groups(
     ways = search.ways(asked.profile, scenario)
     listed = ways.compared()
     asked.show(*way_table(search.name, listed, asked.profile))
-    if asked.save_plan is not None:
+    if asked.saves:
         way = next(way for way in listed if way.name == NAMES.get(str(asked.groups), listed[0].name))
         file = search.file(ways, way, scenario.workers, f"{asked.source}, {rate}")
-        _save(file, asked.save_plan, f"{search.name}, groups by {way.name}")
+        _save(file, asked, f"{search.name}, groups by {way.name}")
         if verdict.best.name != search.name:
             click.echo(f"note: the verdict at {rate} names {verdict.best.name}, not {search.name}", err=True)
     return [
@@ -229,9 +240,16 @@ def _of_groups(
     ]  # fmt: skip
 
 
-def _save(found: PlanFile, file: Path, name: str) -> None:
-    found.save(file)
-    click.echo(f"{file}: {name}, for psnode train --plan {file}", err=True)
+def _save(found: PlanFile, asked: _Asked, name: str) -> None:
+    """Save a plan, and the picture of its predicted step, as far as they were asked for."""
+    from psnode.report.step_picture import save_svg
+
+    if asked.save_plan is not None:
+        found.save(asked.save_plan)
+        click.echo(f"{asked.save_plan}: {name}, for psnode train --plan {asked.save_plan}", err=True)
+    if asked.plot is not None and found.prediction is not None:
+        save_svg(asked.plot, found.prediction)
+        click.echo(f"{asked.plot}: a step of {name}", err=True)
 
 
 def _measured(

@@ -21,6 +21,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "jobs/planning/profile.py",
         "jobs/planning/refitting/finished_run.py",
         "jobs/planning/refitting/profile_refit.py",
+        "report/step_picture.py",
     ),
     "runs": ("cli/runs.py", "report/run.py"),
     "simulate": ("cli/simulate.py", "jobs/simulating/disturbances.py", "jobs/simulating/simulated_records.py"),

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
 
+from psnode.cli import main
 from psnode.errors import ConfigurationError
+from psnode.plans.plan_file import PlanFile
 from psnode.plans.prediction import PredictedSpan, Prediction
 from psnode.report.critical import CriticalPath, WorkSpan
 from psnode.report.page import render
 from psnode.report.run import read
 from psnode.report.step_picture import WorkBar, measured_panel, picture, predicted_panel, save_svg
+from tests.jobs.planning.refitting.run_cases import profile
 from tests.report.conftest import record, write_run
 
 SPANS = (
@@ -117,6 +121,21 @@ def test_predictions_of_hostile_runs_break_no_page(prediction: Any, problem: boo
     assert any("config.json cannot be used" in line for line in run.problems) is problem
     assert content.count("<script") == 1
     assert ("predicted: " in content) is not problem
+
+
+def test_the_command_draws_the_step_of_the_plan_that_it_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile().save(tmp_path / "profile.json")
+    words = ["plan", "-n", "3", "--profile", str(tmp_path / "profile.json"), "--plot", str(tmp_path / "new" / "step.svg")]
+    assert main([*words, "--rate", "1mbit", "--save-plan", str(tmp_path / "plan.json")]) == 0
+    drawing = ElementTree.parse(tmp_path / "new" / "step.svg").getroot()
+    name = "{http://www.w3.org/2000/svg}"
+    assert drawing.tag == f"{name}svg"
+    found = PlanFile.load(tmp_path / "plan.json").prediction
+    assert found is not None
+    styles = [rect.get("class") for rect in drawing.iter(f"{name}rect") if rect.find(f"{name}title") is not None]
+    assert len(styles) == len(found.spans)
+    assert main([*words, "--rate", "1mbit", "--rate", "1gbit"]) == 2
+    assert "--plot needs one --rate" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
