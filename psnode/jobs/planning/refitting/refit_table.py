@@ -40,7 +40,7 @@ def lines(found: ProfileRefit) -> list[str]:
         before, measured = (getattr(each, key) for each in (found.predicted, run.measured))
         made.append(_row(words, before, measured, in_bytes=key in _BYTES))
     if run.prediction is not None:
-        made.append(_row("step, in the run's plan", run.prediction.step, run.measured.step))
+        made.append(_row("step, in the run's record", run.prediction.step, run.measured.step))
     made.append(_row("step, refitted", found.refitted.step, run.measured.step))
     made += ["", *_origins(found)]
     return made

@@ -42,7 +42,7 @@ def test_predicted_and_measured_figures_stand_beside_each_other(words: list[str]
     assert rows["update, coding of weights"] == ["6.00", "ms", "30.0", "ms", "+400.0", "%"]
     assert rows["sent by a worker"] == ["2.00", "kB", "3.00", "kB", "+50.0", "%"]
     assert rows["received by a worker"] == ["1.00", "kB", "0.50", "kB", "-50.0", "%"]
-    assert rows["step, in the run's plan"] == ["1,200", "ms", "1,500", "ms", "+25.0", "%"]
+    assert rows["step, in the run's record"] == ["1,200", "ms", "1,500", "ms", "+25.0", "%"]
     assert "links         carry 800 kbit/s, as the run measured them" in lines
     assert "3 workers, 800 kbit/s" in lines
     assert any(line.startswith("-> ") for line in lines)
