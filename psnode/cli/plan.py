@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from psnode.cli.debugging import debuggable
 from psnode.cli.shared import FiniteRange, configure
-from psnode.config.amounts import rate_of
+from psnode.config.amounts import rate_of, rate_text
 from psnode.config.plain_json import to_json
 from psnode.config.train_settings import BY_RULE
 from psnode.errors import ConfigurationError
@@ -19,15 +20,22 @@ from psnode.errors import ConfigurationError
 if TYPE_CHECKING:
     from psnode.jobs.planning.forecast import CompressionVerdict
     from psnode.jobs.planning.profile import Profile
+    from psnode.jobs.planning.refitting.finished_run import FinishedRun
+    from psnode.jobs.planning.refitting.profile_refit import ProfileRefit
     from psnode.jobs.planning.scenario import Scenario
     from psnode.jobs.planning.search.plan_search import PlanSearch
     from psnode.plans.plan_file import PlanFile
 
+_RATES = ("100mbit", "1gbit", "10gbit")
+
 
 @click.command(short_help="Predict step times, and say whether to compress.", context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--workers", type=click.IntRange(1), required=True, metavar="P", help="Number of workers, each on its host.")
 @click.option(
-    "--rate", "rates", multiple=True, default=("100mbit", "1gbit", "10gbit"), show_default=True, metavar="RATE",
+    "-n", "--workers", type=click.IntRange(1), metavar="P",
+    help="Number of workers, each on its host; may be left out with --from.  [required]",
+)  # fmt: skip
+@click.option(
+    "--rate", "rates", multiple=True, default=_RATES, show_default=True, metavar="RATE",
     help="Rate of every host's link, such as 100mbit; none: transfers cost no time; repeatable.",
 )  # fmt: skip
 @click.option(
@@ -46,10 +54,18 @@ if TYPE_CHECKING:
     "compared.  [default: qsgd, topk]",
 )  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Measure nothing; read a saved profile.")
+@click.option(
+    "--from", "run", type=click.Path(path_type=Path), metavar="RUN",
+    help="Directory of a finished run: show its figures beside the predicted ones, and predict from them.",
+)  # fmt: skip
 @click.option("--save-profile", type=click.Path(path_type=Path), metavar="FILE", help="Save what was measured for --profile.")
 @click.option(
     "--save-plan", type=click.Path(path_type=Path), metavar="FILE",
     help="Save the best scheme's plan and prediction for train --plan; with one --rate.",
+)  # fmt: skip
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg",
+    help="Draw the predicted step of the plan that --save-plan would save; with one --rate.",
 )  # fmt: skip
 @click.option(
     "--groups", type=click.Choice(["best", "mergecomp", "secopa"]),
@@ -60,7 +76,7 @@ if TYPE_CHECKING:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="-- OPTIONS OF TRAIN...")
 @debuggable
 def plan(
-    workers: int,
+    workers: int | None,
     rates: Sequence[str],
     profile: Path | None,
     save_plan: Path | None,
@@ -82,35 +98,80 @@ def plan(
     from psnode.jobs.planning.forecast import limit_of
     from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading
     from psnode.jobs.planning.profile import Profile
-    from psnode.jobs.planning.scenario import Scenario
+    from psnode.jobs.planning.refitting import refit_table
 
-    if save_plan is not None and len(rates) != 1:
-        raise ConfigurationError("--save-plan needs one --rate, that of the cluster's links")
     if groups is not None and given["schemes"]:
         raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
     speeds = {text: None if text == NO_RATE else rate_of(text) for text in rates}
     search: PlanSearch | None = None
-    if profile is not None:
-        if options or given["schemes"] or given["save_profile"] or groups is not None:
+    fitted: ProfileRefit | None = None
+    if given["run"] is not None:
+        if options or groups is not None:
+            raise ConfigurationError("--from has the options of its run: leave out --groups and the options of train")
+        fitted = _refitted(given["run"], profile, speeds, given)
+        workers, found, scenario = workers or fitted.run.workers, fitted.profile, fitted.scenario
+        if not _chosen("rates") and scenario.rate is not None:
+            speeds = {rate_text(scenario.rate): scenario.rate}
+    elif workers is None:
+        raise ConfigurationError("-n is missing: give the number of workers")
+    for option, file in (("--save-plan", save_plan), ("--plot", given["plot"])):
+        if file is not None and len(speeds) != 1:
+            raise ConfigurationError(f"{option} needs one --rate, that of the cluster's links")
+    if fitted is None:
+        if profile is None:
+            search, found = _measured(groups, given["schemes"], options, workers + 1 if given["one_machine"] else 1)
+        elif options or given["schemes"] or given["save_profile"] or groups is not None:
             raise ConfigurationError(
                 "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
             )
-        found = Profile.load(profile)
-    else:
-        search, found = _measured(groups, given["schemes"], options, workers + 1 if given["one_machine"] else 1)
+        else:
+            found = Profile.load(profile)
+        scenario = _scenario(given, found.host.cores)
+    scenario = replace(scenario, workers=workers)
     if given["save_profile"] is not None:
         found.save(given["save_profile"])
-    cores = given["cores"] or found.host.cores
-    scenario = Scenario(workers, None, given["round_trip"] / 1e3, cores, given["one_machine"], 1e3 * given["burst"])
-    asked = _Asked(found, search, groups, save_plan, explain, not as_json)
-    asked.show(heading(found))
+    source = "psnode plan" if fitted is None else f"psnode plan --from {fitted.run.path.name}"
+    asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json)
+    asked.show(heading(found), *([] if fitted is None else refit_table.lines(fitted)))
     limit = limit_of(found, scenario)
     results = [_at_rate(asked, text, replace(scenario, rate=rate)) for text, rate in speeds.items()]
     if as_json:
-        click.echo(to_json({"workers": workers, "limit": limit, "passes": found.passes, "results": results}, indent=2))
+        answer = {"workers": workers, "limit": limit, "passes": found.passes, "results": results}
+        click.echo(to_json(answer | ({} if fitted is None else {"run": refit_table.facts(fitted)}), indent=2))
     elif limit is not None:
         asked.show(*ending(limit))
     return 0
+
+
+def _scenario(given: Mapping[str, Any], cores: int) -> Scenario:
+    """Return the scenario of one worker on links that cost nothing. `cores`: those of a host without --cores."""
+    from psnode.jobs.planning.scenario import Scenario
+
+    return Scenario(1, None, given["round_trip"] / 1e3, given["cores"] or cores, given["one_machine"], 1e3 * given["burst"])
+
+
+def _chosen(name: str) -> bool:
+    """Return True if the value of an option is not its default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _refitted(path: Path, profile: Path | None, speeds: Mapping[str, float | None], given: Mapping[str, Any]) -> ProfileRefit:
+    """Return a profile, which is loaded, or measured with the configuration of the run in `path`, with the run's figures."""
+    from psnode.jobs.planning.profile import Profile
+    from psnode.jobs.planning.refitting.finished_run import FinishedRun
+    from psnode.jobs.planning.refitting.profile_refit import refit
+
+    if profile is not None and given["schemes"]:
+        raise ConfigurationError("--profile measures nothing: leave out --scheme")
+    run = FinishedRun.read(path)
+    found = _measured_as(run, given["schemes"]) if profile is None else Profile.load(profile)
+    scenario = replace(_scenario(given, run.cores or found.host.cores), workers=run.workers)
+    if run.links is not None and not _chosen("round_trip"):
+        scenario = replace(scenario, round_trip=run.links.round_trip)
+    asked = [*speeds.values()] if _chosen("rates") else []
+    if len(asked) == 1:
+        return refit(found, run, replace(scenario, rate=asked[0]), given=True)
+    return refit(found, run, scenario, given=False)
 
 
 class _Asked(NamedTuple):
@@ -120,8 +181,15 @@ class _Asked(NamedTuple):
     search: PlanSearch | None
     groups: str | None
     save_plan: Path | None
+    plot: Path | None
+    source: str
     explain: bool
     shows: bool
+
+    @property
+    def saves(self) -> bool:
+        """True if a plan is saved or drawn."""
+        return self.save_plan is not None or self.plot is not None
 
     def show(self, *lines: str) -> None:
         """Print lines, unless the answer is JSON."""
@@ -142,9 +210,9 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     asked.show(*table(asked.profile, scenario.workers, rate, rows, told), *(chains(rows) if asked.explain else []))
     if asked.search is not None:
         return found | {"groups": _of_groups(asked, asked.search, rate, scenario, verdict)}
-    if asked.save_plan is not None:
+    if asked.saves:
         row = chosen(rows, verdict)
-        _save(plan_file(asked.profile, row, verdict, scenario.workers, _source(rate)), asked.save_plan, row.name)
+        _save(plan_file(asked.profile, row, verdict, scenario, f"{asked.source}, {rate}"), asked, row.name)
     return found
 
 
@@ -157,10 +225,10 @@ def _of_groups(
     ways = search.ways(asked.profile, scenario)
     listed = ways.compared()
     asked.show(*way_table(search.name, listed, asked.profile))
-    if asked.save_plan is not None:
+    if asked.saves:
         way = next(way for way in listed if way.name == NAMES.get(str(asked.groups), listed[0].name))
-        file = search.file(ways, way, scenario.workers, _source(rate))
-        _save(file, asked.save_plan, f"{search.name}, groups by {way.name}")
+        file = search.file(ways, way, scenario.workers, f"{asked.source}, {rate}")
+        _save(file, asked, f"{search.name}, groups by {way.name}")
         if verdict.best.name != search.name:
             click.echo(f"note: the verdict at {rate} names {verdict.best.name}, not {search.name}", err=True)
     return [
@@ -172,13 +240,16 @@ def _of_groups(
     ]  # fmt: skip
 
 
-def _source(rate: str) -> str:
-    return f"psnode plan, {rate}"
+def _save(found: PlanFile, asked: _Asked, name: str) -> None:
+    """Save a plan, and the picture of its predicted step, as far as they were asked for."""
+    from psnode.report.step_picture import save_svg
 
-
-def _save(found: PlanFile, file: Path, name: str) -> None:
-    found.save(file)
-    click.echo(f"{file}: {name}, for psnode train --plan {file}", err=True)
+    if asked.save_plan is not None:
+        found.save(asked.save_plan)
+        click.echo(f"{asked.save_plan}: {name}, for psnode train --plan {asked.save_plan}", err=True)
+    if asked.plot is not None and found.prediction is not None:
+        save_svg(asked.plot, found.prediction)
+        click.echo(f"{asked.plot}: a step of {name}", err=True)
 
 
 def _measured(
@@ -206,6 +277,18 @@ def _measured(
     else:
         search, found = PlanSearch.measured(scheme_name(base), base, _tell, ranks=ranks)
     return search, replace(found, hardware=hardware())
+
+
+def _measured_as(run: FinishedRun, schemes: Sequence[str]) -> Profile:
+    """Measure the model and the scheme of a run here, beside other schemes."""
+    from psnode.bench.hardware import hardware
+    from psnode.jobs.planning.compared import compared
+    from psnode.jobs.planning.profiling import measure
+
+    if run.code is not None:
+        raise ConfigurationError(f"--from {run.path} would execute {run.code}: measure a profile with it, and give --profile")
+    base = replace(run.config, plan=BY_RULE, local=None, resume=False, overlap=True, log_to=())
+    return replace(measure(base, compared(base, schemes), _tell), hardware=hardware())
 
 
 def _tell(line: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 
 def _plain(text: object) -> str:
@@ -13,30 +13,67 @@ def _plain(text: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 
+class PredictedSpan(NamedTuple):
+    """Work in a predicted step, of a kind of SPANS: of the group with this number, -1 without one, between two times in seconds.
+
+    Times count from the end of the version before on the master.
+    """
+
+    kind: str
+    group: int
+    begin: float
+    end: float
+
+
+# the kinds of spans, on one worker, on the master, or on the link between them
+SPANS = {
+    "passes": "passes of the worker",
+    "apply": "loading of weights",
+    "encode": "coding of gradients",
+    "in": "gradients on their way",
+    "decode": "decoding, of all workers",
+    "update": "update, coding of weights",
+    "out": "weights on their way",
+}
+MOST_SPANS = 2000  # of a prediction; of a step with more, none are kept
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """The `step` in seconds that was predicted for `workers` workers, from `source`, and the resource that `binds`, if known."""
+    """The `step` in seconds that was predicted for `workers` workers, from `source`, and the resource that `binds`, if known.
+
+    `spans`: the work in the step, on the master and on the worker whose gradient comes last; empty if unknown.
+    """
 
     step: float
     workers: int
     source: str
     binds: str = ""
+    spans: tuple[PredictedSpan, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction in types that JSON has."""
-        return asdict(self)
+        found = {"step": self.step, "workers": self.workers, "source": self.source, "binds": self.binds}
+        return found | ({"spans": [list(span) for span in self.spans]} if self.spans else {})
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """Return the prediction that `to_dict` recorded. Raises ValueError for anything else."""
         try:
-            found = cls(float(fields["step"]), int(fields["workers"]), _plain(fields["source"]), _plain(fields["binds"]))
+            told = fields.get("spans", ())
+            spans = tuple(PredictedSpan(str(kind), int(group), float(begin), float(end)) for kind, group, begin, end in told)
+            found = cls(float(fields["step"]), int(fields["workers"]), _plain(fields["source"]), _plain(fields["binds"]), spans)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"a prediction has step, workers, source and binds: {error}") from error
         if not (math.isfinite(found.step) and found.step > 0 and found.workers > 0):
             raise ValueError(f"a step of {found.step} s of {found.workers} workers cannot be predicted")
+        if len(spans) > MOST_SPANS or not all(span.kind in SPANS and 0 <= span.begin <= span.end < math.inf for span in spans):
+            raise ValueError("the spans of its step cannot be those of a prediction")
         return found
 
     def beside(self, measured: float) -> dict[str, Any]:
-        """Return the prediction with the `measured` seconds of a step, and `off`, the share by which these are longer."""
-        return {**self.to_dict(), "measured": measured, "off": measured / self.step - 1}
+        """Return the prediction with the `measured` seconds of a step, and `off`, the share by which these are longer.
+
+        Its spans are left out.
+        """
+        return {**replace(self, spans=()).to_dict(), "measured": measured, "off": measured / self.step - 1}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from psnode.errors import WireError
 from psnode.protocol.channel import FrameChannel
@@ -29,6 +30,14 @@ class LinkRates(NamedTuple):
     round_trip: float
     up: float
     down: float
+
+    @classmethod
+    def recorded(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the rates that `_asdict` recorded. Raises ValueError, TypeError or KeyError for anything else."""
+        found = cls(float(fields["round_trip"]), float(fields["up"]), float(fields["down"]))
+        if not all(map(math.isfinite, found)) or found.round_trip < 0 or min(found.up, found.down) <= 0:
+            raise ValueError(f"no link carries {found.up} bytes per second up and {found.down} down")
+        return found
 
 
 def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -> LinkRates:

@@ -28,6 +28,7 @@ from psnode.config.scheme import Scheme
 from psnode.errors import CheckpointError, ConfigurationError, PsnodeError
 from psnode.plans.groups import Plan
 from psnode.plans.prediction import Prediction
+from psnode.protocol.link_rates import LinkRates
 from psnode.records import checkpoint, staging
 from psnode.records.branches import BEGUN, SINCE
 from psnode.records.directory_lock import LOCK, locked
@@ -46,7 +47,7 @@ class ResumePoint:
 
     `plan` is None if changed settings (`changes`) give the run another plan. `first_plan` is the plan with which the run's
     checkpoints of layout 1 were written. `parameter_groups` are those in config.json. `config` is the run's configuration before
-    the resume. `prediction`: that of a step under `plan`.
+    the resume. `prediction`: that of a step under `plan`. `links`: those that the run measured, if it did.
     """
 
     checkpoint: checkpoint.Checkpoint | None = None
@@ -58,6 +59,7 @@ class ResumePoint:
     parameter_groups: tuple[dict[str, Any], ...] = ()
     config: Config | None = None
     prediction: Prediction | None = None
+    links: LinkRates | None = None
 
     @property
     def step(self) -> int:
@@ -74,7 +76,7 @@ class RunDirectory:
     """A directory that belongs to this job until `lock` is released.
 
     `mark` is the content of the directory's mark file. The learning rate of `config` is resolved; `notes` are lines about the
-    learning rate for the user. `prediction`: that of a step, if there is one.
+    learning rate for the user. `prediction`: that of a step, if there is one. `links`: the measured ones, if there are any.
     """
 
     path: Path
@@ -85,6 +87,7 @@ class RunDirectory:
     lock: FileLock
     notes: tuple[str, ...] = ()
     prediction: Prediction | None = None
+    links: LinkRates | None = None
     _recorded: dict[str, Any] = field(default_factory=dict, compare=False)  # the content of config.json
 
     def __enter__(self) -> Self:
@@ -124,6 +127,8 @@ class RunDirectory:
         }
         if self.prediction is not None:
             content["prediction"] = self.prediction.to_dict()
+        if self.links is not None:
+            content["links"] = self.links._asdict()
         if parameter_groups:
             content["parameter_groups"] = parameter_groups
         first = self.resume_point.first_plan
@@ -184,7 +189,7 @@ def claim(config: Config) -> RunDirectory:
     scheme = before.scheme or scheme or resolve(config)
     notes = () if config.resume else scheme.notes(config.lr)
     config = replace(config, lr=scheme.lr) if config.lr is None else config
-    return RunDirectory(path, mark, config, scheme, before, lock, notes, before.prediction)
+    return RunDirectory(path, mark, config, scheme, before, lock, notes, before.prediction, before.links)
 
 
 def _require_plain(path: Path, kind: type[PsnodeError]) -> None:
@@ -264,7 +269,8 @@ def _resumed(path: Path, config: Config) -> tuple[Config, ResumePoint]:
     totals(path / METRICS, found.step if found else 0)
     groups = _intact(path, lambda saved: _parameter_groups(saved.get("parameter_groups", [])))
     predicted = None if changes else _intact(path, lambda saved: _prediction(saved.get("prediction")))
-    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes, groups, earlier, predicted)
+    links = _intact(path, lambda saved: LinkRates.recorded(saved["links"]) if "links" in saved else None)
+    return config, ResumePoint(found, None if changes else plan, parts, scheme, first, changes, groups, earlier, predicted, links)
 
 
 def _saved_scheme(path: Path, config: Config) -> Scheme:

@@ -11,6 +11,7 @@ from psnode.records.timeline import TIMELINE
 from psnode.report.comparisons import compared, named
 from psnode.report.critical import PARTS, CriticalPath, WorkSpan, bounds, means, paths, spans_of, typical
 from psnode.report.elements import Content, e
+from psnode.report.step_picture import measured_panel, picture, predicted_panel
 from psnode.report.variants import Variant
 
 _WIDTH, _LEFT, _LANE = 940, 90, 20
@@ -35,7 +36,19 @@ def section(runs: Sequence[Variant]) -> list[Element]:
     told = (
         "The work that the end of a step waited for: consecutive parts, on the worker whose gradient came last and on the master."
     )
-    return [e("p", told), _shares(found), *(_figure(*each) for each in found)]
+    figures = chain.from_iterable((_figure(*each), _beside_prediction(*each)) for each in found)
+    return [e("p", told), _shares(found), *(figure for figure in figures if figure is not None)]
+
+
+def _beside_prediction(run: Variant, spans: Sequence[WorkSpan], found: Sequence[CriticalPath]) -> Element | None:
+    """Return the predicted step above the measured one of median duration; None if the run has no spans of a prediction."""
+    prediction = run.first.prediction
+    if prediction is None or not prediction.spans:
+        return None
+    caption = "a predicted step above a measured one; timelines hold no links, and of coding its end after the passes"
+    panels = [predicted_panel(prediction), measured_panel(typical(found), spans)]
+    drawing = picture("A predicted step and a measured one", panels)
+    return e("figure", e("figcaption", named(run), caption), drawing, class_="wide")
 
 
 def _figure(run: Variant, spans: Sequence[WorkSpan], found: Sequence[CriticalPath]) -> Element:

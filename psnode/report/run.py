@@ -19,6 +19,7 @@ from psnode.config.files import read_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, PsnodeError
 from psnode.plans.groups import Plan
+from psnode.plans.prediction import Prediction
 from psnode.records.branches import evaluations
 from psnode.records.directory import CONFIG, saved_run
 from psnode.records.directory_lock import at_work
@@ -37,7 +38,8 @@ class Run:
     """Everything known about a run.
 
     `problems` has a line for each file that could not be used and therefore counts as empty. `settings` and `scheme` are by name
-    as recorded; `machines` is the content of machines.json; `summary` is empty until the run has ended.
+    as recorded; `prediction` is that of a step; `machines` is the content of machines.json; `summary` is empty until the run has
+    ended.
     """
 
     path: Path
@@ -48,6 +50,7 @@ class Run:
     versions: dict[str, Any] = field(default_factory=dict)
     workers: int | None = None
     plan: Plan | None = None
+    prediction: Prediction | None = None
     steps: Steps = field(default_factory=Steps)
     evaluations: dict[str, Steps] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -144,6 +147,8 @@ def _read_config(run: Run) -> None:
     run.scheme = run._try(CONFIG, lambda: _scheme(saved, run.settings), {})
     run.versions = run._try(CONFIG, lambda: {"psnode": saved.get("psnode"), **_mapping(saved.get("versions", {}))}, {})
     run.plan = run._try(CONFIG, lambda: Plan.from_dict(saved["plan"]), None)
+    predicted = saved.get("prediction")
+    run.prediction = run._try(CONFIG, lambda: None if predicted is None else Prediction.from_dict(predicted), None)
     run.workers = saved["workers"] if type(saved["workers"]) is int else None
 
 

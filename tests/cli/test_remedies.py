@@ -16,13 +16,19 @@ ROOT = Path(__file__).resolve().parents[2] / "psnode"
 MODULES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluator.py",),
     "export": ("cli/export.py", "jobs/huggingface.py"),
-    "plan": ("cli/plan.py", "jobs/planning/profile.py"),
+    "plan": (
+        "cli/plan.py",
+        "jobs/planning/profile.py",
+        "jobs/planning/refitting/finished_run.py",
+        "jobs/planning/refitting/profile_refit.py",
+        "report/step_picture.py",
+    ),
     "runs": ("cli/runs.py", "report/run.py"),
     "simulate": ("cli/simulate.py", "jobs/simulating/disturbances.py", "jobs/simulating/simulated_records.py"),
     "report": ("cli/runs.py", "report/page.py"),
     "tune": ("cli/tune.py", "jobs/tuning/space.py", "jobs/tuning/trial.py", "jobs/tuning/sweep.py", "jobs/subprocess_runs.py"),
 }
-OF_TRAIN = {"evaluate": {"--ema", "--ema-decay"}, "plan": {"--plan"}}
+OF_TRAIN = {"evaluate": {"--ema", "--ema-decay"}, "plan": {"--plan", "--consistency"}}
 
 
 def named(module: str) -> set[str]:

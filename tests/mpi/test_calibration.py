@@ -137,9 +137,11 @@ def test_a_scheme_chosen_by_trial_is_recorded_and_trains_as_if_it_had_been_named
     events = [json.loads(line) for line in (auto / "events.jsonl").read_text().splitlines()]
     assert f"a step of {name} takes" in events[0]["reason"]
     assert record["prediction"]["source"] == "trial steps"
+    assert record["links"].keys() == {"round_trip", "up", "down"} and min(record["links"].values()) > 0
     assert mpirun(3, ["-m", "psnode", "train", *flags, "--resume"]).code == 0  # with the whole command, and without trials
     assert run(replace(config, train_dir=fixed, scheme=name, local=2)) == 0
     assert len(contents(fixed, 12)) == 5 + (name != "dense")
     assert contents(auto, 12) == contents(fixed, 12)
     summary = json.loads((auto / "summary.json").read_bytes())
     assert summary["prediction"]["step"] == record["prediction"]["step"]
+    assert json.loads((auto / "config.json").read_bytes())["links"] == record["links"]

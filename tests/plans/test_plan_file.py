@@ -19,7 +19,7 @@ from psnode.jobs.dry_run import dry_run
 from psnode.jobs.job import run
 from psnode.plans.groups import IDENTITY, Plan, Tensor
 from psnode.plans.plan_file import PlanFile, stated_settings
-from psnode.plans.prediction import Prediction
+from psnode.plans.prediction import PredictedSpan, Prediction
 from psnode.plans.rule import plan_of
 from psnode.records.metrics import METRICS, read_records
 from psnode.tasks.loading import make_task
@@ -64,6 +64,17 @@ def test_a_file_returns_all_that_was_saved(tmp_path: Path) -> None:
     saved(tmp_path / "new" / "plan.json", mixed())
     found = PlanFile.load(tmp_path / "new" / "plan.json")
     assert (found.plan, found.settings, found.prediction, found.told) == (mixed(), {"scheme": "qsgd"}, PREDICTION, ("why",))
+
+
+def test_the_spans_of_a_predicted_step_are_kept_in_the_file_and_the_run_and_not_in_its_summary(tmp_path: Path) -> None:
+    spans = (PredictedSpan("passes", -1, 0.0, 0.25), PredictedSpan("in", 0, 0.25, 0.5))
+    file = saved(tmp_path / "plan.json", by_rule(), prediction=replace(PREDICTION, spans=spans))
+    found = PlanFile.load(Path(file)).prediction
+    assert found is not None
+    assert found.spans == spans
+    assert run(replace(MODEL, train_dir=tmp_path / "run", plan=file)) == 0
+    assert of(tmp_path / "run", "config.json")["prediction"]["spans"] == [["passes", -1, 0.0, 0.25], ["in", 0, 0.25, 0.5]]
+    assert "spans" not in of(tmp_path / "run")["prediction"]
 
 
 def test_settings_of_a_scheme_are_those_that_are_not_the_default() -> None:
@@ -156,6 +167,12 @@ def test_settings_that_contradict_the_file_are_refused(tmp_path: Path, changed: 
         (lambda found: found["settings"].update(lr=3), "lr is no setting of a scheme"),
         (lambda found: found["settings"].update(scheme=5), "--scheme must be"),
         (lambda found: found["prediction"].update(step=-1), "cannot be predicted"),
+        (lambda found: found["prediction"].update(spans=[["passes", -1, 0.5, 0.25]]), "the spans of its step"),
+        (lambda found: found["prediction"].update(spans=[["rest", 0, 0, 1]]), "the spans of its step"),
+        (lambda found: found["prediction"].update(spans=[["passes", 0, 0, 1e999]]), "the spans of its step"),
+        (lambda found: found["prediction"].update(spans=[["passes", 0, 0, 1]] * 2001), "the spans of its step"),
+        (lambda found: found["prediction"].update(spans=[["passes"]]), "not enough values"),
+        (lambda found: found["prediction"].update(spans=7), "a prediction has"),
         (lambda found: found["plan"]["groups"].pop(), "groups cover"),
         (lambda found: found["prediction"].update(workers=1e999), "infinity"),
         (lambda found: found["plan"]["tensors"].append(found["plan"]["tensors"][0]), "groups cover|two places"),

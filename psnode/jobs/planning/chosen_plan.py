@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, sentences
+from psnode.jobs.planning.job_step import step_spans
 from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.scenario import Scenario
 from psnode.plans.groups import Plan
 from psnode.plans.plan_file import PlanFile
 from psnode.plans.prediction import Prediction
@@ -23,8 +25,8 @@ def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
     return min(able, key=lambda row: (row is not verdict.best, row.seconds))
 
 
-def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, workers: int, source: str) -> PlanFile:
-    """Return the plan file of a forecast. `source`: the origin of its prediction, for people.
+def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, scenario: Scenario, source: str) -> PlanFile:
+    """Return the plan file of a forecast in a scenario. `source`: the origin of its prediction, for people.
 
     Raises ConfigurationError if the profile is of an earlier version, which kept no plans.
     """
@@ -32,4 +34,6 @@ def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, work
     if not costs.plan:
         raise ConfigurationError("this profile holds no plans, since an earlier version wrote it: measure again")
     told = [f"{row.name}, of {profile.model}", *sentences(verdict)]
-    return PlanFile(Plan.from_dict(costs.plan), costs.settings, Prediction(row.seconds, workers, source, row.binds), tuple(told))
+    spans = step_spans(profile, costs, scenario)
+    prediction = Prediction(row.seconds, scenario.workers, source, row.binds, spans)
+    return PlanFile(Plan.from_dict(costs.plan), costs.settings, prediction, tuple(told))

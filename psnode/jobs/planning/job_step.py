@@ -9,8 +9,11 @@ from psnode.exchange.shard.executor import most_lanes
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.planning.scenario import CODING, MASTER, PASSES, HostModels, Scenario
 from psnode.jobs.planning.simulation import Graph
+from psnode.plans.prediction import MOST_SPANS, PredictedSpan
+from psnode.plans.roles import MASTER as MASTER_RANK
 
 _STEPS = 5  # simulated; the last one counts, when the pipeline is steady
+_DIGITS, _TOUCHING = 7, 2e-7  # of the seconds of spans
 
 
 class StepTime(NamedTuple):
@@ -32,7 +35,7 @@ def step_without_links(profile: Profile, costs: SchemeCosts) -> float:
     """Return the modelled seconds of a worker's step on the measured host while nothing else runs: weights are there at once."""
     graph = Graph()
     scenario = Scenario(1, None, 0.0, profile.host.cores)
-    worker = _Worker(graph, HostModels(graph, scenario, profile.host, master=False), 0, profile, costs)
+    worker = _Worker(graph, HostModels(graph, scenario, profile.host, master=False), 0, profile, costs, [])
     encoded = worker.step([[] for _ in costs.groups], [])
     end = graph.add(PASSES, 0, [], [*encoded, worker.last])
     return float(graph.run().end[end])
@@ -40,32 +43,90 @@ def step_without_links(profile: Profile, costs: SchemeCosts) -> float:
 
 def job_step(profile: Profile, costs: SchemeCosts, scenario: Scenario) -> StepTime:
     """Return the step time of `scenario.workers` workers and a master under a scheme."""
-    graph = Graph()
-    hosts = HostModels(graph, scenario, profile.host, master=True)
-    master = _Master(graph, hosts, costs, scenario)
-    workers = [_Worker(graph, hosts, rank, profile, costs) for rank in range(1, scenario.workers + 1)]
-    ups, downs = [graph.queue() for _ in workers], [graph.queue() for _ in workers]
-    arrived: list[list[list[int]]] = [[[] for _ in costs.groups] for _ in workers]
-    complete: list[list[int]] = [[] for _ in workers]
-    begins = []
-    for _ in range(_STEPS):
-        frames: list[list[int]] = [[] for _ in costs.groups]
-        marks = []
-        for place, worker in enumerate(workers):
-            encoded = worker.step(arrived[place], complete[place])
-            marks.append(worker.backward)
-            for index, done in enumerate(encoded):
-                there = hosts.transfer(worker.rank, 0, costs.groups[index].up, [done], ups[place])
-                frames[index].append(master.handle(there))
-        begins.append(marks)
-        closed = [master.close(index, frames[index]) for index in range(len(costs.groups))]
-        for place, worker in enumerate(workers):
-            nbytes = [group.down for group in costs.groups]
-            arrived[place] = [
-                [hosts.transfer(0, worker.rank, size, [done], downs[place])] for size, done in zip(nbytes, closed, strict=True)
-            ]
-            complete[place] = [hosts.wait(scenario.round_trip / 2, closed)]
-    return steady(graph, hosts, begins)
+    job = _Job(profile, costs, scenario)
+    return steady(job.graph, job.hosts, job.begins)
+
+
+def step_spans(profile: Profile, costs: SchemeCosts, scenario: Scenario) -> tuple[PredictedSpan, ...]:
+    """Return the work in the step whose time is that of `job_step`, between the ends of two versions on the master.
+
+    It is the work of the master, and that of the worker whose gradient comes last, with its frames. Touching spans of a kind and
+    group are one. Empty for more than MOST_SPANS spans, and for a scheme without groups.
+    """
+    if not costs.groups:
+        return ()
+    job = _Job(profile, costs, scenario)
+    times = job.graph.run()
+    start, stop = (max(float(times.end[note.last]) for note in notes if note.kind == "update") for notes in job.notes[-2:])
+    frames = [note for note in job.notes[-1] if note.kind == "in"]
+    slowest = max(frames, key=lambda note: (float(times.end[note.last]), -note.rank)).rank
+    found = list[PredictedSpan]()
+    for note in (note for notes in job.notes for note in notes if note.rank in (MASTER_RANK, slowest)):
+        begin, end = (float(edge[index]) for edge, index in ((times.begin, note.first), (times.end, note.last)))
+        begin, end = max(begin, start) - start, min(end, stop) - start
+        if end > begin:
+            found.append(PredictedSpan(note.kind, note.group, round(begin, _DIGITS), round(end, _DIGITS)))
+    joined = list[PredictedSpan]()
+    for span in sorted(found):
+        if joined and joined[-1][:2] == span[:2] and span.begin <= joined[-1].end + _TOUCHING:
+            joined[-1] = joined[-1]._replace(end=max(span.end, joined[-1].end))
+        else:
+            joined.append(span)
+    return tuple(joined) if len(joined) <= MOST_SPANS else ()
+
+
+class _Note(NamedTuple):
+    """Work of a kind of psnode.plans.prediction.SPANS, from the beginning of activity `first` to the end of activity `last`.
+
+    `rank`: that of the worker for its work and its frames, MASTER_RANK for the master's work.
+    """
+
+    kind: str
+    rank: int
+    group: int
+    first: int
+    last: int
+
+
+class _Job:
+    """The graph of a job of some steps. `begins`: by step, the beginnings of the backward passes; `notes`: by step, its work."""
+
+    def __init__(self, profile: Profile, costs: SchemeCosts, scenario: Scenario) -> None:
+        self.graph = graph = Graph()
+        self.hosts = hosts = HostModels(graph, scenario, profile.host, master=True)
+        self.notes: list[list[_Note]] = []
+        self.begins: list[list[int]] = []
+        master = _Master(graph, hosts, costs, scenario)
+        workers = [_Worker(graph, hosts, rank, profile, costs, self.notes) for rank in range(1, scenario.workers + 1)]
+        ups, downs = [graph.queue() for _ in workers], [graph.queue() for _ in workers]
+        arrived: list[list[list[int]]] = [[[] for _ in costs.groups] for _ in workers]
+        complete: list[list[int]] = [[] for _ in workers]
+        for _ in range(_STEPS):
+            self.notes.append([])
+            frames: list[list[int]] = [[] for _ in costs.groups]
+            marks = []
+            for place, worker in enumerate(workers):
+                encoded = worker.step(arrived[place], complete[place])
+                marks.append(worker.backward)
+                for index, done in enumerate(encoded):
+                    there = self._send("in", worker.rank, 0, index, costs.groups[index].up, done, ups[place])
+                    frames[index].append(master.handle(there))
+            self.begins.append(marks)
+            closed = [master.close(index, frames[index], self.notes[-1]) for index in range(len(costs.groups))]
+            for place, worker in enumerate(workers):
+                nbytes = [group.down for group in costs.groups]
+                arrived[place] = [
+                    [self._send("out", 0, worker.rank, index, size, done, downs[place])]
+                    for index, (size, done) in enumerate(zip(nbytes, closed, strict=True))
+                ]
+                complete[place] = [hosts.wait(scenario.round_trip / 2, closed)]
+
+    def _send(self, kind: str, source: int, target: int, group: int, nbytes: int, follows: int, connection: int) -> int:
+        """Add a frame of a group; return the activity that ends when it is there."""
+        first = len(self.graph.work)
+        there = self.hosts.transfer(source, target, nbytes, [follows], connection)
+        self.notes[-1].append(_Note(kind, max(source, target), group, first, there))
+        return there
 
 
 def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> StepTime:
@@ -79,8 +140,11 @@ def steady(graph: Graph, hosts: HostModels, begins: Sequence[Sequence[int]]) -> 
 class _Worker:
     """A worker's threads. `backward`: the activity with which the last step's backward pass began; `last`: its last activity."""
 
-    def __init__(self, graph: Graph, hosts: HostModels, rank: int, profile: Profile, costs: SchemeCosts) -> None:
+    def __init__(
+        self, graph: Graph, hosts: HostModels, rank: int, profile: Profile, costs: SchemeCosts, notes: list[list[_Note]]
+    ) -> None:
         self._graph, self._hosts, self.rank, self._profile, self._costs = graph, hosts, rank, profile, costs
+        self._notes = notes
         self._coder = graph.queue()
         self.last = self.backward = graph.add(PASSES, 0, [])
 
@@ -92,7 +156,7 @@ class _Worker:
             group = groups[index]
             self._main(min(group.needed, profile.forward) - now)
             now = max(now, min(group.needed, profile.forward))
-            self._main(group.apply, arrived[index], CODING)
+            self._main(group.apply, arrived[index], CODING, index)
         self._main(profile.forward - now, complete)
         self.backward = self._main(0.0)
         now, found = 0.0, [0] * len(groups)
@@ -101,14 +165,20 @@ class _Worker:
             self._main(group.ready - now)
             now = max(now, group.ready)
             found[index] = self._hosts.compute(CODING, self.rank, group.encode, [self.last], queue=self._coder, urgency=index)
+            self._note("encode", index, found[index])
         self._main(profile.backward - now)
         self._main(self._costs.extra, found)
         return found
 
-    def _main(self, seconds: float, follows: Sequence[int] = (), kind: str = PASSES) -> int:
-        """Add work of the training thread."""
+    def _main(self, seconds: float, follows: Sequence[int] = (), kind: str = PASSES, group: int = -1) -> int:
+        """Add work of the training thread, on a group's weights if it is coding."""
         self.last = self._hosts.compute(kind, self.rank, max(seconds, 0.0), [self.last, *follows])
+        self._note("passes" if kind == PASSES else "apply", group, self.last)
         return self.last
+
+    def _note(self, kind: str, group: int, activity: int) -> None:
+        if self._notes:
+            self._notes[-1].append(_Note(kind, self.rank, group, activity, activity))
 
 
 class _Master:
@@ -123,9 +193,12 @@ class _Master:
         """Add the main thread's work on a frame."""
         return self._hosts.compute(MASTER, 0, self._costs.bookkeeping, [arrived], queue=self._main)
 
-    def close(self, index: int, frames: Sequence[int]) -> int:
+    def close(self, index: int, frames: Sequence[int], notes: list[_Note]) -> int:
         """Add the decoding of a group's frames and its update; return the activity in which its weights are ready to be sent."""
         group: GroupCosts = self._costs.groups[index]
         lane = self._lanes[index % len(self._lanes)]
         decoded = [self._hosts.compute(MASTER, 0, group.decode, [frame], queue=lane, urgency=-index) for frame in frames]
-        return self._hosts.compute(MASTER, 0, group.update, decoded, queue=lane, urgency=-index)
+        updated = self._hosts.compute(MASTER, 0, group.update, decoded, queue=lane, urgency=-index)
+        notes += [_Note("decode", MASTER_RANK, index, each, each) for each in decoded]
+        notes.append(_Note("update", MASTER_RANK, index, updated, updated))
+        return updated

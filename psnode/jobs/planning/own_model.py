@@ -23,7 +23,7 @@ from psnode.jobs.planning.ddp_step import HOOKS
 from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, forecasts, judge, limit_of, sentences
 from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading, table
 from psnode.jobs.planning.given_model import GivenModel, OwnLoss, check_model, undisturbed, unwrapped
-from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.profile import Profile, waiting
 from psnode.jobs.planning.profiling import measure
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.sessions.words import of_program
@@ -56,11 +56,15 @@ _NO_GROUPS = "DDP is not compared, since this torch is built without it"
 
 @dataclass(frozen=True)
 class RatePrediction:
-    """Predictions at one rate of the links: `forecasts`, the fastest first, their `verdict`, and `sentences` that tell it."""
+    """Predictions at one rate of the links: `forecasts`, the fastest first, their `verdict`, and `sentences` that tell it.
+
+    `scenario`: the rate with the number of workers and their hosts.
+    """
 
     forecasts: tuple[Forecast, ...]
     verdict: CompressionVerdict
     sentences: tuple[str, ...]
+    scenario: Scenario
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class OwnModelPlan:
         if found is None:
             raise ConfigurationError(f"a plan is for one rate of {', '.join(self.by_rate)}, not {rate!r}")
         row = chosen(found.forecasts, found.verdict)
-        plan_file(self.profile, row, found.verdict, self.workers, f"psnode.plan, {name}").save(Path(file))
+        plan_file(self.profile, row, found.verdict, found.scenario, f"psnode.plan, {name}").save(Path(file))
         return row.name
 
 
@@ -151,7 +155,7 @@ def _notes(profile: Profile) -> tuple[str, ...]:
 def _predicted(profile: Profile, scenario: Scenario) -> RatePrediction:
     rows = forecasts(profile, scenario)
     verdict = judge(rows)
-    return RatePrediction(tuple(rows), verdict, tuple(sentences(verdict)))
+    return RatePrediction(tuple(rows), verdict, tuple(sentences(verdict)), scenario)
 
 
 def _measured(
@@ -187,15 +191,6 @@ def _configured(task: GivenModel, model: torch.nn.Module, given: Mapping[str, An
     variables = {name: value for name, value in os.environ.items() if name != _RESUME}
     fixed = {"task": PASSED + type(model).__name__, "batch_size": len(task), "enable_gpu": task.device.type == "cuda"}
     return load({**given, **fixed}, variables)
-
-
-def waiting(profile: Profile) -> Profile:
-    """Return the profile of workers whose forward passes begin when all weights have arrived, as those of a session do."""
-    schemes = {
-        name: replace(costs, groups=tuple(replace(group, needed=0.0) for group in costs.groups))
-        for name, costs in profile.schemes.items()
-    }
-    return replace(profile, tensors=tuple(replace(tensor, needed=0.0) for tensor in profile.tensors), schemes=schemes)
 
 
 def _speeds(rate: Rates) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +162,13 @@ class Profile:
             raise ConfigurationError(
                 f"--profile {file} holds no profile ({error}): write one with psnode plan --save-profile"
             ) from error
+
+
+def waiting(profile: Profile) -> Profile:
+    """Return the profile of workers whose forward passes begin when all weights have arrived, as those of a session do, and those
+    without overlap."""
+    schemes = {
+        name: replace(costs, groups=tuple(replace(group, needed=0.0) for group in costs.groups))
+        for name, costs in profile.schemes.items()
+    }
+    return replace(profile, tensors=tuple(replace(tensor, needed=0.0) for tensor in profile.tensors), schemes=schemes)

@@ -125,7 +125,7 @@ def _by_trial(
         events.tell("planned", 0, reason=line)
     # trial steps wait for all workers
     prediction = None if rule_of(run.config, workers).rounds_go_on else Prediction(choice.seconds, workers, "trial steps")
-    return replace(run, config=choice.candidate.config, scheme=choice.candidate.scheme, prediction=prediction)
+    return replace(run, config=choice.candidate.config, scheme=choice.candidate.scheme, prediction=prediction, links=links)
 
 
 def _no_choice(run: RunDirectory, ready: Mapping[int, Ready]) -> str:

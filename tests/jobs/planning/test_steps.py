@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from psnode.jobs.planning.ddp_step import BUCKET, FIRST_BUCKET, HOOKS, buckets, ddp_bytes, ddp_step, sums_of
-from psnode.jobs.planning.job_step import job_step, step_without_links
+from psnode.jobs.planning.job_step import job_step, step_spans, step_without_links
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
+from psnode.plans.prediction import SPANS
 
 FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 2, 1.0)
 NOTHING = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -34,6 +35,39 @@ def test_a_single_group_passes_the_master_s_link_once_for_each_worker_each_way(w
     assert found.seconds == pytest.approx(0.3 + workers * 0.15 + 0.004)
     assert found.spent["link"] == pytest.approx(workers * 0.15)
     assert found.binds == ("link" if workers > 2 else "passes")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_spans_of_a_step_of_one_group_follow_one_another(workers: int) -> None:
+    """From version to version: P frames out, weights loaded, passes, coding, P frames in, P times decoding, update.
+
+    A frame has arrived half a round trip after its last byte; the frames of all workers share the link.
+    """
+    costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
+    scenario = Scenario(workers, RATE, 0.004, 4, uneven=0.0)
+    lengths = {
+        "out": workers * 0.05 + 0.002, "apply": 0.02, "passes": 0.3, "encode": 0.01, "in": workers * 0.1 + 0.002,
+        "decode": workers * 0.03, "update": 0.05,
+    }  # fmt: skip
+    now, expected = 0.0, {}
+    for kind, length in lengths.items():
+        expected[kind] = (-1 if kind == "passes" else 0, pytest.approx(now, abs=1e-6), pytest.approx(now + length, abs=1e-6))
+        now += length
+    found = step_spans(profile(), costs, scenario)
+    assert {span.kind: span[1:] for span in found} == expected
+    assert len(found) == len(SPANS) == len(expected)
+    assert now == pytest.approx(job_step(profile(), costs, scenario).seconds)
+
+
+def test_the_spans_are_those_of_the_worker_whose_gradient_comes_last() -> None:
+    """Two connections share the link by 1 to 1.4: the frame of the first ends last, when all 200 kB are through."""
+    costs = scheme({"up": 100_000, "ready": 0.2})
+    found = {span.kind: span for span in step_spans(profile(), costs, Scenario(2, RATE, 0.0, 4))}
+    assert found["in"].end - found["in"].begin == pytest.approx(0.2, abs=1e-6)
+
+
+def test_a_scheme_without_groups_has_no_spans() -> None:
+    assert step_spans(profile(), scheme(), Scenario(2, RATE, 0.0, 4)) == ()
 
 
 def test_what_arrives_before_the_backward_pass_ends_costs_nothing() -> None:

@@ -55,6 +55,6 @@ class PlanSearch:
                     "plan with --scheme dense"
                 )
             chosen, named = {"scheme": DENSE}, f"{self.name}, none of which is coded,"
-        prediction = Prediction(way.step.seconds, workers, source, way.step.binds)
+        prediction = Prediction(way.step.seconds, workers, source, way.step.binds, ways.spans(way))
         told = (f"{named} in groups by {way.name}", f"{milliseconds(way.step.seconds)} a step are predicted")
         return PlanFile(plan, chosen, prediction, told)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from psnode.config import Config
 from psnode.config.amounts import amount, milliseconds
 from psnode.config.resolve import resolve
-from psnode.jobs.planning.job_step import StepTime, job_step
+from psnode.jobs.planning.job_step import StepTime, job_step, step_spans
 from psnode.jobs.planning.profile import Profile, SchemeCosts
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.planning.search.grouping import (
@@ -23,6 +23,7 @@ from psnode.jobs.planning.search.mergecomp import merged, merged_while_it_gains
 from psnode.jobs.planning.search.secopa import secopa
 from psnode.jobs.planning.search.step_clocks import StepClocks, joined_small
 from psnode.plans.groups import Plan, Tensor
+from psnode.plans.prediction import PredictedSpan
 from psnode.plans.rule import plan_of
 
 _SIMULATED = 5  # groupings of a search, of which the quickest in the simulation counts
@@ -73,6 +74,10 @@ class Ways:
         self._rules = SmallTensorRules.of(config)
         self._own = StepClocks(profile, candidates[:1], scenario, self._rules)
         self._all = StepClocks(profile, candidates, scenario, self._rules)
+
+    def spans(self, way: Way) -> tuple[PredictedSpan, ...]:
+        """Return the work in the predicted step of a way."""
+        return step_spans(self._profile, way.costs, self._scenario)
 
     def rule(self) -> Way:
         """Return the way of psnode.plans.rule."""

@@ -1,0 +1,159 @@
+"""A finished run as a refit needs it: its settings, its plan, its links, and the medians of its steps.
+
+Nothing that the files of the run name is executed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, Self
+
+from psnode.config import Config, settings
+from psnode.config.files import read_json
+from psnode.config.scheme import Scheme
+from psnode.errors import ConfigurationError, PsnodeError
+from psnode.exchange.shard.consistency import rule_of
+from psnode.plans.groups import Plan
+from psnode.plans.prediction import Prediction
+from psnode.protocol.link_rates import LinkRates
+from psnode.records.directory import CONFIG
+from psnode.records.machines import MACHINES
+from psnode.records.metrics import METRICS, read_records
+
+FEWEST = 10  # steps without which a run has no medians
+_COLD = 2  # first steps that do not count, as in the run's own comparison with its prediction
+
+
+class StepFigures(NamedTuple):
+    """Figures of a step: seconds, and in `sent` and `received` the bytes of a worker.
+
+    `step`: from one version to the next. `passes`: of a worker, with the loading of weights and without waits. `encode`: of a
+    worker's coder. `decode`: the master's, of the gradients of all workers. `update`: the master's, of the optimizer and the
+    coding of weights.
+    """
+
+    step: float
+    passes: float
+    encode: float
+    decode: float
+    update: float
+    sent: float
+    received: float
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run of `workers` workers in the directory `path`, in which `steps` steps were measured.
+
+    `measured`: the medians over these steps. `prediction`, `links`: that of its step, and its measured links, if it recorded
+    them. `cores`: the least number of cores of a host, None if unknown. `crowded`: True if all ranks shared one host.
+    """
+
+    path: Path
+    workers: int
+    config: Config
+    scheme: Scheme
+    plan: Plan
+    steps: int
+    measured: StepFigures
+    prediction: Prediction | None = None
+    links: LinkRates | None = None
+    cores: int | None = None
+    crowded: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the run in the directory `path`.
+
+        Raises ConfigurationError if it holds no run, a damaged one, one whose rounds do not wait for all workers, or one with
+        fewer than FEWEST measured steps.
+        """
+        try:
+            saved = read_json(path / CONFIG)
+            config, scheme = Config.from_dict(saved["config"]), Scheme.from_dict(saved["scheme"])
+            plan, first, workers = Plan.from_dict(saved["plan"]), 0, int(saved["workers"])
+            for part in saved.get("parts", ()):
+                first, workers = map(int, part)
+            if workers < 1:
+                raise ValueError(f"it is of {workers} workers")
+            predicted, rates = saved.get("prediction"), saved.get("links")
+            prediction = None if predicted is None else Prediction.from_dict(predicted)
+            links = None if rates is None else LinkRates.recorded(rates)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ConfigurationError(
+                f"--from {path} holds no run: it has no {CONFIG}; name the directory of a run of psnode train"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(f"--from {path} cannot be read: {error.strerror}") from error
+        except (PsnodeError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            problem = f"{error!s} is missing" if isinstance(error, KeyError) else str(error)
+            raise ConfigurationError(f"--from {path} is damaged: {CONFIG} cannot be used ({problem})") from error
+        if rule_of(config, workers).rounds_go_on:
+            raise ConfigurationError(
+                f"--from {path}: rounds of this run closed without the slowest workers, and predictions are of rounds that wait "
+                "for all: name a run of psnode train without --consistency"
+            )
+        found = _steps(path, first, workers, config.spares)
+        if len(found) < FEWEST:
+            raise ConfigurationError(
+                f"--from {path}: {len(found)} steps of all {workers} workers are recorded after the first {_COLD}, and a refit "
+                f"needs {FEWEST}: name a longer run"
+            )
+        measured = StepFigures(*(float(median(column)) for column in zip(*found, strict=True)))
+        return cls(
+            path, workers, config, scheme, plan, len(found), measured, prediction, links, *_hosts(path)
+        )  # fmt: skip
+
+    @property
+    def code(self) -> str | None:
+        """The first setting of the run that names code outside psnode, with its flag; None without one."""
+        for name, setting in settings().items():
+            value, tells = getattr(self.config, name), setting.rules.names_code
+            if name != "log_to" and tells is not None and tells(value):
+                return f"{setting.flag} {value}"
+        return None
+
+
+def _steps(path: Path, first: int, workers: int, spares: int) -> list[StepFigures]:
+    """Return the figures of the steps after the first `first` and _COLD ones in which all workers took part."""
+    try:
+        records = [record for record in read_records(path / METRICS) if record["step"] > first + _COLD]
+    except PsnodeError as error:
+        raise ConfigurationError(f"--from {path} is damaged: {error}") from error
+    found = []
+    for record in records:
+        try:
+            if record["contributing"] == workers:
+                found.append(_figures(record, workers, spares))
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"--from {path} is damaged: the record of step {record['step']} in {METRICS} cannot be used ({error})"
+            ) from error
+    return found
+
+
+def _figures(record: Mapping[str, Any], workers: int, spares: int) -> StepFigures:
+    """Return the figures of a record of metrics.jsonl. Weights go to spares too. Raises ValueError for impossible figures."""
+    seconds = record["seconds"]
+    found = StepFigures(
+        seconds["step"], seconds["forward_backward"], seconds["encode"], seconds["decode"],
+        seconds["update"] + seconds["downlink"],
+        record["uplink_bytes"] / workers, record["downlink_bytes"] / (workers + spares),
+    )  # fmt: skip
+    if not all(math.isfinite(value) and value >= 0 for value in found) or not found.step or not found.passes:
+        raise ValueError("its figures are not those of a step")
+    return found
+
+
+def _hosts(path: Path) -> tuple[int | None, bool]:
+    """Return the least number of cores of a rank's host, if machines.json tells it, and True if all ranks share one host."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        ranks = read_json(path / MACHINES)["ranks"].values()
+        cores = min(int(rank["cores"]) for rank in ranks)
+        return (cores if cores > 0 else None), len(ranks) > 1 and len({str(rank["host"]) for rank in ranks}) == 1
+    return None, False

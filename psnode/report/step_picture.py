@@ -1,0 +1,159 @@
+"""A predicted step, and a measured one below it on the same scale, as bars by kind of work in lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree.ElementTree import Element, tostring
+
+from psnode.config.amounts import milliseconds
+from psnode.errors import ConfigurationError
+from psnode.plans.prediction import SPANS, PredictedSpan, Prediction
+from psnode.plans.roles import MASTER
+from psnode.records.metrics import write_atomically
+from psnode.report.chart import Scale
+from psnode.report.critical import CriticalPath, WorkSpan
+from psnode.report.elements import code, e
+
+_WIDTH, _LEFT, _RIGHT, _LANE, _HEAD = 940, 90, 10, 20, 24
+_MOST_LANES, _MOST_BARS = 12, 1500
+_LONGEST = 1e9  # seconds; a file may hold any number
+# lanes of a predicted step by its kinds of work; the master's work is in as many as it needs
+_LANES = {
+    "passes": "worker", "apply": "worker", "encode": "coding", "in": "link in", "decode": "master", "update": "master",
+    "out": "link out",
+}  # fmt: skip
+_WORDS = {
+    "forward_backward": "passes", "apply": "loading weights", "encode": "coding", "in": "link in", "decode": "decoding",
+    "update": "update", "downlink": "coding weights", "out": "link out", "wait": "waiting",
+}  # fmt: skip
+_PREDICTED = {"passes": "forward_backward"}  # styles of predicted kinds that are not of their names
+_RECORDED = {"finish": "update", "norm": "update", "constrain": "update", "average": "update", "drain": "encode"}  # of a timeline
+
+
+class WorkBar(NamedTuple):
+    """A bar between two times in seconds. `style`: a class of the style sheet; `words`: shown under the pointer."""
+
+    style: str
+    begin: float
+    end: float
+    words: str
+
+
+class StepPanel(NamedTuple):
+    """A step that takes `seconds`: lanes of bars, each with its name."""
+
+    title: str
+    seconds: float
+    lanes: Sequence[tuple[str, Sequence[WorkBar]]]
+
+
+def predicted_panel(prediction: Prediction) -> StepPanel:
+    """Return the lanes of a prediction with spans."""
+    by_lane: dict[str, list[PredictedSpan]] = {}
+    for kind, lane in _LANES.items():
+        by_lane.setdefault(lane, []).extend(span for span in prediction.spans if span.kind == kind)
+    lanes = [(name, list(map(_bar, row))) for name, spans in by_lane.items() for row in _rows(spans)]
+    return StepPanel(f"predicted: {milliseconds(prediction.step)}, {prediction.source}", prediction.step, lanes[:_MOST_LANES])
+
+
+def _bar(span: PredictedSpan) -> WorkBar:
+    group = f", group {span.group}" if span.group >= 0 else ""
+    return WorkBar(_PREDICTED.get(span.kind, span.kind), span.begin, span.end, f"{SPANS[span.kind]}{group}")
+
+
+def _rows(spans: Iterable[PredictedSpan]) -> list[list[PredictedSpan]]:
+    """Return spans in as few rows as hold them without overlaps, each in the first that is free."""
+    rows: list[list[PredictedSpan]] = []
+    for span in sorted(spans, key=lambda span: span.begin):
+        free = next((row for row in rows if row[-1].end <= span.begin + 1e-9), None)
+        if free is None:
+            rows.append([span])
+        else:
+            free.append(span)
+    return rows
+
+
+def measured_panel(path: CriticalPath, spans: Sequence[WorkSpan]) -> StepPanel:
+    """Return the lanes of the step of a critical path: those of the master, and of the worker whose gradient came last."""
+    near = [span for span in spans if span.stop > path.start and span.start < path.stop]
+    worker = path.worker or min((span.rank for span in near if span.rank != MASTER), default=MASTER)
+    tracks = sorted({(span.rank, span.track) for span in near if span.rank in (worker, MASTER)})
+    lanes = []
+    for rank, track in sorted(tracks, key=lambda each: each[0] == MASTER)[:_MOST_LANES]:  # the worker first
+        bars = [
+            WorkBar(
+                _RECORDED.get(span.name, span.name if span.name in _WORDS else "rest"),
+                max(span.start, path.start) - path.start, min(span.stop, path.stop) - path.start, span.name,
+            )
+            for span in near if (span.rank, span.track) == (rank, track)
+        ]  # fmt: skip
+        lanes.append((f"worker {rank}" if rank else "master", bars[:_MOST_BARS]))
+    seconds = path.stop - path.start
+    return StepPanel(f"measured: {milliseconds(seconds)}, step {path.step}, of median duration", seconds, lanes)
+
+
+def picture(title: str, panels: Sequence[StepPanel]) -> Element:
+    """Return a drawing of the panels, one below another, over one axis in milliseconds."""
+    longest = max([panel.seconds for panel in panels] + [bar.end for panel in panels for _, bars in panel.lanes for bar in bars])
+    across = Scale(0.0, 1e3 * min(longest, _LONGEST), _LEFT, _WIDTH - _RIGHT)
+    made, y = list[Element](), 0.0
+    for panel in panels:
+        made.append(e("text", panel.title, x=_LEFT, y=y + 15, class_="tick"))
+        y += _HEAD
+        for name, bars in panel.lanes:
+            made.append(e("text", name, x=_LEFT - 8, y=y + 14, class_="tick", text_anchor="end"))
+            made += [_drawn(bar, across, y) for bar in bars]
+            y += _LANE
+    made += _axis(across, y + 4)
+    made += _legend({bar.style for panel in panels for _, bars in panel.lanes for bar in bars}, y + 58)
+    return e("svg", e("title", title), *made, view_box=f"0 0 {_WIDTH} {y + 66:.0f}", role="img", class_="lanes")
+
+
+def _drawn(bar: WorkBar, across: Scale, y: float) -> Element:
+    x, stop = across.at(1e3 * bar.begin), across.at(1e3 * bar.end)
+    words = f"{bar.words}: {1e3 * (bar.end - bar.begin):.2f} ms"
+    return e(
+        "rect", e("title", words), x=f"{x:.1f}", width=f"{max(stop - x, 0.5):.1f}", y=y + 3, height=_LANE - 6,
+        class_=f"span {bar.style}",
+    )  # fmt: skip
+
+
+def _axis(across: Scale, y: float) -> list[Element]:
+    made = [e("line", x1=across.start, x2=across.stop, y1=y, y2=y, class_="axis")]
+    for value in across.ticks(8):
+        x = f"{across.at(value):.1f}"
+        made.append(e("line", x1=x, x2=x, y1=y, y2=y + 4, class_="axis"))
+        made.append(e("text", f"{value:,.6g}", x=x, y=y + 15, class_="tick", text_anchor="middle"))
+    middle, words = (across.start + across.stop) / 2, "milliseconds since the version before"
+    return [*made, e("text", words, x=middle, y=y + 30, class_="name", text_anchor="middle")]
+
+
+def _legend(styles: Iterable[str], y: float) -> list[Element]:
+    there, made, x = set(styles), list[Element](), float(_LEFT)
+    for style, words in _WORDS.items():
+        if style in there:
+            made.append(e("rect", x=x, y=y - 9, width=10, height=10, class_=f"span {style}"))
+            made.append(e("text", words, x=x + 14, y=y, class_="tick", text_anchor="start"))
+            x += 30 + 6.2 * len(words)
+    return made
+
+
+def save_svg(file: Path, prediction: Prediction) -> None:
+    """Write a picture of a prediction into an SVG file with the style of a report, creating its folder if needed.
+
+    Raises ConfigurationError if the prediction has no spans, as that of a step with too many, and if the file cannot be written.
+    """
+    if not prediction.spans:
+        raise ConfigurationError("the step has too many parts to be drawn: leave --plot out")
+    drawing = picture("A predicted step", [predicted_panel(prediction)])
+    drawing.set("xmlns", "http://www.w3.org/2000/svg")
+    drawing.set("style", "background: var(--paper); font-family: sans-serif")
+    drawing.insert(0, code("style", resources.files("psnode.report").joinpath("report.css").read_text()))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, tostring(drawing, encoding="unicode").encode() + b"\n")
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}; name another file with --plot") from error

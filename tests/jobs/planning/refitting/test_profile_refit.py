@@ -1,0 +1,187 @@
+"""Refitted profiles: known factors are recovered, and so are the figures and the links of simulated runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
+from psnode.jobs.planning.refitting.finished_run import FinishedRun
+from psnode.jobs.planning.refitting.profile_refit import ProfileRefit, on_plan, refit, scheme_in
+from psnode.jobs.planning.scenario import GOODPUT, Scenario
+from psnode.jobs.simulating.simulated_job import simulate_job
+from psnode.jobs.simulating.simulated_records import write_records
+from psnode.plans.groups import IDENTITY
+from psnode.records.directory import CONFIG
+from psnode.records.machines import MACHINES
+from tests.jobs.planning.refitting.run_cases import QSGD, make_run, plan_of_codecs, profile, record
+
+SCENARIO = Scenario(3, None, 0.0, 16)
+
+
+def of(path: Path, own: Profile | None = None, scenario: Scenario = SCENARIO, *, given: bool = True) -> ProfileRefit:
+    return refit(own or profile(), FinishedRun.read(path), scenario, given=given)
+
+
+def test_factors_known_beforehand_are_recovered(tmp_path: Path) -> None:
+    """Passes take 2 times as long, coding 3, decoding 4, updates 5; frames have 1.5 times and half the bytes."""
+    before, found = profile(), of(make_run(tmp_path / "run"))
+    after = found.profile
+    assert found.name == "qsgd"
+    assert (after.forward, after.backward) == pytest.approx((0.2, 0.4))
+    assert [tensor.ready for tensor in after.tensors] == pytest.approx([0.2, 0.4])
+    assert [tensor.needed for tensor in after.tensors] == pytest.approx([0.08, 0.0])
+    own = after.schemes["qsgd"].groups
+    for group, ready, needed in zip(own, (0.2, 0.4), (0.08, 0.0), strict=True):
+        expected = GroupCosts(1500, 250, 0.006, 0.002, 0.004, 0.015, ready, needed, 1000, 0)
+        assert vars(group) == pytest.approx(vars(expected))
+    like, unlike = after.schemes["topk"].groups[0], after.schemes["dense"].groups[0]
+    assert (like.encode, like.decode, like.update, like.up, like.down) == pytest.approx((0.03, 0.02, 0.075, 1000, 500))
+    assert (unlike.encode, unlike.decode, unlike.update, unlike.up) == pytest.approx((0.002, 0.001, 0.003, 4052))
+    assert (unlike.apply, unlike.ready, unlike.needed) == pytest.approx((0.002, 0.2, 0.08))
+    assert (after.host, after.ddp, after.optimizer) == (before.host, before.ddp, before.optimizer)
+
+
+def test_predicted_figures_are_the_sums_of_the_profile(tmp_path: Path) -> None:
+    found = of(make_run(tmp_path / "run"))
+    assert found.predicted[1:] == pytest.approx((0.302, 0.004, 3 * 0.002, 0.006, 2000, 1000))
+    assert found.refitted[1:] == pytest.approx(found.run.measured[1:])
+    assert found.origin == "given"
+
+
+def test_a_cost_that_was_not_foreseen_is_shared_out_by_the_coordinates(tmp_path: Path) -> None:
+    """A group of 500 of 2000 coordinates gets a quarter of the measured coding."""
+    own = profile()
+    free = replace(own.schemes["qsgd"], groups=tuple(replace(group, encode=0.0) for group in own.schemes["qsgd"].groups))
+    found = of(make_run(tmp_path / "run", plan=plan_of_codecs((QSGD,), (QSGD,) * 3)), replace(own, schemes={"qsgd": free}))
+    assert [group.encode for group in found.profile.schemes["qsgd"].groups] == pytest.approx([0.003, 0.009])
+
+
+def line(coded: int, seconds: float) -> Profile:
+    """Return a profile of one group with work in its passes alone, under a scheme of frames of `coded` bytes."""
+    group = GroupCosts(coded, coded, 0.0, 0.0, 0.0, 0.0, seconds, 0.0, 2000, 0)
+    plan = plan_of_codecs((QSGD,)).to_dict()
+    own = profile()
+    tensors = tuple(replace(tensor, ready=seconds, needed=0.0) for tensor in own.tensors)
+    schemes = {"qsgd": SchemeCosts((group,), 0.0, 0.0, True, settings={"scheme": "qsgd"}, plan=plan)}
+    return replace(own, forward=seconds, backward=seconds, tensors=tensors, schemes=schemes)
+
+
+def single(step: float, nbytes: int) -> list[dict[str, Any]]:
+    seconds = {"step": step, "forward_backward": 0.2, "encode": 0.0, "decode": 0.0, "update": 0.0, "downlink": 0.0}
+    each = record(1, workers=1, contributing=1, uplink_bytes=nbytes, downlink_bytes=nbytes, seconds=seconds)
+    return [{**each, "step": number} for number in range(1, 15)]
+
+
+def test_the_fitted_rate_is_that_of_a_closed_form(tmp_path: Path) -> None:
+    """A step of one worker and one group is the passes, the frame up and the frame down: .2 s + 2 * 10^6 bytes / b = .7 s."""
+    plan = plan_of_codecs((QSGD,))
+    path = make_run(tmp_path / "run", single(0.7, 10**6), plan=plan, more={"workers": 1})
+    one = replace(SCENARIO, workers=1)
+    found = of(path, line(10**5, 0.05), one, given=False)
+    assert found.origin == "fitted"
+    assert found.scenario.rate == pytest.approx(8 * 2e6 / 0.5 / GOODPUT, rel=1e-4)
+    assert found.refitted.step == pytest.approx(0.7, rel=1e-4)
+    assert found.predicted.step == pytest.approx(0.1 + 0.05, rel=1e-4)
+    path = make_run(tmp_path / "quick", single(0.2, 10**6), plan=plan, more={"workers": 1})
+    found = of(path, line(10**5, 0.05), one, given=False)
+    assert (found.origin, found.scenario.rate) == ("free", None)
+
+
+def test_the_rate_of_measured_links_is_that_of_the_slower_direction(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", more={"links": {"round_trip": 0.001, "up": 3e6, "down": 2e6}})
+    found = of(path, given=False)
+    assert (found.origin, found.scenario.rate) == ("measured", pytest.approx(8 * 2e6 / GOODPUT))
+
+
+def test_no_rate_is_fitted_where_ranks_share_a_host(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    (path / MACHINES).write_text(json.dumps({"ranks": {str(rank): {"host": "one", "cores": 8} for rank in range(4)}}))
+    found = of(path, given=False)
+    assert (found.origin, found.scenario.rate) == ("unknown", None)
+
+
+def test_a_run_without_overlap_needs_all_weights_at_once(tmp_path: Path) -> None:
+    found = of(make_run(tmp_path / "run", overlap=False)).profile
+    needed = [tensor.needed for tensor in found.tensors] + [group.needed for group in found.schemes["qsgd"].groups]
+    assert needed == [0.0] * 4
+
+
+@pytest.mark.parametrize("rate", [2e5, 1e6, None])
+def test_a_simulated_run_with_other_figures_is_recovered(rate: float | None, tmp_path: Path) -> None:
+    """The simulated job has passes 2.5 times as long, and coding, frames and updates of its own.
+
+    Its connections follow each other by other rules than those of a predicted step, so that the rate is recovered less exactly
+    than the figures.
+    """
+    own, slower = profile(), 2.5
+    groups = tuple(
+        replace(
+            group, up=4000, down=3000, encode=0.007, decode=0.0015, update=0.0045, apply=slower * group.apply,
+            ready=slower * group.ready, needed=slower * group.needed,
+        )
+        for group in own.schemes["qsgd"].groups
+    )  # fmt: skip
+    truth = replace(own, forward=0.25, backward=0.5, schemes={"qsgd": replace(own.schemes["qsgd"], groups=groups)})
+    scenario = replace(SCENARIO, rate=rate, uneven=0.0)
+    job = simulate_job(truth, truth.schemes["qsgd"], scenario, Config(aggregate_order="arrival"), 14)
+    write_records(tmp_path / "run", job, 2000, {})
+    (tmp_path / "run" / CONFIG).write_bytes((make_run(tmp_path / "settings") / CONFIG).read_bytes())
+    found = of(tmp_path / "run", own, replace(SCENARIO, uneven=0.0), given=False)
+    assert (found.profile.forward, found.profile.backward) == pytest.approx((0.25, 0.5))
+    for group, expected in zip(found.profile.schemes["qsgd"].groups, groups, strict=True):
+        assert vars(group) == pytest.approx(vars(expected))
+    if rate is None:
+        assert found.refitted.step == pytest.approx(job.step_times[-1], rel=1e-6)
+    else:
+        assert found.origin == "fitted"
+        assert found.scenario.rate == pytest.approx(rate, rel=0.05)
+
+
+def test_groups_of_another_plan_get_bytes_by_the_kind_of_their_coordinates() -> None:
+    """Of 2000 - 2 * 52 bytes a coded coordinate has .948; a header has 52 bytes, and a plain coordinate 4."""
+    own = profile()
+    found = on_plan(own, own.schemes["qsgd"], plan_of_codecs((QSGD,), (QSGD, QSGD, IDENTITY)))
+    assert [(group.coded, group.plain) for group in found.groups] == [(500, 0), (1000, 500)]
+    assert [group.up for group in found.groups] == [round(52 + 0.948 * 500), round(52 + 0.948 * 1000 + 4 * 500)]
+    assert [group.encode for group in found.groups] == pytest.approx([0.001, 0.003])
+    assert [(group.ready, group.needed) for group in found.groups] == [(0.1, 0.04), (0.2, 0.0)]
+
+
+def test_a_scheme_is_known_by_its_codecs_whatever_it_is_called(tmp_path: Path) -> None:
+    own = profile()
+    path = make_run(tmp_path / "run", codec="qsgd:levels=15,bucket=512", downlink="qsgd:levels=15,bucket=512")
+    assert scheme_in(own, FinishedRun.read(path)) == "qsgd"
+    path = make_run(tmp_path / "other", quantization_level=7)
+    with pytest.raises(ConfigurationError, match=r"the run's scheme is qsgd with qsgd:levels=127.* has 'qsgd', 'topk', 'dense'"):
+        of(path)
+
+
+def test_a_codec_in_a_file_is_compared_and_not_executed(tmp_path: Path) -> None:
+    own = profile()
+    named = replace(own.schemes["qsgd"], settings={"scheme": "qsgd", "codec": "nowhere.py:Mine"})
+    with pytest.raises(ConfigurationError, match="the run's scheme is qsgd"):
+        of(make_run(tmp_path / "run"), replace(own, schemes={"mine": named}))
+
+
+def test_a_run_of_another_model_is_refused(tmp_path: Path) -> None:
+    own = profile()
+    bias = replace(own.tensors[1], shape=(500,))
+    path = make_run(tmp_path / "run")
+    with pytest.raises(ConfigurationError, match=r"another model than the profile of LeNet: bias is of shape \(1000,\) there"):
+        of(path, replace(own, tensors=(own.tensors[0], bias)))
+
+
+def test_profiles_of_earlier_versions_are_refused(tmp_path: Path) -> None:
+    own, path = profile(), make_run(tmp_path / "run")
+    unnamed = replace(own, tensors=tuple(replace(tensor, name="") for tensor in own.tensors))
+    planless = replace(own, schemes={name: replace(costs, plan={}) for name, costs in own.schemes.items()})
+    for old in (unnamed, planless):
+        with pytest.raises(ConfigurationError, match="an earlier version wrote it: measure again"):
+            of(path, old)
