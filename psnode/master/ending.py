@@ -34,11 +34,11 @@ def begun_in_vain(run: RunDirectory, error: StoppedError) -> None:
 def rescue(master: Master, error: Exception | SystemExit) -> None:
     """Write a checkpoint of the last complete step if an exception of the program's code, or a bug, on rank 0 ends the job.
 
-    Do nothing if the disk, the network or a worker is at fault.
+    Do nothing if the disk, the network or a worker is at fault, or if weights on workers may change meanwhile.
     """
     codes = (PsnodeError.exit_code, ConfigurationError.exit_code)
     own = not isinstance(error, PsnodeError) or (error.exit_code in codes and not isinstance(error, RemoteFailureError))
-    if own and master.version > master.run.resume_point.step:
+    if own and not master.shard.needs_all and master.version > master.run.resume_point.step:
         with contextlib.suppress(OSError, PsnodeError):  # the first error is the one to report
             if (version := master.pending.rescue()) is not None:
                 _LOG.warning("the checkpoint of step %d is written: once the cause is mended go on with --resume", version)

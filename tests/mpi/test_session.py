@@ -127,11 +127,14 @@ def test_the_figures_of_a_session_are_those_of_its_records_and_of_plain_pytorch(
     assert found[0]["figures"] == found[1]["figures"][-1:]  # rank 0, after the loop
 
 
-def test_the_best_evaluated_weights_keep_a_checkpoint_also_after_a_resume(mpirun: Any, tmp_path: Path) -> None:
-    settings = {**CODED, "keep_last": 1, "max_steps": 6}
+@pytest.mark.parametrize("topology", ["star", "mesh"])
+def test_the_best_evaluated_weights_keep_a_checkpoint_also_after_a_resume(mpirun: Any, tmp_path: Path, topology: str) -> None:
+    """The runs that are not evaluated, whose weights are all on rank 0, have the same weights."""
+    settings = {**CODED, "keep_last": 1, "group_by": "layer", "max_steps": 6}
     evaluated = {3: 0.9, 5: 0.25, 6: 0.5, 8: 0.375, 9: 0.125, 12: 0.25}
-    first = train(mpirun, tmp_path / "run", settings, evaluate=evaluated)
-    again = train(mpirun, tmp_path / "run", {**settings, "max_steps": 12, "resume": True}, evaluate=evaluated)
+    dealt = {**settings, "topology": topology}
+    first = train(mpirun, tmp_path / "run", dealt, evaluate=evaluated)
+    again = train(mpirun, tmp_path / "run", {**dealt, "max_steps": 12, "resume": True}, evaluate=evaluated)
     assert [first[1]["best"], again[1]["best"]] == [[True, True, False], [False, True, False]]
     run = tmp_path / "run" / "run"
     lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]

@@ -15,6 +15,7 @@ from psnode.errors import DeadlineExceededError, PeerLostError, TransportError, 
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
 from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_files, unpack_event, unpack_files
+from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.exchange.shard.state import ShardState, own_tensors
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.groups import Plan
@@ -66,7 +67,7 @@ class DistributedShard:
         self._estimate: float | None = None  # the norm of the last version with a gradient
         self._lost = False
         self._tell: Callable[[int], None] = lambda group: None
-        self._known: dict[str, Tensors] | None = None  # the state of the newest version, until the next round is open
+        self._known: dict[str, Tensors] | None = None  # the state of the newest version, until a group changes
 
     def __enter__(self) -> Self:
         return self
@@ -120,8 +121,6 @@ class DistributedShard:
 
     def open(self, now: Round) -> None:
         """Open round `now` for all groups."""
-        self._known = None
-        self._tell(0)  # the version before is no longer to be had
         self._order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
@@ -187,6 +186,9 @@ class DistributedShard:
         elif isinstance(event, Squares):
             self._add_up(event)
         else:
+            if isinstance(event, GroupClosed):
+                self._known = None
+                self._tell(event.group)
             return event
         return None
 
@@ -248,7 +250,10 @@ class DistributedShard:
         return [[] for _ in self._plan.groups]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` from now on when a round opens."""
+        """Call `tell` from now on with every group that has changed, when the master hears of it.
+
+        So the version before can be had only while some worker computes, whose gradient all groups wait for.
+        """
         self._tell = tell
 
     def norms(self) -> Tensors:
