@@ -8,6 +8,7 @@ The gradients are known in advance. `applied`: the gradients in .grad at each st
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import sys
 import tempfile
@@ -123,6 +124,7 @@ def compared(given: Tensors, applied: Tensors, kept: dict[str, Any], scale: floa
 
 def work(rank: int, ranks: int, meeting: str, codecs: list[str], cases: list[str], steps: int, out: Any) -> None:
     """Run one rank: all codecs in all cases, one after another in one job."""
+    gc.freeze()  # each hook searches all objects for its DDP, and torch's own are half a million
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     pairs = [list(range(first, min(first + 2, ranks))) for first in range(0, ranks, 2)] if ranks > 2 else [[0], [1]]
@@ -138,8 +140,12 @@ def work(rank: int, ranks: int, meeting: str, codecs: list[str], cases: list[str
 
 
 def table(ranks: int, codecs: list[str], cases: list[str], steps: int) -> list[list[float]]:
-    """Run the ranks; return the largest error of each codec in each of `cases`."""
-    context = multiprocessing.get_context("spawn")
+    """Run the ranks; return the largest error of each codec in each of `cases`. The ranks are forks, so that torch is imported
+    once; no other thread runs here.
+    """
+    import torch._dynamo  # noqa: F401  # DDP's constructor imports it
+
+    context = multiprocessing.get_context("fork")
     out = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         named = [(rank, ranks, f"{folder}/meeting", codecs, cases, steps, out) for rank in range(ranks)]
