@@ -15,7 +15,7 @@ import numpy as np
 from psnode.codecs.rows.cuda.text import HEADERS
 
 GXX = shutil.which("g++")
-FLAGS = ["-std=c++17", "-O1", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-Wno-ignored-attributes"]
+FLAGS = ["-std=c++17", "-O0", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", "-Wno-ignored-attributes"]
 
 
 @functools.cache
