@@ -76,16 +76,16 @@ def sgd(steps: int, batch: int, lr: float) -> dict[str, torch.Tensor]:
 
 
 def test_one_worker_is_plain_sgd_bit_for_bit(tmp_path: Path) -> None:
-    run(config(tmp_path / "run", local=1, batch_size=16, max_steps=50))
-    expected = sgd(50, 16, 0.02)
+    run(config(tmp_path / "run", local=1, batch_size=16, max_steps=20))
+    expected = sgd(20, 16, 0.02)
     found = final_weights(tmp_path / "run")
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("group_by", ["layer", "bytes", "model"])
 def test_three_workers_follow_sgd_on_the_joint_batch_to_rounding(tmp_path: Path, group_by: str) -> None:
-    run(config(tmp_path / "run", local=3, batch_size=8, max_steps=50, group_by=group_by))
-    expected = sgd(50, 24, 0.02)
+    run(config(tmp_path / "run", local=3, batch_size=8, max_steps=20, group_by=group_by))
+    expected = sgd(20, 24, 0.02)
     found = final_weights(tmp_path / "run")
     for name, value in expected.items():
         assert float((found[name] - value).abs().max()) < 1e-5 * max(1.0, float(value.abs().max())), name
