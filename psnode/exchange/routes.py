@@ -60,7 +60,7 @@ def mesh(layout: Layout, plan: Plan) -> tuple[Route, ...]:
     return tuple(Route(roots[group.index], layout.readers) for group in plan.groups)
 
 
-_GROUPS_A_ROOT = 2
+_GROUPS_A_ROOT = 4
 _LEAST_GROUP_BYTES = 1 << 16
 
 _TOPOLOGIES = {"star": star, "mesh": mesh}
@@ -85,7 +85,7 @@ def require_central(config: Config, program: str) -> None:
 def group_bytes_of(topology: str, whole: int, workers: int) -> int:
     """Return the size of groups for a model of `whole` bytes that is dealt among `workers` in parts of about equal sizes.
 
-    There are about two groups for each worker, none below 64 KiB and none above the usual size.
+    There are about four groups for each worker, none below 64 KiB and none above the usual size.
     """
     if is_central(topology):
         return DEFAULT_GROUP_BYTES

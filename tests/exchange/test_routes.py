@@ -48,9 +48,9 @@ def test_the_largest_part_of_a_mesh_is_at_most_four_thirds_of_the_least_possible
     assert max(loads.values()) <= 4 / 3 * least + 1e-9
 
 
-def test_groups_are_about_two_for_each_root_within_bounds() -> None:
+def test_groups_are_about_four_for_each_root_within_bounds() -> None:
     assert group_bytes_of("star", 45_000_000, 4) == 16 << 20
-    assert group_bytes_of("mesh", 45_000_000, 4) == 5_625_000
+    assert group_bytes_of("mesh", 45_000_000, 4) == 2_812_500
     assert group_bytes_of("mesh", 400, 4) == 1 << 16
     assert group_bytes_of("mesh", 10**9, 4) == 16 << 20
 
