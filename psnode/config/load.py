@@ -159,6 +159,8 @@ def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
         needs = setting.rules.needs
         if setting.rules.replans and needs is not None and str(values.get(needs[0], needs[1])).casefold() != needs[1]:
             gone.add(name)
+    if values.get("topology", recorded.get("topology")) != recorded.get("topology"):
+        gone.add("group_bytes")  # the size may be one that followed from the topology
     return {name: value for name, value in recorded.items() if name not in gone}
 
 

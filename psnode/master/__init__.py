@@ -252,8 +252,8 @@ def _shard(
 ) -> Shard | DistributedShard:
     """Return the shard of all groups, or the handle of those on the workers."""
     if not is_central(config.topology):
-        patience, estimates = 5 * config.pause_deadline, config.clip_estimate == "previous"
-        return DistributedShard(link, coding.plan, routes, weights, rate, patience, estimates=estimates)
+        estimates = config.clip_estimate == "previous"
+        return DistributedShard(link, coding.plan, routes, weights, rate, config.pause_deadline, estimates=estimates)
     return Shard(
         coding, range(len(coding.plan.groups)), config, weights, link, rule, rate, routes, tracer,
         constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,

@@ -175,7 +175,7 @@ class Master:
                 raise event
             case _Overdue():
                 self._membership.on_overdue(self._missing_traces(), held=self._held)
-            case Frame(kind=Kind.EVENT):
+            case Frame(kind=Kind.EVENT | Kind.ANSWER):
                 self._handle(self.shard.take(event))
             case Frame(kind=Kind.STOP_REQUEST):
                 self._stop(stop_reason_of(event))

@@ -118,7 +118,7 @@ class Membership:
             waiting |= owing
         if not waiting and not hurried and not self.pending.writing and late > 2 * self.timer.patience.hard_limit:
             raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
-        enough = len(live - waiting) + len(self.members.spares) >= max(1, self.config.min_workers)
+        enough = not self.shard.needs_all and len(live - waiting) + len(self.members.spares) >= max(1, self.config.min_workers)
         if waiting and (hurried or enough or late >= self.timer.patience.hard_limit):
             for rank in sorted(waiting):
                 self.suspend(rank)

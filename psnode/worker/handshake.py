@@ -139,7 +139,7 @@ class WorkerContext:
         server = None
         if ShardServer.serves(routes, link.rank):
             server = ShardServer(
-                link.transport, link.job, coding, config, rule, routes, model.vector.cpu(), tracer,
+                link.transport, start, coding, config, rule, routes, model.vector.cpu(), tracer,
                 parameter_groups=self.parameter_groups, own_optimizer=self.own_optimizer,
             )  # fmt: skip
         receiver = Receiver(

@@ -391,6 +391,16 @@ def test_a_resumed_run_leaves_out_the_size_of_groups_where_it_is_given_groups_wi
         load({"resume": True, "train_dir": tmp_path, "group_by": "model", "group_bytes": 4096}, {})
 
 
+def test_a_resumed_run_with_another_topology_gets_groups_of_its_own_size_unless_one_is_given(tmp_path: Path) -> None:
+    before = Config(group_bytes=16 << 20)
+    (tmp_path / "config.json").write_text(json.dumps({"config": before.to_dict()}))
+    again = {"resume": True, "train_dir": tmp_path}
+    assert load({**again, "topology": "mesh"}, {}).group_bytes == 0
+    assert load({**again, "topology": "mesh", "group_bytes": 4096}, {}).group_bytes == 4096
+    assert load({**again, "topology": "star"}, {}).group_bytes == 16 << 20
+    assert load(again, {}).group_bytes == 16 << 20
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"config": 3}', '{"config": {"lr": 1}}'])
 def test_a_damaged_record_changes_nothing_here(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)

@@ -44,7 +44,7 @@ class RoundsHandle(Protocol):
         """True if every worker has a part of the weights, so that the run cannot go on without one: `withdraw` raises then."""
 
     def take(self, frame: Frame) -> object:
-        """Return the event in an EVENT frame of a shard on another rank; None if it needs no answer. WireError if it is none."""
+        """Return the event in an EVENT frame of a shard on another rank; None if it needs no answer, like a late ANSWER frame."""
 
     @property
     def untouched(self) -> bool:

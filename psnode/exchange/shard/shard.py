@@ -179,7 +179,7 @@ class Shard:
     def take(self, frame: Frame) -> object:
         """Raise WireError, as no group has its root on another rank."""
         frame.release()
-        raise WireError("the master does not expect EVENT frames", frame.sender)
+        raise WireError(f"the master does not expect {frame.kind.name} frames", frame.sender)
 
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""

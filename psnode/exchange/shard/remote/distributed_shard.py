@@ -11,11 +11,11 @@ from typing import Any, Self
 import torch
 
 from psnode.codecs.arrays import Floats
-from psnode.errors import DeadlineExceededError, PeerLostError, TransportError, WireError
+from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, TransportError, WireError
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
 from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_files, unpack_event, unpack_files
-from psnode.exchange.shard.shard_events import GroupClosed
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.state import ShardState, own_tensors
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.groups import Plan
@@ -58,6 +58,8 @@ class DistributedShard:
         }
         self._found: Checkpoint | None = None
         self._number = 0  # of the last order
+        self._round = Round.after(0)  # the open round, or the last one
+        self._unfinished: dict[int, set[int]] = {}  # its open groups, by the rank of their shard
         self._ranks: frozenset[int] = frozenset()
         self._recipients: list[int] | None = None
         self._seconds: dict[str, float] = {}
@@ -121,6 +123,7 @@ class DistributedShard:
 
     def open(self, now: Round) -> None:
         """Open round `now` for all groups."""
+        self._round, self._unfinished = now, {rank: set(part.groups) for rank, part in self._parts.items()}
         self._order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
@@ -155,15 +158,16 @@ class DistributedShard:
 
     @property
     def missing(self) -> frozenset[int]:
-        """Ranks whose gradients some open group still awaits, and those whose shard does not answer."""
-        found: set[int] = set()
+        """Ranks whose gradients some open group still awaits, and those whose shard does not answer.
+
+        If there are none, these are the ranks whose shards have open groups.
+        """
         answers = self._ask("missing", _MISSING_SECONDS, patient=False)
-        for rank in self._parts:
-            if (frame := answers.get(rank)) is None:
-                found.add(rank)
-            else:
-                found |= set(_result(frame))
-        return frozenset(found)
+        found = self._parts.keys() - answers.keys()
+        for rank, frame in answers.items():
+            named = _result(frame)
+            found |= self._ranks & set(named) if isinstance(named, list) and all(type(each) is int for each in named) else {rank}
+        return frozenset(found or {rank for rank, groups in self._unfinished.items() if groups})
 
     def outlier(self) -> str:
         """Return "": no push is seen here."""
@@ -175,10 +179,19 @@ class DistributedShard:
         return found
 
     def take(self, frame: Frame) -> ShardEvent | None:
-        """Return the event in a frame of a shard; None if this handle alone uses it. WireError if it is none."""
-        if frame.sender not in self._parts:
-            raise WireError("it has no shard", frame.sender)
-        event = unpack_event(frame.body, frame.sender)
+        """Return the event in a frame of a shard; None if this handle alone uses it.
+
+        Late answers are dropped. Raises PsnodeError for an event that cannot be true: without the true one, the round would not
+        end.
+        """
+        if frame.kind is Kind.ANSWER:
+            frame.release()
+            return None
+        try:
+            event = unpack_event(frame.body, frame.sender)
+            self._check(event, frame.sender)
+        except WireError as error:
+            raise _broken(frame.sender, error) from error
         frame.release()
         if isinstance(event, Took):
             for name, value in event.seconds.items():
@@ -187,10 +200,33 @@ class DistributedShard:
             self._add_up(event)
         else:
             if isinstance(event, GroupClosed):
+                self._unfinished[frame.sender].discard(event.group)
                 self._known = None
                 self._tell(event.group)
             return event
         return None
+
+    def _check(self, event: ShardEvent, sender: int) -> None:
+        """Raise WireError for an event that the shard of rank `sender` cannot have had in the open round."""
+        open_groups = self._unfinished.get(sender, set())
+        match event:
+            case GroupClosed():
+                sound = event.group in open_groups and event.version == self._round.number and event.nbytes >= 0
+                sound = sound and {added.rank for added in event.added} <= self._ranks
+            case Squares():
+                sound = set(event.squares) == set(self._parts[sender].groups) if sender in self._parts else False
+                sound = sound and not self._squares.keys() & event.squares.keys()
+                sound = sound and all(0 <= square < math.inf for square in event.squares.values())
+            case Refused() | Scaled():
+                sound = event.group in open_groups and event.sender in self._ranks
+            case NotApplied():
+                sound = event.group in open_groups
+            case Took():
+                sound = sender in self._parts and all(0 <= value < math.inf for value in event.seconds.values())
+            case _:
+                sound = sender in self._parts
+        if not sound:
+            raise WireError(f"{type(event).__name__} does not fit the open round", sender)
 
     def _add_up(self, event: Squares) -> None:
         """Add the squared norms of a shard's groups. Tell all shards the norm when those of all groups have come."""
@@ -214,7 +250,7 @@ class DistributedShard:
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         """Have the weights of `version` sent to `ranks`. Return the bytes of all frames."""
         answers = self._ask("send_whole", self._patience, ranks=list(ranks), version=version)
-        return sum(int(_result(frame)) for frame in answers.values())
+        return sum(found for frame in answers.values() if isinstance(found := _result(frame), int))
 
     @property
     def replica(self) -> Floats:
@@ -278,11 +314,28 @@ class DistributedShard:
         """Return the tensors of all shards by file, fetched once a version."""
         if self._known is None:
             answers = self._ask("state", self._patience)
-            parts = [(self._parts[rank], unpack_files(frame.body, rank)[0]) for rank, frame in sorted(answers.items())]
-            for frame in answers.values():
+            parts = []
+            for rank, frame in sorted(answers.items()):
+                try:
+                    files, _ = unpack_files(frame.body, rank)
+                    self._check_files(self._parts[rank], files, rank)
+                except WireError as error:
+                    raise _broken(rank, error) from error
                 frame.release()
+                parts.append((self._parts[rank], files))
             self._known = _joined(parts)
         return self._known
+
+    def _check_files(self, part: PlanPart, files: Mapping[str, Tensors], rank: int) -> None:
+        """Raise WireError unless `files` have the weights of `part`, and all vectors in them have the sizes of its tensors."""
+        sizes = {name: where.stop - where.start for name, where in state_names.places(part.own).items()}
+        model = files.get(checkpoint.MODEL, {})
+        if {name: value.numel() for name, value in model.items()} != sizes:
+            raise WireError("its weights are not those of its groups", rank)
+        for file in (checkpoint.REPLICA, checkpoint.EMA):
+            named = {name.rpartition("replica/")[2]: value.numel() for name, value in files.get(file, {}).items()}
+            if named and named != sizes:
+                raise WireError(f"its {file} is not that of its groups", rank)
 
     # messages
 
@@ -294,7 +347,7 @@ class DistributedShard:
     def _ask(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Frame]:
         """Give an order and return the answers by rank. All else that comes meanwhile stays in the inbox.
 
-        Raises TransportError if a rank is lost, or after `seconds` unless `patient` is False.
+        Raises TransportError if a rank is lost, or after `seconds` without an answer unless `patient` is False.
         """
         number, inbox = self._order(name, **arguments), self._link.inbox
         found: dict[int, Frame] = {}
@@ -314,6 +367,7 @@ class DistributedShard:
                     event = error
                 if isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step == number:
                     found[event.sender] = event
+                    end = time.monotonic() + seconds
                 elif not (isinstance(event, Frame) and event.kind is Kind.ANSWER):
                     others.append(event)
         finally:
@@ -331,6 +385,11 @@ def _cannot_go_on(ranks: str) -> TransportError:
         f"the run cannot go on without {ranks}, which has a part of the weights and of the optimizer's memory: go on from the "
         "last checkpoint with --resume (psnode launch --restarts does it), or use another --topology"
     )
+
+
+def _broken(rank: int, error: WireError) -> PsnodeError:
+    """Return the error for a message of a shard that cannot be true."""
+    return PsnodeError(f"rank {rank} has sent a message about its part of the weights that cannot be true: {error}")
 
 
 def _result(frame: Frame) -> Any:

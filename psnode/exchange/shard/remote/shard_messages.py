@@ -126,7 +126,7 @@ def unpack_files(body: Bytes, source: int) -> tuple[dict[str, Tensors], dict[str
         for key, value in tensors.items():
             file, name = key.split(_SEPARATOR, 1)
             files.setdefault(file, {})[name] = value
-    except (CheckpointError, CodecError, KeyError, ValueError) as error:
+    except (CheckpointError, CodecError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise WireError(f"a shard's state cannot be read: {error}", source) from error
     return files, facts
 

@@ -22,6 +22,7 @@ from psnode.plans.coding import Coding
 from psnode.plans.part import part_of
 from psnode.plans.roles import MASTER
 from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel, RemoteFailureError
+from psnode.protocol.messages import Start
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
 from psnode.records import checkpoint
@@ -47,7 +48,7 @@ class ShardServer:
     def __init__(
         self,
         transport: Transport,
-        job: int,
+        start: Start,
         coding: Coding,
         config: Config,
         rule: Rule,
@@ -59,7 +60,7 @@ class ShardServer:
         own_optimizer: MakeOptimizer | None = None,
     ) -> None:
         self._link = link = FrameChannel(transport, SHARD_TAG, to=TAG, watched={MASTER})
-        link.job = job
+        link.job, step = start.job, start.step
         plan = coding.plan
         part = part_of(plan, [group for group, route in enumerate(routes) if route.root == link.rank])
         places = [slice(plan.groups[index].start, plan.groups[index].stop) for index in part.groups]
@@ -71,8 +72,9 @@ class ShardServer:
             parameter_groups=parameter_groups, own_optimizer=own_optimizer,
         )  # fmt: skip
         self._unfinished: set[int] = set()
-        self._version = -1  # of the open round, or of the last one
-        self._early: list[Frame] = []  # gradients of the next round, which the master has not opened here yet
+        self._version = step - 1  # of the open round, or of the last one
+        # gradients of the next round, which the master has not opened here yet, by sender and group
+        self._early: dict[tuple[int, int], Frame] = {}
         self._orders: Mapping[str, Callable[..., Any]] = {
             "admit": self._shard.admit,
             "open": self._open,
@@ -133,17 +135,18 @@ class ShardServer:
                 self._tell(WireError(f"a shard does not expect {event.kind.name} frames", event.sender))
                 event.release()
             case GroupClosed(group=group):
-                self._tell(event)
                 self._unfinished.discard(group)
                 if not self._unfinished:
                     self._tell(Took(self._link.rank, self._shard.seconds()))
+                self._tell(event)
             case Squares() | Refused() | Scaled() | NotApplied() | WireError():
                 self._tell(event)
 
     def _take(self, frame: Frame) -> None:
         """Offer a gradient, or keep it if its round is not open here yet: frames of different ranks come in any order."""
-        if frame.version > self._version and frame.group in self._groups:
-            self._early.append(frame)
+        key = frame.sender, frame.group
+        if frame.version == self._version + 1 and frame.group in self._groups and key not in self._early:
+            self._early[key] = frame
         elif not self._shard.offer(frame):
             frame.release()
 
@@ -153,8 +156,8 @@ class ShardServer:
         self._rates.pop(version - _EARLIER, None)
         self._version, self._unfinished = version, set(self._groups)
         self._shard.open(Round(version, first_step, steps))
-        early, self._early = self._early, []
-        for frame in early:
+        early, self._early = self._early, {}
+        for frame in early.values():
             self._take(frame)
 
     def _obey(self, frame: Frame) -> None:

@@ -1,0 +1,151 @@
+"""The master's handle of shards on workers: what cannot be true is refused, late answers are dropped, and silence is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from psnode.errors import PsnodeError, TransportError, WireError
+from psnode.exchange.flat_model import describe
+from psnode.exchange.routes import mesh
+from psnode.exchange.shard.remote.distributed_shard import DistributedShard
+from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_event, pack_files
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused
+from psnode.exchange.update.served_model import ServedModel
+from psnode.plans.roles import Layout
+from psnode.plans.rule import make_plan
+from psnode.protocol import wire
+from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel
+from psnode.protocol.round import Round
+from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.records import checkpoint
+from psnode.records.history import AddedGradient
+from psnode.transport.loopback import loopback_group
+
+
+class Job:
+    """A master and two workers, each the root of one group of two layers."""
+
+    def __init__(self) -> None:
+        self.ends = loopback_group(3)
+        self.model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        plan = make_plan(describe(self.model), "identity", group_by="layer", min_compress_bytes=0)
+        self.routes = mesh(Layout(2), plan)
+        self.groups = {route.root: group for group, route in enumerate(self.routes)}
+        weights = ServedModel(self.model, plan, torch.empty(plan.size))
+        self.plan = plan
+        self.shard = DistributedShard(FrameChannel(self.ends[0]), plan, self.routes, weights, lambda now: 0.1, 0.2)
+        self.shard.admit([1, 2], 0)
+        self.shard.open(Round.after(0))
+
+    def take(self, event: ShardEvent, sender: int = 1) -> object:
+        body = np.frombuffer(pack_event(event), np.uint8)
+        return self.shard.take(Frame(Kind.EVENT, Flag.NONE, sender, 0, 0, 0, body))
+
+    def closed(self, rank: int, **changed: Any) -> GroupClosed:
+        """Return the event with which the group of `rank` is closed in the first round."""
+        return GroupClosed(self.groups[rank], 1, 8, (AddedGradient(1, 1, 0), AddedGradient(2, 1, 0)))._replace(**changed)
+
+    def answer(self, rank: int, number: int, body: bytes) -> None:
+        frame = wire.pack(Kind.ANSWER, body, sender=rank, job=0, step=number)
+        self.ends[rank].send(0, TAG, (frame,))
+
+    def state(self, rank: int, **changed: Any) -> bytes:
+        """Return a shard's answer with its weights, all of which are `rank`."""
+        group = self.plan.groups[self.groups[rank]]
+        names = [name for name, where in self.plan.slices().items() if group.start <= where.start < group.stop]
+        sizes = {name: where.stop - where.start for name, where in self.plan.slices().items()}
+        model = {name: torch.full((sizes[name],), float(rank)) for name in names}
+        return pack_files({checkpoint.MODEL: model | changed}, {})
+
+
+def test_events_of_the_open_round_are_taken_once() -> None:
+    job = Job()
+    assert job.take(job.closed(1)) == job.closed(1)
+    with pytest.raises(PsnodeError, match=r"^rank 1 has sent .* cannot be true"):
+        job.take(job.closed(1))
+    assert job.take(job.closed(2), 2) == job.closed(2)
+    job.shard.open(Round.after(1))
+    assert job.take(job.closed(1, version=2)) == job.closed(1, version=2)
+
+
+LIES = {
+    "the group of another rank": lambda job: job.closed(2),
+    "no group": lambda job: job.closed(1, group=99),
+    "a negative number": lambda job: job.closed(1, group=-1),
+    "another version": lambda job: job.closed(1, version=2),
+    "a gradient of nobody": lambda job: job.closed(1, added=(AddedGradient(7, 1, 0),)),
+    "a negative square": lambda job: Squares({job.groups[1]: -1.0}, True),
+    "squares of another rank": lambda job: Squares({job.groups[2]: 1.0}, True),
+    "negative times": lambda job: Took(1, {"decode": -1.0}),
+    "a refusal of nobody's push": lambda job: Refused(job.groups[1], 9, WireError("x")),
+    "another rank's sum": lambda job: NotApplied(job.groups[2], (1,)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_events_that_cannot_be_true_end_the_job_and_name_the_rank(lie: Any) -> None:
+    job = Job()
+    with pytest.raises(
+        PsnodeError, match=r"^rank 1 has sent a message about its part of the weights that cannot be true"
+    ) as told:
+        job.take(lie(job))
+    assert not isinstance(told.value, WireError)
+
+
+def test_the_norm_is_told_to_all_shards_once_all_squares_have_come() -> None:
+    job = Job()
+    job.take(Squares({job.groups[1]: 9.0}, False))
+    job.take(Squares({job.groups[2]: 16.0}, True), 2)
+    assert job.shard.gradient_norm == 5.0
+    for rank in (1, 2):
+        orders = []
+        while (arrival := job.ends[rank].poll(SHARD_TAG)) is not None:
+            orders.append(Order.from_bytes(wire.unpack(arrival.data, job=0).body, 0))
+        assert orders[-1] == Order("norm", {"norm": 5.0, "counts": True})
+
+
+def test_the_weights_are_put_together_from_all_answers() -> None:
+    job = Job()
+    for rank in (2, 1):
+        job.answer(rank, 3, job.state(rank))
+    model = job.shard.state().model
+    for rank, group in job.groups.items():
+        where = job.plan.groups[group]
+        named = [name for name, place in job.plan.slices().items() if where.start <= place.start < where.stop]
+        assert all(bool((model[name] == rank).all()) for name in named)
+
+
+@pytest.mark.parametrize("broken", [b"", b"[]", pack_files({}, {})], ids=["nothing", "a list", "no weights"])
+def test_an_answer_without_the_weights_ends_the_job(broken: bytes) -> None:
+    job = Job()
+    job.answer(1, 3, broken)
+    job.answer(2, 3, job.state(2))
+    with pytest.raises(PsnodeError, match=r"^rank 1 has sent a message about its part"):
+        job.shard.state()
+
+
+def test_weights_of_another_size_end_the_job() -> None:
+    job = Job()
+    [first, *_] = [name for name, where in job.plan.slices().items() if where.start == job.plan.groups[job.groups[1]].start]
+    job.answer(1, 3, job.state(1, **{first: torch.zeros(1)}))
+    job.answer(2, 3, job.state(2))
+    with pytest.raises(PsnodeError, match=r"^rank 1 has sent a message about its part"):
+        job.shard.state()
+
+
+def test_a_silent_shard_is_named_and_other_frames_are_kept() -> None:
+    job = Job()
+    job.answer(2, 3, job.state(2))
+    job.ends[2].send(0, TAG, (wire.pack(Kind.REPORT, b"{}", sender=2, job=0),))
+    with pytest.raises(TransportError, match=r"^the run cannot go on without rank 1, silent for 0.2 s"):
+        job.shard.state()
+    assert FrameChannel(job.ends[0]).next(0.1).kind is Kind.REPORT  # type: ignore[attr-defined]
+
+
+def test_late_answers_are_dropped() -> None:
+    assert Job().shard.take(Frame(Kind.ANSWER, Flag.NONE, 1, 0, 1, 0, np.zeros(0, np.uint8))) is None
