@@ -38,6 +38,8 @@ class Rounds(Generic[T]):
     the rule finds them at once.
     """
 
+    needs_all = False  # no round needs a worker that is withdrawn
+
     def __init__(
         self, slots: Iterable[Slot], rule: Rule, *, by_rank: bool, add: Callable[[T], None], close: Callable[[Slot], None]
     ) -> None:
