@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -11,10 +10,19 @@ from typing import Any, Self
 import torch
 
 from psnode.codecs.arrays import Floats
-from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, TransportError, WireError
+from psnode.errors import TransportError, WireError
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
-from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_files, unpack_event, unpack_files
+from psnode.exchange.shard.remote.gathered_state import check, files_of, joined
+from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken, cannot_go_on
+from psnode.exchange.shard.remote.shard_messages import (
+    ShardEvent,
+    Squares,
+    Took,
+    pack_files,
+    unpack_event,
+    unpack_files,
+)
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.shard.state import ShardState, own_tensors
 from psnode.exchange.update.served_model import ServedModel
@@ -28,7 +36,6 @@ from psnode.records.checkpoint import Checkpoint
 
 Tensors = dict[str, torch.Tensor]
 _MISSING_SECONDS = 5.0  # a shard that does not answer within this time holds up the round itself
-_OF_MEMORIES = (checkpoint.OPTIMIZER, checkpoint.REPLICA)  # files whose names are MEMORY/TENSOR
 
 
 class DistributedShard:
@@ -57,7 +64,7 @@ class DistributedShard:
             root: part_of(plan, [group for group, route in enumerate(routes) if route.root == root]) for root in roots
         }
         self._found: Checkpoint | None = None
-        self._number = 0  # of the last order
+        self._calls = ShardCalls(link, roots)
         self._round = Round.after(0)  # the open round, or the last one
         self._unfinished: dict[int, set[int]] = {}  # its open groups, by the rank of their shard
         self._ranks: frozenset[int] = frozenset()
@@ -67,7 +74,6 @@ class DistributedShard:
         self._estimates = estimates
         self._added = False  # a group in `_squares` has a gradient
         self._estimate: float | None = None  # the norm of the last version with a gradient
-        self._lost = False
         self._tell: Callable[[int], None] = lambda group: None
         self._known: dict[str, Tensors] | None = None  # the state of the newest version, until a group changes
 
@@ -90,7 +96,7 @@ class DistributedShard:
         """Send each shard its part of the checkpoint. Without one, send the weights to shards of the ranks in `lacking`."""
         for rank, part in self._parts.items():
             if self._found is not None:
-                self._hand(rank, self._of_the_checkpoint(part, self._found), self._found.facts)
+                self._hand(rank, files_of(part, self._found), self._found.facts)
             elif rank in lacking:
                 state = self._weights.state()
                 model = own_tensors(part, {name: state[name] for name in self._plan.slices()}, memories=False)
@@ -101,30 +107,17 @@ class DistributedShard:
         kept = {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
         self._link.send(rank, Kind.STATE, pack_files(files, kept), tag=SHARD_TAG)
 
-    def _of_the_checkpoint(self, part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:
-        model = found.tensors(checkpoint.MODEL)
-        files = {checkpoint.MODEL: own_tensors(part, {name: model[name] for name in self._plan.slices()}, memories=False)}
-        for file in (checkpoint.OPTIMIZER, checkpoint.REPLICA):
-            if found.has(file):
-                files[file] = own_tensors(part, state_names.state_of(found, file), memories=True)
-        if found.has(checkpoint.EMA):
-            average = found.tensors(checkpoint.EMA)
-            files[checkpoint.EMA] = own_tensors(part, {name: average[name] for name in self._plan.slices()}, memories=False)
-        if found.has(checkpoint.NORMS):
-            files[checkpoint.NORMS] = state_names.state_of(found, checkpoint.NORMS)
-        return files
-
     # rounds
 
     def admit(self, ranks: Iterable[int], version: int) -> None:
         """Wait for gradients of `ranks` computed on `version` or later."""
         self._ranks |= frozenset(ranks)
-        self._order("admit", ranks=sorted(ranks), version=version)
+        self._calls.order("admit", ranks=sorted(ranks), version=version)
 
     def open(self, now: Round) -> None:
         """Open round `now` for all groups."""
         self._round, self._unfinished = now, {rank: set(part.groups) for rank, part in self._parts.items()}
-        self._order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
+        self._calls.order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
         """Raise WireError, as no group has its root here."""
@@ -135,12 +128,11 @@ class DistributedShard:
 
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
-        self._order("excuse", rank=rank, version=version)
+        self._calls.order("excuse", rank=rank, version=version)
 
     def withdraw(self, rank: int) -> dict[int, int]:
         """Raise TransportError: the run cannot go on without a rank that has a part of the weights."""
-        self._lost = True
-        raise _cannot_go_on(f"rank {rank}")
+        raise cannot_go_on(f"rank {rank}")
 
     def force(self) -> None:
         """Raise TransportError, like `withdraw`."""
@@ -162,10 +154,9 @@ class DistributedShard:
 
         If there are none, these are the ranks whose shards have open groups.
         """
-        answers = self._ask("missing", _MISSING_SECONDS, patient=False)
+        answers = self._calls.results("missing", _MISSING_SECONDS, patient=False)
         found = self._parts.keys() - answers.keys()
-        for rank, frame in answers.items():
-            named = _result(frame)
+        for rank, named in answers.items():
             found |= self._ranks & set(named) if isinstance(named, list) and all(type(each) is int for each in named) else {rank}
         return frozenset(found or {rank for rank, groups in self._unfinished.items() if groups})
 
@@ -191,7 +182,7 @@ class DistributedShard:
             event = unpack_event(frame.body, frame.sender)
             self._check(event, frame.sender)
         except WireError as error:
-            raise _broken(frame.sender, error) from error
+            raise broken(frame.sender, error) from error
         frame.release()
         if isinstance(event, Took):
             for name, value in event.seconds.items():
@@ -234,7 +225,7 @@ class DistributedShard:
         self._added = self._added or event.added
         if len(self._squares) == len(self._plan.groups):
             norm = math.sqrt(sum(self._squares[group] for group in sorted(self._squares)))
-            self._order("norm", norm=norm, counts=self._added)
+            self._calls.order("norm", norm=norm, counts=self._added)
             if self._added:
                 self._estimate = norm
             self.gradient_norm, self._squares, self._added = norm, {}, False
@@ -245,12 +236,12 @@ class DistributedShard:
         """Send new versions only to `ranks`."""
         if (chosen := sorted(ranks)) != self._recipients:
             self._recipients = chosen
-            self._order("send_to", ranks=chosen)
+            self._calls.order("send_to", ranks=chosen)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         """Have the weights of `version` sent to `ranks`. Return the bytes of all frames."""
-        answers = self._ask("send_whole", self._patience, ranks=list(ranks), version=version)
-        return sum(found for frame in answers.values() if isinstance(found := _result(frame), int))
+        sent = self._calls.results("send_whole", self._patience, ranks=list(ranks), version=version)
+        return sum(nbytes for nbytes in sent.values() if type(nbytes) is int)
 
     @property
     def replica(self) -> Floats:
@@ -261,9 +252,7 @@ class DistributedShard:
         return found
 
     def digest(self) -> str:
-        """Return xxh3_128 of the bytes of all weights, or "" if a rank with a part of them is lost."""
-        if self._lost:
-            return ""
+        """Return xxh3_128 of the bytes of all weights."""
         self._weights.vector.copy_(self._flat(self._state()[checkpoint.MODEL]))
         return self._weights.digest()
 
@@ -313,126 +302,15 @@ class DistributedShard:
     def _state(self) -> dict[str, Tensors]:
         """Return the tensors of all shards by file, fetched once a version."""
         if self._known is None:
-            answers = self._ask("state", self._patience)
+            answers = self._calls.ask("state", self._patience)
             parts = []
             for rank, frame in sorted(answers.items()):
                 try:
                     files, _ = unpack_files(frame.body, rank)
-                    self._check_files(self._parts[rank], files, rank)
+                    check(self._parts[rank], files, rank)
                 except WireError as error:
-                    raise _broken(rank, error) from error
+                    raise broken(rank, error) from error
                 frame.release()
                 parts.append((self._parts[rank], files))
-            self._known = _joined(parts)
+            self._known = joined(parts)
         return self._known
-
-    def _check_files(self, part: PlanPart, files: Mapping[str, Tensors], rank: int) -> None:
-        """Raise WireError unless `files` have the weights of `part`, and all vectors in them have the sizes of its tensors."""
-        sizes = {name: where.stop - where.start for name, where in state_names.places(part.own).items()}
-        model = files.get(checkpoint.MODEL, {})
-        if {name: value.numel() for name, value in model.items()} != sizes:
-            raise WireError("its weights are not those of its groups", rank)
-        for file in (checkpoint.REPLICA, checkpoint.EMA):
-            named = {name.rpartition("replica/")[2]: value.numel() for name, value in files.get(file, {}).items()}
-            if named and named != sizes:
-                raise WireError(f"its {file} is not that of its groups", rank)
-
-    # messages
-
-    def _order(self, name: str, **arguments: Any) -> int:
-        self._number += 1
-        self._link.send(sorted(self._parts), Kind.ORDER, Order(name, arguments).to_bytes(), step=self._number, tag=SHARD_TAG)
-        return self._number
-
-    def _ask(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Frame]:
-        """Give an order and return the answers by rank. All else that comes meanwhile stays in the inbox.
-
-        Raises TransportError if a rank is lost, or after `seconds` without an answer unless `patient` is False.
-        """
-        number, inbox = self._order(name, **arguments), self._link.inbox
-        found: dict[int, Frame] = {}
-        others: list[object] = []
-        end = time.monotonic() + seconds
-        try:
-            while len(found) < len(self._parts):
-                event: object
-                try:
-                    event = self._link.next(end - time.monotonic())
-                except DeadlineExceededError:
-                    break
-                except PeerLostError as error:
-                    self._lost = True
-                    raise _cannot_go_on(f"rank {error.rank}") from error
-                except WireError as error:
-                    event = error
-                if isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step == number:
-                    found[event.sender] = event
-                    end = time.monotonic() + seconds
-                elif not (isinstance(event, Frame) and event.kind is Kind.ANSWER):
-                    others.append(event)
-        finally:
-            inbox.put_back(others)
-        if patient and (silent := self._parts.keys() - found.keys()):
-            self._lost = True
-            names = ", ".join(f"rank {rank}" for rank in sorted(silent))
-            raise _cannot_go_on(f"{names}, silent for {seconds:g} s")
-        return found
-
-
-def _cannot_go_on(ranks: str) -> TransportError:
-    """Return the error for the loss of `ranks`."""
-    return TransportError(
-        f"the run cannot go on without {ranks}, which has a part of the weights and of the optimizer's memory: go on from the "
-        "last checkpoint with --resume (psnode launch --restarts does it), or use another --topology"
-    )
-
-
-def _broken(rank: int, error: WireError) -> PsnodeError:
-    """Return the error for a message of a shard that cannot be true."""
-    return PsnodeError(f"rank {rank} has sent a message about its part of the weights that cannot be true: {error}")
-
-
-def _result(frame: Frame) -> Any:
-    found = Order.from_bytes(frame.body, frame.sender).arguments.get("result")
-    frame.release()
-    return found
-
-
-def _joined(parts: Sequence[tuple[PlanPart, Mapping[str, Tensors]]]) -> dict[str, Tensors]:
-    """Return the tensors of all parts by file. Pieces of a tensor, which are flat, are put together, in its order."""
-    found: dict[str, Tensors] = {}
-    pieces: dict[tuple[str, str, str], list[tuple[PlanPart, torch.Tensor]]] = {}
-    for part, files in parts:
-        for file, tensors in files.items():
-            for key, value in tensors.items():
-                name = key.partition("/")[2] if file in _OF_MEMORIES else key
-                if file == checkpoint.NORMS:
-                    _add_norms(found.setdefault(file, {}), key, value)
-                elif name in part.pieces:
-                    pieces.setdefault((file, key, name), []).append((part, value))
-                else:
-                    found.setdefault(file, {})[key] = value
-    for (file, key, name), cut in pieces.items():
-        found.setdefault(file, {})[key] = _whole(name, cut)
-    return found
-
-
-def _add_norms(norms: Tensors, key: str, value: torch.Tensor) -> None:
-    """Add the norms of one shard. Of norms of whole gradients, each of which is that of a part, the largest ones are kept."""
-    norms[key] = value if key not in norms or value.max() > norms[key].max() else norms[key]
-
-
-def _whole(name: str, cut: Sequence[tuple[PlanPart, torch.Tensor]]) -> torch.Tensor:
-    """Return a tensor of which each part has a piece: its values, or one number for all of its values."""
-    first = cut[0][1]
-    if all(value.numel() == 1 and value.equal(first) for _, value in cut):
-        return first
-    place = cut[0][0].whole.slices()[name]
-    whole = torch.zeros(place.stop - place.start, dtype=first.dtype)
-    for part, value in cut:
-        start = 0
-        for where in part.pieces[name]:
-            size = where.stop - where.start
-            whole[where] = value if value.numel() == 1 else value.reshape(-1)[start : start + size]
-            start += size
-    return whole

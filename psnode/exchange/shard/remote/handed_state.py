@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,16 @@ from psnode.tasks.tensor_names import Rename
 Tensors = dict[str, torch.Tensor]
 
 
+@dataclass(frozen=True)
 class HandedState(Checkpoint):
     """Tensors by file of a checkpoint, as far as a shard needs them, and its manifest's entries. Names are those of layout 2."""
 
-    files: Mapping[str, Tensors]
+    files: Mapping[str, Tensors] = field(default_factory=dict)
 
     @classmethod
     def of(cls, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> HandedState:
         """Return the state made of tensors by file and of entries of the manifest, `step` among them."""
-        found = cls(Path("the state from the master"), int(facts["step"]), {**facts, "layout": LAYOUT})
-        object.__setattr__(found, "files", files)
-        return found
+        return cls(Path("the state from the master"), int(facts["step"]), {**facts, "layout": LAYOUT}, files=files)
 
     def tensors(self, name: str) -> Tensors:
         """Return the tensors of a file. CheckpointError if it was not handed over."""

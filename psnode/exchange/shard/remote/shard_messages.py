@@ -58,6 +58,16 @@ class Squares(NamedTuple):
     added: bool
 
 
+def pack_result(result: Any) -> bytes:
+    """Return the result of an order as JSON."""
+    return to_json([result]).encode()
+
+
+def unpack_result(body: Bytes, source: int) -> Any:
+    """Return the result in `body`. Raises WireError for anything else."""
+    return _json(body, source, 1)[0]
+
+
 ShardEvent = Squares | GroupClosed | Refused | Scaled | NotApplied | WireError | Took
 
 

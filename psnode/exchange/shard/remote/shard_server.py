@@ -13,7 +13,16 @@ from psnode.errors import DeadlineExceededError, TransportError, WireError
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.remote.handed_state import HandedState
-from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_event, pack_files, unpack_files
+from psnode.exchange.shard.remote.shard_messages import (
+    Order,
+    ShardEvent,
+    Squares,
+    Took,
+    pack_event,
+    pack_files,
+    pack_result,
+    unpack_files,
+)
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.exchange.update.weight_vector import LooseWeights
@@ -168,7 +177,7 @@ class ShardServer:
             return
         result = self._orders[order.name](**order.arguments)
         if result is not None:
-            self._link.send(MASTER, Kind.ANSWER, Order(order.name, {"result": result}).to_bytes(), step=frame.step)
+            self._link.send(MASTER, Kind.ANSWER, pack_result(result), step=frame.step)
 
     def _state(self) -> bytes:
         state = self._shard.state()

@@ -1,0 +1,86 @@
+"""State of all shards of a run by file of a checkpoint: put together from the parts of the shards, and cut into these parts.
+
+psnode.exchange.shard.state.own_tensors cuts; `joined` is its inverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from psnode.errors import WireError
+from psnode.exchange.shard.state import own_tensors
+from psnode.plans.part import PlanPart
+from psnode.records import checkpoint, state_names
+from psnode.records.checkpoint import Checkpoint
+
+Tensors = dict[str, torch.Tensor]
+_OF_MEMORIES = (checkpoint.OPTIMIZER, checkpoint.REPLICA)  # files whose names are MEMORY/TENSOR
+
+
+def files_of(part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:
+    """Return a checkpoint's tensors of `part`, by file. CheckpointError for a damaged file."""
+    trained, files = part.whole.slices(), dict[str, Tensors]()
+    for file in (checkpoint.MODEL, checkpoint.EMA):
+        if found.has(file):
+            tensors = {name: value for name, value in found.tensors(file).items() if name in trained}
+            files[file] = own_tensors(part, tensors, memories=False)
+    for file in _OF_MEMORIES:
+        if found.has(file):
+            files[file] = own_tensors(part, state_names.state_of(found, file), memories=True)
+    if found.has(checkpoint.NORMS):
+        files[checkpoint.NORMS] = state_names.state_of(found, checkpoint.NORMS)
+    return files
+
+
+def check(part: PlanPart, files: Mapping[str, Tensors], rank: int) -> None:
+    """Raise WireError unless `files` have the weights of `part`, and all vectors in them have the sizes of its tensors."""
+    sizes = {name: where.stop - where.start for name, where in state_names.places(part.own).items()}
+    model = files.get(checkpoint.MODEL, {})
+    if {name: value.numel() for name, value in model.items()} != sizes:
+        raise WireError("its weights are not those of its groups", rank)
+    for file in (checkpoint.REPLICA, checkpoint.EMA):
+        named = {name.removeprefix("replica/"): value.numel() for name, value in files.get(file, {}).items()}
+        if named and named != sizes:
+            raise WireError(f"its {file} is not that of its groups", rank)
+
+
+def joined(parts: Sequence[tuple[PlanPart, Mapping[str, Tensors]]]) -> dict[str, Tensors]:
+    """Return the tensors of all parts by file. Pieces of a tensor, which are flat, are put together, in its order."""
+    found: dict[str, Tensors] = {}
+    pieces: dict[tuple[str, str, str], list[tuple[PlanPart, torch.Tensor]]] = {}
+    for part, files in parts:
+        for file, tensors in files.items():
+            for key, value in tensors.items():
+                name = key.partition("/")[2] if file in _OF_MEMORIES else key
+                if file == checkpoint.NORMS:
+                    _add_norms(found.setdefault(file, {}), key, value)
+                elif name in part.pieces:
+                    pieces.setdefault((file, key, name), []).append((part, value))
+                else:
+                    found.setdefault(file, {})[key] = value
+    for (file, key, name), cut in pieces.items():
+        found.setdefault(file, {})[key] = _whole(name, cut)
+    return found
+
+
+def _add_norms(norms: Tensors, key: str, value: torch.Tensor) -> None:
+    """Add the norms of one shard. Of norms of whole gradients, each of which is that of a part, the largest ones are kept."""
+    norms[key] = value if key not in norms or value.max() > norms[key].max() else norms[key]
+
+
+def _whole(name: str, cut: Sequence[tuple[PlanPart, torch.Tensor]]) -> torch.Tensor:
+    """Return a tensor of which each part has a piece: its values, or one number for all of its values."""
+    first = cut[0][1]
+    if all(value.numel() == 1 and value.equal(first) for _, value in cut):
+        return first
+    place = cut[0][0].whole.slices()[name]
+    whole = torch.zeros(place.stop - place.start, dtype=first.dtype)
+    for part, value in cut:
+        start = 0
+        for where in part.pieces[name]:
+            size = where.stop - where.start
+            whole[where] = value if value.numel() == 1 else value.reshape(-1)[start : start + size]
+            start += size
+    return whole

@@ -1,0 +1,83 @@
+"""Calls of the master to the shards on workers: orders, and the answers to those that have a result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, TransportError, WireError
+from psnode.exchange.shard.remote.shard_messages import Order, unpack_result
+from psnode.protocol.channel import SHARD_TAG, FrameChannel
+from psnode.protocol.wire import Frame, Kind
+
+
+class ShardCalls:
+    """Calls over `link` to the shards of `ranks`, which carry out orders one after another."""
+
+    def __init__(self, link: FrameChannel, ranks: Iterable[int]) -> None:
+        self._link, self._ranks, self._number = link, sorted(ranks), 0
+
+    def order(self, name: str, **arguments: Any) -> int:
+        """Have every shard call its method `name`. Return the number of the order."""
+        self._number += 1
+        self._link.send(self._ranks, Kind.ORDER, Order(name, arguments).to_bytes(), step=self._number, tag=SHARD_TAG)
+        return self._number
+
+    def ask(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Frame]:
+        """Give an order and return the answers by rank. All else that comes meanwhile stays in the inbox.
+
+        Raises TransportError if a rank is lost, or after `seconds` without an answer unless `patient` is False.
+        """
+        number, inbox = self.order(name, **arguments), self._link.inbox
+        found: dict[int, Frame] = {}
+        others: list[object] = []
+        end = time.monotonic() + seconds
+        try:
+            while len(found) < len(self._ranks):
+                event: object
+                try:
+                    event = self._link.next(end - time.monotonic())
+                except DeadlineExceededError:
+                    break
+                except PeerLostError as error:
+                    raise cannot_go_on(f"rank {error.rank}") from error
+                except WireError as error:
+                    event = error
+                if isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step == number:
+                    found[event.sender] = event
+                    end = time.monotonic() + seconds
+                elif isinstance(event, Frame) and event.kind is Kind.ANSWER:
+                    event.release()
+                else:
+                    others.append(event)
+        finally:
+            inbox.put_back(others)
+        if patient and (silent := [rank for rank in self._ranks if rank not in found]):
+            names = ", ".join(f"rank {rank}" for rank in silent)
+            raise cannot_go_on(f"{names}, silent for {seconds:g} s")
+        return found
+
+    def results(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Any]:
+        """Give an order and return the results by rank. Raises the errors of `ask`, and PsnodeError for an unreadable answer."""
+        found = {}
+        for rank, frame in self.ask(name, seconds, patient=patient, **arguments).items():
+            try:
+                found[rank] = unpack_result(frame.body, rank)
+            except WireError as error:
+                raise broken(rank, error) from error
+            frame.release()
+        return found
+
+
+def cannot_go_on(ranks: str) -> TransportError:
+    """Return the error for the loss of `ranks`."""
+    return TransportError(
+        f"the run cannot go on without {ranks}, which has a part of the weights and of the optimizer's memory: go on from the "
+        "last checkpoint with --resume (psnode launch --restarts does it), or use another --topology"
+    )
+
+
+def broken(rank: int, error: WireError) -> PsnodeError:
+    """Return the error for a message of a shard that cannot be true."""
+    return PsnodeError(f"rank {rank} has sent a message about its part of the weights that cannot be true: {error}")
