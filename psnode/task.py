@@ -103,12 +103,12 @@ class Task(ABC):
 
         "params" are parameters of `model` or their names. The settings that a group may override are lr (or lr_factor, which
         multiplies the run's learning rate), weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter must
-        be in one group. Without groups, all parameters follow the run's settings. Called only on the master.
+        be in one group. Without groups, all parameters follow the run's settings. Called only where weights are updated.
         """
         return []
 
     def optimizer(self, name: str, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-        """Return the optimizer of one trained tensor, with --optimizer task. Called only on the master, for each tensor.
+        """Return the optimizer of one trained tensor, with --optimizer task. Called for each tensor where it is updated.
 
         In each step the optimizer's learning rate is multiplied by the schedule's value divided by --lr.
         """

@@ -25,7 +25,7 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.replica import Replica
-from psnode.exchange.routes import routes_of
+from psnode.exchange.routes import is_central, routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.shard_server import ShardServer
@@ -106,7 +106,7 @@ class WorkerContext:
         """Receive the tensors that `start` announces, and return the worker, ready for its first step."""
         link, config, rule = self.link, self.config, rule_of(self.config, self.sampler.workers)
         plan = Plan.from_dict(start.plan)
-        routes = routes_of(self.layout, plan) if start.rehearsal else routes_of(self.layout, plan, config.topology)
+        routes = routes_of(self.layout, plan, config.topology)
         for _ in range(start.tensors):
             content = bytes(link.expect(Kind.STATE, self.patience).body)
             model_tensors.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
@@ -221,7 +221,8 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         torch.manual_seed(config.seed)
         model = task.model()
         statistics = model_tensors.check(model, task.statistics(model))
-        parameter_groups = groups_of(task.parameter_groups(model), model, config)
+        dealt = not is_central(config.topology)  # only then are weights updated here
+        parameter_groups = groups_of(task.parameter_groups(model), model, config) if dealt else ()
         model.to(device)
         layout = Layout.of(link.transport.size, config.spares)
         place, workers = layout.place(link.rank), layout.workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -30,9 +30,12 @@ def network() -> nn.Module:
 
 
 class Decays(Trains):
-    """A task with parameter groups."""
+    """A task with parameter groups. `asked`: how often it was asked for them."""
+
+    asked: ClassVar[int] = 0
 
     def parameter_groups(self, model: nn.Module) -> Any:
+        Decays.asked += 1
         first, *others = model.parameters()
         return [{"params": [first], "lr": 0.02, "weight_decay": 0.1}, {"params": others}]
 
@@ -106,6 +109,15 @@ def test_parameter_groups_and_an_own_optimizer_are_those_of_the_task(tmp_path: P
     assert differences(one, other) == []
 
 
+def test_parameter_groups_are_asked_for_where_weights_are_updated_and_nowhere_else(tmp_path: Path) -> None:
+    asked = {}
+    for topology in (CENTRAL, DEALT):
+        Decays.asked = 0
+        trained(tmp_path / topology, 1, topology, {"scheme": "dense"}, task=Decays)
+        asked[topology] = Decays.asked
+    assert asked == {CENTRAL: 1, DEALT: 1 + 3}
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_another_number_of_workers(tmp_path: Path, workers: int) -> None:
     """With five workers and three groups, some have no part of the weights."""
@@ -116,8 +128,8 @@ def test_another_number_of_workers(tmp_path: Path, workers: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"consistency": "kofn", "num_aggregate": 2}, "--consistency kofn"),
-        ({"consistency": "asp"}, "--consistency asp"),
+        ({"consistency": "kofn", "num_aggregate": 2}, "--consistency"),
+        ({"consistency": "asp"}, "--consistency"),
         ({"norm_cap": 10.0}, "--norm-cap"),
         ({"aggregator": "mean:clip=median"}, "--aggregator mean:clip=median"),
         ({"plan": "auto"}, "--plan auto"),
