@@ -14,7 +14,7 @@ from psnode.config import Config
 from psnode.config.effects import AUTO, CLIPPED
 from psnode.config.train_settings import BY_TRIAL
 from psnode.errors import ConfigurationError
-from psnode.exchange.shard.consistency import rule_name, waits_for_all
+from psnode.exchange.shard.consistency import waits_for_all
 from psnode.plans.groups import Plan
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import DEFAULT_GROUP_BYTES
@@ -79,7 +79,7 @@ def is_central(topology: str) -> bool:
 def require_central(config: Config, program: str) -> None:
     """Raise ConfigurationError unless the master is the root of all groups, which is all that `program` knows."""
     if not is_central(config.topology):
-        raise ConfigurationError(f"{program} knows --topology star alone: leave the other one out")
+        raise ConfigurationError(f"{program} knows --topology star alone")
 
 
 def group_bytes_of(topology: str, whole: int, workers: int) -> int:
@@ -107,9 +107,7 @@ def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool
         f"--aggregator {CLIPPED}": (
             aggregator == CLIPPED, "compares norms of whole gradients, and every worker sees a part of them"
         ),
-        f"--consistency {rule_name(config)}": (
-            not waits_for_all(config), "would close the parts of a version with gradients of different workers"
-        ),
+        "--consistency": (not waits_for_all(config), "would close the parts of a version with gradients of different workers"),
         "--plan auto": (config.plan == BY_TRIAL, "measures steps in which rank 0 updates the weights"),
         "--spares": (config.spares > 0, "cannot take over the part of the weights that a worker has"),
         "--gpu-master": (config.gpu_master, "has no weights to update on a master that only keeps the records"),

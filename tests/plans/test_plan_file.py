@@ -137,6 +137,14 @@ def test_a_prediction_for_other_workers_is_left_out(tmp_path: Path) -> None:
     assert "predicts steps of 3 workers, not of 2" in event["reason"]
 
 
+def test_a_prediction_of_a_run_whose_weights_are_all_on_rank_0_is_left_out_of_others(tmp_path: Path) -> None:
+    file = saved(tmp_path / "plan.json", by_rule(), prediction=replace(PREDICTION, workers=2))
+    assert run(replace(MODEL, train_dir=tmp_path / "run", plan=file, topology="mesh")) == 0
+    assert of(tmp_path / "run")["prediction"] is None
+    [event] = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert "predicts steps of 2 workers, not of 2 under --topology mesh" in event["reason"]
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

@@ -114,11 +114,6 @@ def waits_for_all(config: Config) -> bool:
     return config.consistency == "bsp"
 
 
-def rule_name(config: Config) -> str:
-    """Return the name of the rule, as --consistency takes it."""
-    return config.consistency
-
-
 def gradients_a_round(config: Config, workers: int) -> int:
     """Return the number of batches that workers compute per version if all are equally fast. Epochs are counted with it."""
     rule = rule_of(config, workers)

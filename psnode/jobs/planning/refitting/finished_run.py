@@ -17,6 +17,7 @@ from psnode.config import Config, settings
 from psnode.config.files import read_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, PsnodeError
+from psnode.exchange.routes import require_central
 from psnode.exchange.shard.consistency import rule_of
 from psnode.plans.groups import Plan
 from psnode.plans.prediction import Prediction
@@ -98,6 +99,7 @@ class FinishedRun:
                 f"--from {path}: rounds of this run closed without the slowest workers, and predictions are of rounds that wait "
                 "for all: name a run of psnode train without --consistency"
             )
+        require_central(config, f"--from {path} is of another topology: psnode plan")
         found = _steps(path, first, workers, config.spares)
         if len(found) < FEWEST:
             raise ConfigurationError(

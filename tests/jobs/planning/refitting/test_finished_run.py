@@ -123,3 +123,9 @@ def test_rounds_that_close_without_the_slowest_worker_are_refused(tmp_path: Path
     path = make_run(tmp_path / "run", consistency="kofn", num_aggregate=2)
     with pytest.raises(ConfigurationError, match="rounds of this run closed without the slowest workers"):
         FinishedRun.read(path)
+
+
+def test_a_run_whose_weights_were_dealt_is_refused(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", topology="mesh")
+    with pytest.raises(ConfigurationError, match=r"is of another topology: psnode plan knows --topology star alone$"):
+        FinishedRun.read(path)
