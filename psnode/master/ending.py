@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from psnode.config.amounts import counted
-from psnode.errors import ConfigurationError, DeviceError, PsnodeError, StoppedError
+from psnode.errors import ConfigurationError, DeviceError, PsnodeError, StoppedError, TransportError
 from psnode.master.job_state import PART, QUORUM
 from psnode.master.lines.closing import tell_of_the_result
 from psnode.master.loop import Master
@@ -97,7 +97,7 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int, *, has
     memory = master.recorder.worker_memory or None
     try:
         digest = master.shard.digest() if hashed else ""
-    except DeviceError:  # the master's device, which holds the weights, has failed
+    except (DeviceError, TransportError):  # the device or a worker that holds weights has failed
         digest = ""
     prediction = _prediction(run, master.job_state.round.finished, len(master.workers))
     found = replace(
