@@ -78,11 +78,11 @@ LIES = {
     "no group": lambda job: job.closed(1, group=99),
     "a negative number": lambda job: job.closed(1, group=-1),
     "another version": lambda job: job.closed(1, version=2),
-    "a gradient of nobody": lambda job: job.closed(1, added=(AddedGradient(7, 1, 0),)),
+    "a gradient of an unknown rank": lambda job: job.closed(1, added=(AddedGradient(7, 1, 0),)),
     "a negative square": lambda job: Squares({job.groups[1]: -1.0}, True),
     "squares of another rank": lambda job: Squares({job.groups[2]: 1.0}, True),
     "negative times": lambda job: Took(1, {"decode": -1.0}),
-    "a refusal of nobody's push": lambda job: Refused(job.groups[1], 9, WireError("x")),
+    "a refused push of an unknown rank": lambda job: Refused(job.groups[1], 9, WireError("x")),
     "another rank's sum": lambda job: NotApplied(job.groups[2], (1,)),
 }
 
