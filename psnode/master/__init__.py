@@ -170,12 +170,7 @@ def _run(
     workers = layout.computing
     rule = rule_of(run.config, len(workers))
     ready, need = _gathered(link, run, model, layout, threads)
-    applied = applied_before(rule, run.resume_point.checkpoint)
-    examples, step = ready[workers[0]].examples, run.resume_point.step
-    sharding = Sharding(
-        run.config, examples, workers, run.parts(len(workers)), applied, finished=step,
-        own_rate=task.own_rate, steps=task.steps_per_epoch,
-    )  # fmt: skip
+    step, sharding = run.resume_point.step, _sharding(run, task, rule, workers, ready[workers[0]].examples)
     events = Events(run.path, loggers.event)
     run, plan = planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
     require_same_model(run.resume_point, plan, ready[workers[0]].tensors)
@@ -198,9 +193,8 @@ def _run(
         )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         loggers.begin(config, step)
-        with Fanout(
-            RunLog(run.path), loggers, *views, DownlinkNotice(run.scheme, recorder, len(workers), dealt=shard.needs_all)
-        ) as observer:
+        notice = DownlinkNotice(run.scheme, recorder, len(workers), dealt=shard.needs_all)
+        with Fanout(RunLog(run.path), loggers, *views, notice) as observer:
             pending = PendingCheckpoints(
                 run, shard, model, plan, tracer, events, workers=len(workers), rounds_go_on=rule.rounds_go_on,
                 job=link.job, statistics=statistics, tell=link.inbox.post,
@@ -233,6 +227,15 @@ def _run(
     if config.timeline:
         _write_timeline(master, tracer, layout.readers)
     return ending.end(master)
+
+
+def _sharding(run: RunDirectory, task: Task, rule: Rule, workers: range, examples: int) -> Sharding:
+    """Return the shares of `examples` among `workers`, where the run continues."""
+    found = run.resume_point
+    return Sharding(
+        run.config, examples, workers, run.parts(len(workers)), applied_before(rule, found.checkpoint), finished=found.step,
+        own_rate=task.own_rate, steps=task.steps_per_epoch,
+    )  # fmt: skip
 
 
 def _shard(

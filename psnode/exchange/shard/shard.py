@@ -98,13 +98,7 @@ class Shard:
         )
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
-        self._norm: GlobalNorm | None = None
-        if config.clip_grad_norm is not None:
-            estimated = config.clip_estimate == "previous"
-            if part.is_whole and link.rank == MASTER:
-                self._norm = GlobalNorm(config.clip_grad_norm, len(part.groups), estimated=estimated)
-            else:
-                self._norm = SharedNorm(config.clip_grad_norm, len(part.groups), link.inbox.post, estimated=estimated)
+        self._norm = _norm_of(part, config, link)
         self._constrained = constraint is not None
         codecs, aggregator = coding.up, get_aggregator(coding.scheme.aggregator)
         own_codec = any(is_from_outside(codec) for codec in (*codecs, *(self._downlink.codecs or ())))
@@ -340,6 +334,16 @@ class Shard:
 
 def _origin(frame: Frame) -> Origin:
     return Origin(Slot(frame.group), frame.sender, frame.version)
+
+
+def _norm_of(part: PlanPart, config: Config, link: FrameChannel) -> GlobalNorm | None:
+    """Return the norm by which gradients are clipped; None without --clip-grad-norm."""
+    if config.clip_grad_norm is None:
+        return None
+    count, estimated = len(part.groups), config.clip_estimate == "previous"
+    if part.is_whole and link.rank == MASTER:
+        return GlobalNorm(config.clip_grad_norm, count, estimated=estimated)
+    return SharedNorm(config.clip_grad_norm, count, link.inbox.post, estimated=estimated)
 
 
 def _require_whole(part: PlanPart, config: Config, constraint: Constraint | None) -> None:
