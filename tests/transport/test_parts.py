@@ -33,16 +33,17 @@ def test_a_tag_and_a_part_travel_in_a_tag_that_every_mpi_grants(tag: int, part: 
 
 @given(st.binary(max_size=300), st.integers(1, 100))
 def test_pieces_put_together_are_the_message(message: bytes, piece_bytes: int) -> None:
-    parts = list(cut(np.frombuffer(message, np.uint8), 5, piece_bytes))
-    kinds = [split_tag(mpi_tag)[1] for _, mpi_tag in parts]
+    parts = list(cut(np.frombuffer(message, np.uint8), 5, lambda: piece_bytes))
+    kinds = [split_tag(part.mpi_tag)[1] for part in parts]
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
     if len(message) <= piece_bytes:
         assert kinds == [Fragment.WHOLE]
-        assert parts[0][0].tobytes() == message
+        assert parts[0].data.tobytes() == message
     else:
         assert kinds == [Fragment.TOTAL] + [Fragment.PIECE] * -(-len(message) // piece_bytes)
-        assert read_total(parts[0][0]) == len(message)
-        assert max(data.size for data, _ in parts[1:]) <= piece_bytes
-        assert b"".join(data.tobytes() for data, _ in parts[1:]) == message
+        assert read_total(parts[0].data) == len(message)
+        assert max(part.data.size for part in parts[1:]) <= piece_bytes
+        assert b"".join(part.data.tobytes() for part in parts[1:]) == message
 
 
 def test_an_idle_thread_without_ears_sleeps_longer_and_longer_up_to_a_millisecond() -> None:

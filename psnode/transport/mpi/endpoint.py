@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from psnode.errors import ConfigurationError, DeadlineExceededError, MissingRanksError, TransportError, installing
 from psnode.transport.base import Arrival, Buffer, Inboxes, Pending, Transport
-from psnode.transport.mpi.fragments import DEFAULT_PIECE_BYTES
+from psnode.transport.mpi.fragments import LARGEST_PIECE_BYTES
 from psnode.transport.mpi.thread import Call, MpiThread
 from psnode.transport.mpi.traffic import Message
 from psnode.transport.pool import Pool
@@ -27,12 +27,12 @@ _ABORT_SECONDS = 2.0
 _THREAD = "psnode-mpi"
 
 
-def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool_bytes: int = DEFAULT_POOL_BYTES) -> MpiTransport:
+def start(*, seconds: float = 60.0, piece_bytes: int = LARGEST_PIECE_BYTES, pool_bytes: int = DEFAULT_POOL_BYTES) -> MpiTransport:
     """Initialise MPI and start the thread that calls it.
 
     Args:
         seconds: time limit of MPI_Init, which returns only when every rank has called it.
-        piece_bytes: larger messages are sent in pieces of this size, at most 1 GiB.
+        piece_bytes: the largest size of the pieces in which messages are sent, at most 1 GiB (psnode.transport.mpi.piece_size).
         pool_bytes: maximum memory of released messages that is kept for the next ones.
 
     Raises:
@@ -42,8 +42,8 @@ def start(*, seconds: float = 60.0, piece_bytes: int = DEFAULT_PIECE_BYTES, pool
         ConfigurationError: mpi4py is not installed, an argument is out of bounds, this process already takes part in a job, or
             MPI was finalised in this process and cannot be initialised again.
     """
-    if not 1 <= piece_bytes <= DEFAULT_PIECE_BYTES:
-        raise ConfigurationError(f"piece_bytes is {piece_bytes}: choose 1..{DEFAULT_PIECE_BYTES}")
+    if not 1 <= piece_bytes <= LARGEST_PIECE_BYTES:
+        raise ConfigurationError(f"piece_bytes is {piece_bytes}: choose 1..{LARGEST_PIECE_BYTES}")
     inboxes, pool, mpi = Inboxes(), Pool(pool_bytes), _load()
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         raise ConfigurationError(

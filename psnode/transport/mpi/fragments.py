@@ -1,20 +1,22 @@
 """The split of a message into MPI messages: either the whole message, or its total length followed by pieces.
 
-MPI counts bytes with 32-bit integers, so a message of 2 GiB cannot be one MPI message. The lowest two bits of an MPI tag give the
-kind of part. The largest tag, 4 * 4095 + 3 = 16383, is below the 32767 that every MPI supports.
+With pieces, several ranks share a link evenly (`piece_size`). MPI counts bytes with 32-bit integers, so that a message of 2 GiB
+cannot be one MPI message. The lowest two bits of an MPI tag give the kind of part. The largest tag, 4 * 4095 + 3 = 16383, is
+below the 32767 that every MPI supports.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
 from psnode.transport.base import Bytes
 
-DEFAULT_PIECE_BYTES = 1 << 30
+LARGEST_PIECE_BYTES = 1 << 30
 _TOTAL = struct.Struct("<Q")
 TOTAL_BYTES = _TOTAL.size
 
@@ -38,14 +40,25 @@ def split_tag(mpi_tag: int) -> tuple[int, Fragment]:
     return mpi_tag >> 2, Fragment(mpi_tag & 3)
 
 
-def cut(data: Bytes, tag: int, piece_bytes: int) -> Iterator[tuple[Bytes, int]]:
-    """Yield the MPI messages, as (bytes, MPI tag), that carry `data`."""
-    if data.size <= piece_bytes:
-        yield data, join_tag(tag, Fragment.WHOLE)
+class Part(NamedTuple):
+    """An MPI message: its bytes, its tag, and True if it ends the message that it is a part of."""
+
+    data: Bytes
+    mpi_tag: int
+    last: bool
+
+
+def cut(data: Bytes, tag: int, size: Callable[[], int]) -> Iterator[Part]:
+    """Yield the MPI messages that carry `data`. `size`: returns the most bytes of the next one, and may change."""
+    if data.size <= size():
+        yield Part(data, join_tag(tag, Fragment.WHOLE), True)
         return
-    yield np.frombuffer(_TOTAL.pack(data.size), np.uint8), join_tag(tag, Fragment.TOTAL)
-    for start in range(0, data.size, piece_bytes):
-        yield data[start : start + piece_bytes], join_tag(tag, Fragment.PIECE)
+    yield Part(np.frombuffer(_TOTAL.pack(data.size), np.uint8), join_tag(tag, Fragment.TOTAL), False)
+    start = 0
+    while start < data.size:
+        stop = min(data.size, start + size())
+        yield Part(data[start:stop], join_tag(tag, Fragment.PIECE), stop == data.size)
+        start = stop
 
 
 def read_total(data: Bytes) -> int:

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
-from psnode.transport.base import Bytes
+from psnode.transport.mpi.fragments import Part
+from psnode.transport.mpi.piece_size import PieceSize
 from psnode.transport.mpi.requests import Then
 
-# Enough to keep a link busy while the receiver takes two at a time, but few enough to test all in one call.
-WINDOW = 8
+# Pieces of 10 ms keep a link busy whose round trip takes up to about 100 ms. Few enough to test all in one call.
+WINDOW = 16
 
-Start = Callable[[Bytes, int, Then], None]
+Start = Callable[[Part, Then], None]
 Finish = Callable[[], None]
 
 
-class _Queued(NamedTuple):
-    data: Bytes
-    mpi_tag: int
-    finish: Finish | None
+class _OutgoingMessage:
+    """A message of which `flying` parts are in transit. MPI may end them in any order. `queued`: parts are still to leave."""
+
+    def __init__(self, parts: Iterator[Part], finish: Finish) -> None:
+        self.parts, self.finish = parts, finish
+        self.flying, self.queued = 0, True
+
+    def look(self) -> None:
+        """Finish if all parts have left."""
+        if not self.queued and not self.flying:
+            self.finish()
 
 
 class Outgoing:
-    """The messages to one rank. `start(data, mpi_tag, then)` sends an MPI message and calls `then(error)` when it has left."""
+    """The messages to one rank. `start(part, then)` sends an MPI message and calls `then(error)` when it has left.
 
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._queue: deque[_Queued] = deque()
+    `size` is told of all that leaves.
+    """
+
+    def __init__(self, start: Start, size: PieceSize) -> None:
+        self._start, self._size = start, size
+        self._queue: deque[_OutgoingMessage] = deque()
         self._flying = 0
         self._dropped = False
 
@@ -37,32 +47,41 @@ class Outgoing:
         """True while any message has not left."""
         return bool(self._queue) or self._flying > 0
 
-    def put(self, parts: Iterable[tuple[Bytes, int]], finish: Finish) -> None:
-        """Queue the parts of one message. `finish()` is called when all parts have left or are dropped."""
+    def put(self, parts: Iterator[Part], finish: Finish) -> None:
+        """Queue a message, whose parts are taken from `parts` when they are due.
+
+        `finish()` is called when all parts have left or are dropped.
+        """
         if self._dropped:
             finish()
             return
-        self._queue.extend(_Queued(data, mpi_tag, None) for data, mpi_tag in parts)
-        self._queue.append(self._queue.pop()._replace(finish=finish))
-        self.advance()
+        self._queue.append(_OutgoingMessage(parts, finish))
+        self._advance()
 
-    def advance(self) -> None:
+    def _advance(self) -> None:
         """Give MPI as many messages as the window allows."""
         while self._queue and self._flying < WINDOW:
-            part = self._queue.popleft()
+            message = self._queue[0]
+            part = next(message.parts)
+            if part.last:
+                message.queued = False
+                self._queue.popleft()
+            message.flying += 1
             self._flying += 1
-            self._start(part.data, part.mpi_tag, partial(self._left, part.finish))
+            self._size.began()
+            self._start(part, partial(self._left, message, part.data.size))
 
     def drop(self) -> None:
-        """Drop all queued messages, since the rank is lost. Messages that MPI already has end with an error."""
+        """Drop all parts that are queued, since the rank is lost. Those that MPI already has end with an error."""
         self._dropped = True
         while self._queue:
-            part = self._queue.popleft()
-            if part.finish is not None:
-                part.finish()
+            message = self._queue.popleft()
+            message.queued = False
+            message.look()
 
-    def _left(self, finish: Finish | None, error: int) -> None:
+    def _left(self, message: _OutgoingMessage, nbytes: int, error: int) -> None:
+        message.flying -= 1
         self._flying -= 1
-        if finish is not None:
-            finish()
-        self.advance()
+        self._size.left(nbytes)
+        message.look()
+        self._advance()

@@ -13,8 +13,9 @@ from psnode.errors import TransportError
 from psnode.transport.base import Arrival, Bytes, Inboxes, PeerLost
 from psnode.transport.mpi.deaths import Deaths
 from psnode.transport.mpi.farewell import Farewell
-from psnode.transport.mpi.fragments import Fragment, cut, join_tag
+from psnode.transport.mpi.fragments import Fragment, Part, cut, join_tag
 from psnode.transport.mpi.incoming import Incoming
+from psnode.transport.mpi.piece_size import PieceSize
 from psnode.transport.mpi.requests import Requests, Then
 from psnode.transport.mpi.send_queue import Outgoing
 from psnode.transport.pool import Pool, PooledBuffer
@@ -44,13 +45,14 @@ class Traffic:
 
     def __init__(self, mpi: Any, inboxes: Inboxes, pool: Pool, piece_bytes: int, sent: Callable[[int], object]) -> None:
         self._mpi, self._world = mpi, mpi.COMM_WORLD
-        self._inboxes, self._pool, self._piece_bytes, self._sent = inboxes, pool, piece_bytes, sent
+        self._inboxes, self._pool, self._sent = inboxes, pool, sent
         self._world.Set_errhandler(mpi.ERRORS_RETURN)
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         self.alive = frozenset(range(self.size))
         self._status = mpi.Status()
         self._requests = Requests(mpi)
-        self._outgoing = [Outgoing(partial(self._isend, rank)) for rank in range(self.size)]
+        self._sizes = [PieceSize(piece_bytes) for _ in range(self.size)]
+        self._outgoing = [Outgoing(partial(self._isend, rank), size) for rank, size in enumerate(self._sizes)]
         self._incoming = [self._new_incoming(rank) for rank in range(self.size)]
         self._unfinished: set[Send] = set()
         self._deaths = Deaths(mpi, self._world)
@@ -71,7 +73,7 @@ class Traffic:
             message.send.finish()
 
         self._unfinished.add(message.send)
-        self._outgoing[message.rank].put(cut(message.block.data, message.tag, self._piece_bytes), finish)
+        self._outgoing[message.rank].put(cut(message.block.data, message.tag, self._sizes[message.rank]), finish)
 
     def probe(self) -> bool:
         """Begin to receive the messages that have come. Return True if there were any, or if a rank has died."""
@@ -116,7 +118,7 @@ class Traffic:
             return False
         due = self._farewell.due(self.alive)
         for rank in due:
-            self._outgoing[rank].put([(_EMPTY, join_tag(0, Fragment.FAREWELL))], _nothing)
+            self._outgoing[rank].put(iter([Part(_EMPTY, join_tag(0, Fragment.FAREWELL), True)]), _nothing)
         return not due and self._farewell.agreed(self.alive)
 
     def give_up(self, error: Exception | None) -> None:
@@ -127,14 +129,14 @@ class Traffic:
     def _new_incoming(self, rank: int) -> Incoming:
         return Incoming(self._pool, self._irecv, partial(self._deliver, rank), partial(self._lose, rank))
 
-    def _isend(self, rank: int, data: Bytes, mpi_tag: int, then: Then) -> None:
+    def _isend(self, rank: int, part: Part, then: Then) -> None:
         def left(error: int) -> None:
             if error:
                 self._lose(rank, "a send to it failed")
             then(error)
 
         try:
-            request = self._world.Isend([data, data.size, self._mpi.BYTE], rank, mpi_tag)
+            request = self._world.Isend([part.data, part.data.size, self._mpi.BYTE], rank, part.mpi_tag)
         except self._mpi.Exception as error:
             left(error.Get_error_code())
         else:
