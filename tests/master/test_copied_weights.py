@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,15 @@ import pytest
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
+from psnode.exchange.machine import Machine
+from psnode.exchange.routes import refuse_other_roots
 from psnode.jobs.job import run
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
 from tests.faults.test_nonfinite import Poisoned
-from tests.master.test_dealt_weights import ADAM, CENTRAL, Adapts, Constrained, Decays, differences, model_hash, trained
+from tests.master.test_dealt_weights import ADAM, CENTRAL, DEALT, Adapts, Constrained, Decays, differences, model_hash, trained
 
 COPIED = "gather"
 DENSE_DOWN = {"downlink": "dense"}  # in a star; where no weights are sent, this is so without being said
@@ -112,6 +116,27 @@ def test_settings_that_need_one_place_are_refused_by_name(tmp_path: Path, settin
     with pytest.raises(ConfigurationError, match=rf"^{named} .* under --topology gather: use --topology star$"):
         trained(tmp_path / "run", 3, COPIED, {"scheme": "dense", **settings})
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_processor_that_rounds_differently_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Machine.here()
+
+    def told() -> Machine:
+        second = threading.current_thread().name == "worker-2"
+        return replace(here, arithmetic={**here.arithmetic, "fma": here.arithmetic["fma"] ^ second})
+
+    monkeypatch.setattr(Machine, "here", staticmethod(told))
+    with pytest.raises(ConfigurationError, match=r"^the processors of ranks 1 and 2 round updates of weights differently, and "):
+        trained(tmp_path / "run", 1, COPIED, {"scheme": "dense"})
+    trained(tmp_path / "other", 1, DEALT, {"scheme": "dense"})
+
+
+def test_spares_are_refused() -> None:
+    """In one process no worker can be lost, and --local refuses them before."""
+    with pytest.raises(ConfigurationError, match=r"^--spares .* under --topology gather: use --topology star$"):
+        refuse_other_roots(Config(topology=COPIED, spares=1))
 
 
 def test_a_constraint_is_refused(tmp_path: Path) -> None:
