@@ -61,7 +61,8 @@ def _lines(coding: Coding, config: Config, workers: int) -> Iterator[str]:
     sent = scheme.downlink if config.sends_weights else "none"
     coded = f"scheme     {name}: up {scheme.codec}, feedback {scheme.feedback}, down {sent}"
     yield from textwrap.wrap(coded, 80, subsequent_indent=" " * 11, break_long_words=False)
-    yield f"a step     about {amount(up)} up and {amount(down)} down per worker; float32 {amount(need.vector)} each"
+    weights = amount(down) if down else "nothing"
+    yield f"a step     about {amount(up)} up and {weights} down per worker; float32 {amount(need.vector)} each"
     for role, uses, total in (
         ("master", need.master, need.master_bytes),
         (f"each of {counted(workers, 'worker')}", need.worker, need.worker_bytes),

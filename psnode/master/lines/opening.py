@@ -124,7 +124,8 @@ def tell_of_the_bytes(coding: Coding, workers: int, topology: str) -> None:
     dense = 4.0 * coding.plan.size * workers
     times = 2 * dense / (up + down) if up + down else 1.0
     ratio = f" ({times:.0f} x)" if times >= 9.5 else f" ({times:.1f} x)" if times >= 1.05 else ""
-    tell(_LOG, [("a step", f"about {amount(up)} up, {amount(down)} down; float32 {amount(dense)} each{ratio}")])
+    weights = amount(down) if down else "nothing"
+    tell(_LOG, [("a step", f"about {amount(up)} up, {weights} down; float32 {amount(dense)} each{ratio}")])
 
 
 def _resumed(run: RunDirectory, last: int) -> list[tuple[str, str]]:
