@@ -94,8 +94,8 @@ def is_central(topology: str) -> bool:
 
 
 def are_parts(topology: str) -> bool:
-    """Return True if every root has a part of the weights; otherwise each root updates all of them."""
-    return topology == "mesh"
+    """Return True if there are several roots, each with a part of the weights; otherwise each root updates all of them."""
+    return topology not in ("star", "gather")
 
 
 def sent_in_a_step(topology: str, workers: int, up: float, down: float) -> tuple[float, float]:
@@ -188,7 +188,7 @@ def refuse_unlike_processors(config: Config, arithmetic: Mapping[int, Mapping[st
     By rank of each worker, `arithmetic`: see psnode.exchange.machine; `threads`: their number, by which torch divides
     a tensor that it adds up.
     """
-    if is_central(config.topology) or are_parts(config.topology):
+    if config.sends_weights:
         return
     first = min(arithmetic)
     ending = f"all workers have to get the same bits under --topology {config.topology}"

@@ -65,6 +65,16 @@ def test_a_resumed_run_may_have_another_topology(tmp_path: Path, settings: dict[
     assert differences(whole, trained(tmp_path / "parts", 6, then, settings, resume=True)) == []
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_resumed_run_may_have_another_number_of_workers(tmp_path: Path, workers: int) -> None:
+    settings = {"scheme": "topk:ratio=0.1", "momentum": 0.9, **DENSE_DOWN}
+    found = []
+    for topology in (CENTRAL, COPIED):
+        trained(tmp_path / topology, 3, topology, settings)
+        found.append(trained(tmp_path / topology, 6, topology, settings, local=workers, resume=True))
+    assert differences(*found) == []
+
+
 @pytest.mark.parametrize(("task", "optimizer"), [(Decays, "adamw"), (Adapts, "task")])
 def test_parameter_groups_and_an_own_optimizer_are_those_of_the_task(tmp_path: Path, task: Any, optimizer: str) -> None:
     settings = {"scheme": "dense", "optimizer": optimizer, "lr": 0.01}
