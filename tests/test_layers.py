@@ -195,6 +195,7 @@ def test_llvm_text_stands_in_one_package() -> None:
 
 
 TOPOLOGIES = {"star", "mesh"}
+AMBIGUOUS = {"gather"}  # also a verb: only texts are names of topologies
 
 
 def test_one_module_knows_topologies_by_name() -> None:
@@ -204,7 +205,7 @@ def test_one_module_knows_topologies_by_name() -> None:
         for path in SOURCES
         if part_of(path) in {"exchange", "master", "worker", "protocol", "transport", "config", "plans", "records", "jobs"}
         for line in code_of(path)
-        if TOPOLOGIES & set(re.split(r"[\W_]+", line.lower()))
+        if TOPOLOGIES & set(re.split(r"[\W_]+", line.lower())) or AMBIGUOUS & set(re.findall(r'"(\w+)"', line))
     }
     assert readers == {"config/train_settings.py", "exchange/routes.py"}
 

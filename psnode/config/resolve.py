@@ -39,10 +39,10 @@ _OVERRIDES: Mapping[str, tuple[str, Callable[[int], int]]] = MappingProxyType(
 def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     """Return the scheme that `config` names, with its parameters and overrides applied.
 
-    The result's `codec` is the full spec, with every parameter written out. If another codec replaces the scheme's own, the
-    scheme's downlink does not apply either, and the downlink is dense unless given. `unrecorded`: apply the rules from the time
-    before runs recorded their scheme. Raises ConfigurationError for an unknown scheme, and for settings that are invalid
-    together.
+    The result's `codec` is the full spec, with every parameter written out. If another codec replaces the scheme's own, or if no
+    weights are sent, the scheme's downlink does not apply either, and the downlink is dense unless given. `unrecorded`: apply the
+    rules from the time before runs recorded their scheme. Raises ConfigurationError for an unknown scheme, and for settings that
+    are invalid together.
     """
     from psnode.feedback import get_feedback
 
@@ -63,8 +63,9 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
         refuse_what_has_no_effect(config, rule, codec, aggregator, momentum)
         ladder = ladder_to(ratio_of(codec), ladder)
     by_rate = moves_by_rate(rule, codec, aggregator)
-    own = not config.codec and config.downlink is None
-    downlink = _downlink(config.downlink or (DENSE if config.codec else scheme.downlink), codec)
+    own = not config.codec and config.sends_weights and config.downlink is None
+    usual_downlink = DENSE if config.codec or not config.sends_weights else scheme.downlink
+    downlink = _downlink(config.downlink or usual_downlink, codec)
     if config.downlink_lead and downlink == DENSE:
         raise ConfigurationError(
             "--downlink-lead needs changes of weights that are coded, and the downlink is dense: leave it out"

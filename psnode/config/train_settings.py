@@ -265,8 +265,9 @@ class Config:
 
     # rounds
     topology: str = option(
-        "star", "Where gradients are added up and weights updated: star on rank 0; mesh a part on every worker.",
-        choices=("star", "mesh"), before="star", replans=True,
+        "star", "Where gradients are added up and weights updated: star on rank 0; mesh a part on every worker; "
+        "gather all on every worker.",
+        choices=("star", "mesh", "gather"), before="star", replans=True,
     )  # fmt: skip
     consistency: str = option(
         "bsp", "The rule that closes a round: bsp all gradients; kofn the first --num-aggregate, later ones are dropped; "
@@ -488,6 +489,11 @@ class Config:
     def whole_tensors(self) -> bool:
         """Return True if the optimizer needs whole tensors, so that groups must end at the ends of tensors."""
         return self.optimizer in (*BY_TENSOR, OWN)
+
+    @property
+    def sends_weights(self) -> bool:
+        """Return True if weights are sent in every step. They are not if every worker updates all of them itself."""
+        return self.topology != "gather"
 
     @property
     def saves_amid(self) -> bool:

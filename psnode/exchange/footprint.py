@@ -16,7 +16,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.exchange.expected import step_bytes
-from psnode.exchange.routes import is_central
+from psnode.exchange.routes import are_parts, is_central
 from psnode.plans.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 
@@ -55,6 +55,9 @@ def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
     root, worker = _root(vector, up, down, coding, config, workers), _worker(vector, up, down, coding)
     if is_central(config.topology):
         return Footprint(vector, tuple(root), tuple(worker))
+    if not are_parts(config.topology):
+        copies = (Use(f"to update: {use.purpose}", use.nbytes) for use in root)
+        return Footprint(vector, (Use("weights", vector),), (*worker, *copies))
     shares = (Use(f"a {workers}th part: {use.purpose}", use.nbytes / workers) for use in root)
     return Footprint(vector, (Use("weights", vector),), (*worker, *shares))
 

@@ -28,7 +28,7 @@ from psnode.plans.coding import ALL, Coding, gradient_key
 from psnode.plans.groups import Group, Segment
 from psnode.plans.roles import MASTER, Layout
 from psnode.protocol import wire
-from psnode.protocol.channel import FrameChannel, tag_of
+from psnode.protocol.channel import SHARD_TAG, FrameChannel, tag_of
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Kind
 
@@ -38,19 +38,19 @@ _SKIPS = 3
 class GradientSender:
     """Sender that codes and sends finished groups, in the order in which their indices are pushed.
 
-    `targets`: by group, the rank to which it is sent. `gradients` must not change between the first push and the return
+    `targets`: by group, the rank or ranks to which it is sent. `gradients` must not change between the first push and the return
     of `drain`.
 
     If a group's gradient is not finite, this group and all later ones of the step are neither coded nor sent. Their
-    memories keep their values, except for rounding, and the master is told to proceed without them (SKIP_STEP). The third
-    such step in a row is an error.
+    memories keep their values, except for rounding, and the master and all targets are told to proceed without them
+    (SKIP_STEP). The third such step in a row is an error.
     """
 
     def __init__(
         self,
         coding: Coding,
         link: FrameChannel,
-        targets: Sequence[int],
+        targets: Sequence[int | Sequence[int]],
         gradients: GradientSource,
         *,
         seed: int,
@@ -62,7 +62,7 @@ class GradientSender:
         self._coding = coding
         self._plan = plan = coding.plan
         self._link = link
-        self._targets = targets
+        self._targets = [(target,) if isinstance(target, int) else tuple(target) for target in targets]
         self._gradients = gradients
         self._seed = seed
         self.reschedule(lr, steps_per_epoch, epoch_offset, workers or Layout.of(link.transport.size, 0).workers)
@@ -248,17 +248,23 @@ class GradientSender:
             for coder, codec, payload in done:
                 self._undo(coder, codec, payload)
             self._skipped = NonFinitePartError(segment.start + error.index, error.value)
-            reason = str(self._skipped).encode()
-            self._link.send(MASTER, Kind.SKIP_STEP, reason, step=self._round.last_step, version=self._round.version)
+            self._tell_of_the_skip(str(self._skipped).encode())
             return
         for part in more:
             frame.room[: len(part)] = np.frombuffer(part, np.uint8)
             frame.take(len(part))
         flags = (Flag.PARTIAL if mark else Flag.NONE) | (Flag.WEIGHED if weight else Flag.NONE)
-        root, now = self._targets[group.index], self._round
-        sealed = self._frames.send(group.index, frame, root, Kind.GRADIENT, now.last_step, now.version, flags, tag=tag_of(root))
+        roots, now = self._targets[group.index], self._round
+        tag = tag_of(roots[0])
+        sealed = self._frames.send(group.index, frame, roots, Kind.GRADIENT, now.last_step, now.version, flags, tag=tag)
         self._sent[group.index] = sealed, len(coders) + len(more)
-        self._nbytes += sealed.size if root != self._link.rank else 0
+        self._nbytes += sealed.size * sum(root != self._link.rank for root in roots)
+
+    def _tell_of_the_skip(self, reason: bytes) -> None:
+        """Tell the master and the shards that no more gradients of this step follow, each behind those that it has been sent."""
+        shards = sorted({root for roots in self._targets for root in roots} - {MASTER})
+        for ranks, tag in ((MASTER, None), *(((shards, SHARD_TAG),) if shards else ())):
+            self._link.send(ranks, Kind.SKIP_STEP, reason, step=self._round.last_step, version=self._round.version, tag=tag)
 
     def _check(self, segment: Segment) -> None:
         """Raise NonFinitePartError for the first coordinate of the segment's gradient that is not finite."""

@@ -15,7 +15,7 @@ from psnode.config.train_settings import BY_RULE, BY_TRIAL
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
-from psnode.exchange.routes import group_bytes_of, refuse_other_roots
+from psnode.exchange.routes import group_bytes_of, refuse_other_roots, sent_in_a_step
 from psnode.master.start.planned import with_plan
 from psnode.plans.coding import Coding
 from psnode.plans.plan_file import PlanFile
@@ -36,7 +36,7 @@ def dry_run(config: Config, workers: int) -> str:
     scheme = resolve(config)
     task = make_task(config)
     require_optimizer(config, own=task.own_optimizer is not None)
-    refuse_other_roots(config, scheme.aggregator, constrains=task.constrains)
+    refuse_other_roots(config, scheme.aggregator, constrains=task.constrains, downlink=scheme.downlink)
     torch.manual_seed(config.seed)
     model = task.model()
     model_tensors.check(model, task.statistics(model))
@@ -52,14 +52,17 @@ def dry_run(config: Config, workers: int) -> str:
 
 
 def _lines(coding: Coding, config: Config, workers: int) -> Iterator[str]:
-    plan, scheme, (up, down) = coding.plan, coding.scheme, step_bytes(coding)
+    plan, scheme = coding.plan, coding.scheme
+    up, down = (nbytes / workers for nbytes in sent_in_a_step(config.topology, workers, *step_bytes(coding)))
     need = footprint(coding, config, workers)
     parts = f"{counted(len(plan.segments), 'segment')}, {counted(len(plan.groups), 'group')}"
     yield f"model      {counted(plan.size, 'parameter')} to train, {amount(need.vector)}; {parts}"
     name = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
-    coded = f"scheme     {name}: up {scheme.codec}, feedback {scheme.feedback}, down {scheme.downlink}"
+    sent = scheme.downlink if config.sends_weights else "none"
+    coded = f"scheme     {name}: up {scheme.codec}, feedback {scheme.feedback}, down {sent}"
     yield from textwrap.wrap(coded, 80, subsequent_indent=" " * 11, break_long_words=False)
-    yield f"a step     about {amount(up)} up and {amount(down)} down per worker; float32 {amount(need.vector)} each"
+    weights = amount(down) if down else "nothing"
+    yield f"a step     about {amount(up)} up and {weights} down per worker; float32 {amount(need.vector)} each"
     for role, uses, total in (
         ("master", need.master, need.master_bytes),
         (f"each of {counted(workers, 'worker')}", need.worker, need.worker_bytes),

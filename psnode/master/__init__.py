@@ -21,7 +21,7 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import Route, is_central, refuse_other_roots, routes_of
+from psnode.exchange.routes import Route, is_central, refuse_other_roots, refuse_unlike_processors, routes_of
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.shard import Shard
@@ -130,7 +130,7 @@ def _lead(
         initialise(model, config.init_from, new_head=config.new_head)
     makers = chosen(config)
     with claim(config) as run:
-        refuse_other_roots(run.config, run.scheme.aggregator)
+        refuse_other_roots(run.config, run.scheme.aggregator, downlink=run.scheme.downlink)
         loggers = afterwards.enter_context(Observer(makers, run.path))
         try:
             if run.config.init_from is not None and config.resume and run.resume_point.checkpoint is None:
@@ -222,7 +222,7 @@ def _run(
                 evaluations=SessionEvaluations(link, run.path, pending, loggers.scalars) if isinstance(task, OwnLoop) else None,
                 behind=behind,
             )
-            tell_of_the_bytes(coding, len(workers), dealt=shard.needs_all)
+            tell_of_the_bytes(coding, len(workers), config.topology)
             _serve(master, ready[workers[0]].waits)
     if config.timeline:
         _write_timeline(master, tracer, layout.readers)
@@ -274,6 +274,7 @@ def _gathered(
     coding = Coding(plan_of(describe(model), run.scheme, run.config), run.scheme)
     patience = 5 * run.config.pause_deadline
     ready = gather_ready(link, run, layout.readers, patience, partial(prepare, coding, run.config), threads)
+    refuse_unlike_processors(run.config, {rank: ready[rank].arithmetic for rank in layout.computing}, threads)
     need = footprint(coding, run.config, len(layout.computing))
     if run.config.memory_check:  # before trial runs, which need as much memory as the run
         require_memory(need, {rank: ready[rank] for rank in layout.readers})

@@ -26,7 +26,7 @@ from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Flag, Kind
 
-_ENDS = "the job ends, since every worker has a part of the weights"
+_ENDS = "the job ends, since every worker updates weights"
 _STOP_AGAIN = 0.2  # after the stop deadline has passed, it is extended each time by this fraction
 _SILENCES = 4  # number of round deadlines for which a worker may be silent where no round waits for it
 

@@ -62,7 +62,7 @@ class Kind(IntEnum):
     FAILED = 12  # both ways: the sender cannot continue, and the reason
     END = 13  # master -> worker: leave the job
     TRACE = 14  # worker -> master: the worker's timed spans
-    SKIP_STEP = 15  # worker -> master: the gradient of this step is left out, and the reason
+    SKIP_STEP = 15  # worker -> master and shards: the gradient of this step is left out, and the reason
     PING = 16  # master -> worker: the master is alive
     RESHARD = 17  # master -> worker: the ranks among which the examples are dealt from the next step on
     ASK = 18  # master -> worker: answer once all earlier frames are processed; worker -> master: the answer

@@ -163,6 +163,15 @@ def test_what_few_coordinates_change_goes_down_whole(name: str) -> None:
     np.testing.assert_allclose(moved, mean, rtol=2**-11, atol=0)
 
 
+def test_where_no_weights_are_sent_a_scheme_brings_no_downlink() -> None:
+    """Under polar-2bit weights lead by a multiple of their last change, and here no changes are sent."""
+    assert resolve(Config(scheme="polar-2bit")).downlink_lead > 0
+    scheme = resolve(Config(scheme="polar-2bit", topology="gather"))
+    assert (scheme.downlink, scheme.downlink_lead) == ("dense", 0)
+    with pytest.raises(ConfigurationError, match=r"^--downlink-lead needs changes of weights that are coded"):
+        resolve(Config(scheme="polar-2bit", topology="gather", downlink_lead=1.0))
+
+
 def test_feedback_downlink_and_momentum_of_the_configuration_win() -> None:
     scheme = resolve(Config(scheme="atomo", feedback="ef", downlink="bf16", momentum=0.5))
     assert (scheme.feedback, scheme.downlink, scheme.momentum) == ("ef", "bf16", 0.5)

@@ -69,6 +69,15 @@ def test_memories_of_optimizers_are_those_of_their_papers(optimizer: str, expect
     assert optimizer_vectors(Coding(Plan(tuple(TENSORS), ()), resolve(config)), config) == expected
 
 
+def test_workers_that_update_all_weights_hold_all_that_a_master_would() -> None:
+    """Adam has two memories; the coded gradients of three workers come in; the master keeps the weights for checkpoints alone."""
+    settings = {"optimizer": "adam", "downlink": "dense"}
+    central, copied = (need("topk", workers=3, topology=topology, **settings) for topology in ("star", "gather"))
+    assert vectors(copied.master, copied.vector) == {"weights": 1}
+    assert copied.worker_bytes == central.worker_bytes + central.master_bytes
+    assert vectors(copied.worker, copied.vector)["to update: memories of adam"] == 2
+
+
 def test_adafactor_keeps_a_row_and_a_column() -> None:
     config = Config(scheme="dense", optimizer="adafactor")
     assert optimizer_vectors(Coding(Plan(tuple(TENSORS), ()), resolve(config)), config) < 0.1

@@ -9,7 +9,7 @@ import pytest
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import group_bytes_of, require_central, routes_of
+from psnode.exchange.routes import group_bytes_of, refuse_unlike_processors, require_central, routes_of, sent_in_a_step
 from psnode.plans.groups import Tensor
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import make_plan
@@ -27,7 +27,8 @@ def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(topology:
         for rank in layout.computing:
             seen = [rank]
             while seen[-1] != route.root:
-                seen.append(route.up(seen[-1]))
+                [nearest] = route.up(seen[-1])
+                seen.append(nearest)
                 assert len(seen) <= 1 + len(layout.readers), "a circle"
         passed_on = [heir for rank in (MASTER, *layout.readers) for heir in route.heirs(rank)]
         assert sorted(passed_on) == list(layout.readers)
@@ -59,3 +60,44 @@ def test_programs_that_know_one_topology_refuse_the_others() -> None:
     require_central(Config(), "psnode plan")
     with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
         require_central(Config(topology="mesh"), "psnode plan")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_in_a_gather_every_worker_sends_to_all_workers_and_has_weights_from_itself(workers: int) -> None:
+    layout = Layout(workers)
+    everybody = tuple(range(1, workers + 1))
+    for route in routes_of(layout, PLAN, "gather"):
+        assert route.roots == everybody
+        assert all(route.up(rank) == everybody and route.down(rank) == rank for rank in everybody)
+        assert [route.heirs(rank) for rank in (MASTER, *everybody)] == [(), *((rank,) for rank in everybody)]
+
+
+@pytest.mark.parametrize("topology", ["star", "mesh", "gather"])
+def test_bytes_of_a_step_are_those_of_the_ways_between_different_ranks(topology: str) -> None:
+    """Count them way by way, for groups of equal sizes, of which each worker's gradient has 5 bytes and the weights have 7."""
+    layout = Layout(3)
+    up = down = 0
+    for route in routes_of(layout, PLAN, topology):
+        for rank in layout.computing:
+            up += 5 * sum(root != rank for root in route.up(rank))
+            down += 7 * (route.down(rank) != rank)
+    assert sent_in_a_step(topology, 3, 5 * len(PLAN.groups), 7 * len(PLAN.groups)) == (up, down)
+
+
+def test_processors_that_round_differently_are_refused_only_where_every_worker_updates_all_weights() -> None:
+    once, twice, threads = {"fma": True, "aten": "AVX2"}, {"fma": False, "aten": "AVX2"}, {1: 4, 2: 4, 3: 4}
+    for topology in ("star", "mesh"):
+        refuse_unlike_processors(Config(topology=topology), {1: once, 2: twice}, threads)
+    refuse_unlike_processors(Config(topology="gather"), {1: once, 2: dict(once)}, threads)
+    alone = r"^the processors of ranks 1 and 3 round .* under --topology gather: use --topology mesh$"
+    with pytest.raises(ConfigurationError, match=alone):
+        refuse_unlike_processors(Config(topology="gather"), {1: once, 2: once, 3: twice}, threads)
+
+
+def test_numbers_of_threads_have_to_be_equal_only_where_an_optimizer_adds_up_tensors() -> None:
+    alike, threads = {rank: {"fma": True, "aten": "AVX2"} for rank in (1, 2)}, {1: 4, 2: 8}
+    named = r"^ranks 1 and 2 have 4 and 8 threads, by which --optimizer adafactor .* under --topology gather: set --threads$"
+    refuse_unlike_processors(Config(topology="gather", optimizer="adamw"), alike, threads)
+    refuse_unlike_processors(Config(topology="mesh", optimizer="adafactor"), alike, threads)
+    with pytest.raises(ConfigurationError, match=named):
+        refuse_unlike_processors(Config(topology="gather", optimizer="adafactor"), alike, threads)

@@ -127,10 +127,11 @@ def test_the_figures_of_a_session_are_those_of_its_records_and_of_plain_pytorch(
     assert found[0]["figures"] == found[1]["figures"][-1:]  # rank 0, after the loop
 
 
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize("topology", ["star", "mesh", "gather"])
 def test_the_best_evaluated_weights_keep_a_checkpoint_also_after_a_resume(mpirun: Any, tmp_path: Path, topology: str) -> None:
     """The runs that are not evaluated, whose weights are all on rank 0, have the same weights."""
     settings = {**CODED, "keep_last": 1, "group_by": "layer", "max_steps": 6}
+    settings |= {"downlink": "dense"} if topology == "gather" else {}  # in which no weights are sent
     evaluated = {3: 0.9, 5: 0.25, 6: 0.5, 8: 0.375, 9: 0.125, 12: 0.25}
     dealt = {**settings, "topology": topology}
     first = train(mpirun, tmp_path / "run", dealt, evaluate=evaluated)

@@ -65,11 +65,15 @@ class GlobalNorm:
             found = {group: summed} if estimate is not None else {}
             if len(self._found) == self._groups:
                 self.norm = math.sqrt(sum(self._found[index][1] for index in sorted(self._found)))
+                self._note(self._found)
                 found = found or {index: each for index, (each, _) in self._found.items()}
                 if self._estimated and any(each.added for each, _ in self._found.values()):
                     self._estimate = self.norm
                 self._found = {}
         return self._clipped(found, self.norm if estimate is None else estimate)
+
+    def _note(self, found: Mapping[int, tuple[Summed, float]]) -> None:
+        """Do nothing. Called with the sums and squared norms of all groups of a version when its norm is known."""
 
     def _clipped(self, found: Mapping[int, Summed], norm: float) -> dict[int, Summed]:
         """Return the sums, scaled by the factor for a global norm of `norm`."""

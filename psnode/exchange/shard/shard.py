@@ -29,7 +29,7 @@ from psnode.exchange.shard.executor import GroupExecutor, lane_count
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm
 from psnode.exchange.shard.gpu.on_device import place
 from psnode.exchange.shard.reduction import Reduction
-from psnode.exchange.shard.remote.shared_norm import SharedNorm
+from psnode.exchange.shard.remote.shared_norm import SharedNorm, ToldNorm
 from psnode.exchange.shard.rounds import Origin, Rounds, Slot
 from psnode.exchange.shard.state import ShardState, own_tensors, with_copies_of_the_rest
 from psnode.exchange.shard.unapplied import pack, unpack
@@ -343,6 +343,8 @@ def _norm_of(part: PlanPart, config: Config, link: FrameChannel) -> GlobalNorm |
     count, estimated = len(part.groups), config.clip_estimate == "previous"
     if part.is_whole and link.rank == MASTER:
         return GlobalNorm(config.clip_grad_norm, count, estimated=estimated)
+    if part.is_whole:
+        return ToldNorm(config.clip_grad_norm, count, link.inbox.post, estimated=estimated)
     return SharedNorm(config.clip_grad_norm, count, link.inbox.post, estimated=estimated)
 
 

@@ -21,7 +21,7 @@ from psnode.config.train_settings import DEFAULT_SCHEME, WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import is_central
+from psnode.exchange.routes import are_parts, is_central, sent_in_a_step
 from psnode.master.lines.columns import tell
 from psnode.master.sharding import Sharding
 from psnode.plans.coding import Coding
@@ -67,7 +67,8 @@ def tell_of_the_run(
     elif measured := measured_cost(run.scheme, config.optimizer):
         rows.append(("measured", measured))
     if not is_central(config.topology):
-        rows.append(("topology", f"{config.topology}: every worker updates a part of the weights; the job ends if one is lost"))
+        share = "a part of the weights" if are_parts(config.topology) else "all weights"
+        rows.append(("topology", f"{config.topology}: every worker updates {share}; the job ends if one is lost"))
     rows.append(("memory", _memory(config, need, len(workers))))
     rows.append(("directory", f"{config.directory}, {_checkpoints(config)}"))
     tell(_LOG, rows)
@@ -117,16 +118,14 @@ def _coded(scheme: Scheme) -> Coded:
     return repr(known_codec(scheme.codec)), scheme.feedback, downlink, scheme.downlink_lead
 
 
-def tell_of_the_bytes(coding: Coding, workers: int, *, dealt: bool = False) -> None:
-    """Log the expected bytes of a step of `workers` workers. This encodes samples, so kernels should be compiled before.
-
-    `dealt`: every worker has a part of the weights, and sends nothing to itself.
-    """
-    up, down = ((workers - dealt) * nbytes for nbytes in step_bytes(coding))
+def tell_of_the_bytes(coding: Coding, workers: int, topology: str) -> None:
+    """Log the expected bytes of a step of `workers` workers. This encodes samples, so kernels should be compiled before."""
+    up, down = sent_in_a_step(topology, workers, *step_bytes(coding))
     dense = 4.0 * coding.plan.size * workers
     times = 2 * dense / (up + down) if up + down else 1.0
     ratio = f" ({times:.0f} x)" if times >= 9.5 else f" ({times:.1f} x)" if times >= 1.05 else ""
-    tell(_LOG, [("a step", f"about {amount(up)} up, {amount(down)} down; float32 {amount(dense)} each{ratio}")])
+    weights = amount(down) if down else "nothing"
+    tell(_LOG, [("a step", f"about {amount(up)} up, {weights} down; float32 {amount(dense)} each{ratio}")])
 
 
 def _resumed(run: RunDirectory, last: int) -> list[tuple[str, str]]:
@@ -159,6 +158,7 @@ def _workers(config: Config, hosts: Sequence[str], threads: Sequence[int]) -> st
 
 def _scheme(scheme: Scheme, config: Config) -> str:
     down = DENSE if scheme.downlink == DENSE else brief(known_codec(scheme.downlink))
+    down = down if config.sends_weights else "none"
     feedback = "" if scheme.feedback == "none" else f" with feedback {scheme.feedback}"
     name = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
     return f"{name}, lr {config.lr:g}; up {brief(known_codec(scheme.codec))}{feedback}; down {down}"

@@ -10,11 +10,11 @@ from typing import Any, Self
 import torch
 
 from psnode.codecs.arrays import Floats
-from psnode.errors import TransportError, WireError
+from psnode.errors import DivergedError, TransportError, WireError
 from psnode.exchange.routes import Route
 from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
 from psnode.exchange.shard.remote.gathered_state import check, files_of, joined
-from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken, cannot_go_on
+from psnode.exchange.shard.remote.shard_calls import HAS_A_PART, MAY_HAVE_SENT, ShardCalls, broken
 from psnode.exchange.shard.remote.shard_messages import (
     ShardEvent,
     Squares,
@@ -41,6 +41,9 @@ _MISSING_SECONDS = 5.0  # a shard that does not answer within this time holds up
 class DistributedShard:
     """Handle of the shards of all ranks in `routes`, none of which is the master's.
 
+    Shards may have the same groups. A group is closed when it is closed in all of them, with the same gradients; other events
+    about it, and its state, are those of its lowest rank.
+
     Every shard carries out orders one after another; `state`, `digest`, `replica` and `missing` wait for the answers. The
     weights x are fetched when they are needed: for checkpoints, and at the end. `weights`: the master's model, whose x is then
     the newest. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds. `estimates`:
@@ -59,20 +62,23 @@ class DistributedShard:
         rate: Callable[[Round], float], patience: float, *, estimates: bool = False,
     ) -> None:  # fmt: skip
         self._link, self._plan, self._weights, self._rate, self._patience = link, plan, weights, rate, patience
-        roots = sorted({route.root for route in routes})
+        roots = sorted({root for route in routes for root in route.roots})
         self._parts: dict[int, PlanPart] = {
-            root: part_of(plan, [group for group, route in enumerate(routes) if route.root == root]) for root in roots
+            root: part_of(plan, [group for group, route in enumerate(routes) if root in route.roots]) for root in roots
         }
+        self._copies = [len(route.roots) for route in routes]  # by group, the number of shards that have it
+        self._alike = max(self._copies) > 1
+        self._speakers = sorted({route.roots[0] for route in routes})
         self._found: Checkpoint | None = None
-        self._calls = ShardCalls(link, roots)
+        self._calls = ShardCalls(link, roots, MAY_HAVE_SENT if self._alike else HAS_A_PART)
         self._round = Round.after(0)  # the open round, or the last one
         self._unfinished: dict[int, set[int]] = {}  # its open groups, by the rank of their shard
+        self._closed: dict[int, list[GroupClosed]] = {}  # the events of groups that some shards have closed
         self._ranks: frozenset[int] = frozenset()
         self._recipients: list[int] | None = None
         self._seconds: dict[str, float] = {}
-        self._squares: dict[int, float] = {}  # squared norms by group, of the open round
+        self._squares: dict[int, Squares] = {}  # of the open round, by the rank of the shard
         self._estimates = estimates
-        self._added = False  # a group in `_squares` has a gradient
         self._estimate: float | None = None  # the norm of the last version with a gradient
         self._tell: Callable[[int], None] = lambda group: None
         self._known: dict[str, Tensors] | None = None  # the state of the newest version, until a group changes
@@ -94,18 +100,24 @@ class DistributedShard:
 
     def hand_out(self, lacking: Iterable[int]) -> None:
         """Send each shard its part of the checkpoint. Without one, send the weights to shards of the ranks in `lacking`."""
+        alike: dict[tuple[int, ...], list[int]] = {}
+        lacks = set(lacking)
         for rank, part in self._parts.items():
+            if self._found is not None or rank in lacks:
+                alike.setdefault(tuple(part.groups), []).append(rank)
+        for ranks in alike.values():
+            part = self._parts[ranks[0]]
             if self._found is not None:
-                self._hand(rank, files_of(part, self._found), self._found.facts)
-            elif rank in lacking:
+                self._hand(ranks, files_of(part, self._found), self._found.facts)
+            else:
                 state = self._weights.state()
                 model = own_tensors(part, {name: state[name] for name in self._plan.slices()}, memories=False)
                 replica = {f"replica/{name}": value.reshape(-1) for name, value in model.items()}
-                self._hand(rank, {checkpoint.MODEL: model, checkpoint.REPLICA: replica, checkpoint.OPTIMIZER: {}}, {"step": 0})
+                self._hand(ranks, {checkpoint.MODEL: model, checkpoint.REPLICA: replica, checkpoint.OPTIMIZER: {}}, {"step": 0})
 
-    def _hand(self, rank: int, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
+    def _hand(self, ranks: Sequence[int], files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
         kept = {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
-        self._link.send(rank, Kind.STATE, pack_files(files, kept), tag=SHARD_TAG)
+        self._link.send(ranks, Kind.STATE, pack_files(files, kept), tag=SHARD_TAG)
 
     # rounds
 
@@ -117,6 +129,7 @@ class DistributedShard:
     def open(self, now: Round) -> None:
         """Open round `now` for all groups."""
         self._round, self._unfinished = now, {rank: set(part.groups) for rank, part in self._parts.items()}
+        self._closed = {}
         self._calls.order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
@@ -127,16 +140,20 @@ class DistributedShard:
     keep = offer
 
     def excuse(self, rank: int, version: int) -> None:
-        """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
-        self._calls.order("excuse", rank=rank, version=version)
+        """Expect no more gradients computed on `version` from `rank`; their round does not wait for them.
+
+        Shards that have the same groups have to count the same gradients. They hear of it from `rank` alone, in the same order.
+        """
+        if not self._alike:
+            self._calls.order("excuse", rank=rank, version=version)
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Raise TransportError: the run cannot go on without a rank that has a part of the weights."""
-        raise cannot_go_on(f"rank {rank}")
+        """Raise TransportError: the run cannot go on without a rank that updates weights."""
+        raise self._calls.cannot_go_on(f"rank {rank}")
 
     def force(self) -> None:
         """Raise TransportError, like `withdraw`."""
-        raise TransportError("a round cannot be closed without the ranks that have parts of the weights; go on with --resume")
+        raise TransportError("a round cannot be closed without the ranks that update weights; go on with --resume")
 
     @property
     def untouched(self) -> bool:
@@ -173,7 +190,8 @@ class DistributedShard:
         """Return the event in a frame of a shard; None if this handle alone uses it.
 
         Late answers are dropped. Raises PsnodeError for an event that cannot be true: without the true one, the round would not
-        end.
+        end. If shards have the same groups, raises DivergedError if they add different gradients, and TransportError if one of
+        them cannot read a frame that others may have read.
         """
         if frame.kind is Kind.ANSWER:
             frame.release()
@@ -188,14 +206,33 @@ class DistributedShard:
             for name, value in event.seconds.items():
                 self._seconds[name] = max(self._seconds.get(name, 0.0), value)
         elif isinstance(event, Squares):
-            self._add_up(event)
-        else:
-            if isinstance(event, GroupClosed):
-                self._unfinished[frame.sender].discard(event.group)
-                self._known = None
-                self._tell(event.group)
+            self._add_up(event, frame.sender)
+        elif isinstance(event, GroupClosed):
+            return self._close(event, frame.sender)
+        elif isinstance(event, WireError) and self._alike:
+            raise TransportError(
+                f"rank {frame.sender} cannot read a frame that others may have read: {event}; go on with --resume"
+            )
+        elif not self._alike or frame.sender in self._speakers:
             return event
         return None
+
+    def _close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
+        """Note that the shard of `rank` has closed a group. Return the event for all shards once the last one has closed it."""
+        self._unfinished[rank].discard(event.group)
+        self._known = None
+        found = self._closed.setdefault(event.group, [])
+        if not found:
+            self._tell(event.group)
+        elif (event.added, event.clipped) != (found[0].added, found[0].clipped):
+            raise DivergedError(
+                f"rank {rank} has added other gradients to group {event.group} of version {event.version} than others: its "
+                "memory or a message was corrupted; go on with --resume"
+            )
+        found.append(event)
+        if len(found) < self._copies[event.group]:
+            return None
+        return event._replace(nbytes=sum(each.nbytes for each in found))
 
     def _check(self, event: ShardEvent, sender: int) -> None:
         """Raise WireError for an event that the shard of rank `sender` cannot have had in the open round."""
@@ -203,10 +240,12 @@ class DistributedShard:
         match event:
             case GroupClosed():
                 sound = event.group in open_groups and event.version == self._round.number and event.nbytes >= 0
-                sound = sound and {added.rank for added in event.added} <= self._ranks
+                ranks = {added.rank for added in event.added} | {clipped.rank for clipped in event.clipped}
+                sound = sound and ranks <= self._ranks
+                sound = sound and all(0 <= clipped.factor < 1 for clipped in event.clipped)
             case Squares():
                 sound = set(event.squares) == set(self._parts[sender].groups) if sender in self._parts else False
-                sound = sound and not self._squares.keys() & event.squares.keys()
+                sound = sound and sender not in self._squares
                 sound = sound and all(0 <= square < math.inf for square in event.squares.values())
             case Refused() | Scaled():
                 sound = event.group in open_groups and event.sender in self._ranks
@@ -219,16 +258,22 @@ class DistributedShard:
         if not sound:
             raise WireError(f"{type(event).__name__} does not fit the open round", sender)
 
-    def _add_up(self, event: Squares) -> None:
-        """Add the squared norms of a shard's groups. Tell all shards the norm when those of all groups have come."""
-        self._squares |= event.squares
-        self._added = self._added or event.added
-        if len(self._squares) == len(self._plan.groups):
-            norm = math.sqrt(sum(self._squares[group] for group in sorted(self._squares)))
-            self._calls.order("norm", norm=norm, counts=self._added)
-            if self._added:
-                self._estimate = norm
-            self.gradient_norm, self._squares, self._added = norm, {}, False
+    def _add_up(self, event: Squares, rank: int) -> None:
+        """Take the squared norms of the groups of a shard, and add up those of all shards when they have come.
+
+        Shards that have only a part of the groups are then told the norm.
+        """
+        self._squares[rank] = event
+        if len(self._squares) < len(self._parts):
+            return
+        squares = {group: square for each in self._squares.values() for group, square in each.squares.items()}
+        added = any(each.added for each in self._squares.values())
+        norm = math.sqrt(sum(squares[group] for group in sorted(squares)))
+        if not all(part.is_whole for part in self._parts.values()):
+            self._calls.order("norm", norm=norm, counts=added)
+        if added:
+            self._estimate = norm
+        self.gradient_norm, self._squares = norm, {}
 
     # weights
 
@@ -300,9 +345,9 @@ class DistributedShard:
         return vector
 
     def _state(self) -> dict[str, Tensors]:
-        """Return the tensors of all shards by file, fetched once a version."""
+        """Return the tensors of all groups by file, fetched once a version."""
         if self._known is None:
-            answers = self._calls.ask("state", self._patience)
+            answers = self._calls.ask("state", self._patience, to=self._speakers)
             parts = []
             for rank, frame in sorted(answers.items()):
                 try:

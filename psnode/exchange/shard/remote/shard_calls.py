@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, TransportError, WireError
@@ -11,37 +11,47 @@ from psnode.exchange.shard.remote.shard_messages import Order, unpack_result
 from psnode.protocol.channel import SHARD_TAG, FrameChannel
 from psnode.protocol.wire import Frame, Kind
 
+HAS_A_PART = "which has a part of the weights and of the optimizer's memory"
+MAY_HAVE_SENT = "whose last gradient only some of the others may have added"
+
 
 class ShardCalls:
-    """Calls over `link` to the shards of `ranks`, which carry out orders one after another."""
+    """Calls over `link` to the shards of `ranks`, which carry out orders one after another.
 
-    def __init__(self, link: FrameChannel, ranks: Iterable[int]) -> None:
-        self._link, self._ranks, self._number = link, sorted(ranks), 0
+    `needs`: the reason for which the run cannot go on without one of these ranks, as a clause about that rank.
+    """
 
-    def order(self, name: str, **arguments: Any) -> int:
-        """Have every shard call its method `name`. Return the number of the order."""
+    def __init__(self, link: FrameChannel, ranks: Iterable[int], needs: str = HAS_A_PART) -> None:
+        self._link, self._ranks, self._number, self._needs = link, sorted(ranks), 0, needs
+
+    def order(self, name: str, to: Sequence[int] | None = None, **arguments: Any) -> int:
+        """Have every shard, or those of the ranks in `to`, call its method `name`. Return the number of the order."""
         self._number += 1
-        self._link.send(self._ranks, Kind.ORDER, Order(name, arguments).to_bytes(), step=self._number, tag=SHARD_TAG)
+        ranks = self._ranks if to is None else to
+        self._link.send(ranks, Kind.ORDER, Order(name, arguments).to_bytes(), step=self._number, tag=SHARD_TAG)
         return self._number
 
-    def ask(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Frame]:
-        """Give an order and return the answers by rank. All else that comes meanwhile stays in the inbox.
+    def ask(
+        self, name: str, seconds: float, *, patient: bool = True, to: Sequence[int] | None = None, **arguments: Any
+    ) -> dict[int, Frame]:
+        """Give an order, see `order`, and return the answers by rank. All else that comes meanwhile stays in the inbox.
 
         Raises TransportError if a rank is lost, or after `seconds` without an answer unless `patient` is False.
         """
-        number, inbox = self.order(name, **arguments), self._link.inbox
+        ranks = self._ranks if to is None else to
+        number, inbox = self.order(name, ranks, **arguments), self._link.inbox
         found: dict[int, Frame] = {}
         others: list[object] = []
         end = time.monotonic() + seconds
         try:
-            while len(found) < len(self._ranks):
+            while len(found) < len(ranks):
                 event: object
                 try:
                     event = self._link.next(end - time.monotonic())
                 except DeadlineExceededError:
                     break
                 except PeerLostError as error:
-                    raise cannot_go_on(f"rank {error.rank}") from error
+                    raise self.cannot_go_on(f"rank {error.rank}") from error
                 except WireError as error:
                     event = error
                 if isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step == number:
@@ -53,9 +63,9 @@ class ShardCalls:
                     others.append(event)
         finally:
             inbox.put_back(others)
-        if patient and (silent := [rank for rank in self._ranks if rank not in found]):
+        if patient and (silent := [rank for rank in ranks if rank not in found]):
             names = ", ".join(f"rank {rank}" for rank in silent)
-            raise cannot_go_on(f"{names}, silent for {seconds:g} s")
+            raise self.cannot_go_on(f"{names}, silent for {seconds:g} s")
         return found
 
     def results(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Any]:
@@ -69,13 +79,12 @@ class ShardCalls:
             frame.release()
         return found
 
-
-def cannot_go_on(ranks: str) -> TransportError:
-    """Return the error for the loss of `ranks`."""
-    return TransportError(
-        f"the run cannot go on without {ranks}, which has a part of the weights and of the optimizer's memory: go on from the "
-        "last checkpoint with --resume (psnode launch --restarts does it), or use another --topology"
-    )
+    def cannot_go_on(self, ranks: str) -> TransportError:
+        """Return the error for the loss of `ranks`."""
+        return TransportError(
+            f"the run cannot go on without {ranks}, {self._needs}: go on from the last checkpoint with --resume (psnode launch "
+            "--restarts does it), or use another --topology"
+        )
 
 
 def broken(rank: int, error: WireError) -> PsnodeError:

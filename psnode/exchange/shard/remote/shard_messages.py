@@ -14,6 +14,7 @@ import torch
 
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError, CodecError, NormError, PayloadError, PsnodeError, WireError
+from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
 from psnode.protocol.messages import plain
 from psnode.protocol.wire import Bytes
@@ -75,7 +76,8 @@ def pack_event(event: ShardEvent) -> bytes:
     """Return an event as JSON."""
     match event:
         case GroupClosed():
-            facts: list[Any] = ["closed", event.group, event.version, event.nbytes, [list(each) for each in event.added]]
+            added, clipped = ([list(each) for each in found] for found in (event.added, event.clipped))
+            facts: list[Any] = ["closed", event.group, event.version, event.nbytes, added, clipped]
         case Refused(error=NormError() as error) | Scaled(error=NormError() as error):
             kind = "refused" if isinstance(event, Refused) else "scaled"
             facts = [kind, event.group, event.sender, [error.rank, error.step, error.group, error.norm, error.bound]]
@@ -97,9 +99,10 @@ def unpack_event(body: Bytes, source: int) -> ShardEvent:
     kind, *rest = _json(body, source)
     try:
         match kind, rest:
-            case "closed", [int(group), int(version), int(nbytes), list(added)]:
+            case "closed", [int(group), int(version), int(nbytes), list(added), list(clipped)]:
                 gradients = tuple(AddedGradient(int(rank), int(step), int(based)) for rank, step, based in added)
-                return GroupClosed(group, version, nbytes, gradients)
+                parts = tuple(Clipped(int(rank), int(step), float(factor)) for rank, step, factor in clipped)
+                return GroupClosed(group, version, nbytes, gradients, parts)
             case "refused" | "scaled", [int(group), int(sender), [int(rank), int(step), int(largest), norm, bound]]:
                 error: PsnodeError = NormError(rank, step, largest, float(norm), float(bound))
                 return (Refused if kind == "refused" else Scaled)(group, sender, error)

@@ -48,7 +48,7 @@ class _Closing:
 
 
 class ShardServer:
-    """Server of the groups of which this worker is the root, until `close`.
+    """Server of the groups of which this worker is a root, until `close`.
 
     `weights`: the worker's weights at the start, float32, flat in the order of the plan on the host; they are copied. A
     failure is reported to the master.
@@ -71,7 +71,7 @@ class ShardServer:
         self._link = link = FrameChannel(transport, SHARD_TAG, to=TAG, watched={MASTER})
         link.job, step = start.job, start.step
         plan = coding.plan
-        part = part_of(plan, [group for group, route in enumerate(routes) if route.root == link.rank])
+        part = part_of(plan, [group for group, route in enumerate(routes) if link.rank in route.roots])
         places = [slice(plan.groups[index].start, plan.groups[index].stop) for index in part.groups]
         vector = torch.cat([weights[where] for where in places])
         self._groups = frozenset(part.groups)
@@ -82,7 +82,7 @@ class ShardServer:
         )  # fmt: skip
         self._unfinished: set[int] = set()
         self._version = step - 1  # of the open round, or of the last one
-        # gradients of the next round, which the master has not opened here yet, by sender and group
+        # frames of the next round, which the master has not opened here yet, by sender and group, or -1 for SKIP_STEP
         self._early: dict[tuple[int, int], Frame] = {}
         self._orders: Mapping[str, Callable[..., Any]] = {
             "admit": self._shard.admit,
@@ -98,8 +98,8 @@ class ShardServer:
 
     @staticmethod
     def serves(routes: Iterable[Route], rank: int) -> bool:
-        """Return True if `rank` is the root of a group."""
-        return any(route.root == rank for route in routes)
+        """Return True if `rank` is a root of a group."""
+        return any(rank in route.roots for route in routes)
 
     def close(self) -> None:
         """Finish all queued work and end the threads."""
@@ -132,7 +132,7 @@ class ShardServer:
 
     def _handle(self, event: object) -> None:
         match event:
-            case Frame(kind=Kind.GRADIENT):
+            case Frame(kind=Kind.GRADIENT | Kind.SKIP_STEP):
                 self._take(event)
             case Frame(kind=Kind.ORDER, sender=0):
                 self._obey(event)
@@ -152,15 +152,22 @@ class ShardServer:
                 self._tell(event)
 
     def _take(self, frame: Frame) -> None:
-        """Offer a gradient, or keep it if its round is not open here yet: frames of different ranks come in any order."""
-        key = frame.sender, frame.group
-        if frame.version == self._version + 1 and frame.group in self._groups and key not in self._early:
+        """Offer a gradient, or keep it if its round is not open here yet: frames of different ranks come in any order.
+
+        So is SKIP_STEP taken, after which no more gradients of its sender come in the round.
+        """
+        gradient = frame.kind is Kind.GRADIENT
+        key = frame.sender, frame.group if gradient else -1
+        if frame.version == self._version + 1 and key not in self._early and (not gradient or frame.group in self._groups):
             self._early[key] = frame
+        elif not gradient:
+            self._shard.excuse(frame.sender, frame.version)
+            frame.release()
         elif not self._shard.offer(frame):
             frame.release()
 
     def _open(self, version: int, first_step: int, steps: int, lr: float) -> None:
-        """Open a round, and offer the gradients that have come for it."""
+        """Open a round, and take the frames that have come for it."""
         self._rates[version] = lr
         self._rates.pop(version - _EARLIER, None)
         self._version, self._unfinished = version, set(self._groups)

@@ -1,13 +1,24 @@
-"""Clipping by the global norm if the groups lie in several shards: the master adds up the squares that each shard tells it."""
+"""Clipping by the global norm on workers. If the groups lie in several shards, the master adds up the squares of all shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.dots import inner_products
 from psnode.exchange.shard.global_norm_clipping import GlobalNorm, Summed
 from psnode.exchange.shard.remote.shard_messages import Squares
+
+
+class ToldNorm(GlobalNorm):
+    """Norm of all groups of a run, all of which this shard has. The squared norms of each version are posted by `tell`."""
+
+    def __init__(self, bound: float, groups: int, tell: Callable[[Squares], None], *, estimated: bool) -> None:
+        super().__init__(bound, groups, estimated=estimated)
+        self._tell = tell
+
+    def _note(self, found: Mapping[int, tuple[Summed, float]]) -> None:
+        self._tell(squares_of(found))
 
 
 class SharedNorm(GlobalNorm):
@@ -27,8 +38,7 @@ class SharedNorm(GlobalNorm):
             self._found[group] = summed, square
             estimate = self._estimate
             if len(self._found) == self._groups:
-                squares = {index: each for index, (_, each) in self._found.items()}
-                self._tell(Squares(squares, any(each.added for each, _ in self._found.values())))
+                self._tell(squares_of(self._found))
         return {} if estimate is None else self._clipped({group: summed}, estimate)
 
     def settle(self, norm: float, *, counts: bool) -> dict[int, Summed]:
@@ -42,3 +52,8 @@ class SharedNorm(GlobalNorm):
             if self._estimated and counts:
                 self._estimate = norm
         return self._clipped({index: each for index, (each, _) in found.items()}, norm) if waited else {}
+
+
+def squares_of(found: Mapping[int, tuple[Summed, float]]) -> Squares:
+    """Return the event that all groups of a shard are summed. `found`: their sums and squared norms, by group."""
+    return Squares({index: square for index, (_, square) in found.items()}, any(each.added for each, _ in found.values()))

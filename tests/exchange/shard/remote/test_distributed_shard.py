@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from psnode.errors import PsnodeError, TransportError, WireError
+from psnode.errors import DivergedError, PayloadError, PsnodeError, TransportError, WireError
 from psnode.exchange.flat_model import describe
-from psnode.exchange.routes import mesh
+from psnode.exchange.routes import gather, mesh
+from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_event, pack_files
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused
@@ -28,13 +29,13 @@ from psnode.transport.loopback import loopback_group
 
 
 class Job:
-    """A master and two workers, each the root of one group of two layers."""
+    """A master and two workers, each the root of one group of two layers, or of both groups if `routes` is gather."""
 
-    def __init__(self) -> None:
+    def __init__(self, routes: Any = mesh) -> None:
         self.ends = loopback_group(3)
         self.model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         plan = make_plan(describe(self.model), "identity", group_by="layer", min_compress_bytes=0)
-        self.routes = mesh(Layout(2), plan)
+        self.routes = routes(Layout(2), plan)
         self.groups = {route.root: group for group, route in enumerate(self.routes)}
         weights = ServedModel(self.model, plan, torch.empty(plan.size))
         self.plan = plan
@@ -50,16 +51,26 @@ class Job:
         """Return the event with which the group of `rank` is closed in the first round."""
         return GroupClosed(self.groups[rank], 1, 8, (AddedGradient(1, 1, 0), AddedGradient(2, 1, 0)))._replace(**changed)
 
+    def orders(self, rank: int) -> list[Order]:
+        """Return the orders that have come to the shard of `rank`."""
+        found = []
+        while (arrival := self.ends[rank].poll(SHARD_TAG)) is not None:
+            found.append(Order.from_bytes(wire.unpack(arrival.data, job=0).body, 0))
+        return found
+
     def answer(self, rank: int, number: int, body: bytes) -> None:
         frame = wire.pack(Kind.ANSWER, body, sender=rank, job=0, step=number)
         self.ends[rank].send(0, TAG, (frame,))
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of weights of every tensor."""
+        return {name: where.stop - where.start for name, where in self.plan.slices().items()}
 
     def state(self, rank: int, **changed: Any) -> bytes:
         """Return a shard's answer with its weights, all of which are `rank`."""
         group = self.plan.groups[self.groups[rank]]
         names = [name for name, where in self.plan.slices().items() if group.start <= where.start < group.stop]
-        sizes = {name: where.stop - where.start for name, where in self.plan.slices().items()}
-        model = {name: torch.full((sizes[name],), float(rank)) for name in names}
+        model = {name: torch.full((self.sizes()[name],), float(rank)) for name in names}
         return pack_files({checkpoint.MODEL: model | changed}, {})
 
 
@@ -103,10 +114,7 @@ def test_the_norm_is_told_to_all_shards_once_all_squares_have_come() -> None:
     job.take(Squares({job.groups[2]: 16.0}, True), 2)
     assert job.shard.gradient_norm == 5.0
     for rank in (1, 2):
-        orders = []
-        while (arrival := job.ends[rank].poll(SHARD_TAG)) is not None:
-            orders.append(Order.from_bytes(wire.unpack(arrival.data, job=0).body, 0))
-        assert orders[-1] == Order("norm", {"norm": 5.0, "counts": True})
+        assert job.orders(rank)[-1] == Order("norm", {"norm": 5.0, "counts": True})
 
 
 def test_the_weights_are_put_together_from_all_answers() -> None:
@@ -149,3 +157,60 @@ def test_a_silent_shard_is_named_and_other_frames_are_kept() -> None:
 
 def test_late_answers_are_dropped() -> None:
     assert Job().shard.take(Frame(Kind.ANSWER, Flag.NONE, 1, 0, 1, 0, np.zeros(0, np.uint8))) is None
+
+
+BOTH = (AddedGradient(1, 1, 0), AddedGradient(2, 1, 0))
+
+
+def test_a_group_of_all_shards_is_closed_when_the_last_of_them_has_closed_it() -> None:
+    job = Job(gather)
+    assert job.take(GroupClosed(0, 1, 8, BOTH), 2) is None
+    assert job.take(GroupClosed(1, 1, 8, BOTH), 2) is None
+    assert job.take(GroupClosed(0, 1, 5, BOTH), 1) == GroupClosed(0, 1, 13, BOTH)
+    with pytest.raises(PsnodeError, match=r"^rank 2 has sent .* cannot be true"):
+        job.take(GroupClosed(0, 1, 8, BOTH), 2)
+    assert job.take(GroupClosed(1, 1, 5, BOTH), 1) == GroupClosed(1, 1, 13, BOTH)
+
+
+@pytest.mark.parametrize(
+    "other", [{"added": BOTH[:1]}, {"added": BOTH[::-1]}, {"clipped": (Clipped(2, 1, 0.5),)}], ids=["fewer", "turned", "clipped"]
+)
+def test_shards_of_the_same_groups_that_add_different_gradients_end_the_job(other: dict[str, Any]) -> None:
+    job = Job(gather)
+    job.take(GroupClosed(0, 1, 0, BOTH), 1)
+    with pytest.raises(DivergedError, match=r"^rank 2 has added other gradients to group 0 of version 1 than others"):
+        job.take(GroupClosed(0, 1, 0, BOTH)._replace(**other), 2)
+
+
+def test_of_shards_of_the_same_groups_the_first_speaks_and_answers_for_all() -> None:
+    job = Job(gather)
+    refused = Refused(0, 2, PayloadError("x"))
+    assert job.take(refused, 2) is None
+    assert str(job.take(refused, 1)) == str(refused)
+    job.answer(1, 3, pack_files({checkpoint.MODEL: {name: torch.full((size,), 7.0) for name, size in job.sizes().items()}}, {}))
+    assert all(bool((value == 7).all()) for value in job.shard.state().model.values())
+    assert [[order.name for order in job.orders(rank)] for rank in (1, 2)] == [["admit", "open", "state"], ["admit", "open"]]
+
+
+def test_a_frame_that_one_of_several_shards_cannot_read_ends_the_job() -> None:
+    unreadable = WireError("its checksum is wrong", 2)
+    told = r"^rank 1 cannot read a frame that others may have read: its checksum is wrong \(from rank 2\); go on with --resume$"
+    with pytest.raises(TransportError, match=told):
+        Job(gather).take(unreadable)
+
+
+def test_shards_of_the_same_groups_hear_of_a_gradient_left_out_from_its_sender_alone() -> None:
+    names = []
+    for routes in (mesh, gather):
+        job = Job(routes)
+        job.shard.excuse(2, 0)
+        names.append([order.name for order in job.orders(1)])
+    assert names == [["admit", "open", "excuse"], ["admit", "open"]]
+
+
+def test_shards_of_all_groups_know_the_norm_without_being_told() -> None:
+    job = Job(gather)
+    for rank in (1, 2):
+        job.take(Squares({0: 9.0, 1: 16.0}, True), rank)
+    assert job.shard.gradient_norm == 5.0
+    assert [[order.name for order in job.orders(rank)] for rank in (1, 2)] == [["admit", "open"]] * 2

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psnode.errors import NormError, PayloadError, WireError
+from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.remote.shard_messages import (
     Order,
     ShardEvent,
@@ -29,6 +30,7 @@ from psnode.records.history import AddedGradient
 EVENTS: list[ShardEvent] = [
     GroupClosed(3, 17, 1234, (AddedGradient(1, 17, 16), AddedGradient(2, 17, 16))),
     GroupClosed(0, 1, 0, ()),
+    GroupClosed(3, 17, 0, (AddedGradient(1, 17, 16),), (Clipped(1, 17, 0.1),)),
     NotApplied(2, (1, 3)),
     Squares({0: 0.1, 7: 3e-30}, True),
     Took(5, {"decode": 0.25, "update": 1e-9}),
