@@ -17,9 +17,9 @@ from psnode.config.train_settings import WITH_BETAS
 from psnode.jobs.planning.ddp_hooks import optimizer_of
 from psnode.jobs.planning.ddp_overhead import overheads
 from psnode.jobs.planning.ddp_step import HOOKS
-from psnode.jobs.planning.host_costs import add_cost, crowding, median_seconds, socket_costs
+from psnode.jobs.planning.host_prices.host_costs import add_cost, crowding, median_seconds, socket_costs
+from psnode.jobs.planning.host_prices.mpi_costs import mpi_cost
 from psnode.jobs.planning.job_step import step_without_links
-from psnode.jobs.planning.mpi_costs import mpi_cost
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
 from psnode.plans.coding import loses

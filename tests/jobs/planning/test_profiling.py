@@ -16,7 +16,7 @@ from psnode.cli import main
 from psnode.config.load import load
 from psnode.errors import ConfigurationError
 from psnode.jobs.planning import profiling
-from psnode.jobs.planning.host_costs import crowding, socket_costs
+from psnode.jobs.planning.host_prices.host_costs import crowding, socket_costs
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
 from psnode.jobs.planning.scenario import GOODPUT
