@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from psnode.cli.debugging import debuggable
 from psnode.cli.shared import FiniteRange, configure
+from psnode.config import settings
 from psnode.config.amounts import rate_of, rate_text
 from psnode.config.plain_json import to_json
 from psnode.config.train_settings import BY_RULE
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from psnode.jobs.planning.search.plan_search import PlanSearch
     from psnode.plans.plan_file import PlanFile
 
+_ALL = "auto"  # all topologies
 _RATES = ("100mbit", "1gbit", "10gbit")
 
 
@@ -52,6 +54,10 @@ _RATES = ("100mbit", "1gbit", "10gbit")
     "--scheme", "schemes", multiple=True, metavar="'NAME [FLAG VALUE]...'",
     help="A scheme to compare, and flags of `psnode train`; repeatable; dense, bf16 and the scheme of OPTIONS are always "
     "compared.  [default: qsgd, topk]",
+)  # fmt: skip
+@click.option(
+    "--topology", metavar="NAME|auto",
+    help="Where weights are updated, as --topology of `psnode train`; auto compares them.  [default: that of OPTIONS]",
 )  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Measure nothing; read a saved profile.")
 @click.option(
@@ -99,7 +105,9 @@ def plan(
     from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.refitting import refit_table
+    from psnode.jobs.planning.routing.routed_groups import USUAL
 
+    topologies: Sequence[str] = _topologies(given["topology"])
     if groups is not None and given["schemes"]:
         raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
     speeds = {text: None if text == NO_RATE else rate_of(text) for text in rates}
@@ -108,6 +116,8 @@ def plan(
     if given["run"] is not None:
         if options or groups is not None:
             raise ConfigurationError("--from has the options of its run: leave out --groups and the options of train")
+        if topologies:
+            raise ConfigurationError("--from has the topology of its run: leave out --topology")
         fitted = _refitted(given["run"], profile, speeds, given)
         workers, found, scenario = workers or fitted.run.workers, fitted.profile, fitted.scenario
         if not _chosen("rates") and scenario.rate is not None:
@@ -119,7 +129,8 @@ def plan(
             raise ConfigurationError(f"{option} needs one --rate, that of the cluster's links")
     if fitted is None:
         if profile is None:
-            search, found = _measured(groups, given["schemes"], options, workers + 1 if given["one_machine"] else 1)
+            ranks = workers + 1 if given["one_machine"] else 1
+            search, found, topologies = _measured(groups, given["schemes"], options, topologies, ranks)
         elif options or given["schemes"] or given["save_profile"] or groups is not None:
             raise ConfigurationError(
                 "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
@@ -130,10 +141,13 @@ def plan(
     scenario = replace(scenario, workers=workers)
     if given["save_profile"] is not None:
         found.save(given["save_profile"])
+    topologies = tuple(topologies) or (USUAL,)
     source = "psnode plan" if fitted is None else f"psnode plan --from {fitted.run.path.name}"
-    asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json)
+    asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json, topologies)
+    if asked.saves and topologies != (USUAL,):
+        raise ConfigurationError(f"--save-plan and --plot know --topology {USUAL} alone: leave them out")
     asked.show(heading(found), *([] if fitted is None else refit_table.lines(fitted)))
-    limit = limit_of(found, scenario)
+    limit = limit_of(found, scenario, topologies)
     results = [_at_rate(asked, text, replace(scenario, rate=rate)) for text, rate in speeds.items()]
     if as_json:
         answer = {"workers": workers, "limit": limit, "passes": found.passes, "results": results}
@@ -141,6 +155,14 @@ def plan(
     elif limit is not None:
         asked.show(*ending(limit))
     return 0
+
+
+def _topologies(text: str | None) -> tuple[str, ...]:
+    """Return the values of the setting `topology` in the option; none without it. Raises ConfigurationError for another."""
+    if text is None:
+        return ()
+    setting = settings()["topology"]
+    return tuple(setting.rules.choices) if text == _ALL else (setting.parse(text, "--topology"),)
 
 
 def _scenario(given: Mapping[str, Any], cores: int) -> Scenario:
@@ -185,6 +207,7 @@ class _Asked(NamedTuple):
     source: str
     explain: bool
     shows: bool
+    topologies: Sequence[str]
 
     @property
     def saves(self) -> bool:
@@ -200,12 +223,12 @@ class _Asked(NamedTuple):
 def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     """Show the predictions at a rate, save the plan if that was asked for, and return all as JSON has it."""
     from psnode.jobs.planning.chosen_plan import chosen, plan_file
-    from psnode.jobs.planning.forecast import forecasts, judge, sentences
+    from psnode.jobs.planning.forecast import forecasts, judge, sentences, topology_sentences
     from psnode.jobs.planning.forecast_tables import chains, table
 
-    rows = forecasts(asked.profile, scenario)
+    rows = forecasts(asked.profile, scenario, asked.topologies)
     verdict = judge(rows)
-    told = sentences(verdict)
+    told = [*sentences(verdict), *topology_sentences(rows, verdict)]
     found = {"rate": rate, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]}
     asked.show(*table(asked.profile, scenario.workers, rate, rows, told), *(chains(rows) if asked.explain else []))
     if asked.search is not None:
@@ -253,13 +276,17 @@ def _save(found: PlanFile, asked: _Asked, name: str) -> None:
 
 
 def _measured(
-    groups: str | None, schemes: Sequence[str], options: Sequence[str], ranks: int
-) -> tuple[PlanSearch | None, Profile]:
-    """Measure train with OPTIONS: its groups if `groups` are asked for, else its scheme beside others."""
+    groups: str | None, schemes: Sequence[str], options: Sequence[str], topologies: Sequence[str], ranks: int
+) -> tuple[PlanSearch | None, Profile, Sequence[str]]:
+    """Measure train with OPTIONS: its groups if `groups` are asked for, else its scheme beside others.
+
+    Also return the topologies to predict: `topologies`, or without any that of OPTIONS.
+    """
     from psnode.bench.hardware import hardware
-    from psnode.exchange.routes import require_central
+    from psnode.exchange.routes import refuse_other_roots, require_central
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
+    from psnode.jobs.planning.routing.routed_groups import USUAL
     from psnode.jobs.planning.search.measured_candidates import codec_pairs
     from psnode.jobs.planning.search.plan_search import PlanSearch
 
@@ -268,7 +295,13 @@ def _measured(
     base = configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
     if base.plan != BY_RULE:
         raise ConfigurationError("--plan has no meaning in the options of train here, where plans are made: leave it out")
-    require_central(base, "psnode plan")
+    topologies = topologies or (base.topology,)
+    for topology in topologies:
+        routed = replace(base, topology=topology)
+        refuse_other_roots(routed)
+        if groups is not None:
+            require_central(routed, "--groups")
+    base = replace(base, topology=USUAL)  # the measured worker and its master are in one process
     if groups == "secopa" and len(codec_pairs("own", base)) < 2:
         raise ConfigurationError("--groups secopa has no meaning here: all groups of this scheme have the same codec")
     search: PlanSearch | None = None
@@ -276,7 +309,7 @@ def _measured(
         found = measure(base, compared(base, schemes), _tell, ranks=ranks)
     else:
         search, found = PlanSearch.measured(scheme_name(base), base, _tell, ranks=ranks)
-    return search, replace(found, hardware=hardware())
+    return search, replace(found, hardware=hardware()), topologies
 
 
 def _measured_as(run: FinishedRun, schemes: Sequence[str]) -> Profile:

@@ -25,6 +25,7 @@ from psnode.master.lines.opening import doubt_of, measured_cost
 from psnode.plans.coding import loses
 from psnode.plans.groups import IDENTITY
 from psnode.plans.plan_file import stated_settings
+from psnode.plans.rule import grouping_of
 
 if TYPE_CHECKING:
     import torch
@@ -202,7 +203,7 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
         lossy = loses(scheme.codec) or loses(scheme.downlink)
         costs = SchemeCosts(
             tuple(groups), bookkeeping, 0.0, lossy, doubt or measured_cost(scheme, config.optimizer), bool(doubt),
-            stated_settings(config), rig.plan.to_dict(),
+            stated_settings(config), rig.plan.to_dict(), grouping_of(config),
         )  # fmt: skip
         return replace(costs, extra=max(0.0, statistics.median(taken) - step_without_links(profile, costs)))
     finally:
