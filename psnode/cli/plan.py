@@ -19,7 +19,7 @@ from psnode.config.train_settings import BY_RULE
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from psnode.jobs.planning.forecast import CompressionVerdict
+    from psnode.jobs.planning.forecast import CompressionVerdict, Forecast
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.refitting.finished_run import FinishedRun
     from psnode.jobs.planning.refitting.profile_refit import ProfileRefit
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from psnode.plans.plan_file import PlanFile
 
 _ALL = "auto"  # all topologies
+_PRINTED = "-"  # in place of a file
 _RATES = ("100mbit", "1gbit", "10gbit")
 
 
@@ -72,6 +73,11 @@ _RATES = ("100mbit", "1gbit", "10gbit")
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE.svg",
     help="Draw the predicted step of the plan that --save-plan would save; with one --rate.",
+)  # fmt: skip
+@click.option(
+    "--draw", metavar="FILE.svg|-",
+    help="Draw the routes of gradients and weights of the scheme and topology that the verdict names, or print them; with one "
+    "--rate.",
 )  # fmt: skip
 @click.option(
     "--groups", type=click.Choice(["best", "mergecomp", "secopa"]),
@@ -124,7 +130,11 @@ def plan(
             speeds = {rate_text(scenario.rate): scenario.rate}
     elif workers is None:
         raise ConfigurationError("-n is missing: give the number of workers")
-    for option, file in (("--save-plan", save_plan), ("--plot", given["plot"])):
+    if given["draw"] is not None and groups is not None:
+        raise ConfigurationError("--draw has no meaning beside --groups: leave one of the two out")
+    if given["draw"] == _PRINTED and as_json:
+        raise ConfigurationError("--draw - prints text, and --json prints JSON: name a file, or leave one of the two out")
+    for option, file in (("--save-plan", save_plan), ("--plot", given["plot"]), ("--draw", given["draw"])):
         if file is not None and len(speeds) != 1:
             raise ConfigurationError(f"{option} needs one --rate, that of the cluster's links")
     if fitted is None:
@@ -143,7 +153,7 @@ def plan(
         found.save(given["save_profile"])
     topologies = tuple(topologies) or (USUAL,)
     source = "psnode plan" if fitted is None else f"psnode plan --from {fitted.run.path.name}"
-    asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json, topologies)
+    asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json, topologies, given["draw"])
     if asked.saves and topologies != (USUAL,):
         raise ConfigurationError(f"--save-plan and --plot know --topology {USUAL} alone: leave them out")
     asked.show(heading(found), *([] if fitted is None else refit_table.lines(fitted)))
@@ -208,6 +218,7 @@ class _Asked(NamedTuple):
     explain: bool
     shows: bool
     topologies: Sequence[str]
+    draw: str | None
 
     @property
     def saves(self) -> bool:
@@ -236,7 +247,23 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     if asked.saves:
         row = chosen(rows, verdict)
         _save(plan_file(asked.profile, row, verdict, scenario, f"{asked.source}, {rate}"), asked, row.name)
+    if asked.draw is not None:
+        _draw(asked, asked.draw, chosen(rows, verdict), scenario.workers)
     return found
+
+
+def _draw(asked: _Asked, file: str, row: Forecast, workers: int) -> None:
+    """Print the routes of a forecast's groups, or draw them into a file."""
+    from psnode.jobs.planning.routing.route_lines import route_lines
+    from psnode.jobs.planning.routing.routed_groups import routed
+    from psnode.report.route_picture import save_routes
+
+    groups = routed(asked.profile, row.name, row.topology, workers)
+    if file == _PRINTED:
+        asked.show(*route_lines(groups, row.name, row.topology))
+    else:
+        save_routes(Path(file), groups, row.name, row.topology)
+        click.echo(f"{file}: routes of {row.label}", err=True)
 
 
 def _of_groups(
