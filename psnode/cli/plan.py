@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from psnode.jobs.planning.search.plan_search import PlanSearch
     from psnode.plans.plan_file import PlanFile
 
-_ALL = "auto"  # all topologies
+_ALL = "auto"  # all topologies that can be predicted
 _PRINTED = "-"  # in place of a file
 _RATES = ("100mbit", "1gbit", "10gbit")
 
@@ -168,11 +168,19 @@ def plan(
 
 
 def _topologies(text: str | None) -> tuple[str, ...]:
-    """Return the values of the setting `topology` in the option; none without it. Raises ConfigurationError for another."""
+    """Return the values of the setting `topology` in the option; none without it.
+
+    Raises ConfigurationError for another value, and for one whose steps are not predicted.
+    """
+    from psnode.exchange.routes import PREDICTED, require_predicted
+
     if text is None:
         return ()
-    setting = settings()["topology"]
-    return tuple(setting.rules.choices) if text == _ALL else (setting.parse(text, "--topology"),)
+    if text == _ALL:
+        return PREDICTED
+    chosen: str = settings()["topology"].parse(text, "--topology")
+    require_predicted(chosen, "psnode plan")
+    return (chosen,)
 
 
 def _scenario(given: Mapping[str, Any], cores: int) -> Scenario:
@@ -310,7 +318,7 @@ def _measured(
     Also return the topologies to predict: `topologies`, or without any that of OPTIONS.
     """
     from psnode.bench.hardware import hardware
-    from psnode.exchange.routes import refuse_other_roots, require_central
+    from psnode.exchange.routes import refuse_other_roots, require_central, require_predicted
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
     from psnode.jobs.planning.routing.routed_groups import USUAL
@@ -325,6 +333,7 @@ def _measured(
     topologies = topologies or (base.topology,)
     for topology in topologies:
         routed = replace(base, topology=topology)
+        require_predicted(topology, "psnode plan")
         refuse_other_roots(routed)
         if groups is not None:
             require_central(routed, "--groups")

@@ -9,7 +9,7 @@ import pytest
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import group_bytes_of, require_central, routes_of
+from psnode.exchange.routes import PREDICTED, group_bytes_of, require_central, require_predicted, routes_of
 from psnode.plans.groups import Tensor
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import make_plan
@@ -59,3 +59,10 @@ def test_programs_that_know_one_topology_refuse_the_others() -> None:
     require_central(Config(), "psnode plan")
     with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
         require_central(Config(topology="mesh"), "psnode plan")
+
+
+def test_only_topologies_whose_routes_tell_all_about_a_step_are_predicted() -> None:
+    for topology in PREDICTED:
+        require_predicted(topology, "psnode plan")
+    with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star and mesh, not net$"):
+        require_predicted("net", "psnode plan")
