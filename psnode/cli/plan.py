@@ -12,13 +12,14 @@ from click.core import ParameterSource
 
 from psnode.cli.debugging import debuggable
 from psnode.cli.shared import FiniteRange, configure
+from psnode.config import settings
 from psnode.config.amounts import rate_of, rate_text
 from psnode.config.plain_json import to_json
 from psnode.config.train_settings import BY_RULE
 from psnode.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from psnode.jobs.planning.forecast import CompressionVerdict
+    from psnode.jobs.planning.forecast import CompressionVerdict, Forecast
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.refitting.finished_run import FinishedRun
     from psnode.jobs.planning.refitting.profile_refit import ProfileRefit
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from psnode.jobs.planning.search.plan_search import PlanSearch
     from psnode.plans.plan_file import PlanFile
 
+_ALL = "auto"  # all topologies that can be predicted
+_PRINTED = "-"  # in place of a file
 _RATES = ("100mbit", "1gbit", "10gbit")
 
 
@@ -53,6 +56,10 @@ _RATES = ("100mbit", "1gbit", "10gbit")
     help="A scheme to compare, and flags of `psnode train`; repeatable; dense, bf16 and the scheme of OPTIONS are always "
     "compared.  [default: qsgd, topk]",
 )  # fmt: skip
+@click.option(
+    "--topology", metavar="NAME|auto",
+    help="Where weights are updated, as --topology of `psnode train`; auto compares them.  [default: that of OPTIONS]",
+)  # fmt: skip
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Measure nothing; read a saved profile.")
 @click.option(
     "--from", "run", type=click.Path(path_type=Path), metavar="RUN",
@@ -66,6 +73,11 @@ _RATES = ("100mbit", "1gbit", "10gbit")
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE.svg",
     help="Draw the predicted step of the plan that --save-plan would save; with one --rate.",
+)  # fmt: skip
+@click.option(
+    "--draw", metavar="FILE.svg|-",
+    help="Draw the routes of gradients and weights of the scheme and topology that the verdict names, or print them; with one "
+    "--rate.",
 )  # fmt: skip
 @click.option(
     "--groups", type=click.Choice(["best", "mergecomp", "secopa"]),
@@ -99,7 +111,9 @@ def plan(
     from psnode.jobs.planning.forecast_tables import NO_RATE, ending, heading
     from psnode.jobs.planning.profile import Profile
     from psnode.jobs.planning.refitting import refit_table
+    from psnode.jobs.planning.routing.routed_groups import USUAL
 
+    topologies: Sequence[str] = _topologies(given["topology"])
     if groups is not None and given["schemes"]:
         raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
     speeds = {text: None if text == NO_RATE else rate_of(text) for text in rates}
@@ -108,18 +122,25 @@ def plan(
     if given["run"] is not None:
         if options or groups is not None:
             raise ConfigurationError("--from has the options of its run: leave out --groups and the options of train")
+        if topologies:
+            raise ConfigurationError("--from has the topology of its run: leave out --topology")
         fitted = _refitted(given["run"], profile, speeds, given)
         workers, found, scenario = workers or fitted.run.workers, fitted.profile, fitted.scenario
         if not _chosen("rates") and scenario.rate is not None:
             speeds = {rate_text(scenario.rate): scenario.rate}
     elif workers is None:
         raise ConfigurationError("-n is missing: give the number of workers")
-    for option, file in (("--save-plan", save_plan), ("--plot", given["plot"])):
+    if given["draw"] is not None and groups is not None:
+        raise ConfigurationError("--draw has no meaning beside --groups: leave one of the two out")
+    if given["draw"] == _PRINTED and as_json:
+        raise ConfigurationError("--draw - prints text, and --json prints JSON: name a file, or leave one of the two out")
+    for option, file in (("--save-plan", save_plan), ("--plot", given["plot"]), ("--draw", given["draw"])):
         if file is not None and len(speeds) != 1:
             raise ConfigurationError(f"{option} needs one --rate, that of the cluster's links")
     if fitted is None:
         if profile is None:
-            search, found = _measured(groups, given["schemes"], options, workers + 1 if given["one_machine"] else 1)
+            ranks = workers + 1 if given["one_machine"] else 1
+            search, found, topologies = _measured(groups, given["schemes"], options, topologies, ranks)
         elif options or given["schemes"] or given["save_profile"] or groups is not None:
             raise ConfigurationError(
                 "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
@@ -130,10 +151,13 @@ def plan(
     scenario = replace(scenario, workers=workers)
     if given["save_profile"] is not None:
         found.save(given["save_profile"])
+    topologies = tuple(topologies) or (USUAL,)
     source = "psnode plan" if fitted is None else f"psnode plan --from {fitted.run.path.name}"
-    asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json)
+    asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json, topologies, given["draw"])
+    if asked.saves and topologies != (USUAL,):
+        raise ConfigurationError(f"--save-plan and --plot know --topology {USUAL} alone: leave them out")
     asked.show(heading(found), *([] if fitted is None else refit_table.lines(fitted)))
-    limit = limit_of(found, scenario)
+    limit = limit_of(found, scenario, topologies)
     results = [_at_rate(asked, text, replace(scenario, rate=rate)) for text, rate in speeds.items()]
     if as_json:
         answer = {"workers": workers, "limit": limit, "passes": found.passes, "results": results}
@@ -141,6 +165,22 @@ def plan(
     elif limit is not None:
         asked.show(*ending(limit))
     return 0
+
+
+def _topologies(text: str | None) -> tuple[str, ...]:
+    """Return the values of the setting `topology` in the option; none without it.
+
+    Raises ConfigurationError for another value, and for one whose steps are not predicted.
+    """
+    from psnode.exchange.routes import PREDICTED, require_predicted
+
+    if text is None:
+        return ()
+    if text == _ALL:
+        return PREDICTED
+    chosen: str = settings()["topology"].parse(text, "--topology")
+    require_predicted(chosen, "psnode plan")
+    return (chosen,)
 
 
 def _scenario(given: Mapping[str, Any], cores: int) -> Scenario:
@@ -185,6 +225,8 @@ class _Asked(NamedTuple):
     source: str
     explain: bool
     shows: bool
+    topologies: Sequence[str]
+    draw: str | None
 
     @property
     def saves(self) -> bool:
@@ -200,12 +242,12 @@ class _Asked(NamedTuple):
 def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     """Show the predictions at a rate, save the plan if that was asked for, and return all as JSON has it."""
     from psnode.jobs.planning.chosen_plan import chosen, plan_file
-    from psnode.jobs.planning.forecast import forecasts, judge, sentences
+    from psnode.jobs.planning.forecast import forecasts, judge, sentences, topology_sentences
     from psnode.jobs.planning.forecast_tables import chains, table
 
-    rows = forecasts(asked.profile, scenario)
+    rows = forecasts(asked.profile, scenario, asked.topologies)
     verdict = judge(rows)
-    told = sentences(verdict)
+    told = [*sentences(verdict), *topology_sentences(rows, verdict)]
     found = {"rate": rate, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]}
     asked.show(*table(asked.profile, scenario.workers, rate, rows, told), *(chains(rows) if asked.explain else []))
     if asked.search is not None:
@@ -213,7 +255,23 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     if asked.saves:
         row = chosen(rows, verdict)
         _save(plan_file(asked.profile, row, verdict, scenario, f"{asked.source}, {rate}"), asked, row.name)
+    if asked.draw is not None:
+        _draw(asked, asked.draw, chosen(rows, verdict), scenario.workers)
     return found
+
+
+def _draw(asked: _Asked, file: str, row: Forecast, workers: int) -> None:
+    """Print the routes of a forecast's groups, or draw them into a file."""
+    from psnode.jobs.planning.routing.route_lines import route_lines
+    from psnode.jobs.planning.routing.routed_groups import routed
+    from psnode.report.route_picture import save_routes
+
+    groups = routed(asked.profile, row.name, row.topology, workers)
+    if file == _PRINTED:
+        asked.show(*route_lines(groups, row.name, row.topology))
+    else:
+        save_routes(Path(file), groups, row.name, row.topology)
+        click.echo(f"{file}: routes of {row.label}", err=True)
 
 
 def _of_groups(
@@ -253,13 +311,17 @@ def _save(found: PlanFile, asked: _Asked, name: str) -> None:
 
 
 def _measured(
-    groups: str | None, schemes: Sequence[str], options: Sequence[str], ranks: int
-) -> tuple[PlanSearch | None, Profile]:
-    """Measure train with OPTIONS: its groups if `groups` are asked for, else its scheme beside others."""
+    groups: str | None, schemes: Sequence[str], options: Sequence[str], topologies: Sequence[str], ranks: int
+) -> tuple[PlanSearch | None, Profile, Sequence[str]]:
+    """Measure train with OPTIONS: its groups if `groups` are asked for, else its scheme beside others.
+
+    Also return the topologies to predict: `topologies`, or without any that of OPTIONS.
+    """
     from psnode.bench.hardware import hardware
-    from psnode.exchange.routes import require_central
+    from psnode.exchange.routes import refuse_other_roots, require_central, require_predicted
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
+    from psnode.jobs.planning.routing.routed_groups import USUAL
     from psnode.jobs.planning.search.measured_candidates import codec_pairs
     from psnode.jobs.planning.search.plan_search import PlanSearch
 
@@ -268,7 +330,14 @@ def _measured(
     base = configure(**root.command.commands["train"].make_context("psnode train", [*options]).params)
     if base.plan != BY_RULE:
         raise ConfigurationError("--plan has no meaning in the options of train here, where plans are made: leave it out")
-    require_central(base, "psnode plan")
+    topologies = topologies or (base.topology,)
+    for topology in topologies:
+        routed = replace(base, topology=topology)
+        require_predicted(topology, "psnode plan")
+        refuse_other_roots(routed)
+        if groups is not None:
+            require_central(routed, "--groups")
+    base = replace(base, topology=USUAL)  # the measured worker and its master are in one process
     if groups == "secopa" and len(codec_pairs("own", base)) < 2:
         raise ConfigurationError("--groups secopa has no meaning here: all groups of this scheme have the same codec")
     search: PlanSearch | None = None
@@ -276,7 +345,7 @@ def _measured(
         found = measure(base, compared(base, schemes), _tell, ranks=ranks)
     else:
         search, found = PlanSearch.measured(scheme_name(base), base, _tell, ranks=ranks)
-    return search, replace(found, hardware=hardware())
+    return search, replace(found, hardware=hardware()), topologies
 
 
 def _measured_as(run: FinishedRun, schemes: Sequence[str]) -> Profile:

@@ -110,6 +110,15 @@ def sent_in_a_step(topology: str, workers: int, up: float, down: float) -> tuple
     return workers * (workers - 1) * up, 0.0
 
 
+PREDICTED = ("star", "mesh")  # whose routes determine the work of every rank in a step
+
+
+def require_predicted(topology: str, program: str) -> None:
+    """Raise ConfigurationError for a topology whose steps `program` cannot predict from routes alone."""
+    if topology not in PREDICTED:
+        raise ConfigurationError(f"{program} knows --topology {' and '.join(PREDICTED)}, not {topology}")
+
+
 def require_central(config: Config, program: str) -> None:
     """Raise ConfigurationError unless the master is the root of all groups, which is all that `program` knows."""
     if not is_central(config.topology):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from psnode.codecs.registry import known_codec
 from psnode.config import Config
@@ -97,15 +97,15 @@ def assembled(
 
 def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
     """Return the plan of `tensors` under `scheme` and the settings."""
-    return make_plan(
-        tensors,
-        scheme.codec,
-        group_by=config.group_by,  # type: ignore[arg-type]  # its choices are the literals
-        group_bytes=config.group_bytes or DEFAULT_GROUP_BYTES,
-        min_compress_bytes=config.min_compress_bytes,
-        whole_tensors=config.whole_tensors,
-        code_small=config.small_tensors == "coded",
-    )
+    return make_plan(tensors, scheme.codec, **grouping_of(config) | {"group_bytes": config.group_bytes or DEFAULT_GROUP_BYTES})
+
+
+def grouping_of(config: Config) -> dict[str, Any]:
+    """Return the settings by which make_plan groups tensors, by name. `group_bytes`: 0 if the size is found before the start."""
+    return {
+        "group_by": config.group_by, "group_bytes": config.group_bytes, "min_compress_bytes": config.min_compress_bytes,
+        "whole_tensors": config.whole_tensors, "code_small": config.small_tensors == "coded",
+    }  # fmt: skip
 
 
 def codec_in_plan(tensor: Tensor, spec: str, *, min_compress_bytes: int = 4096, code_small: bool = False) -> str:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element
 
 from psnode.config.amounts import milliseconds
 from psnode.errors import ConfigurationError
 from psnode.plans.prediction import SPANS, PredictedSpan, Prediction
 from psnode.plans.roles import MASTER
-from psnode.records.metrics import write_atomically
 from psnode.report.chart import Scale
 from psnode.report.critical import CriticalPath, WorkSpan
-from psnode.report.elements import code, e
+from psnode.report.elements import e
+from psnode.report.svg_file import write_svg
 
 _WIDTH, _LEFT, _RIGHT, _LANE, _HEAD = 940, 90, 10, 20, 24
 _MOST_LANES, _MOST_BARS = 12, 1500
@@ -149,11 +148,4 @@ def save_svg(file: Path, prediction: Prediction) -> None:
     if not prediction.spans:
         raise ConfigurationError("the step has too many parts to be drawn: leave --plot out")
     drawing = picture("A predicted step", [predicted_panel(prediction)])
-    drawing.set("xmlns", "http://www.w3.org/2000/svg")
-    drawing.set("style", "background: var(--paper); font-family: sans-serif")
-    drawing.insert(0, code("style", resources.files("psnode.report").joinpath("report.css").read_text()))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, tostring(drawing, encoding="unicode").encode() + b"\n")
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be written: {error.strerror}; name another file with --plot") from error
+    write_svg(file, drawing, "--plot")

@@ -9,7 +9,15 @@ import pytest
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import group_bytes_of, refuse_unlike_processors, require_central, routes_of, sent_in_a_step
+from psnode.exchange.routes import (
+    PREDICTED,
+    group_bytes_of,
+    refuse_unlike_processors,
+    require_central,
+    require_predicted,
+    routes_of,
+    sent_in_a_step,
+)
 from psnode.plans.groups import Tensor
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import make_plan
@@ -101,3 +109,10 @@ def test_numbers_of_threads_have_to_be_equal_only_where_an_optimizer_adds_up_ten
     refuse_unlike_processors(Config(topology="mesh", optimizer="adafactor"), alike, threads)
     with pytest.raises(ConfigurationError, match=named):
         refuse_unlike_processors(Config(topology="gather", optimizer="adafactor"), alike, threads)
+
+
+def test_only_topologies_whose_routes_tell_all_about_a_step_are_predicted() -> None:
+    for topology in PREDICTED:
+        require_predicted(topology, "psnode plan")
+    with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star and mesh, not net$"):
+        require_predicted("net", "psnode plan")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from psnode.jobs.planning.ddp_hooks import Communication, wrap
-from psnode.jobs.planning.host_costs import median_seconds
+from psnode.jobs.planning.host_prices.host_costs import median_seconds
 
 if TYPE_CHECKING:
     from psnode.jobs.planning.step_rigs import TimedModel

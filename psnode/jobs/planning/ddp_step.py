@@ -61,7 +61,7 @@ def sums_of(tensors: Sequence[TensorTimes], hook: str) -> list[DdpBucket]:
 def ddp_step(profile: Profile, hook: str, scenario: Scenario) -> StepTime:
     """Return the step time under one of HOOKS whose overhead is in the profile."""
     graph = Graph()
-    hosts = HostModels(graph, scenario, profile.host, master=False)
+    hosts = HostModels(graph, scenario, profile.host, ranks=scenario.workers)
     ranks, turns = range(scenario.workers), 2 * (scenario.workers - 1)
     sums = sums_of(profile.tensors, hook)
     whole = sum(each.nbytes for each in sums) or 1.0

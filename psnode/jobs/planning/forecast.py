@@ -6,25 +6,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from psnode.config.amounts import milliseconds, proportion
+from psnode.config.amounts import counted, milliseconds, proportion
+from psnode.errors import ConfigurationError
 from psnode.jobs.planning.ddp_step import ddp_bytes, ddp_step, sums_of
 from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.routing.route_lines import loads_of
+from psnode.jobs.planning.routing.routed_groups import USUAL, fits, routed
 from psnode.jobs.planning.scenario import Scenario
 
 NEAR = 1.02  # a candidate without loss that takes at most this multiple of the fastest lossy one is preferred
 _SLOWEST, _FASTEST = 1e6, 4e11  # bit/s: ends of the range in which the verdict's limit is sought
 _HALVINGS = 12
 _POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 14 % (docs/results/2026-11-26-ddp-hooks-adamw.md)"
-_MANY = 32  # workers above which the limit is not sought, since every evaluation takes long
+_MANY, _MANY_ELSEWHERE = (
+    32,
+    5,
+)  # workers above which the limit is not sought, under the usual topology and others: each takes long
+_MOST_FRAMES = 5000  # each way in a step, of other topologies
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A candidate's step in a scenario.
+    """A candidate's step in a scenario, under the setting `topology`.
 
-    `seconds`, `spent`, `cores`, `binds`: see psnode.jobs.planning.job_step.StepTime. `sent`: bytes that a worker sends in a step.
-    `lossy`, `doubtful`, `accuracy`: see SchemeCosts. `peer`: True for PyTorch's DDP.
+    `seconds`, `spent`, `cores`, `binds`: see psnode.jobs.planning.job_step.StepTime. `sent`: bytes that a worker sends in a step,
+    the weights that it updates among them. `lossy`, `doubtful`, `accuracy`: see SchemeCosts. `peer`: True for PyTorch's DDP.
     """
 
     name: str
@@ -37,6 +44,12 @@ class Forecast:
     doubtful: bool = False
     accuracy: str = ""
     peer: bool = False
+    topology: str = USUAL
+
+    @property
+    def label(self) -> str:
+        """The name for people, with the topology unless it is the usual one."""
+        return self.name if self.topology == USUAL else f"{self.name} under --topology {self.topology}"
 
 
 @dataclass(frozen=True)
@@ -53,10 +66,16 @@ class CompressionVerdict:
     quicker: tuple[Forecast, ...]
 
 
-def forecasts(profile: Profile, scenario: Scenario) -> list[Forecast]:
-    """Return the forecasts of DDP with its hooks and of all schemes of the profile, the fastest first."""
+def forecasts(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,)) -> list[Forecast]:
+    """Return the forecasts of DDP with its hooks and of all schemes of the profile, the fastest first.
+
+    Schemes are predicted under each of `topologies`; those that train refuses under one of several are left out there. Raises
+    ConfigurationError for a step of too many frames, and as psnode.jobs.planning.routing.routed_groups.routed does.
+    """
     found = [_of_ddp(profile, hook, scenario) for hook in profile.ddp]
-    found += [_of_scheme(profile, name, scenario) for name in profile.schemes]
+    for topology in topologies:
+        names = profile.schemes if len(topologies) == 1 else [name for name in profile.schemes if fits(profile, name, topology)]
+        found += [_of_scheme(profile, name, scenario, topology) for name in names]
     return sorted(found, key=lambda forecast: forecast.seconds)
 
 
@@ -68,25 +87,45 @@ def _of_ddp(profile: Profile, hook: str, scenario: Scenario) -> Forecast:
     return Forecast(f"DDP {hook}", step.seconds, step.spent, step.cores, step.binds, nbytes, lossy, bool(doubt), doubt, True)
 
 
-def _of_scheme(profile: Profile, name: str, scenario: Scenario) -> Forecast:
-    costs = profile.schemes[name]
-    step = job_step(profile, costs, scenario)
-    sent = sum(group.up for group in costs.groups)
+def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -> Forecast:
+    if topology == USUAL:  # as measured, also by earlier versions, which kept no plans
+        costs, routes = profile.schemes[name], None
+        sent = sum(group.up for group in costs.groups)
+    else:
+        groups = routed(profile, name, topology, scenario.workers)
+        costs, routes = groups.costs, groups.routes
+        if scenario.workers * len(routes) > _MOST_FRAMES:
+            raise ConfigurationError(
+                f"a step of {counted(scenario.workers * len(routes), 'frame')} each way takes too long to predict under "
+                f"--topology {topology}: ask for fewer workers"
+            )
+        sent = max(load.sent for load in loads_of(groups) if load.rank in groups.layout.computing)
+    step = job_step(profile, costs, scenario, routes)
     return Forecast(
-        name, step.seconds, step.spent, step.cores, step.binds, sent, costs.lossy, costs.doubtful, costs.accuracy
+        name, step.seconds, step.spent, step.cores, step.binds, sent, costs.lossy, costs.doubtful, costs.accuracy,
+        topology=topology,
     )  # fmt: skip
 
 
 def judge(found: Sequence[Forecast]) -> CompressionVerdict:
-    """Return the verdict on forecasts of one scenario. A doubtful candidate is never the best."""
+    """Return the verdict on forecasts of one scenario. A doubtful candidate is never the best.
+
+    Of a scheme's topologies within NEAR of the fastest the usual one is the best.
+    """
     exact = min((each for each in found if not each.lossy), key=_seconds, default=None)
     lossy = min((each for each in found if each.lossy and not each.doubtful), key=_seconds, default=None)
     if exact is None or lossy is None:
-        best = exact or lossy or min(found, key=_seconds)
+        best = _usual(found, exact or lossy or min(found, key=_seconds))
         return CompressionVerdict(None, best, None, _quicker(found, best))
     compress = exact.seconds > NEAR * lossy.seconds
     best, rival = (lossy, exact) if compress else (exact, lossy)
+    best = _usual(found, best)
     return CompressionVerdict(compress, best, rival, _quicker(found, best))
+
+
+def _usual(found: Sequence[Forecast], best: Forecast) -> Forecast:
+    near = (each for each in found if each.name == best.name and each.topology == USUAL and each.seconds <= NEAR * best.seconds)
+    return next(near, best)
 
 
 def _seconds(forecast: Forecast) -> float:
@@ -94,19 +133,32 @@ def _seconds(forecast: Forecast) -> float:
 
 
 def _quicker(found: Sequence[Forecast], best: Forecast) -> tuple[Forecast, ...]:
-    return tuple(each for each in found if each.doubtful and NEAR * each.seconds < best.seconds)
+    """Return the doubtful candidates that would be faster, each under its fastest topology."""
+    fastest = {each.name: each for each in sorted(found, key=_seconds, reverse=True)}
+    return tuple(each for each in found if each is fastest[each.name] and each.doubtful and NEAR * each.seconds < best.seconds)
 
 
-def limit_of(profile: Profile, scenario: Scenario) -> float | None:
+def topology_sentences(found: Sequence[Forecast], verdict: CompressionVerdict) -> list[str]:
+    """Return the line with the flag for the best of psnode's candidates; none if only one topology was compared."""
+    able = [each for each in found if not each.peer and not each.doubtful]
+    if not able or len({each.topology for each in found if not each.peer}) < 2:
+        return []
+    best = verdict.best if verdict.best in able else _usual(able, min(able, key=_seconds))
+    others = [each for each in able if each.name == best.name and each.topology != best.topology]
+    beside = "".join(f"; {milliseconds(each.seconds)} with --topology {each.topology}" for each in others)
+    return [f"{best.name} takes {milliseconds(best.seconds)} with --topology {best.topology} of psnode train{beside}"]
+
+
+def limit_of(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,)) -> float | None:
     """Return the rate of the links, in bit/s, below which the verdict is to compress, found by bisection.
 
     `scenario.rate` is ignored. None if the verdict is the same at all rates, and for many workers, whose forecasts take long.
     """
-    if scenario.workers > _MANY:
+    if scenario.workers > (_MANY if tuple(topologies) == (USUAL,) else _MANY_ELSEWHERE):
         return None
 
     def pays(rate: float) -> bool:
-        return bool(judge(forecasts(profile, replace(scenario, rate=rate))).compress)
+        return bool(judge(forecasts(profile, replace(scenario, rate=rate), topologies)).compress)
 
     low, high = _SLOWEST, _FASTEST
     if not pays(low) or pays(high):
@@ -121,14 +173,14 @@ def sentences(verdict: CompressionVerdict) -> list[str]:
     """Return the verdict in words."""
     best, rival = verdict.best, verdict.rival
     if rival is None:
-        found = [f"{best.name}: {milliseconds(best.seconds)}; nothing to compare it with"]
+        found = [f"{best.label}: {milliseconds(best.seconds)}; nothing to compare it with"]
     elif verdict.compress:
         share = proportion(best.seconds / rival.seconds)
-        found = [f"compress: {best.name} takes {milliseconds(best.seconds)}, {share} of the step of {rival.name}"]
-        found.append(f"{best.name}: {best.accuracy or 'its loss beside dense is not recorded (docs/choosing.md)'}")
+        found = [f"compress: {best.label} takes {milliseconds(best.seconds)}, {share} of the step of {rival.label}"]
+        found.append(f"{best.label}: {best.accuracy or 'its loss beside dense is not recorded (docs/choosing.md)'}")
     else:
-        coded = f"the fastest scheme with a loss, {rival.name}, {milliseconds(rival.seconds)}"
-        found = [f"do not compress: {best.name} takes {milliseconds(best.seconds)}; {coded}"]
+        coded = f"the fastest scheme with a loss, {rival.label}, {milliseconds(rival.seconds)}"
+        found = [f"do not compress: {best.label} takes {milliseconds(best.seconds)}; {coded}"]
         if best.peer:
             found.append("use torch's DistributedDataParallel" + ("" if best.name.endswith("fp32") else " with its hook"))
-    return found + [f"{each.name} would take {milliseconds(each.seconds)}, but {each.accuracy}" for each in verdict.quicker]
+    return found + [f"{each.label} would take {milliseconds(each.seconds)}, but {each.accuracy}" for each in verdict.quicker]

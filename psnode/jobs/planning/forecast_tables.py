@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from psnode.config.amounts import amount, counted, milliseconds, proportion, rate_text
 from psnode.jobs.planning.forecast import Forecast
 from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.routing.routed_groups import USUAL
 from psnode.jobs.planning.scenario import CODING, LATENCY, LINK, MASTER, PASSES, TRANSPORT
 
 _KINDS = (PASSES, CODING, MASTER, TRANSPORT, LINK, LATENCY)
@@ -23,11 +24,25 @@ def heading(profile: Profile) -> str:
 def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], told: Sequence[str]) -> list[str]:
     """Return the lines of the forecasts `rows` at a rate, below an empty line, and of `told`, the sentences of their verdict."""
     where = "links that cost nothing" if rate == NO_RATE else rate
+    if len(others := _topologies(rows)) == 1 and others != {USUAL}:
+        where += f", --topology {min(others)}"
     found = ["", f"{counted(workers, 'worker')}, {where}", _HEAD]
     for row in rows:
         share = proportion(row.seconds / profile.passes)
-        found.append(f"  {row.name[:26]:26}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")
+        found.append(f"  {_name(row, rows)}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")
     return found + [f"-> {line}" for line in told]
+
+
+def _name(row: Forecast, rows: Sequence[Forecast]) -> str:
+    """Return the first column of a row, of 26 letters: its name, with the topology if the rows of schemes have several."""
+    if row.peer or len(_topologies(rows)) < 2:
+        return f"{row.name[:26]:26}"
+    told = f", {row.topology}"
+    return f"{row.name[: 26 - len(told)]}{told}".ljust(26)
+
+
+def _topologies(rows: Sequence[Forecast]) -> set[str]:
+    return {row.topology for row in rows if not row.peer}
 
 
 def chains(rows: Sequence[Forecast]) -> list[str]:
@@ -37,7 +52,7 @@ def chains(rows: Sequence[Forecast]) -> list[str]:
     """
     found = ["", f"{'of the step, in ms':28}" + "".join(f"{kind:>11}" for kind in _KINDS)]
     for row in rows:
-        found.append(f"  {row.name[:26]:26}" + "".join(f"{1e3 * row.spent.get(kind, 0.0):>11.1f}" for kind in _KINDS))
+        found.append(f"  {_name(row, rows)}" + "".join(f"{1e3 * row.spent.get(kind, 0.0):>11.1f}" for kind in _KINDS))
     return found
 
 

@@ -1,16 +1,22 @@
-"""A step of a job in the model: the work of workers and master on each group, in the order in which it becomes possible."""
+"""A step of a job in the model: the work of workers and roots on each group, in the order in which it becomes possible.
+
+A group's gradients and weights travel on its route. Its root decodes, updates and codes on the cores of its own host, which
+a root that is a worker shares with that worker's passes and coding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from psnode.exchange.routes import Route
 from psnode.exchange.shard.executor import most_lanes
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.planning.scenario import CODING, MASTER, PASSES, HostModels, Scenario
 from psnode.jobs.planning.simulation import Graph
 from psnode.plans.prediction import MOST_SPANS, PredictedSpan
 from psnode.plans.roles import MASTER as MASTER_RANK
+from psnode.plans.roles import Layout
 
 _STEPS = 5  # simulated; the last one counts, when the pipeline is steady
 _DIGITS, _TOUCHING = 7, 2e-7  # of the seconds of spans
@@ -35,15 +41,18 @@ def step_without_links(profile: Profile, costs: SchemeCosts) -> float:
     """Return the modelled seconds of a worker's step on the measured host while nothing else runs: weights are there at once."""
     graph = Graph()
     scenario = Scenario(1, None, 0.0, profile.host.cores)
-    worker = _Worker(graph, HostModels(graph, scenario, profile.host, master=False), 0, profile, costs, [])
+    worker = _Worker(graph, HostModels(graph, scenario, profile.host, ranks=1), 0, profile, costs, [])
     encoded = worker.step([[] for _ in costs.groups], [])
     end = graph.add(PASSES, 0, [], [*encoded, worker.last])
     return float(graph.run().end[end])
 
 
-def job_step(profile: Profile, costs: SchemeCosts, scenario: Scenario) -> StepTime:
-    """Return the step time of `scenario.workers` workers and a master under a scheme."""
-    job = _Job(profile, costs, scenario)
+def job_step(profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: Sequence[Route] | None = None) -> StepTime:
+    """Return the step time of `scenario.workers` workers and a master under a scheme.
+
+    `routes`: those of the groups of `costs`; without them the master is the root of all groups.
+    """
+    job = _Job(profile, costs, scenario, routes)
     return steady(job.graph, job.hosts, job.begins)
 
 
@@ -91,14 +100,20 @@ class _Note(NamedTuple):
 class _Job:
     """The graph of a job of some steps. `begins`: by step, the beginnings of the backward passes; `notes`: by step, its work."""
 
-    def __init__(self, profile: Profile, costs: SchemeCosts, scenario: Scenario) -> None:
+    def __init__(self, profile: Profile, costs: SchemeCosts, scenario: Scenario, routes: Sequence[Route] | None = None) -> None:
+        layout = Layout(scenario.workers)
+        self._routes = routes = [Route(MASTER_RANK, layout.readers) for _ in costs.groups] if routes is None else routes
+        roots: dict[int, list[int]] = {}
+        for index, route in enumerate(routes):
+            roots.setdefault(route.root, []).append(index)
         self.graph = graph = Graph()
-        self.hosts = hosts = HostModels(graph, scenario, profile.host, master=True)
+        self.hosts = hosts = HostModels(graph, scenario, profile.host, ranks=1 + max(layout.computing[-1], *roots, MASTER_RANK))
         self.notes: list[list[_Note]] = []
         self.begins: list[list[int]] = []
-        master = _Master(graph, hosts, costs, scenario)
-        workers = [_Worker(graph, hosts, rank, profile, costs, self.notes) for rank in range(1, scenario.workers + 1)]
-        ups, downs = [graph.queue() for _ in workers], [graph.queue() for _ in workers]
+        self._connections: dict[tuple[int, int], int] = {}
+        self._costs = costs
+        self._roots = {rank: _Root(graph, hosts, rank, groups, costs, scenario) for rank, groups in roots.items()}
+        workers = [_Worker(graph, hosts, rank, profile, costs, self.notes) for rank in layout.computing]
         arrived: list[list[list[int]]] = [[[] for _ in costs.groups] for _ in workers]
         complete: list[list[int]] = [[] for _ in workers]
         for _ in range(_STEPS):
@@ -109,22 +124,37 @@ class _Job:
                 encoded = worker.step(arrived[place], complete[place])
                 marks.append(worker.backward)
                 for index, done in enumerate(encoded):
-                    there = self._send("in", worker.rank, 0, index, costs.groups[index].up, done, ups[place])
-                    frames[index].append(master.handle(there))
+                    root = routes[index].root
+                    there = self._send("in", worker.rank, root, index, costs.groups[index].up, done)
+                    frames[index].append(self._roots[root].handle(there))
             self.begins.append(marks)
-            closed = [master.close(index, frames[index], self.notes[-1]) for index in range(len(costs.groups))]
+            closed = [self._roots[route.root].close(index, frames[index], self.notes[-1]) for index, route in enumerate(routes)]
+            # the master hears of groups that close elsewhere before it tells all workers
+            known = [
+                done if route.root == MASTER_RANK else hosts.wait(scenario.round_trip / 2, [done])
+                for route, done in zip(routes, closed, strict=True)
+            ]
+            known_on = [{route.root: done} for route, done in zip(routes, closed, strict=True)]
             for place, worker in enumerate(workers):
-                nbytes = [group.down for group in costs.groups]
-                arrived[place] = [
-                    [self._send("out", 0, worker.rank, index, size, done, downs[place])]
-                    for index, (size, done) in enumerate(zip(nbytes, closed, strict=True))
-                ]
-                complete[place] = [hosts.wait(scenario.round_trip / 2, closed)]
+                arrived[place] = [[self._arrival(index, worker.rank, known_on[index])] for index in range(len(routes))]
+                complete[place] = [hosts.wait(scenario.round_trip / 2, known)]
 
-    def _send(self, kind: str, source: int, target: int, group: int, nbytes: int, follows: int, connection: int) -> int:
-        """Add a frame of a group; return the activity that ends when it is there."""
+    def _arrival(self, index: int, rank: int, there: dict[int, int]) -> int:
+        """Return the activity that ends when a group's weights are on `rank`, as those of the ranks in `there` do."""
+        if rank not in there:
+            source = self._routes[index].down(rank)
+            follows = self._arrival(index, source, there)
+            there[rank] = self._send("out", source, rank, index, self._costs.groups[index].down, follows)
+        return there[rank]
+
+    def _send(self, kind: str, source: int, target: int, group: int, nbytes: int, follows: int) -> int:
+        """Add a frame of a group; return the activity that ends when it is there. One that stays on its rank takes no time."""
+        if source == target:
+            return follows
+        if (source, target) not in self._connections:
+            self._connections[source, target] = self.graph.queue()
         first = len(self.graph.work)
-        there = self.hosts.transfer(source, target, nbytes, [follows], connection)
+        there = self.hosts.transfer(source, target, nbytes, [follows], self._connections[source, target])
         self.notes[-1].append(_Note(kind, max(source, target), group, first, there))
         return there
 
@@ -181,24 +211,27 @@ class _Worker:
             self._notes[-1].append(_Note(kind, self.rank, group, activity, activity))
 
 
-class _Master:
-    """The master's main thread and its lanes."""
+class _Root:
+    """The threads of the shard on `rank`, the root of `groups`: the one that takes frames, and its lanes."""
 
-    def __init__(self, graph: Graph, hosts: HostModels, costs: SchemeCosts, scenario: Scenario) -> None:
-        self._graph, self._hosts, self._costs = graph, hosts, costs
+    def __init__(
+        self, graph: Graph, hosts: HostModels, rank: int, groups: Sequence[int], costs: SchemeCosts, scenario: Scenario
+    ) -> None:
+        self._hosts, self._rank, self._costs = hosts, rank, costs
         self._main = graph.queue()
-        self._lanes = [graph.queue() for _ in range(most_lanes(scenario.cores, len(costs.groups)))]
+        lanes = [graph.queue() for _ in range(most_lanes(scenario.cores, len(groups)))]
+        self._lanes = {group: lanes[place % len(lanes)] for place, group in enumerate(groups)}
 
     def handle(self, arrived: int) -> int:
-        """Add the main thread's work on a frame."""
-        return self._hosts.compute(MASTER, 0, self._costs.bookkeeping, [arrived], queue=self._main)
+        """Add the work of the thread that takes frames on one of them."""
+        return self._hosts.compute(MASTER, self._rank, self._costs.bookkeeping, [arrived], queue=self._main)
 
     def close(self, index: int, frames: Sequence[int], notes: list[_Note]) -> int:
         """Add the decoding of a group's frames and its update; return the activity in which its weights are ready to be sent."""
         group: GroupCosts = self._costs.groups[index]
-        lane = self._lanes[index % len(self._lanes)]
-        decoded = [self._hosts.compute(MASTER, 0, group.decode, [frame], queue=lane, urgency=-index) for frame in frames]
-        updated = self._hosts.compute(MASTER, 0, group.update, decoded, queue=lane, urgency=-index)
-        notes += [_Note("decode", MASTER_RANK, index, each, each) for each in decoded]
-        notes.append(_Note("update", MASTER_RANK, index, updated, updated))
+        lane, rank = self._lanes[index], self._rank
+        decoded = [self._hosts.compute(MASTER, rank, group.decode, [frame], queue=lane, urgency=-index) for frame in frames]
+        updated = self._hosts.compute(MASTER, rank, group.update, decoded, queue=lane, urgency=-index)
+        notes += [_Note("decode", rank, index, each, each) for each in decoded]
+        notes.append(_Note("update", rank, index, updated, updated))
         return updated

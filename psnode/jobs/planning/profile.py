@@ -61,7 +61,8 @@ class SchemeCosts:
     """A scheme: its groups, `bookkeeping`, the master's other work for each frame, and `extra`, both in seconds.
 
     `extra`: the seconds by which a worker's measured step, without communication, exceeded the model of it.
-    `settings`, `plan`: its settings and its plan, as plan files hold them (psnode.plans.plan_file).
+    `settings`, `plan`: its settings and its plan, as plan files hold them (psnode.plans.plan_file). `grouping`: the settings by
+    which the plan was made (psnode.plans.rule.grouping_of); empty in profiles of earlier versions.
     `accuracy`: a line with the recorded loss of the scheme beside dense; empty if none is recorded. `lossy`: False for schemes
     whose gradients travel as float32, fp16 or bf16. `doubtful`: True if the record or the codec's kind speaks against it.
     """
@@ -74,6 +75,7 @@ class SchemeCosts:
     doubtful: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
+    grouping: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

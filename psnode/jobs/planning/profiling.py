@@ -17,14 +17,15 @@ from psnode.config.train_settings import WITH_BETAS
 from psnode.jobs.planning.ddp_hooks import optimizer_of
 from psnode.jobs.planning.ddp_overhead import overheads
 from psnode.jobs.planning.ddp_step import HOOKS
-from psnode.jobs.planning.host_costs import add_cost, crowding, median_seconds, socket_costs
+from psnode.jobs.planning.host_prices.host_costs import add_cost, crowding, median_seconds, socket_costs
+from psnode.jobs.planning.host_prices.mpi_costs import mpi_cost
 from psnode.jobs.planning.job_step import step_without_links
-from psnode.jobs.planning.mpi_costs import mpi_cost
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
 from psnode.master.lines.opening import doubt_of, measured_cost
 from psnode.plans.coding import loses
 from psnode.plans.groups import IDENTITY
 from psnode.plans.plan_file import stated_settings
+from psnode.plans.rule import grouping_of
 
 if TYPE_CHECKING:
     import torch
@@ -202,7 +203,7 @@ def _scheme_costs(ground: TimedModel, config: Config, profile: Profile, tensors:
         lossy = loses(scheme.codec) or loses(scheme.downlink)
         costs = SchemeCosts(
             tuple(groups), bookkeeping, 0.0, lossy, doubt or measured_cost(scheme, config.optimizer), bool(doubt),
-            stated_settings(config), rig.plan.to_dict(),
+            stated_settings(config), rig.plan.to_dict(), grouping_of(config),
         )  # fmt: skip
         return replace(costs, extra=max(0.0, statistics.median(taken) - step_without_links(profile, costs)))
     finally:

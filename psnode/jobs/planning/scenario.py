@@ -45,14 +45,13 @@ class HostModel:
 
 
 class HostModels:
-    """The hosts of a scenario in a graph. With `master`, host 0 is the master's, and the workers' follow; else there is none."""
+    """The hosts of `ranks` ranks, one for each, under a scenario in a graph."""
 
-    def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, master: bool) -> None:
+    def __init__(self, graph: Graph, scenario: Scenario, costs: HostCosts, *, ranks: int) -> None:
         self._graph, self._costs = graph, costs
         self._delay = graph.resource(Resource(float("inf"), 1.0))
         self._uneven = scenario.uneven
         self._half_trip = scenario.round_trip / 2
-        ranks = scenario.workers + master
         pools = [graph.resource(Resource(scenario.cores, 1.0, costs.crowded)) for _ in range(1 if scenario.shared else ranks)]
         self.hosts = [HostModel(graph, pools[0 if scenario.shared else rank], scenario) for rank in range(ranks)]
 

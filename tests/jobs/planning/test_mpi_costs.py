@@ -6,7 +6,7 @@ import pytest
 
 from psnode.errors import ConfigurationError
 from psnode.jobs import launch
-from psnode.jobs.planning.mpi_costs import mpi_cost
+from psnode.jobs.planning.host_prices.mpi_costs import mpi_cost
 
 
 def test_two_ranks_exchange_frames() -> None:

@@ -15,12 +15,17 @@ import torch
 from psnode.cli import main
 from psnode.config.load import load
 from psnode.errors import ConfigurationError
+from psnode.exchange.routes import routes_of
 from psnode.jobs.planning import profiling
-from psnode.jobs.planning.host_costs import crowding, socket_costs
+from psnode.jobs.planning.host_prices.host_costs import crowding, socket_costs
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.profiling import measure
+from psnode.jobs.planning.routing.route_lines import loads_of
+from psnode.jobs.planning.routing.routed_groups import routed
 from psnode.jobs.planning.scenario import GOODPUT
+from psnode.plans.groups import Plan
 from psnode.plans.plan_file import PlanFile
+from psnode.plans.roles import Layout
 from psnode.records.metrics import METRICS, read_records
 
 MODEL = {"network": "FC", "dataset": "synthetic", "synthetic_shape": (1, 8, 8), "batch_size": 4, "threads": 1}
@@ -47,6 +52,26 @@ def test_frames_have_the_bytes_of_a_job(profile: Profile, scheme: str, tmp_path:
     tolerance = 0.0 if scheme == "dense" else 0.05
     assert sum(group.up for group in found) == pytest.approx(record["uplink_bytes"], rel=tolerance)
     assert sum(group.down for group in found) == pytest.approx(record["downlink_bytes"], rel=tolerance)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_groups_routes_and_bytes_where_every_worker_has_a_part_are_those_of_a_job(
+    profile: Profile, scheme: str, tmp_path: Path
+) -> None:
+    """Every worker sends gradients to the two others, and gets weights from them; reports are a few hundred bytes.
+
+    Payloads of top-k differ by their entropy code, and those of small groups were not measured.
+    """
+    flags = ["--scheme", scheme, "--max-steps", "4", "--no-tensorboard", "--train-dir", str(tmp_path), "--quiet"]
+    assert main(["train", "--local", "3", "--topology", "mesh", *OPTIONS, *flags]) == 0
+    found = routed(profile, scheme, "mesh", 3)
+    plan = Plan.from_dict(json.loads((tmp_path / "config.json").read_bytes())["plan"])
+    assert Plan.from_dict(found.costs.plan) == plan
+    assert found.routes == routes_of(Layout(3), plan, "mesh")
+    record, loads = list(read_records(tmp_path / METRICS))[-1], loads_of(found)
+    tolerance = 1e-3 if scheme == "dense" else 0.15
+    assert sum(load.gradients_out for load in loads) == pytest.approx(record["uplink_bytes"], rel=tolerance)
+    assert sum(load.weights_in for load in loads) == pytest.approx(record["downlink_bytes"], rel=tolerance)
 
 
 def test_a_codec_of_the_options_is_that_of_their_own_row(monkeypatch: pytest.MonkeyPatch) -> None:

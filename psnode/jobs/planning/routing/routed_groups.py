@@ -1,0 +1,74 @@
+"""The groups of a predicted job under a topology, with their costs and their routes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.exchange.routes import Route, group_bytes_of, refuse_other_roots, routes_of
+from psnode.jobs.planning.profile import Profile, SchemeCosts
+from psnode.jobs.planning.refitting.profile_refit import on_plan
+from psnode.plans.groups import IDENTITY, Plan, Tensor
+from psnode.plans.roles import Layout
+from psnode.plans.rule import DEFAULT_GROUP_BYTES, grouping_of, make_plan
+
+USUAL = Config().topology
+
+
+@dataclass(frozen=True)
+class RoutedGroups:
+    """The `costs` of a scheme, whose groups, of `sizes` coordinates, travel on `routes` in a job of `layout`."""
+
+    costs: SchemeCosts
+    sizes: tuple[int, ...]
+    routes: tuple[Route, ...]
+    layout: Layout
+
+
+def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGroups:
+    """Return the groups of a scheme of the profile in a job of `workers` workers under the setting `topology`.
+
+    The groups are those that a run has there. If the measured groups are others, seconds are shared out by coordinates, and bytes
+    by coded and plain coordinates. Raises ConfigurationError for a scheme that train refuses under this topology, and for a
+    profile of an earlier version, which kept no plans.
+    """
+    costs = profile.schemes[name]
+    if not costs.plan:
+        raise ConfigurationError("this profile holds no plans, since an earlier version wrote it: measure again")
+    refuse_other_roots(Config(topology=topology), str(costs.settings.get("aggregator", "")))
+    layout, plan = Layout(workers), Plan.from_dict(costs.plan)
+    size = group_bytes_of(topology, 4 * plan.size, workers)
+    rules = _grouping(costs)
+    if size != DEFAULT_GROUP_BYTES and rules["group_by"] == "bytes" and not rules["group_bytes"]:
+        plan = make_plan(_tensors(profile, plan), _codec(plan), **{**rules, "group_bytes": size})
+        costs = on_plan(profile, costs, plan)
+    return RoutedGroups(costs, tuple(group.size for group in plan.groups), routes_of(layout, plan, topology), layout)
+
+
+def fits(profile: Profile, name: str, topology: str) -> bool:
+    """Return False for a scheme of the profile that train refuses under a topology."""
+    try:
+        refuse_other_roots(Config(topology=topology), str(profile.schemes[name].settings.get("aggregator", "")))
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _grouping(costs: SchemeCosts) -> dict[str, Any]:
+    """Return the settings by which the plan was made. Those that the profile does not tell have their usual values."""
+    usual = grouping_of(Config())
+    return {name: costs.grouping.get(name, value) for name, value in usual.items()}
+
+
+def _tensors(profile: Profile, plan: Plan) -> list[Tensor]:
+    """Return the tensors in the order in which their gradients finish."""
+    if problem := plan.difference({tensor.name: tensor.shape for tensor in profile.tensors}):
+        raise ConfigurationError(f"the profile's plan is of another model: {problem}; measure again")
+    return [Tensor(tensor.name, tensor.shape) for tensor in profile.tensors]
+
+
+def _codec(plan: Plan) -> str:
+    """Return the codec of a plan that was made by the rule: all coded segments have the same one."""
+    return next((segment.codec for segment in plan.segments if segment.codec != IDENTITY), IDENTITY)

@@ -1,0 +1,75 @@
+"""The options of `psnode plan` about topologies: tables side by side, and lines of refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from psnode.cli import main
+from tests.jobs.planning.refitting.run_cases import make_run, profile
+
+
+def test_auto_has_a_row_for_every_scheme_and_topology_and_others_have_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile().save(tmp_path / "profile.json")
+    asked = ["plan", "-n", "3", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json")]
+    found = {}
+    for words in ([], ["--topology", "star"], ["--topology", "mesh"], ["--topology", "auto"]):
+        assert main([*asked, *words, "--json"]) == 0
+        [result] = json.loads(capsys.readouterr().out)["results"]
+        found[" ".join(words[1:])] = {(row["name"], row["topology"]): row["seconds"] for row in result["rows"] if not row["peer"]}
+    assert found[""] == found["star"]
+    assert {topology for _, topology in found["mesh"]} == {"mesh"}
+    assert found["auto"] == found["star"] | found["mesh"]
+    assert len(found["auto"]) == 6
+    assert main([*asked, "--topology", "auto"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("  qsgd, ") for line in lines) == 2
+    assert any(line.startswith("-> qsgd takes ") and " of psnode train; " in line for line in lines)
+    assert main([*asked, "--topology", "mesh"]) == 0
+    assert "3 workers, 1mbit, --topology mesh" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--topology", "net"], "--topology"),
+        (["--topology", "mesh", "--save-plan", "plan.json"], "--save-plan and --plot know --topology star alone"),
+        (["--topology", "auto", "--plot", "step.svg"], "--save-plan and --plot know --topology star alone"),
+    ],
+)
+def test_what_a_topology_lacks_is_told_in_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile().save(tmp_path / "profile.json")
+    assert main(["plan", "-n", "2", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json"), *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--groups", "best", "--topology", "auto", "--"], "--groups knows --topology star alone"),
+        (["--groups", "best", "--", "--topology", "mesh"], "--groups knows --topology star alone"),
+        (["--scheme", "qsgd --topology mesh", "--"], "--topology is the same for all that is compared: leave it out"),
+        (["--topology", "auto", "--", "--spares", "1"], "under --topology mesh: use --topology star"),
+        (["--", "--topology", "mesh", "--norm-cap", "10"], "under --topology mesh: use --topology star"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_is(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "-n", "2", *words, "--network", "LeNet", "--dataset", "synthetic"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_finished_run_has_the_topology_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    profile().save(tmp_path / "profile.json")
+    assert main(["plan", "--from", str(run), "--profile", str(tmp_path / "profile.json"), "--topology", "mesh"]) == 2
+    assert "--from has the topology of its run: leave out --topology" in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""Modelled steps of groups on routes with several roots, against figures by hand and bounds of the links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from psnode.errors import ConfigurationError
+from psnode.exchange.routes import Route, routes_of
+from psnode.jobs.planning.forecast import Forecast, forecasts, judge, limit_of, topology_sentences
+from psnode.jobs.planning.job_step import job_step
+from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
+from psnode.jobs.planning.routing.routed_groups import routed
+from psnode.jobs.planning.scenario import GOODPUT, Scenario
+from psnode.plans.groups import Group, Plan, Segment, Tensor
+from psnode.plans.roles import Layout
+
+FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 4, 1.0)
+NOTHING = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+RATE = 8e6 / GOODPUT  # a million bytes of payload per second
+TWO = range(1, 3)
+
+
+def scheme(*groups: dict[str, Any]) -> SchemeCosts:
+    return SchemeCosts(tuple(GroupCosts(**{**NOTHING.__dict__, **group}) for group in groups), 0.0, 0.0, True)
+
+
+def profile(costs: SchemeCosts, passes: float = 0.3) -> Profile:
+    """Return a profile whose forward pass takes a third of `passes`."""
+    tensors = (TensorTimes((1000, 1000), passes * 2 / 3, 0.0),)
+    return Profile("model", 1, passes / 3, passes * 2 / 3, 0.0, tensors, FREE, {"coded": costs}, {})
+
+
+def seconds(costs: SchemeCosts, scenario: Scenario, routes: list[Route], passes: float = 0.3) -> float:
+    return job_step(profile(costs, passes), costs, scenario, routes).seconds
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_root_that_is_a_worker_gets_the_gradients_of_the_others_and_sends_them_its_weights(workers: int) -> None:
+    """One group: the frames of all workers but the root itself pass its link, each way. Its own is decoded meanwhile."""
+    costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
+    found = seconds(costs, Scenario(workers, RATE, 0.004, 4, uneven=0.0), [Route(1, range(1, workers + 1))])
+    others = workers - 1
+    decoded = others * 0.03 if others else 0.03
+    latency = 0.004 if others else 0.0
+    assert found == pytest.approx(0.3 + 0.01 + 0.02 + decoded + 0.05 + others * (0.1 + 0.05) + latency)
+
+
+def test_two_roots_use_both_links_both_ways_at_once() -> None:
+    """Each of two workers sends half of its gradient, then half of the weights: half of u + v each way."""
+    costs = scheme(*[{"up": 100_000, "down": 50_000, "ready": 0.2}] * 2)
+    found = seconds(costs, Scenario(2, RATE, 0.004, 4, uneven=0.0), [Route(1, TWO), Route(2, TWO)])
+    assert found == pytest.approx(0.3 + 0.1 + 0.05 + 0.004)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("each", [1, 4])
+def test_a_step_that_links_limit_takes_the_bytes_of_one_gradient_and_one_set_of_weights(workers: int, each: int) -> None:
+    """With equal groups (P - 1) / P (u + v) bytes pass every link each way; here u = v = 1 MB, and passes take 20 ms."""
+    count = each * workers
+    whole = {"up": 10**6 / count, "down": 10**6 / count}
+    groups = [
+        whole | {"ready": 0.04 / 3 * (n + 1) / count, "needed": 0.02 / 3 * (count - n - 1) / count} for n in range(count)
+    ]  # fmt: skip
+    routes = [Route(1 + n % workers, range(1, workers + 1)) for n in range(count)]
+    found = seconds(scheme(*groups), Scenario(workers, RATE, 0.0, 4, uneven=0.0), routes, passes=0.02)
+    bound = (workers - 1) / workers * 2
+    assert bound <= found <= bound + 0.02 + 1e-9
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 0.35), (2, 0.3)])
+def test_a_root_shares_the_cores_of_its_host_with_the_backward_pass(cores: int, expected: float) -> None:
+    """Twice .02 s of decoding and .01 s of updating fall into the backward pass of the first worker, and lengthen it on one
+    core."""
+    costs = scheme({"ready": 0.05, "decode": 0.02, "update": 0.01, "needed": 0.09}, {"ready": 0.2})
+    assert seconds(costs, Scenario(2, None, 0.0, cores), [Route(1, TWO), Route(2, TWO)]) == pytest.approx(expected)
+
+
+def test_the_master_hears_of_a_version_that_ends_elsewhere_before_it_tells_the_workers() -> None:
+    """A gradient takes half a round trip; from the root to the master and on to the workers it is two halves more."""
+    costs = scheme({"ready": 0.2})
+    assert seconds(costs, Scenario(2, None, 0.5, 4), [Route(0, TWO)]) == pytest.approx(0.3 + 0.25 + 0.25)
+    assert seconds(costs, Scenario(2, None, 0.5, 4), [Route(1, TWO)]) == pytest.approx(0.3 + 0.25 + 0.25 + 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Route):
+    """Weights go from the root to the first reader, which passes them on."""
+
+    def down(self, rank: int) -> int:
+        return rank - 1
+
+    def heirs(self, rank: int) -> tuple[int, ...]:
+        return (rank + 1,) if rank < max(self.readers) else ()
+
+
+def test_readers_may_pass_weights_on() -> None:
+    """The first worker has its weights after .052 s, and sends until the second, .052 s later, sends too: .2 s for both."""
+    costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2})
+    found = seconds(costs, Scenario(2, RATE, 0.004, 4, uneven=0.0), [Chain(0, TWO)])
+    assert found == pytest.approx(0.052 + 0.3 + 2 * 0.1 + 0.002)
+
+
+QSGD = "qsgd:levels=7"
+TENSORS = tuple(Tensor(f"w{n}", (65_536,)) for n in range(4))
+
+
+def measured(*, up: int = 26_266, grouping: dict[str, Any] | None = None) -> Profile:
+    """Return a profile of one group of 262144 coordinates, of which each takes a tenth of a byte, and four on their way down."""
+    whole = Plan(TENSORS, (Group(0, (Segment(0, QSGD, 0, (262_144,)),)),))
+    costs = SchemeCosts(
+        (GroupCosts(up, 52 + 4 * 262_144, 0.8, 0.4, 0.16, 0.08, 0.2, 0.0, coded=262_144),), 0.0, 0.0, True,
+        settings={"scheme": "qsgd"}, plan=whole.to_dict(), grouping={"code_small": True, **(grouping or {})},
+    )  # fmt: skip
+    tensors = tuple(TensorTimes((65_536,), 0.05 * (n + 1), 0.09 - 0.03 * n, f"w{n}") for n in range(4))
+    return Profile("model", 1, 0.1, 0.2, 0.0, tensors, FREE, {"qsgd": costs}, {"fp32": 0.0})
+
+
+def test_a_model_that_is_one_group_in_a_star_has_four_a_worker_where_it_is_dealt() -> None:
+    """A megabyte among two workers: pieces of an eighth, whose seconds and bytes are in proportion to coordinates."""
+    found = routed(measured(), "qsgd", "mesh", 2)
+    assert found.sizes == (32_768,) * 8
+    assert [route.root for route in found.routes] == [1, 2] * 4
+    assert {(group.up, group.down) for group in found.costs.groups} == {(52 + 3277, 52 + 4 * 32_768)}
+    assert [group.encode for group in found.costs.groups] == pytest.approx([0.1] * 8)
+    assert [group.ready for group in found.costs.groups] == pytest.approx([0.05, 0.05, 0.1, 0.1, 0.15, 0.15, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("grouping", [{"group_by": "layer"}, {"group_bytes": 1 << 20}])
+def test_groups_of_a_size_that_was_asked_for_stay(grouping: dict[str, Any]) -> None:
+    found = routed(measured(grouping=grouping), "qsgd", "mesh", 2)
+    assert found.sizes == (262_144,)
+    assert [route.root for route in found.routes] == [1]
+
+
+def test_under_the_usual_topology_groups_are_the_measured_ones() -> None:
+    known = measured()
+    found = routed(known, "qsgd", "star", 3)
+    assert found.costs == known.schemes["qsgd"]
+    assert found.routes == routes_of(Layout(3), Plan.from_dict(found.costs.plan))
+
+
+def test_forecasts_of_several_topologies_stand_side_by_side_and_the_verdict_names_the_flag() -> None:
+    """At 1 MB/s the master of four workers sends 4.2 MB, and a worker of a mesh three quarters of the 1.07 MB of both ways.
+
+    Passes, coding, decoding and the update take 2.22 s in a star, with nothing beside them.
+    """
+    rows = forecasts(measured(), Scenario(4, RATE, 0.0, 4, uneven=0.0), ("star", "mesh"))
+    by = {row.topology: row for row in rows if not row.peer}
+    assert by["star"].seconds == pytest.approx(2.22 + 4 * (26_266 + 52 + 4 * 262_144) / 1e6)
+    assert 0.8 < by["mesh"].seconds < 0.8 + 2.22
+    assert by["mesh"].sent == pytest.approx(0.75 * (26_214 + 4 * 262_144), rel=0.01)
+    [told] = topology_sentences(rows, judge(rows))
+    assert told.startswith("qsgd takes ")
+    assert " with --topology mesh of psnode train; " in told
+    assert told.endswith(" with --topology star")
+
+
+def test_of_topologies_within_two_percent_the_usual_one_is_the_best() -> None:
+    star, mesh = (Forecast("dense", each, {}, 0.1, "link", 1, topology=name) for name, each in (("star", 1.01), ("mesh", 1.0)))
+    assert judge([mesh, star]).best is star
+    assert topology_sentences([mesh, star], judge([mesh, star])) == [
+        "dense takes 1,010 ms with --topology star of psnode train; 1,000 ms with --topology mesh"
+    ]
+
+
+def test_what_cannot_be_predicted_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigurationError, match=r"takes too long to predict under --topology mesh: ask for fewer workers$"):
+        forecasts(measured(), Scenario(400, RATE, 0.0, 4), ("mesh",))
+    old = Profile("model", 1, 0.1, 0.2, 0.0, (), FREE, {"qsgd": scheme({"up": 1})}, {})
+    with pytest.raises(ConfigurationError, match="this profile holds no plans, since an earlier version wrote it"):
+        forecasts(old, Scenario(2, RATE, 0.0, 4), ("mesh",))
+    assert limit_of(measured(), Scenario(6, None, 0.0, 4), ("star", "mesh")) is None
