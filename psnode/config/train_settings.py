@@ -265,8 +265,9 @@ class Config:
 
     # rounds
     topology: str = option(
-        "star", "Where gradients are added up and weights updated: star on rank 0; mesh a part on every worker.",
-        choices=("star", "mesh"), before="star", replans=True,
+        "star", "Where gradients are added up and weights updated: star on rank 0; mesh a part on every worker; "
+        "star:down=tree on rank 0, and workers pass the weights on.",
+        choices=("star", "mesh", "star:down=tree"), before="star", replans=True,
     )  # fmt: skip
     consistency: str = option(
         "bsp", "The rule that closes a round: bsp all gradients; kofn the first --num-aggregate, later ones are dropped; "

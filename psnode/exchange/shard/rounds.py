@@ -137,9 +137,14 @@ class Rounds(Generic[T]):
         return len(self._ranks) <= 1
 
     @property
+    def all_open(self) -> bool:
+        """True if a round is open and none of its slots is closed yet."""
+        return len(self._open) == len(self._next)
+
+    @property
     def untouched(self) -> bool:
         """True if all slots are open and no gradient has come for any of them."""
-        return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders.values())
+        return self.all_open and not any(order.arrived for order in self._orders.values())
 
     def force(self) -> None:
         """Close all open slots with the gradients received so far, even if there are none."""

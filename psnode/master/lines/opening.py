@@ -21,7 +21,7 @@ from psnode.config.train_settings import DEFAULT_SCHEME, WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import is_central
+from psnode.exchange.routes import is_central, is_plain, sent_by_master
 from psnode.master.lines.columns import tell
 from psnode.master.sharding import Sharding
 from psnode.plans.coding import Coding
@@ -68,6 +68,11 @@ def tell_of_the_run(
         rows.append(("measured", measured))
     if not is_central(config.topology):
         rows.append(("topology", f"{config.topology}: every worker updates a part of the weights; the job ends if one is lost"))
+    elif not is_plain(config.topology):
+        sets = counted(sent_by_master(config.topology, len(workers)), "worker")
+        rows.append(
+            ("topology", f"{config.topology}: rank 0 sends the weights to {sets}, and workers pass them on to the others")
+        )
     rows.append(("memory", _memory(config, need, len(workers))))
     rows.append(("directory", f"{config.directory}, {_checkpoints(config)}"))
     tell(_LOG, rows)
