@@ -96,10 +96,10 @@ def test_a_lost_worker_leaves_those_behind_it_with_the_weights(
 
         with monkeypatch.context() as patch:
             watched(patch, die)
-            found.append(trained(tmp_path / topology, 5, topology, settings, local=6, batch_size=2, hash_every=1))
+            found.append(trained(tmp_path / topology, 5, topology, settings, local=7, batch_size=2, hash_every=1))
     assert differences(*found) == []
     events = read_records(tmp_path / PASSED_ON / "events.jsonl")
-    behind = {1: "ranks 3, 4", 2: "ranks 5, 6"}.get(lost)
+    behind = {1: "ranks 3, 4, 7", 2: "ranks 5, 6", 3: "rank 7"}.get(lost)
     told = [(lost, f"rank 0 sends the weights to {behind} itself")] if behind else []
     assert [(event["rank"], event["reason"]) for event in events if event["event"] == "bypassed"] == told
 
