@@ -99,6 +99,12 @@ class EarlyFrames:
         """Return True if all parts of `version` have come and none was taken."""
         return len(self._parts.get(version, ())) == len(self._sources)
 
+    def is_replaced(self, version: int) -> bool:
+        """Return True if the next of `others` is of a version after `version`, the whole weights of which have come."""
+        following = self._others[0].version if self._others else version
+        whole = [frame for frame in self._parts.get(following, {}).values() if frame.kind is Kind.WEIGHTS]
+        return following > version and len(whole) == len(self._sources)
+
     def passed(self, group: int, version: int) -> bool:
         """Return True if the sender of `group`, the only one, has sent a part of a version after `version`."""
         return self._root is None and self._newest[self._sources[group]] > version

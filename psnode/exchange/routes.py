@@ -176,6 +176,12 @@ def require_central(config: Config, program: str) -> None:
         raise ConfigurationError(f"{program} knows --topology star alone")
 
 
+def require_straight(config: Config, program: str) -> None:
+    """Raise ConfigurationError if workers pass weights on, and `program` would take these bytes for their own."""
+    if is_central(config.topology) and not is_plain(config.topology):
+        raise ConfigurationError(f"{program} counts passed-on bytes twice: leave out --topology {config.topology}")
+
+
 def group_bytes_of(topology: str, whole: int, workers: int) -> int:
     """Return the size of groups for a model of `whole` bytes that is dealt among `workers` in parts of about equal sizes.
 

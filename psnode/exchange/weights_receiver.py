@@ -168,11 +168,15 @@ class Receiver:
         """Put a part in place, or follow the master's next control frame, if one is due; otherwise wait for a frame."""
         if (part := self._early.part(self.version)) is not None:
             self._place(part)
-        elif self._closing is None and (word := self._early.other()) is not None:
+        elif (self._closing is None or self._is_cut_off()) and (word := self._early.other()) is not None:
             self._follow(word)
         else:
             self._keep(self.listen())
             self._check_senders()
+
+    def _is_cut_off(self) -> bool:
+        """Return True if parts of the version were lost on their way, and the root has sent a later version whole instead."""
+        return self._root is not None and self._early.is_replaced(self.version)
 
     def _place(self, part: Frame) -> None:
         """Apply a part of the version. Whole weights may come twice, to a worker that is suspended and readmitted at once."""

@@ -9,7 +9,7 @@ import pytest
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import group_bytes_of, require_central, routes_of
+from psnode.exchange.routes import group_bytes_of, require_central, require_straight, routes_of
 from psnode.plans.groups import Tensor
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import make_plan
@@ -87,3 +87,7 @@ def test_programs_that_know_one_topology_refuse_the_others() -> None:
     for topology in ("mesh", "star:down=tree"):
         with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
             require_central(Config(topology=topology), "psnode plan")
+    for topology in ("star", "mesh"):
+        require_straight(Config(topology=topology), "psnode bench peers")
+    with pytest.raises(ConfigurationError, match=r"^psnode bench peers counts passed-on bytes twice: leave out --topology star:"):
+        require_straight(Config(topology="star:down=tree"), "psnode bench peers")
