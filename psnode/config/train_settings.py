@@ -266,8 +266,8 @@ class Config:
     # rounds
     topology: str = option(
         "star", "Where gradients are added up and weights updated: star on rank 0; mesh a part on every worker; "
-        "gather all on every worker.",
-        choices=("star", "mesh", "gather"), before="star", replans=True,
+        "gather all on every worker; star:down=tree on rank 0, and workers pass the weights on.",
+        choices=("star", "mesh", "gather", "star:down=tree"), before="star", replans=True,
     )  # fmt: skip
     consistency: str = option(
         "bsp", "The rule that closes a round: bsp all gradients; kofn the first --num-aggregate, later ones are dropped; "

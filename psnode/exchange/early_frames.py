@@ -18,13 +18,17 @@ class EarlyFrames:
     `sources[g]` is the rank that sends group g. Frames of one rank come in the order in which it sent them. At most
     `limit` bytes are kept, not counting STATE frames, of which there is only one per promotion of a spare.
 
+    With a `root`, which may send every group as well, the parts of a version come on two ways, in any order and more than once;
+    a part that is not needed any more is then dropped.
+
     Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last
     part, and if more than `limit` bytes are kept. The error names the sender; in the last case, the sender of most of the
     bytes.
     """
 
-    def __init__(self, sources: Sequence[int], limit: int) -> None:
+    def __init__(self, sources: Sequence[int], limit: int, root: int | None = None) -> None:
         self._sources = sources
+        self._root = root
         self._limit = limit
         self._parts: dict[int, dict[int, Frame]] = {}
         self._others: deque[Frame] = deque()
@@ -52,8 +56,13 @@ class EarlyFrames:
             if frame.sender != MASTER:
                 raise unexpected(frame)
             self._others.append(frame)
-        elif frame.group >= len(self._sources) or frame.sender != self._sources[frame.group]:
+        elif frame.group >= len(self._sources) or frame.sender not in (self._sources[frame.group], self._root):
             raise unexpected(frame)
+        elif self._root is not None:
+            if frame.version < self._due or (frame.kind is Kind.DELTA and self.has(frame.version, frame.group)):
+                frame.release()
+                return
+            self._put_part(frame)
         else:
             if frame.version < self._newest[frame.sender]:
                 raise WireError(f"{describe(frame)} came after one of version {self._newest[frame.sender]}", frame.sender)
@@ -90,9 +99,15 @@ class EarlyFrames:
         """Return True if all parts of `version` have come and none was taken."""
         return len(self._parts.get(version, ())) == len(self._sources)
 
+    def is_replaced(self, version: int) -> bool:
+        """Return True if the next of `others` is of a version after `version`, the whole weights of which have come."""
+        following = self._others[0].version if self._others else version
+        whole = [frame for frame in self._parts.get(following, {}).values() if frame.kind is Kind.WEIGHTS]
+        return following > version and len(whole) == len(self._sources)
+
     def passed(self, group: int, version: int) -> bool:
-        """Return True if the sender of `group` has sent a part of a version after `version`."""
-        return self._newest[self._sources[group]] > version
+        """Return True if the sender of `group`, the only one, has sent a part of a version after `version`."""
+        return self._root is None and self._newest[self._sources[group]] > version
 
     @property
     def others(self) -> Iterator[Frame]:

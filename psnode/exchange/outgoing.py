@@ -42,3 +42,7 @@ class OutgoingFrames:
         sealed = frame.seal(kind, flags=flags, sender=link.rank, job=link.job, group=group, step=step, version=version)
         self._last[group] = frame.buffer, link.send_frame(ranks, sealed, tag)
         return sealed
+
+    def send_also(self, group: int, sealed: Bytes, ranks: Sequence[int], tag: int) -> None:
+        """Send the group's last frame, which `send` has returned, to more ranks, with another tag."""
+        self._last[group][1].extend(self._link.send_frame(ranks, sealed, tag))

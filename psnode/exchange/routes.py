@@ -7,8 +7,9 @@ and a shard the routes of which its rank is the root.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from psnode.config import Config
 from psnode.config.effects import AUTO, CLIPPED
@@ -21,21 +22,24 @@ from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import DEFAULT_GROUP_BYTES
 
 
+class Sends(NamedTuple):
+    """Ranks to which a root sends a group's weights: those that pass them on to their heirs, and those that only use them."""
+
+    passed_on: tuple[int, ...]
+    used: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Route of one group. `root`: the rank that completes the sum of its gradients; `readers`: the ranks that get its weights.
-
-    `everywhere`: every reader is a root, which completes the sum and updates the weights for itself alone.
-    """
+    """Route of one group. `root`: the rank that completes the sum of its gradients; `readers`: the ranks that get its weights."""
 
     root: int
     readers: Sequence[int]
-    everywhere: bool = False
 
     @property
     def roots(self) -> tuple[int, ...]:
         """The ranks that complete the sum of the group's gradients and update its weights, ascending."""
-        return tuple(self.readers) if self.everywhere else (self.root,)
+        return (self.root,)
 
     def up(self, rank: int) -> tuple[int, ...]:
         """Return the ranks to which `rank` sends its gradient."""
@@ -43,18 +47,102 @@ class Route:
 
     def down(self, rank: int) -> int:
         """Return the rank from which `rank` gets the weights."""
-        return rank if self.everywhere else self.root
+        return self.root
 
     def heirs(self, rank: int) -> tuple[int, ...]:
         """Return the ranks to which `rank` sends the weights. A root that is a reader sends them to itself as well."""
-        if self.everywhere:
-            return (rank,) if rank in self.readers else ()
         return tuple(self.readers) if rank == self.root else ()
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return the readers to which weights come by way of the reader `rank`."""
+        return frozenset()
+
+    def sends(self, readers: Collection[int]) -> Sends:
+        """Return the ranks to which the root sends the weights, so that they reach those of `readers` that the route names."""
+        return Sends((), tuple(rank for rank in self.readers if rank in readers))
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRoute(Route):
+    """Route on which every reader is a root, which completes the sum and updates the weights for itself alone."""
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """The ranks that complete the sum of the group's gradients and update its weights, ascending."""
+        return tuple(self.readers)
+
+    def down(self, rank: int) -> int:
+        """Return `rank`, which has its weights from itself."""
+        return rank
+
+    def heirs(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks to which `rank` sends the weights: itself, if it is a reader."""
+        return (rank,) if rank in self.readers else ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOnRoute(Route):
+    """Route on which weights go down a tree: the root sends them to `fanout` ranks, each of which passes them on to as many.
+
+    `passing`: the readers that are in the tree, in its order. All other readers get the weights from the root.
+    """
+
+    passing: Sequence[int]
+    fanout: int
+
+    def down(self, rank: int) -> int:
+        """Return the rank from which `rank` gets the weights. In a round without some readers it may be the root instead."""
+        place = self._place(rank)
+        return self.root if place is None or place < self.fanout else self.passing[place // self.fanout - 1]
+
+    def heirs(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks to which `rank` sends the weights, or passes them on."""
+        if rank == self.root:
+            return (*self.passing[: self.fanout], *(rank for rank in self.readers if rank not in self.passing))
+        place = self._place(rank)
+        return () if place is None else tuple(self.passing[self.fanout * (place + 1) : self.fanout * (place + 2)])
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return the readers to which weights come by way of the reader `rank`."""
+        found, ahead = set[int](), list(self.heirs(rank))
+        while ahead:
+            found.add(heir := ahead.pop())
+            ahead += self.heirs(heir)
+        return frozenset(found)
+
+    def sends(self, readers: Collection[int]) -> Sends:
+        """Return the ranks to which the root sends the weights, so that they reach those of `readers` that the route names.
+
+        A rank passes weights on only if `readers` has all ranks below it. Otherwise the root sends to the ranks below it itself.
+        """
+        whole: dict[int, bool] = {}
+        for rank in reversed(self.passing):  # heirs come behind their rank
+            whole[rank] = rank in readers and all(whole[heir] for heir in self.heirs(rank))
+        passed_on, used, ahead = list[int](), list[int](), list(self.heirs(self.root))
+        while ahead:
+            heirs = self.heirs(rank := ahead.pop())
+            if whole.get(rank) and heirs:
+                passed_on.append(rank)
+            else:
+                used += [rank] if rank in readers else []
+                ahead += heirs
+        return Sends(tuple(sorted(passed_on)), tuple(sorted(used)))
+
+    def _place(self, rank: int) -> int | None:
+        return self.passing.index(rank) if rank in self.passing else None
 
 
 def star(layout: Layout, plan: Plan) -> tuple[Route, ...]:
     """Return the routes of a star, by group: every worker sends to the master, and the master sends to every reader."""
     return tuple(Route(MASTER, layout.readers) for _ in plan.groups)
+
+
+def star_with_tree(layout: Layout, plan: Plan) -> tuple[Route, ...]:
+    """Return the routes of a star whose weights go down a tree of the workers. Spares get theirs from the master.
+
+    So no worker depends on a spare, the silence of which nobody would notice.
+    """
+    return (PassedOnRoute(MASTER, layout.readers, layout.computing, _FANOUT),) * len(plan.groups)
 
 
 def mesh(layout: Layout, plan: Plan) -> tuple[Route, ...]:
@@ -74,13 +162,16 @@ def mesh(layout: Layout, plan: Plan) -> tuple[Route, ...]:
 
 def gather(layout: Layout, plan: Plan) -> tuple[Route, ...]:
     """Return the routes of a gather, by group: every worker sends to all workers, each of which updates all weights."""
-    return tuple(Route(layout.first, layout.computing, everywhere=True) for _ in plan.groups)
+    return tuple(CopiedRoute(layout.first, layout.computing) for _ in plan.groups)
 
 
 _GROUPS_A_ROOT = 4
 _LEAST_GROUP_BYTES = 1 << 16
 
-_TOPOLOGIES = {"star": star, "mesh": mesh, "gather": gather}
+_FANOUT = 2
+_STAR, _STAR_WITH_TREE, _GATHER = "star", "star:down=tree", "gather"
+
+_TOPOLOGIES = {_STAR: star, _STAR_WITH_TREE: star_with_tree, "mesh": mesh, _GATHER: gather}
 
 
 def routes_of(layout: Layout, plan: Plan, topology: str = "star") -> tuple[Route, ...]:
@@ -90,12 +181,27 @@ def routes_of(layout: Layout, plan: Plan, topology: str = "star") -> tuple[Route
 
 def is_central(topology: str) -> bool:
     """Return True if the master is the root of all groups."""
-    return topology == "star"
+    return topology in (_STAR, _STAR_WITH_TREE)
+
+
+def is_plain(topology: str) -> bool:
+    """Return True if all gradients go straight to the master, and all weights come straight from it."""
+    return topology == _STAR
+
+
+def passed_on(routes: Sequence[Route]) -> bool:
+    """Return True if workers pass weights on to others."""
+    return any(isinstance(route, PassedOnRoute) for route in routes)
+
+
+def sent_by_master(topology: str, workers: int) -> int:
+    """Return the number of coded sets of weights that leave the master in a step of `workers` workers; 0 if it has none."""
+    return min(workers, {_STAR: workers, _STAR_WITH_TREE: _FANOUT}.get(topology, 0))
 
 
 def are_parts(topology: str) -> bool:
     """Return True if there are several roots, each with a part of the weights; otherwise each root updates all of them."""
-    return topology not in ("star", "gather")
+    return not is_central(topology) and topology != _GATHER
 
 
 def sent_in_a_step(topology: str, workers: int, up: float, down: float) -> tuple[float, float]:
@@ -120,9 +226,15 @@ def require_predicted(topology: str, program: str) -> None:
 
 
 def require_central(config: Config, program: str) -> None:
-    """Raise ConfigurationError unless the master is the root of all groups, which is all that `program` knows."""
-    if not is_central(config.topology):
+    """Raise ConfigurationError unless all ranks exchange frames with the master alone, which is all that `program` knows."""
+    if not is_plain(config.topology):
         raise ConfigurationError(f"{program} knows --topology star alone")
+
+
+def require_straight(config: Config, program: str) -> None:
+    """Raise ConfigurationError if workers pass weights on, and `program` would take these bytes for their own."""
+    if is_central(config.topology) and not is_plain(config.topology):
+        raise ConfigurationError(f"{program} counts passed-on bytes twice: leave out --topology {config.topology}")
 
 
 def group_bytes_of(topology: str, whole: int, workers: int) -> int:
@@ -142,6 +254,7 @@ def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool
     scheme.
     """
     if is_central(config.topology):
+        _refuse_to_pass_on(config)
         return
     _require_weights_to_send(config, downlink)
     if are_parts(config.topology):
@@ -212,3 +325,18 @@ def refuse_unlike_processors(config: Config, arithmetic: Mapping[int, Mapping[st
                 f"{ranks} have {threads[first]} and {threads[rank]} threads, by which --optimizer {config.optimizer} may round "
                 f"differently, and {ending}: set --threads"
             )
+
+
+def _refuse_to_pass_on(config: Config) -> None:
+    """Raise ConfigurationError if workers would pass on weights that not all of them are to get."""
+    if is_plain(config.topology):
+        return
+    reasons = {
+        "--consistency": (
+            not waits_for_all(config), "other than bsp lets workers lag, on which those behind them would wait"
+        ),
+        "--plan auto": (config.plan == BY_TRIAL, "measures steps in which rank 0 sends the weights to all workers"),
+    }  # fmt: skip
+    for setting, (given, reason) in reasons.items():
+        if given:
+            raise ConfigurationError(f"{setting} {reason}, under --topology {config.topology}: use --topology {_STAR}")

@@ -41,7 +41,8 @@ class Receiver:
     `sources`: by group, the rank that its weights come from. `downlink`: by segment, the codec of DELTA frames.
     `patience`: the longest silence of the master that is tolerated, in seconds. `returned(step, groups)` is called with
     the groups of this worker's gradient of `step` that were not used, and `clipped(step, factors)` with the groups used
-    only in part. `waited`: the seconds spent waiting for the expected version.
+    only in part. `root`: a rank that may send all groups as well, see EarlyFrames. `waited`: the seconds spent waiting for the
+    expected version.
     """
 
     def __init__(
@@ -55,8 +56,11 @@ class Receiver:
         patience: float,
         returned: Callable[[int, Sequence[int]], None],
         clipped: Callable[[int, Mapping[int, np.float32]], None],
+        *,
+        root: int | None = None,
     ) -> None:
         self._link = link
+        self._root = root
         self._plan = plan
         self._replica = replica
         self._sources = sources
@@ -65,7 +69,7 @@ class Receiver:
         self._patience = patience
         self._returned = returned
         self._clipped = clipped
-        self._early = EarlyFrames(sources, _SLACK * limit_of(4 * plan.size))
+        self._early = EarlyFrames(sources, _SLACK * limit_of(4 * plan.size), root)
         self.version = 0  # the expected version: in place, or arriving
         self._closing: Frame | None = None  # VERSION_COMPLETE, while parts of the version are missing
         self._flags: Flag | None = None
@@ -164,15 +168,24 @@ class Receiver:
         """Put a part in place, or follow the master's next control frame, if one is due; otherwise wait for a frame."""
         if (part := self._early.part(self.version)) is not None:
             self._place(part)
-        elif self._closing is None and (word := self._early.other()) is not None:
+        elif (self._closing is None or self._is_cut_off()) and (word := self._early.other()) is not None:
             self._follow(word)
         else:
             self._keep(self.listen())
             self._check_senders()
 
+    def _is_cut_off(self) -> bool:
+        """Return True if parts of the version were lost on their way, and the root has sent a later version whole instead."""
+        return self._root is not None and self._early.is_replaced(self.version)
+
     def _place(self, part: Frame) -> None:
         """Apply a part of the version. Whole weights may come twice, to a worker that is suspended and readmitted at once."""
-        if part.kind is Kind.DELTA and (self._skipped or part.group not in self.missing):
+        useless = part.group not in self.missing
+        without_base = part.kind is Kind.DELTA and self._skipped
+        if self._root is not None and (useless or without_base):
+            part.release()
+            return
+        if without_base or (part.kind is Kind.DELTA and useless):
             raise self._unexpected(part)
         self._apply(part)
         self.missing.discard(part.group)
@@ -193,7 +206,7 @@ class Receiver:
             raise self._untimely(word)
         match word.kind:
             case Kind.VERSION_COMPLETE:
-                if any(self._sources[group] == word.sender for group in self.missing):
+                if self._root is None and any(self._sources[group] == word.sender for group in self.missing):
                     raise self._unexpected(word)
                 self._closing = word
                 if not self.missing:

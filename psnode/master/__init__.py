@@ -21,7 +21,7 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import Route, is_central, refuse_other_roots, refuse_unlike_processors, routes_of
+from psnode.exchange.routes import Route, is_central, passed_on, refuse_other_roots, refuse_unlike_processors, routes_of
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.shard import Shard
@@ -193,7 +193,7 @@ def _run(
         )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         loggers.begin(config, step)
-        notice = DownlinkNotice(run.scheme, recorder, len(workers), dealt=shard.needs_all)
+        notice = DownlinkNotice(run.scheme, recorder, len(workers), dealt=shard.needs_all, passed_on=passed_on(routes))
         with Fanout(RunLog(run.path), loggers, *views, notice) as observer:
             pending = PendingCheckpoints(
                 run, shard, model, plan, tracer, events, workers=len(workers), rounds_go_on=rule.rounds_go_on,

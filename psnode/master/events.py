@@ -13,7 +13,12 @@ from psnode.records.metrics import EVENTS
 _LOG = logging.getLogger(__name__)
 _LEVELS = dict.fromkeys(["calibrated", "planned", "learning rate", "promoted", "resharded", "returned"], logging.INFO)
 # events in other words than their names
-_SHOWN = {"lost": "is lost", "resharded": "the examples are dealt anew", "quorum": "too few workers"}
+_SHOWN = {
+    "lost": "is lost",
+    "bypassed": "passes nothing on",
+    "resharded": "the examples are dealt anew",
+    "quorum": "too few workers",
+}
 
 
 class Events:

@@ -305,6 +305,7 @@ class Master:
         self._unfinished = {group.index for group in self.plan.groups}
         self._membership.members.restart_silence(self.shard.idle)
         self._readmission.catch_up()
+        self._readmission.send_past()
         if not self.job_state.stopping:
             self._readmission.readmit()
             if not first and self._boundary.deal():

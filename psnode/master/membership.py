@@ -15,7 +15,7 @@ from psnode.config.effects import AUTO
 from psnode.errors import NormError, TransportError, WireError
 from psnode.exchange.flow_control import FlowControl, Hold
 from psnode.exchange.shard.consistency import Rule
-from psnode.exchange.shard.handle import RoundsHandle
+from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.shard_events import Refused, Scaled
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.deadlines import RoundTimer
@@ -46,11 +46,13 @@ class Membership:
     config: Config
     job_state: JobState
     rule: Rule
-    shard: RoundsHandle
+    shard: ShardHandle
     pending: PendingCheckpoints
     recorder: StepRecorder
     events: Events
     judged: set[tuple[int, int]] = field(default_factory=set)  # (rank, step) of gradients above the norm bound in the open round
+    # ranks to which weights of the open round may not come, since a rank on the way is gone; they get the next version whole
+    cut_off: set[int] = field(default_factory=set)
     _refused: dict[int, int] = field(default_factory=dict)  # by rank: consecutive gradients refused for their norm
 
     @property
@@ -116,6 +118,7 @@ class Membership:
             waiting |= live & self.shard.missing
         elif not self.pending:
             waiting |= owing
+        waiting -= {rank for other in waiting for rank in self.shard.behind(other)}  # which may have got no weights
         if not waiting and not hurried and not self.pending.writing and late > 2 * self.timer.patience.hard_limit:
             raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
         enough = not self.shard.needs_all and len(live - waiting) + len(self.members.spares) >= max(1, self.config.min_workers)
@@ -141,6 +144,8 @@ class Membership:
     def lose(self, rank: int, reason: str) -> None:
         """Continue without `rank`, which cannot return."""
         self.flow_control.let_go(rank)
+        if rank in self.members.spares:
+            self._send_past(rank)
         if self.members.forget(rank):
             self.events.tell("lost", self.job_state.version, rank, reason)
         self._do_without(rank, "lost", reason)
@@ -179,12 +184,27 @@ class Membership:
             self.events.tell("quorum", self.job_state.version, None, reason, outcome=outcome)
             self.job_state.request(QUORUM)
         self.pending.give_up(rank)
+        self._send_past(rank)  # before the round goes on without it
         if self.job_state.stopping:
             return {}
         taken = self.shard.withdraw(rank)
         if not left and not self.shard.untouched:  # no worker is left to close the open groups
             self.shard.force()
         return taken
+
+    def _send_past(self, rank: int) -> None:
+        """Send the weights to the ranks to which they come by way of `rank`, as it may have kept them back.
+
+        While all groups are open, y is the version on which the open round's gradients are computed. Once one is closed, all live
+        workers have this version. The next one, of which parts may be kept back too, follows whole when it is complete.
+        """
+        if ranks := sorted(self.shard.behind(rank).intersection(self.followers)):
+            self.cut_off.update(ranks)
+            now = self.job_state.round
+            if self.job_state.stopping or self.shard.unchanged:
+                self.recorder.down(self.shard.send_whole(ranks, now.version), now.last_step)
+            names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            self.events.tell("bypassed", now.version, rank, f"rank 0 sends the weights to {names} itself")
 
     def _outlook(self) -> str:
         """Return how the run goes on once a worker is gone."""

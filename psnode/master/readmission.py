@@ -78,6 +78,12 @@ class Readmission:
         if not self.job_state.stopping:
             self.shard.admit([rank for rank in ranks if rank in self.membership.live], version)
 
+    def send_past(self) -> None:
+        """Send the whole weights of the complete version to the ranks that a lost or silent rank may have cut off from it."""
+        ranks, self.membership.cut_off = self.membership.cut_off.intersection(self.membership.followers), set()
+        if ranks:
+            self._send_whole(sorted(ranks))
+
     def readmit(self) -> None:
         """Readmit the suspended workers that were heard again, and send them the whole weights of the complete version.
 

@@ -22,6 +22,7 @@ _LONGEST = 20_000  # characters of a traceback
 
 TAG = 0  # transport tag of master and workers
 SHARD_TAG = 2  # of shards on other ranks than the master's, which have an inbox of their own
+RELAY_TAG = 3  # of frames that a worker passes on to others before it uses them, which have an inbox of their own
 ENOUGH = "enough"  # reason of a StopRequest: the training program wants no more steps
 
 

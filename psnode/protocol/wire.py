@@ -137,8 +137,12 @@ def pack(
     return seal(buffer, kind, sender=sender, job=job, group=group, step=step, version=version, flags=flags)
 
 
-def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callable[[], None] = _nothing) -> Frame:
+def unpack(
+    data: Bytes, *, job: int, source: int | None = None, origin: int | None = None, release: Callable[[], None] = _nothing
+) -> Frame:
     """Open a message. `source` is the rank that the transport names as its sender; `release` becomes part of the frame.
+
+    `origin`: the rank that has sealed the frame, if `source` may have passed it on.
 
     Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError, WireError, in this order of checks: length of the header,
     magic and protocol, length of the body, checksum, job, kind, flags, sender.
@@ -160,7 +164,7 @@ def unpack(data: Bytes, *, job: int, source: int | None = None, release: Callabl
         raise WireError(f"frame of unknown kind {kind}", source)
     if flags & ~_KNOWN_FLAGS:
         raise WireError(f"frame with unknown flags {flags:#06x}", source)
-    if source is not None and sender != source:
+    if source is not None and sender != (source if origin is None else origin):
         raise ForeignFrameError(f"frame claims to come from rank {sender}", source)
     body = data[HEADER_BYTES:]
     body.flags.writeable = False

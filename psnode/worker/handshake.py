@@ -25,7 +25,7 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.replica import Replica
-from psnode.exchange.routes import is_central, routes_of
+from psnode.exchange.routes import is_central, passed_on, routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.shard_server import ShardServer
@@ -56,6 +56,7 @@ from psnode.worker.data_share import DataShare, resumed
 from psnode.worker.first_use import FirstUse
 from psnode.worker.inspection import Findings, inspect, refuse_shared_memory
 from psnode.worker.training_loop import Worker
+from psnode.worker.weights_relay import WeightsRelay
 
 _LOG = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ class WorkerContext:
         receiver = Receiver(
             link, plan, replica, [route.down(link.rank) for route in routes], coding.down, tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
+            root=MASTER if passed_on(routes) else None,
         )  # fmt: skip
         early = may_begin_early(config, rule) and not start.waits
         return Worker(
@@ -170,6 +172,7 @@ class WorkerContext:
             own_rate=self.own_rate,
             on_host=on_host,
             server=server,
+            relay=WeightsRelay(link, routes) if passed_on(routes) else None,
         )
 
     def _code_on_device(self, coding: Coding, sender: GradientSender, replica: Replica) -> list[str]:

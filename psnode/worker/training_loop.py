@@ -34,6 +34,7 @@ from psnode.worker.checkpoint_part import CheckpointParts
 from psnode.worker.computation import Computation, Outcome
 from psnode.worker.data_share import DataShare
 from psnode.worker.first_use import FirstUse
+from psnode.worker.weights_relay import WeightsRelay
 
 
 class Passes(NamedTuple):
@@ -81,6 +82,7 @@ class Worker:
     own_rate: OwnRate | None = None  # Task.learning_rate
     steps_per_round: int = 1  # 1 in every job: the master and StepwiseWorker know no other rounds yet
     server: ShardServer | None = None  # of the groups of which this rank is the root
+    relay: WeightsRelay | None = None  # None if no worker passes weights on
     on_host: Sequence[str] = ()  # with a device: a line for each codec that runs on the host, and the reason
     by_program: bool = False  # True in a session: the program runs the passes, and the master waits until this worker leaves
     _saved: int = -1  # the newest version with a checkpoint to which this worker has contributed
@@ -322,6 +324,8 @@ class Worker:
         self.share.batches.close()
         if self.server is not None:
             self.server.close()
+        if self.relay is not None:
+            self.relay.close()
         self.checkpoint_parts.close()
         self.sender.close()
         self.hooks.remove()

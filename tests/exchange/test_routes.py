@@ -15,6 +15,7 @@ from psnode.exchange.routes import (
     refuse_unlike_processors,
     require_central,
     require_predicted,
+    require_straight,
     routes_of,
     sent_in_a_step,
 )
@@ -26,7 +27,7 @@ PLAN = make_plan([Tensor(f"{index}.weight", (8, 8)) for index in range(3)], "ide
 
 
 @pytest.mark.parametrize(("workers", "spares"), [(1, 0), (3, 0), (2, 2)])
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize("topology", ["star", "mesh", "star:down=tree"])
 def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(topology: str, workers: int, spares: int) -> None:
     layout = Layout(workers, spares)
     routes = routes_of(layout, PLAN, topology)
@@ -41,6 +42,33 @@ def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(topology:
         passed_on = [heir for rank in (MASTER, *layout.readers) for heir in route.heirs(rank)]
         assert sorted(passed_on) == list(layout.readers)
         assert all(rank in route.heirs(route.down(rank)) for rank in layout.readers)
+
+
+@pytest.mark.parametrize(("workers", "spares"), [(1, 0), (2, 1), (5, 0), (7, 2), (12, 0)])
+def test_weights_reach_every_rank_that_is_to_get_them_once_whoever_is_left_out(workers: int, spares: int) -> None:
+    """Whoever passes weights on has its whole subtree among the readers, so nobody else gets them."""
+    layout, rng = Layout(workers, spares), np.random.default_rng(workers)
+    [route, *_] = routes_of(layout, PLAN, "star:down=tree")
+    parents = {rank: 0 if rank <= 2 or rank > workers else (rank - 1) // 2 for rank in layout.readers}
+    assert {rank: route.down(rank) for rank in layout.readers} == parents
+    for _ in range(30):
+        readers = {rank for rank in layout.readers if rng.random() < 0.8}
+        sends = route.sends(readers)
+        reached = [*sends.used, *sends.passed_on]
+        for rank in sends.passed_on:
+            below = [other for other in layout.readers if rank in _way_up(other, parents)]
+            assert sorted(route.behind(rank)) == below != []
+            reached += below
+        assert sorted(reached) == sorted(readers)
+    everybody = route.sends(layout.readers)
+    assert len(everybody.used) + len(everybody.passed_on) == min(2, workers) + spares
+
+
+def _way_up(rank: int, parents: dict[int, int]) -> list[int]:
+    found = []
+    while rank:
+        found.append(rank := parents[rank])
+    return found
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -66,8 +94,13 @@ def test_groups_are_about_four_for_each_root_within_bounds() -> None:
 
 def test_programs_that_know_one_topology_refuse_the_others() -> None:
     require_central(Config(), "psnode plan")
-    with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
-        require_central(Config(topology="mesh"), "psnode plan")
+    for topology in ("mesh", "star:down=tree"):
+        with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
+            require_central(Config(topology=topology), "psnode plan")
+    for topology in ("star", "mesh"):
+        require_straight(Config(topology=topology), "psnode bench peers")
+    with pytest.raises(ConfigurationError, match=r"^psnode bench peers counts passed-on bytes twice: leave out --topology star:"):
+        require_straight(Config(topology="star:down=tree"), "psnode bench peers")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -80,7 +113,7 @@ def test_in_a_gather_every_worker_sends_to_all_workers_and_has_weights_from_itse
         assert [route.heirs(rank) for rank in (MASTER, *everybody)] == [(), *((rank,) for rank in everybody)]
 
 
-@pytest.mark.parametrize("topology", ["star", "mesh", "gather"])
+@pytest.mark.parametrize("topology", ["star", "star:down=tree", "mesh", "gather"])
 def test_bytes_of_a_step_are_those_of_the_ways_between_different_ranks(topology: str) -> None:
     """Count them way by way, for groups of equal sizes, of which each worker's gradient has 5 bytes and the weights have 7."""
     layout = Layout(3)

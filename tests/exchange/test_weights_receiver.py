@@ -61,7 +61,7 @@ class Message:
 class Reader:
     """A receiver at the end of a loopback transport, and its messages about this worker's gradient."""
 
-    def __init__(self, sources: Sequence[int] = SOURCES) -> None:
+    def __init__(self, sources: Sequence[int] = SOURCES, root: int | None = None) -> None:
         self.ends = loopback_group(RANKS)
         self.replica = Replica(torch.zeros(PLAN.size))
         self.told: list[object] = []
@@ -69,7 +69,7 @@ class Reader:
         self.receiver = Receiver(
             self.link, PLAN, self.replica, sources, [IDENTITY] * len(PLAN.segments), Tracer(READER, enabled=False), 30.0,
             lambda step, groups: self.told.append(("unused", step, list(groups))),
-            lambda step, factors: self.told.append(("clipped", step, factors)),
+            lambda step, factors: self.told.append(("clipped", step, factors)), root=root,
         )  # fmt: skip
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -391,3 +391,71 @@ def test_dropped_frames_give_their_memory_back() -> None:
     reader.send([closed(4)])
     reader.receiver.complete()
     assert released == list(range(12))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_parts_may_come_twice_by_two_ways_that_have_no_order(seed: int) -> None:
+    """Rank 1 passes on all changes but some of one or two versions, which the root, rank 0, sends as whole weights itself.
+
+    Both have an order of their own, and any part may be the later one of two that are equal.
+    """
+    rng, shuffle = np.random.default_rng(seed), random.Random(seed)
+    y, expected = np.zeros(PLAN.size, np.float32), list[Floats]()
+    streams: dict[int, list[Message]] = {0: [], 1: []}
+    gap = shuffle.randrange(1, 4)
+    for version in range(6):
+        for group in (int(each) for each in rng.permutation(len(SIZES))):
+            values = rng.standard_normal(SIZES[group]).astype(np.float32)
+            change = Message(1, Kind.DELTA, version, group=group, values=values)
+            y = applied(y, change)
+            if version not in (gap, gap + 1) or shuffle.random() < 0.6:
+                streams[1].append(change)
+        if version in (gap, gap + 1):
+            streams[0] += [
+                Message(0, Kind.WEIGHTS, version, group=group.index, values=y[group.start : group.stop]) for group in PLAN.groups
+            ]
+        streams[0].append(closed(version))
+        expected.append(y)
+    reader = Reader([1] * len(SIZES), root=0)
+    reader.send(interleaved(streams, shuffle))
+    seen = list[int]()
+    while not seen or seen[-1] < 5:
+        reader.receiver.expect(seen[-1] + 1 if seen else 0)
+        reader.receiver.complete()
+        seen.append(version := reader.receiver.version)
+        assert np.array_equal(reader.replica.weights.view(np.uint32), expected[version].view(np.uint32)), version
+    assert set(range(6)) - set(seen) <= {gap - 1, gap}  # one whose whole successor was there first may be left out
+    assert not reader.receiver.behind()
+
+
+def test_a_version_that_lost_parts_on_their_way_is_replaced_by_a_later_whole_one() -> None:
+    rng, whole = np.random.default_rng(2), np.arange(PLAN.size, dtype=np.float32)
+    changes = {
+        version: [
+            Message(1, Kind.DELTA, version, group=group, values=rng.standard_normal(SIZES[group]).astype(np.float32))
+            for group in range(len(SIZES))
+        ]
+        for version in (1, 2, 3)
+    }
+    reader = Reader([1] * len(SIZES), root=0)
+    reader.receiver.expect(1)
+    reader.send([*changes[1][1:], closed(1), *changes[2]])
+    assert not reader.receiver.behind()
+    reader.send([Message(0, Kind.WEIGHTS, 2, group=g.index, values=whole[g.start : g.stop]) for g in PLAN.groups])
+    reader.send([Message(0, Kind.EPOCH, 2, step=7), closed(2)])
+    reader.receiver.complete()
+    assert reader.receiver.version == 2 and np.array_equal(reader.replica.weights, whole)
+    reader.send([changes[1][0], *changes[3], closed(3)])
+    reader.receiver.expect(3)
+    reader.receiver.complete()
+    for change in changes[3]:
+        whole = applied(whole, change)
+    assert np.array_equal(reader.replica.weights, whole)
+
+
+def test_parts_of_two_ways_come_from_two_ranks_alone() -> None:
+    reader = Reader([1] * len(SIZES), root=0)
+    reader.receiver.expect(1)
+    reader.send([Message(2, Kind.DELTA, 1, values=np.zeros(SIZES[0], np.float32))])
+    with pytest.raises(WireError, match="nobody expects a DELTA frame of group 0"):
+        reader.receiver.complete()

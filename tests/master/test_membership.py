@@ -9,6 +9,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.exchange.flow_control import FlowControl
+from psnode.exchange.routes import PassedOnRoute
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
@@ -18,24 +19,25 @@ from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round
+from psnode.records.metrics import EVENTS, read_records
 from psnode.transport.clock import Clock
 from psnode.transport.loopback import loopback_group
 from tests.exchange.shard.small import small_shard
 from tests.master.checkpoints.test_pending import bench
 
 
-def membership(folder: Path, seconds: list[float]) -> Membership:
+def membership(folder: Path, seconds: list[float], route: PassedOnRoute | None = None) -> Membership:
     """Return the membership of three workers in the first round of a synchronous run. `seconds` is the clock."""
-    clock = Clock(lambda: seconds[0])
+    clock, link = Clock(lambda: seconds[0]), FrameChannel(loopback_group(4)[0])
     members = Members([1, 2, 3], clock)
-    shard = small_shard(nn.Linear(2, 3), Config(scheme="dense"))
+    shard = small_shard(nn.Linear(2, 3), Config(scheme="dense"), link=link, route=route)
     shard.admit([1, 2, 3], 0)
     shard.open(Round.after(0))
     pending = bench(folder, rounds_go_on=False).pending
     timer = RoundTimer(AdaptiveTimeout(6.0, 20.0), clock)
     timer.begin(pause=False)
     return Membership(
-        members, FlowControl(0), timer, FrameChannel(loopback_group(4)[0]), Config(train_dir=folder, min_workers=1),
+        members, FlowControl(0), timer, link, Config(train_dir=folder, min_workers=1),
         JobState(clock, 60.0), Synchronous(3), shard, pending, StepRecorder(3, 10, 0), Events(folder),
     )  # fmt: skip
 
@@ -49,6 +51,19 @@ def test_who_holds_up_the_open_round_is_put_aside(tmp_path: Path) -> None:
     found.on_overdue(frozenset({1}), held=False)
     assert found.members.live == {1, 3} and found.members.is_suspended(2)
     assert found.shard.missing == frozenset()
+
+
+def test_who_waits_for_the_weights_of_another_is_not_put_aside_with_it(tmp_path: Path) -> None:
+    """Rank 2 gets its weights from rank 1, and rank 3 from rank 2."""
+    seconds = [0.0]
+    found = membership(tmp_path, seconds, PassedOnRoute(0, (1, 2, 3), (1, 2, 3), 1))
+    for late, live in ((6.5, {2, 3}), (13.5, {3})):
+        seconds[0] = late
+        found.on_overdue(frozenset(), held=False)
+        assert found.members.live == live
+        assert found.cut_off == {2, 3}
+    events = [line["reason"] for line in read_records(tmp_path / EVENTS) if line["event"] == "bypassed"]
+    assert events == ["rank 0 sends the weights to ranks 2, 3 itself", "rank 0 sends the weights to rank 3 itself"]
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -107,6 +107,13 @@ class Halves:
         return all(shard.untouched for shard in self.shards)
 
     @property
+    def unchanged(self) -> bool:
+        return all(shard.unchanged for shard in self.shards)
+
+    def behind(self, rank: int) -> frozenset[int]:
+        return frozenset()
+
+    @property
     def idle(self) -> frozenset[int]:
         return frozenset.intersection(*(shard.idle for shard in self.shards))
 

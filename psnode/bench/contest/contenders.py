@@ -11,6 +11,7 @@ from psnode.bench.contest.ddp_process import ProcessSettings
 from psnode.config.load import load
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
+from psnode.exchange.routes import require_straight
 from psnode.jobs.launch import find_mpirun
 from psnode.jobs.planning.ddp_hooks import Communication
 from psnode.jobs.planning.scheme_flags import flag_pairs, scheme_settings, settings_of
@@ -80,8 +81,9 @@ class Psnode:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that train refuses, and settings that are the same for all contenders."""
-        resolve(load(self.settings, {}))
+        """Refuse settings that train refuses, settings that are the same for all contenders, and bytes that hosts pass on."""
+        resolve(config := load(self.settings, {}))
+        require_straight(config, "psnode bench peers")
 
     @property
     def settings(self) -> dict[str, Any]:

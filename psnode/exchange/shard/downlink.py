@@ -17,10 +17,11 @@ from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.outgoing import OutgoingFrames
+from psnode.exchange.routes import Route, Sends
 from psnode.plans.groups import Group, Segment
 from psnode.plans.part import PlanPart
 from psnode.protocol import wire
-from psnode.protocol.channel import FrameChannel
+from psnode.protocol.channel import RELAY_TAG, FrameChannel
 from psnode.protocol.wire import Kind
 from psnode.records import state_names
 
@@ -63,9 +64,9 @@ class Downlink:
     segment, where E is the codec in its contractive form; y += decode(D) is computed here and on every worker, with the
     same bits. The loss of D is a part of the next x - y, so y needs no error feedback of its own.
 
-    `mover` may be replaced by a mover with x and y elsewhere; `replica` then keeps old values. `heirs`: by group, the
-    ranks to which this rank sends it. `recipients`: those of the heirs that get new versions, at first all.
-    `flow_control` counts the bytes of all frames.
+    `mover` may be replaced by a mover with x and y elsewhere; `replica` then keeps old values. `routes`: by group, the
+    route of which this rank is the root. New versions go to all readers at first. `flow_control` counts the bytes of all
+    frames.
 
     The loss of a codec is sent in later steps, so y lags x. With a `lead`, y moves towards x + lead (x - x before the
     update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.
@@ -77,7 +78,7 @@ class Downlink:
         weights: Floats,
         part: PlanPart,
         link: FrameChannel,
-        heirs: Mapping[int, Sequence[int]],
+        routes: Mapping[int, Route],
         flow_control: FlowControl,
         *,
         seed: int,
@@ -88,9 +89,9 @@ class Downlink:
         self._x = weights
         self.replica = weights if self.codecs is None else weights.copy()
         self.home = torch.from_numpy(self.replica)  # the buffer of y on the host
-        self._heirs = heirs
+        self._routes = routes
         self._flow_control = flow_control
-        self.recipients = {group: tuple(ranks) for group, ranks in heirs.items()}
+        self.send_to(rank for route in routes.values() for rank in route.readers)
         self._seed = seed
         self._frames, self._rank = OutgoingFrames(link), link.rank
         self._places = state_names.places(part.own)
@@ -100,7 +101,10 @@ class Downlink:
     def send_to(self, ranks: Iterable[int]) -> None:
         """Send new versions only to `ranks` from now on. Call this while no group is being sent."""
         chosen = frozenset(ranks)
-        self.recipients = {group: tuple(rank for rank in heirs if rank in chosen) for group, heirs in self._heirs.items()}
+        routes = self._routes
+        self._recipients = {group: tuple(rank for rank in route.readers if rank in chosen) for group, route in routes.items()}
+        found = {key: route.sends(chosen) for key, route in {id(route): route for route in routes.values()}.items()}
+        self._sends = {group: found[id(route)] for group, route in routes.items()}
 
     @property
     def differs(self) -> bool:
@@ -130,7 +134,10 @@ class Downlink:
             self._aim[group.start : group.stop] = self._x[group.start : group.stop]
 
     def send(self, group: Group, version: int) -> int:
-        """Send the group's part of `version` to its recipients, from one thread at a time. Return the bytes of all frames."""
+        """Send the group's part of `version` to its recipients, from one thread at a time. Return the bytes of all frames.
+
+        These include the frames that recipients pass on: each recipient gets one.
+        """
         if self.codecs is None:
             return self.send_dense(group, version)
         if self.lead:
@@ -147,7 +154,7 @@ class Downlink:
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
-        """Send the group's y uncoded: to those of `ranks` that its route names or, without `ranks`, to its recipients.
+        """Send the group's y uncoded: straight to those of `ranks` that its route names or, without `ranks`, to its recipients.
 
         `ranks` have no y yet, or an old one. Returns the bytes of all frames.
         """
@@ -157,11 +164,16 @@ class Downlink:
         return self._post(group, frame, Kind.WEIGHTS, version, ranks)
 
     def _post(self, group: Group, frame: wire.GroupFrame, kind: Kind, version: int, ranks: Sequence[int] | None = None) -> int:
-        heirs = self._heirs[group.index]
-        ranks = self.recipients[group.index] if ranks is None else [rank for rank in ranks if rank in heirs]
-        sealed = self._frames.send(group.index, frame, ranks, kind, version, version)
-        self._flow_control.sent(ranks, sealed.size)
-        return sealed.size * sum(rank != self._rank for rank in ranks)
+        if ranks is None:
+            reached, sends = self._recipients[group.index], self._sends[group.index]
+        else:
+            readers = self._routes[group.index].readers
+            reached = tuple(rank for rank in ranks if rank in readers)
+            sends = Sends((), reached)
+        sealed = self._frames.send(group.index, frame, sends.used, kind, version, version)
+        self._frames.send_also(group.index, sealed, sends.passed_on, RELAY_TAG)
+        self._flow_control.sent(reached, sealed.size)
+        return sealed.size * sum(rank != self._rank for rank in reached)
 
 
 def moved(codec: Codec, x: Floats, y: Floats, key: Key, out: Bytes | None = None, scratch: Floats | None = None) -> Payload:

@@ -51,6 +51,10 @@ class RoundsHandle(Protocol):
         """True if all groups are open and no gradient has come for any of them."""
 
     @property
+    def unchanged(self) -> bool:
+        """True if all groups are open, so that y is still the version on which the round's gradients are computed."""
+
+    @property
     def idle(self) -> frozenset[int]:
         """Ranks that send nothing more before the open round is complete and the next version is published."""
 
@@ -80,6 +84,9 @@ class WeightsHandle(Protocol):
 
         Returns the bytes of all frames.
         """
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return the ranks to which weights come by way of `rank`."""
 
     @property
     def replica(self) -> Floats:

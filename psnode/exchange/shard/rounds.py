@@ -53,6 +53,11 @@ class Rounds(Generic[T]):
         self._excused: set[int] = set()
         self._version = 0
 
+    @staticmethod
+    def behind(rank: int) -> frozenset[int]:
+        """Return no ranks: rounds do not know on which way weights come, and a simulated job has one way."""
+        return frozenset()
+
     def admit(self, ranks: Iterable[int], version: int) -> None:
         """Wait for gradients of `ranks` computed on `version` or later."""
         for rank in ranks:
@@ -137,9 +142,14 @@ class Rounds(Generic[T]):
         return len(self._ranks) <= 1
 
     @property
+    def all_open(self) -> bool:
+        """True if a round is open and none of its slots is closed yet."""
+        return len(self._open) == len(self._next)
+
+    @property
     def untouched(self) -> bool:
         """True if all slots are open and no gradient has come for any of them."""
-        return len(self._open) == len(self._next) and not any(order.arrived for order in self._orders.values())
+        return self.all_open and not any(order.arrived for order in self._orders.values())
 
     def force(self) -> None:
         """Close all open slots with the gradients received so far, even if there are none."""

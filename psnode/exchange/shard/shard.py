@@ -90,11 +90,11 @@ class Shard:
         self._parameters = Parameters(
             weights.vector, part.own, config, coding.scheme.momentum, coding.gathering, parameter_groups, own_optimizer
         )
-        heirs = {group: routes[group].heirs(link.rank) for group in part.groups}
+        self._routes = {group: routes[group] for group in part.groups}
         lead = coding.scheme.lead(config.downlink_lead)
         flow_control = flow_control or FlowControl(4 * part.own.size)
         self._downlink = Downlink(
-            coding.down, weights.vector.numpy(), part, link, heirs, flow_control, seed=config.seed, lead=lead
+            coding.down, weights.vector.numpy(), part, link, self._routes, flow_control, seed=config.seed, lead=lead
         )
         self._lanes = GroupExecutor(link.inbox, lane_count(len(part.groups)), part.groups)
         self._average = MovingAverage(weights.vector, part.own, config.ema_decay) if config.ema_decay is not None else None
@@ -193,6 +193,11 @@ class Shard:
         return self._rounds.untouched
 
     @property
+    def unchanged(self) -> bool:
+        """True if all groups are open, so that y is still the version on which the round's gradients are computed."""
+        return self._rounds.all_open
+
+    @property
     def idle(self) -> frozenset[int]:
         """Ranks that send nothing more before the open round is complete and the next version is published."""
         return self._rounds.idle
@@ -228,6 +233,11 @@ class Shard:
         Returns the bytes of all frames.
         """
         return sum(self._downlink.send_dense(group, version, ranks) for group in self._part.own.groups)
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return the ranks to which weights come by way of `rank`."""
+        routes = {id(route): route for route in self._routes.values()}  # most groups share one
+        return frozenset(other for route in routes.values() for other in route.behind(rank))
 
     @property
     def replica(self) -> Floats:

@@ -20,11 +20,14 @@ class DownlinkNotice:
 
     It logs nothing if the downlink is coded. If the uplink is not compressed either, the line also gives the least time in which
     the bytes of a step pass the busiest link: the master's, or every worker's if the weights are `dealt` among the workers.
+    `passed_on`: workers pass the weights on, so that the master sends fewer bytes than it receives.
     """
 
-    def __init__(self, scheme: Scheme, recorder: StepRecorder, workers: int, *, dealt: bool = False) -> None:
+    def __init__(
+        self, scheme: Scheme, recorder: StepRecorder, workers: int, *, dealt: bool = False, passed_on: bool = False
+    ) -> None:
         self._scheme = scheme
-        self._dealt = dealt
+        self._dealt, self._passed_on = dealt, passed_on
         self._accounts = recorder
         self._workers = workers
         self._told = scheme.downlink != DENSE and scheme.downlink not in _PLAIN
@@ -34,7 +37,7 @@ class DownlinkNotice:
         up, down = self._accounts.first
         if not self._told and down:
             self._told = True
-            _LOG.info(line(self._scheme, up, down, self._workers, dealt=self._dealt))
+            _LOG.info(line(self._scheme, up, down, self._workers, dealt=self._dealt, passed_on=self._passed_on))
 
     def extend(self, last: int) -> None:
         """Do nothing."""
@@ -43,10 +46,10 @@ class DownlinkNotice:
         """Do nothing."""
 
 
-def line(scheme: Scheme, up: int, down: int, workers: int, *, dealt: bool = False) -> str:
+def line(scheme: Scheme, up: int, down: int, workers: int, *, dealt: bool = False, passed_on: bool = False) -> str:
     """Return the line for a step in which all `workers` together sent `up` and received `down` bytes.
 
-    `dealt`: every worker receives the gradients and sends the weights of a part.
+    `dealt`: every worker receives the gradients and sends the weights of a part. `passed_on`: see DownlinkNotice.
     """
     text = f"downlink: {scheme.downlink}, {100 * down / (up + down):.0f} % of all bytes"
     if scheme.codec not in _PLAIN:
@@ -55,6 +58,7 @@ def line(scheme: Scheme, up: int, down: int, workers: int, *, dealt: bool = Fals
         each = (up + down) / workers
         floor = f"{each / 1e6:.2f} MB each way through every worker's link take {8e3 * each / _LINK:,.0f} ms at 100 Mbit/s"
         return f"{text}; {floor}, the least that a step takes there"
-    seconds = 8 * down / _LINK
-    floor = f"{workers} x {down / workers / 1e6:.2f} MB through the master's link take {1e3 * seconds:,.0f} ms at 100 Mbit/s"
+    busiest = up if passed_on else down
+    seconds = 8 * busiest / _LINK
+    floor = f"{workers} x {busiest / workers / 1e6:.2f} MB through the master's link take {1e3 * seconds:,.0f} ms at 100 Mbit/s"
     return f"{text}; {floor}, the least that a step takes there"

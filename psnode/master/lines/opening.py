@@ -21,7 +21,7 @@ from psnode.config.train_settings import DEFAULT_SCHEME, WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import are_parts, is_central, sent_in_a_step
+from psnode.exchange.routes import are_parts, is_central, is_plain, sent_by_master, sent_in_a_step
 from psnode.master.lines.columns import tell
 from psnode.master.sharding import Sharding
 from psnode.plans.coding import Coding
@@ -69,6 +69,11 @@ def tell_of_the_run(
     if not is_central(config.topology):
         share = "a part of the weights" if are_parts(config.topology) else "all weights"
         rows.append(("topology", f"{config.topology}: every worker updates {share}; the job ends if one is lost"))
+    elif not is_plain(config.topology):
+        sets = counted(sent_by_master(config.topology, len(workers)), "worker")
+        rows.append(
+            ("topology", f"{config.topology}: rank 0 sends the weights to {sets}, and workers pass them on to the others")
+        )
     rows.append(("memory", _memory(config, need, len(workers))))
     rows.append(("directory", f"{config.directory}, {_checkpoints(config)}"))
     tell(_LOG, rows)

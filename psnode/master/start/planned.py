@@ -18,7 +18,7 @@ from psnode.errors import ConfigurationError, StoppedError
 from psnode.exchange.compilation import prepare
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import footprint
-from psnode.exchange.routes import is_central
+from psnode.exchange.routes import is_plain
 from psnode.exchange.shard.consistency import rule_of
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat
@@ -160,8 +160,8 @@ def _of_file(run: RunDirectory, ready: Mapping[int, Ready], events: Events) -> t
         require_memory(footprint(coding, run.config, len(ready)), ready)
     prepare(coding, run.config)
     prediction = found.prediction
-    if prediction is not None and (prediction.workers != len(ready) or not is_central(run.config.topology)):
-        dealt = "" if is_central(run.config.topology) else f" under --topology {run.config.topology}"
+    if prediction is not None and (prediction.workers != len(ready) or not is_plain(run.config.topology)):
+        dealt = "" if is_plain(run.config.topology) else f" under --topology {run.config.topology}"
         reason = f"{run.config.plan} predicts steps of {prediction.workers} workers, not of {len(ready)}{dealt}"
         events.tell("planned", run.resume_point.step, reason=f"{reason}: its prediction is left out")
         prediction = None

@@ -36,14 +36,15 @@ def small_shard(
     rate: Callable[[Round], float] = lambda now: 0.1,
     recipients: Sequence[int] = (),
     group_by: str = "model",
+    route: Route | None = None,
 ) -> Shard:
     """Return a shard of all groups of `model` under `config`, by default with the consistency rule of
-    `config` for three workers.
+    `config` for three workers. `route`: the route of each group, by default straight to `recipients`.
     """
     plan, link = small_plan(model, config, group_by), link or FrameChannel(loopback_group(1)[0])
     weights = ServedModel(model, plan, torch.empty(plan.size))
     return Shard(
         Coding(plan, resolve(config)), range(len(plan.groups)), config, weights, link, rule or rule_of(config, 3), rate,
-        [Route(link.rank, recipients) for _ in plan.groups],
+        [route or Route(link.rank, recipients) for _ in plan.groups],
         Tracer(link.rank, enabled=False),
     )  # fmt: skip

@@ -43,3 +43,10 @@ def test_codecs_that_only_round_say_what_the_masters_link_has_to_carry(
 
 def test_a_coded_downlink_is_not_spoken_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert lines(tmp_path, capfd, scheme="qsgd") == []
+
+
+def test_where_workers_pass_weights_on_the_masters_link_carries_the_gradients_of_all(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    [line] = lines(tmp_path, capfd, scheme="fp16", codec="identity", downlink="fp16", topology="star:down=tree", local=3)
+    assert "; 3 x 1.72 MB through the master's link take " in line

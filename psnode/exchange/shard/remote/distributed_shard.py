@@ -161,6 +161,11 @@ class DistributedShard:
         return False
 
     @property
+    def unchanged(self) -> bool:
+        """False: groups close elsewhere."""
+        return False
+
+    @property
     def idle(self) -> frozenset[int]:
         """All ranks: this is asked between rounds."""
         return self._ranks
@@ -287,6 +292,10 @@ class DistributedShard:
         """Have the weights of `version` sent to `ranks`. Return the bytes of all frames."""
         sent = self._calls.results("send_whole", self._patience, ranks=list(ranks), version=version)
         return sum(nbytes for nbytes in sent.values() if type(nbytes) is int)
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return no ranks: every shard sends straight to all readers."""
+        return frozenset()
 
     @property
     def replica(self) -> Floats:
