@@ -53,6 +53,10 @@ class Route:
         """Return the ranks to which `rank` sends the weights. A root that is a reader sends them to itself as well."""
         return tuple(self.readers) if rank == self.root else ()
 
+    def of_root(self, root: int) -> Route:
+        """Return the part of the route on which the root `root` sends weights."""
+        return self
+
     def behind(self, rank: int) -> frozenset[int]:
         """Return the readers to which weights come by way of the reader `rank`."""
         return frozenset()
@@ -78,6 +82,10 @@ class CopiedRoute(Route):
     def heirs(self, rank: int) -> tuple[int, ...]:
         """Return the ranks to which `rank` sends the weights: itself, if it is a reader."""
         return (rank,) if rank in self.readers else ()
+
+    def of_root(self, root: int) -> Route:
+        """Return the route from the root `root` to itself."""
+        return Route(root, (root,))
 
 
 @dataclass(frozen=True, slots=True)

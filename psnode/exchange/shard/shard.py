@@ -90,7 +90,7 @@ class Shard:
         self._parameters = Parameters(
             weights.vector, part.own, config, coding.scheme.momentum, coding.gathering, parameter_groups, own_optimizer
         )
-        self._routes = {group: routes[group] for group in part.groups}
+        self._routes = {group: routes[group].of_root(link.rank) for group in part.groups}
         lead = coding.scheme.lead(config.downlink_lead)
         flow_control = flow_control or FlowControl(4 * part.own.size)
         self._downlink = Downlink(
