@@ -293,11 +293,17 @@ def test_a_bad_communication_is_refused(spec: str, hint: str) -> None:
         ("dense --batch-size 3", "the same for all that is compared"),
         ("dense --max-steps=3", "the same for all that is compared"),
         ("dense --downlink", "--downlink needs a value"),
+        ("dense --topology star:down=tree", "passed-on bytes twice"),
     ],
 )
 def test_bad_flags_of_a_scheme_are_refused_before_anything_runs(flags: str, hint: str) -> None:
     with pytest.raises(ConfigurationError, match=hint):
         Psnode(flags)
+
+
+@pytest.mark.parametrize("topology", ["star", "mesh", "gather"])
+def test_schemes_may_be_compared_under_several_topologies(topology: str) -> None:
+    assert Psnode(f"dense --topology {topology}").settings == {"scheme": "dense", "topology": topology}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from psnode.config.coding_name import coding_name
 from psnode.config.load import load
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SETTINGS
+from psnode.errors import ConfigurationError
 from psnode.jobs.planning.scheme_flags import scheme_settings
 
 _BASELINES = ("dense", "bf16")
@@ -19,13 +20,15 @@ def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
     """Return by name the runs that are compared: `base` with its own scheme, dense, bf16, and `schemes`, by default _USUAL.
 
     The settings of the base's own scheme do not apply to the others. `schemes`: texts of psnode.jobs.planning.scheme_flags.
-    Raises ConfigurationError for a scheme that train would refuse.
+    Raises ConfigurationError for a scheme that train would refuse, and for one with a topology of its own.
     """
     others = {name: getattr(base, name) for name, each in settings().items() if name not in SETTINGS}
     others = {name: value for name, value in others.items() if value != settings()[name].default}
     found = {scheme_name(base): base}
     for flags in (*_BASELINES, *(schemes or _USUAL)):
         own = scheme_settings(flags)
+        if "topology" in own:
+            raise ConfigurationError(f"--scheme {flags!r}: --topology is the same for all that is compared: leave it out")
         resolve(load(own, {}))
         found.setdefault(flags, load(others | own, {}))
     return found

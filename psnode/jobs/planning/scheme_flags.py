@@ -13,7 +13,7 @@ from psnode.errors import ConfigurationError
 _FIXED = frozenset(
     {
         "task", "task_option", "network", "dataset", "data_dir", "batch_size", "seed", "threads", "max_steps", "epochs",
-        "batches_per_step", "topology", "eval_freq", "log_interval", "train_dir", "resume", "local", "tensorboard",
+        "batches_per_step", "eval_freq", "log_interval", "train_dir", "resume", "local", "tensorboard",
     }
 )  # fmt: skip
 
