@@ -1,16 +1,19 @@
-"""The size of pieces follows the rate at which they leave, measured on a clock of the test."""
+"""Pieces of large messages: their size follows the rate at which they leave, their number the round trip."""
 
 from __future__ import annotations
 
 import itertools
+import socket
 
 import numpy as np
 import pytest
 
 from psnode.transport.mpi.fragments import Part, cut
+from psnode.transport.mpi.listening import stream_sockets
 from psnode.transport.mpi.piece_size import PieceSize
 from psnode.transport.mpi.requests import Then
-from psnode.transport.mpi.send_queue import WINDOW, Outgoing
+from psnode.transport.mpi.round_trip import MOST_PIECES, Window, longest_round_trip
+from psnode.transport.mpi.send_queue import AHEAD, Outgoing
 
 _LEAST, _MOST = 1 << 17, 1 << 26
 
@@ -69,12 +72,12 @@ def test_no_piece_is_larger_than_the_largest_that_is_allowed() -> None:
 def test_a_window_of_parts_leaves_at_once_and_the_others_in_order() -> None:
     started: list[tuple[Part, Then]] = []
     size = PieceSize(10, lambda: 0.0)
-    outgoing = Outgoing(lambda part, then: started.append((part, then)), size)
+    outgoing = Outgoing(lambda part, then: started.append((part, then)), size, lambda: 10)
     finished: list[str] = []
     long, short = np.arange(200, dtype=np.uint8), np.arange(5, dtype=np.uint8)
     outgoing.put(cut(long, 1, size), lambda: finished.append("long"))
     outgoing.put(cut(short, 1, size), lambda: finished.append("short"))
-    assert len(started) == WINDOW
+    assert len(started) == 10 + AHEAD
     for number in range(21):  # the length and 20 pieces
         assert not finished
         started[number][1](0)
@@ -91,7 +94,7 @@ def test_a_window_of_parts_leaves_at_once_and_the_others_in_order() -> None:
 def test_a_message_is_finished_when_all_its_parts_have_left_in_any_order() -> None:
     started: list[tuple[Part, Then]] = []
     size = PieceSize(10, lambda: 0.0)
-    outgoing = Outgoing(lambda part, then: started.append((part, then)), size)
+    outgoing = Outgoing(lambda part, then: started.append((part, then)), size, lambda: 10)
     finished: list[str] = []
     outgoing.put(cut(np.zeros(30, np.uint8), 1, size), lambda: finished.append("message"))
     assert len(started) == 4
@@ -105,7 +108,7 @@ def test_a_message_is_finished_when_all_its_parts_have_left_in_any_order() -> No
 def test_messages_to_a_lost_rank_are_finished_and_nothing_more_leaves() -> None:
     started: list[tuple[Part, Then]] = []
     size = PieceSize(10, lambda: 0.0)
-    outgoing = Outgoing(lambda part, then: started.append((part, then)), size)
+    outgoing = Outgoing(lambda part, then: started.append((part, then)), size, lambda: 10)
     finished: list[str] = []
     for name in ("first", "second"):
         outgoing.put(cut(np.zeros(400, np.uint8), 1, size), lambda name=name: finished.append(name))  # type: ignore[misc]
@@ -114,8 +117,52 @@ def test_messages_to_a_lost_rank_are_finished_and_nothing_more_leaves() -> None:
     for _, then in list(started):
         then(1)
     assert finished == ["second", "first"]
-    assert len(started) == WINDOW
+    assert len(started) == 10 + AHEAD
     assert not outgoing.busy
     outgoing.put(cut(np.zeros(1, np.uint8), 1, size), lambda: finished.append("late"))
     assert finished[-1] == "late"
-    assert len(started) == WINDOW
+    assert len(started) == 10 + AHEAD
+
+
+def test_a_burst_into_buffers_after_a_pause_does_not_count() -> None:
+    link = SteadyLink(12.5e6)
+    link.carry(200)
+    for _ in range(5):
+        link.rate = 2e9
+        link.carry(12, pause=1.0)
+        link.rate = 12.5e6
+        link.carry(100)
+    assert link.size() == _LEAST
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "pieces"), [(0.0, 2), (0.0002, 2), (0.004, 2), (0.02, 6), (0.1, 22), (0.3, MOST_PIECES), (5.0, MOST_PIECES)]
+)
+def test_pieces_of_two_round_trips_are_in_transit(round_trip: float, pieces: int) -> None:
+    assert Window(lambda: round_trip, lambda: 0.0)() == pieces
+
+
+def test_the_round_trip_is_asked_for_once_a_second() -> None:
+    now, asked = [100.0], []
+    window = Window(lambda: asked.append(now[0]) or 0.0, lambda: now[0])  # type: ignore[func-returns-value]
+    for now[0] in (100.0, 100.5, 100.9, 101.1, 101.5, 102.2):
+        assert window() == 2
+    assert asked == [100.0, 101.1, 102.2]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not tell the state of connections")
+def test_the_kernel_tells_the_round_trip_of_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            for _ in range(20):
+                client.sendall(b"ping")
+                assert accepted.recv(4) == b"ping"
+                accepted.sendall(b"pong")
+                assert client.recv(4) == b"pong"
+            assert 0 < longest_round_trip([client.fileno()]) < 0.5
+            assert client.fileno() in set(stream_sockets())
+            left, right = socket.socketpair()
+            with left, right:
+                assert longest_round_trip([left.fileno()]) == 0
+    assert longest_round_trip([]) == 0

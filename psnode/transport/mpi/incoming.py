@@ -14,12 +14,6 @@ from psnode.transport.mpi.fragments import TOTAL_BYTES, Fragment, read_total, sp
 from psnode.transport.mpi.requests import Then
 from psnode.transport.pool import Pool, PooledBuffer
 
-# Two receives, so that one is in progress while another ends. With more large ones, messages would share the link, need more
-# memory, and the earliest sent would not arrive first. More small ones are received, as a round trip may take longer than two.
-WINDOW = 2
-SMALL_WINDOW = 16
-SMALL_WINDOW_BYTES = 1 << 21
-
 Start = Callable[[Any, Bytes, Then], None]
 Deliver = Callable[[int, Fragment, PooledBuffer], None]
 Refuse = Callable[[str], None]
@@ -47,14 +41,17 @@ class Incoming:
     """Receives the messages of one rank.
 
     `start(handle, buffer, then)` begins a receive, and `deliver(tag, part, block)` takes each complete message. `refuse(reason)`
-    is called once if parts do not form a message or a receive fails; nothing is delivered after that.
+    is called once if parts do not form a message or a receive fails; nothing is delivered after that. `window`: returns the most
+    receives at a time. With more large ones, messages would share the link, need more memory, and the earliest sent would
+    not arrive first.
     """
 
-    def __init__(self, pool: Pool, start: Start, deliver: Deliver, refuse: Refuse) -> None:
+    def __init__(self, pool: Pool, start: Start, deliver: Deliver, refuse: Refuse, window: Callable[[], int]) -> None:
+        self._window = window
         self._pool, self._start, self._deliver, self._refuse = pool, start, deliver, refuse
         self._matched: deque[_Matched] = deque()
         self._messages: deque[_IncomingMessage] = deque()
-        self._flying = self._flying_bytes = 0
+        self._flying = 0
         self._announced = False  # a TOTAL is in transit, and its pieces have to wait for it
         self._broken = False
 
@@ -70,7 +67,7 @@ class Incoming:
             self._advance()
 
     def _advance(self) -> None:
-        while self._matched and not self._announced and self._has_room(self._matched[0].nbytes):
+        while self._matched and not self._announced and self._flying < self._window():
             handle, mpi_tag, nbytes = self._matched.popleft()
             tag, part = split_tag(mpi_tag)
             if part is Fragment.TOTAL and nbytes == TOTAL_BYTES:
@@ -89,10 +86,6 @@ class Incoming:
             elif self._expect(tag, part, nbytes):
                 self._begin(handle, self._messages[-1], nbytes)
 
-    def _has_room(self, nbytes: int) -> bool:
-        small = self._flying < SMALL_WINDOW and self._flying_bytes + nbytes <= SMALL_WINDOW_BYTES
-        return small or self._flying < WINDOW
-
     def _expect(self, tag: int, part: Fragment, nbytes: int) -> bool:
         try:
             self._messages.append(_IncomingMessage(tag, part, self._pool.take(nbytes)))
@@ -106,8 +99,7 @@ class Incoming:
         message.begun += nbytes
         message.flying += 1
         self._flying += 1
-        self._flying_bytes += nbytes
-        self._start(handle, view, partial(self._came, message, nbytes))
+        self._start(handle, view, partial(self._came, message))
 
     def _total_came(self, tag: int, total: Bytes, error: int) -> None:
         self._flying -= 1
@@ -118,9 +110,8 @@ class Incoming:
             self._expect(tag, Fragment.PIECE, read_total(total))
         self._advance()
 
-    def _came(self, message: _IncomingMessage, nbytes: int, error: int) -> None:
+    def _came(self, message: _IncomingMessage, error: int) -> None:
         self._flying -= 1
-        self._flying_bytes -= nbytes
         message.flying -= 1
         if error:
             self._break("a receive from it failed")

@@ -80,7 +80,7 @@ class Listener:
 
     def look(self) -> None:
         """Register the sockets that MPI has opened since the last call. MPI connects two ranks at their first message."""
-        for number in _stream_sockets():
+        for number in stream_sockets():
             # Edge-triggered, so that bytes that MPI does not read, or another library's bytes, wake this thread only once.
             with contextlib.suppress(OSError):
                 self._epoll.register(number, select.EPOLLIN | select.EPOLLET)
@@ -97,7 +97,8 @@ def _address(job: str, rank: int) -> str:
     return f"\0psnode/{os.getuid()}/{job}/{rank}"
 
 
-def _stream_sockets() -> Iterator[int]:
+def stream_sockets() -> Iterator[int]:
+    """Yield the descriptors of this process's stream sockets over IP."""
     for entry in os.listdir(_TCP_SOCKETS):
         with contextlib.suppress(OSError):
             if os.readlink(f"{_TCP_SOCKETS}/{entry}").startswith("socket:"):

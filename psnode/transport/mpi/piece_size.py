@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 SECONDS = 0.01  # of a piece
 LEAST_BYTES = 1 << 17
 _PIECES = 8  # in one measurement of the rate
+_MEASUREMENTS = 8  # of which the slowest counts
 
 
 class PieceSize:
@@ -15,13 +17,15 @@ class PieceSize:
 
     While several ranks share a link, TCP shares it unevenly for seconds if each of them has megabytes in transit, and links
     to other ranks idle meanwhile. Small pieces share it evenly, but a piece takes some 30 us of processor time: on a fast
-    link they are larger. The size at most doubles with each measurement, since the first bytes leave into the buffers of sockets.
+    link they are larger. The slowest of the last measurements counts, since bytes that follow a pause leave into the buffers of
+    sockets, and the size at most doubles with each.
     `most`: the largest size. `clock`: returns seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._most, self._clock = most, clock
         self._size = min(LEAST_BYTES, most)
+        self._recent = deque([float(self._size)] * _MEASUREMENTS, maxlen=_MEASUREMENTS)  # bytes of a piece that would have fitted
         self._flying = self._bytes = 0
         self._since = 0.0
 
@@ -40,6 +44,6 @@ class PieceSize:
         self._bytes += nbytes
         if self._bytes >= _PIECES * self._size:
             now = self._clock()
-            fitting = self._bytes * SECONDS / max(now - self._since, 1e-9)
-            self._size = int(min(max(min(fitting, 2.0 * self._size), LEAST_BYTES), self._most))
+            self._recent.append(self._bytes * SECONDS / max(now - self._since, 1e-9))
+            self._size = int(min(max(min(*self._recent, 2.0 * self._size), LEAST_BYTES), self._most))
             self._since, self._bytes = now, 0

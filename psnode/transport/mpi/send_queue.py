@@ -10,8 +10,9 @@ from psnode.transport.mpi.fragments import Part
 from psnode.transport.mpi.piece_size import PieceSize
 from psnode.transport.mpi.requests import Then
 
-# Pieces of 10 ms keep a link busy whose round trip takes up to about 100 ms. Few enough to test all in one call.
-WINDOW = 16
+# MPI messages that the receiver finds announced beyond those that it receives: enough to keep a link busy, and few enough to test
+# all in one call.
+AHEAD = 6
 
 Start = Callable[[Part, Then], None]
 Finish = Callable[[], None]
@@ -33,11 +34,11 @@ class _OutgoingMessage:
 class Outgoing:
     """The messages to one rank. `start(part, then)` sends an MPI message and calls `then(error)` when it has left.
 
-    `size` is told of all that leaves.
+    `size` is told of all that leaves. `window`: returns the number of messages that the receiver takes at a time.
     """
 
-    def __init__(self, start: Start, size: PieceSize) -> None:
-        self._start, self._size = start, size
+    def __init__(self, start: Start, size: PieceSize, window: Callable[[], int]) -> None:
+        self._start, self._size, self._window = start, size, window
         self._queue: deque[_OutgoingMessage] = deque()
         self._flying = 0
         self._dropped = False
@@ -60,7 +61,7 @@ class Outgoing:
 
     def _advance(self) -> None:
         """Give MPI as many messages as the window allows."""
-        while self._queue and self._flying < WINDOW:
+        while self._queue and self._flying < self._window() + AHEAD:
             message = self._queue[0]
             part = next(message.parts)
             if part.last:

@@ -17,6 +17,7 @@ from psnode.transport.mpi.fragments import Fragment, Part, cut, join_tag
 from psnode.transport.mpi.incoming import Incoming
 from psnode.transport.mpi.piece_size import PieceSize
 from psnode.transport.mpi.requests import Requests, Then
+from psnode.transport.mpi.round_trip import Window
 from psnode.transport.mpi.send_queue import Outgoing
 from psnode.transport.pool import Pool, PooledBuffer
 from psnode.transport.sending import Send
@@ -51,8 +52,9 @@ class Traffic:
         self.alive = frozenset(range(self.size))
         self._status = mpi.Status()
         self._requests = Requests(mpi)
+        self._window = Window()
         self._sizes = [PieceSize(piece_bytes) for _ in range(self.size)]
-        self._outgoing = [Outgoing(partial(self._isend, rank), size) for rank, size in enumerate(self._sizes)]
+        self._outgoing = [Outgoing(partial(self._isend, rank), size, self._window) for rank, size in enumerate(self._sizes)]
         self._incoming = [self._new_incoming(rank) for rank in range(self.size)]
         self._unfinished: set[Send] = set()
         self._deaths = Deaths(mpi, self._world)
@@ -127,7 +129,7 @@ class Traffic:
             send.finish(error or TransportError("the transport was closed before it was sent"))
 
     def _new_incoming(self, rank: int) -> Incoming:
-        return Incoming(self._pool, self._irecv, partial(self._deliver, rank), partial(self._lose, rank))
+        return Incoming(self._pool, self._irecv, partial(self._deliver, rank), partial(self._lose, rank), self._window)
 
     def _isend(self, rank: int, part: Part, then: Then) -> None:
         def left(error: int) -> None:
