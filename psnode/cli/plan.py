@@ -172,7 +172,7 @@ def _topologies(text: str | None) -> tuple[str, ...]:
 
     Raises ConfigurationError for another value, and for one whose steps are not predicted.
     """
-    from psnode.exchange.routes import PREDICTED, require_predicted
+    from psnode.exchange.routes.refusals import PREDICTED, require_predicted
 
     if text is None:
         return ()
@@ -318,7 +318,7 @@ def _measured(
     Also return the topologies to predict: `topologies`, or without any that of OPTIONS.
     """
     from psnode.bench.hardware import hardware
-    from psnode.exchange.routes import refuse_other_roots, require_central, require_predicted
+    from psnode.exchange.routes.refusals import refuse_other_roots, require_central, require_predicted
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
     from psnode.jobs.planning.routing.routed_groups import USUAL

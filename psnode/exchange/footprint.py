@@ -16,7 +16,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.exchange.expected import step_bytes
-from psnode.exchange.routes import are_parts, is_central
+from psnode.exchange.routes.topologies import are_parts, is_central
 from psnode.plans.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 

@@ -15,7 +15,8 @@ from psnode.config.train_settings import BY_RULE, BY_TRIAL
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.flat_model import describe
 from psnode.exchange.footprint import Use, footprint
-from psnode.exchange.routes import group_bytes_of, refuse_other_roots, sent_in_a_step
+from psnode.exchange.routes.refusals import refuse_other_roots
+from psnode.exchange.routes.topologies import group_bytes_of, sent_in_a_step
 from psnode.master.start.planned import with_plan
 from psnode.plans.coding import Coding
 from psnode.plans.plan_file import PlanFile

@@ -21,7 +21,9 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import Route, is_central, passed_on, refuse_other_roots, refuse_unlike_processors, routes_of
+from psnode.exchange.routes.refusals import refuse_other_roots, refuse_unlike_processors
+from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.topologies import is_central, passed_on, routes_of
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.shard import Shard

@@ -25,7 +25,7 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.replica import Replica
-from psnode.exchange.routes import is_central, passed_on, routes_of
+from psnode.exchange.routes.topologies import is_central, passed_on, routes_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.shard_server import ShardServer

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from psnode.errors import DeadlineExceededError, WireError
 from psnode.exchange.early_frames import unexpected
-from psnode.exchange.routes import Route
+from psnode.exchange.routes.route import Route
 from psnode.protocol import wire
 from psnode.protocol.channel import RELAY_TAG, FrameChannel
 from psnode.protocol.wire import Kind

@@ -9,16 +9,14 @@ import pytest
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import (
+from psnode.exchange.routes.refusals import (
     PREDICTED,
-    group_bytes_of,
     refuse_unlike_processors,
     require_central,
     require_predicted,
     require_straight,
-    routes_of,
-    sent_in_a_step,
 )
+from psnode.exchange.routes.topologies import group_bytes_of, routes_of, sent_in_a_step
 from psnode.plans.groups import Tensor
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import make_plan

@@ -12,7 +12,7 @@ import pytest
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import refuse_other_roots
+from psnode.exchange.routes.refusals import refuse_other_roots
 from psnode.jobs.job import run
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint

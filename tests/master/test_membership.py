@@ -9,7 +9,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.exchange.flow_control import FlowControl
-from psnode.exchange.routes import PassedOnRoute
+from psnode.exchange.routes.route import PassedOnRoute
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events

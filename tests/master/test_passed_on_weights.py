@@ -116,5 +116,5 @@ def test_a_lost_worker_leaves_those_behind_it_with_the_weights(
 def test_settings_under_which_not_all_workers_get_every_version_are_refused(
     tmp_path: Path, settings: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{named} .*, under --topology star:down=tree: use --topology star$"):
+    with pytest.raises(ConfigurationError, match=rf"^{named} .* under --topology star:down=tree: use --topology star$"):
         trained(tmp_path / "run", 3, PASSED_ON, {**DENSE, **settings})

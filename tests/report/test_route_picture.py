@@ -11,7 +11,7 @@ import pytest
 
 from psnode.cli import main
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import Route
+from psnode.exchange.routes.route import Route
 from psnode.jobs.planning.profile import GroupCosts, SchemeCosts
 from psnode.jobs.planning.routing.link_loads import RoutedFrame, frames_of, link_loads
 from psnode.jobs.planning.routing.route_lines import groups_text, ranks_text, route_lines

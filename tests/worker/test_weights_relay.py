@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from psnode.errors import AlteredFrameError, ForeignFrameError, WireError
-from psnode.exchange.routes import routes_of
+from psnode.exchange.routes.topologies import routes_of
 from psnode.plans.groups import Tensor
 from psnode.plans.roles import Layout
 from psnode.plans.rule import make_plan

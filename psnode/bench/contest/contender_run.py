@@ -13,7 +13,7 @@ from psnode.bench.contest.contenders import Contender, SharedSettings
 from psnode.bench.contest.labs import on_hosts
 from psnode.bench.contest.step_marks import HostTraffic, Mark, read_marks
 from psnode.errors import TransportError
-from psnode.exchange.routes import is_central
+from psnode.exchange.routes.topologies import is_central
 from psnode.records.directory import saved_config
 from psnode.records.metrics import METRICS, read_records
 

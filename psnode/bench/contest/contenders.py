@@ -11,7 +11,7 @@ from psnode.bench.contest.ddp_process import ProcessSettings
 from psnode.config.load import load
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
-from psnode.exchange.routes import require_straight
+from psnode.exchange.routes.refusals import require_straight
 from psnode.jobs.launch import find_mpirun
 from psnode.jobs.planning.ddp_hooks import Communication
 from psnode.jobs.planning.scheme_flags import flag_pairs, scheme_settings, settings_of

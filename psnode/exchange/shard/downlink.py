@@ -17,7 +17,7 @@ from psnode.codecs.sources import Difference
 from psnode.errors import CheckpointError
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.outgoing import OutgoingFrames
-from psnode.exchange.routes import Route, Sends
+from psnode.exchange.routes.route import Route, Sends
 from psnode.plans.groups import Group, Segment
 from psnode.plans.part import PlanPart
 from psnode.protocol import wire

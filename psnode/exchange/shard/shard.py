@@ -20,7 +20,7 @@ from psnode.codecs.registry import is_from_outside
 from psnode.config import Config
 from psnode.errors import ConfigurationError, WireError
 from psnode.exchange.flow_control import FlowControl
-from psnode.exchange.routes import Route
+from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.aggregator import get_aggregator
 from psnode.exchange.shard.arithmetic import Arithmetic, HostArithmetic
 from psnode.exchange.shard.consistency import Rule

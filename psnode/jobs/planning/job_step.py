@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from psnode.exchange.routes import Route
+from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.executor import most_lanes
 from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.planning.scenario import CODING, MASTER, PASSES, HostModels, Scenario

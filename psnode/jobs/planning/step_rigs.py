@@ -17,7 +17,7 @@ from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, TransportError
 from psnode.exchange.flat_model import describe
-from psnode.exchange.routes import routes_of
+from psnode.exchange.routes.topologies import routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused

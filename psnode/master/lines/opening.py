@@ -21,7 +21,7 @@ from psnode.config.train_settings import DEFAULT_SCHEME, WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes import are_parts, is_central, is_plain, sent_by_master, sent_in_a_step
+from psnode.exchange.routes.topologies import are_parts, is_central, is_plain, sent_by_master, sent_in_a_step
 from psnode.master.lines.columns import tell
 from psnode.master.sharding import Sharding
 from psnode.plans.coding import Coding

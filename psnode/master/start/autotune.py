@@ -14,7 +14,7 @@ import torch
 
 from psnode.config import Config
 from psnode.config.scheme import Scheme
-from psnode.exchange.routes import group_bytes_of, is_central
+from psnode.exchange.routes.topologies import group_bytes_of, is_central
 from psnode.master.start.startup import plan_for
 from psnode.master.start.trial_run import ROUNDS, TrialRun
 from psnode.plans.groups import Plan

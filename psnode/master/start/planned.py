@@ -18,7 +18,7 @@ from psnode.errors import ConfigurationError, StoppedError
 from psnode.exchange.compilation import prepare
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import footprint
-from psnode.exchange.routes import is_plain
+from psnode.exchange.routes.topologies import is_plain
 from psnode.exchange.shard.consistency import rule_of
 from psnode.master.events import Events
 from psnode.master.heartbeat import Heartbeat

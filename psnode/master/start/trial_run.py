@@ -17,7 +17,7 @@ from psnode.config import Config
 from psnode.config.scheme import Scheme
 from psnode.config.train_settings import OWN
 from psnode.errors import WireError
-from psnode.exchange.routes import routes_of
+from psnode.exchange.routes.topologies import routes_of
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.handle import RoundsHandle
 from psnode.exchange.shard.shard import Shard

@@ -9,7 +9,7 @@ from torch import nn
 
 from psnode.config import Config
 from psnode.config.resolve import resolve
-from psnode.exchange.routes import Route
+from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.update.served_model import ServedModel

@@ -16,7 +16,8 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError
 from psnode.exchange.flow_control import FlowControl
-from psnode.exchange.routes import Route, routes_of
+from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.topologies import routes_of
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed

@@ -15,7 +15,7 @@ import torch
 from psnode.cli import main
 from psnode.config.load import load
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import routes_of
+from psnode.exchange.routes.topologies import routes_of
 from psnode.jobs.planning import profiling
 from psnode.jobs.planning.host_prices.host_costs import crowding, socket_costs
 from psnode.jobs.planning.profile import Profile

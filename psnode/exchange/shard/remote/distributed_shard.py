@@ -11,7 +11,7 @@ import torch
 
 from psnode.codecs.arrays import Floats
 from psnode.errors import DivergedError, TransportError, WireError
-from psnode.exchange.routes import Route
+from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
 from psnode.exchange.shard.remote.gathered_state import check, files_of, joined
 from psnode.exchange.shard.remote.shard_calls import HAS_A_PART, MAY_HAVE_SENT, ShardCalls, broken

@@ -10,7 +10,7 @@ import torch
 
 from psnode.config import Config
 from psnode.errors import DeadlineExceededError, TransportError, WireError
-from psnode.exchange.routes import Route
+from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.remote.handed_state import HandedState
 from psnode.exchange.shard.remote.shard_messages import (

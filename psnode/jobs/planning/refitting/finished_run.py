@@ -17,7 +17,7 @@ from psnode.config import Config, settings
 from psnode.config.files import read_json
 from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, PsnodeError
-from psnode.exchange.routes import require_central
+from psnode.exchange.routes.refusals import require_central
 from psnode.exchange.shard.consistency import rule_of
 from psnode.plans.groups import Plan
 from psnode.plans.prediction import Prediction

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from psnode.exchange.routes import Route
+from psnode.exchange.routes.route import Route
 
 
 class RoutedFrame(NamedTuple):

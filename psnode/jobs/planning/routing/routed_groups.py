@@ -7,7 +7,9 @@ from typing import Any
 
 from psnode.config import Config
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import Route, group_bytes_of, refuse_other_roots, routes_of
+from psnode.exchange.routes.refusals import refuse_other_roots
+from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.topologies import group_bytes_of, routes_of
 from psnode.jobs.planning.profile import Profile, SchemeCosts
 from psnode.jobs.planning.refitting.profile_refit import on_plan
 from psnode.plans.groups import IDENTITY, Plan, Tensor

@@ -11,7 +11,7 @@ from torch import nn
 
 from psnode.errors import DivergedError, PayloadError, PsnodeError, TransportError, WireError
 from psnode.exchange.flat_model import describe
-from psnode.exchange.routes import gather, mesh
+from psnode.exchange.routes.topologies import gather, mesh
 from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_event, pack_files

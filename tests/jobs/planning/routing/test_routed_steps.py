@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes import Route, routes_of
+from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.topologies import routes_of
 from psnode.jobs.planning.forecast import Forecast, forecasts, judge, limit_of, topology_sentences
 from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes

@@ -1,0 +1,128 @@
+"""Settings, programs and processors that a topology refuses, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psnode.config import Config
+from psnode.config.effects import AUTO, CLIPPED
+from psnode.config.names import DENSE
+from psnode.config.train_settings import BY_TRIAL
+from psnode.errors import ConfigurationError
+from psnode.exchange.routes.topologies import are_parts, is_central, is_plain
+from psnode.exchange.shard.consistency import waits_for_all
+
+PREDICTED = ("star", "mesh")  # whose routes determine the work of every rank in a step
+
+
+def require_predicted(topology: str, program: str) -> None:
+    """Raise ConfigurationError for a topology whose steps `program` cannot predict from routes alone."""
+    if topology not in PREDICTED:
+        raise ConfigurationError(f"{program} knows --topology {' and '.join(PREDICTED)}, not {topology}")
+
+
+def require_central(config: Config, program: str) -> None:
+    """Raise ConfigurationError unless all ranks exchange frames with the master alone, which is all that `program` knows."""
+    if not is_plain(config.topology):
+        raise ConfigurationError(f"{program} knows --topology star alone")
+
+
+def require_straight(config: Config, program: str) -> None:
+    """Raise ConfigurationError if workers pass weights on, and `program` would take these bytes for their own."""
+    if is_central(config.topology) and not is_plain(config.topology):
+        raise ConfigurationError(f"{program} counts passed-on bytes twice: leave out --topology {config.topology}")
+
+
+def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool = False, downlink: str = DENSE) -> None:
+    """Raise ConfigurationError for settings that need all weights, or decisions about a round, in one place.
+
+    Nothing is refused if the master is the root of all groups. `constrains`: the task has a constraint. `downlink`: that of the
+    scheme.
+    """
+    if not is_central(config.topology):
+        _require_weights_to_send(config, downlink)
+    for setting, (given, reason) in _reasons(config, aggregator, constrains=constrains).items():
+        if given:
+            raise ConfigurationError(f"{setting} {reason} under --topology {config.topology}: use --topology star")
+
+
+def _reasons(config: Config, aggregator: str, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
+    """Return by setting whether it is given, and the reason for which it is refused."""
+    if is_plain(config.topology):
+        return {}
+    if is_central(config.topology):
+        return _reasons_of_passed_on(config)
+    if are_parts(config.topology):
+        return _reasons_of_parts(config, aggregator, constrains=constrains)
+    return _reasons_of_copies(config, constrains=constrains)
+
+
+def _reasons_of_passed_on(config: Config) -> Mapping[str, tuple[bool, str]]:
+    """Return the reasons by setting if workers pass on weights that all of them are to get."""
+    return {
+        "--consistency": (
+            not waits_for_all(config), "other than bsp lets workers lag, on which those behind them would wait"
+        ),
+        "--plan auto": (config.plan == BY_TRIAL, "measures steps in which rank 0 sends the weights to all workers"),
+    }  # fmt: skip
+
+
+def _reasons_of_parts(config: Config, aggregator: str, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
+    """Return the reasons by setting if every root has a part of the weights."""
+    return {
+        "Task.constrain": (constrains, "changes all weights at once, and every worker has a part of them"),
+        "--norm-cap": (
+            config.norm_cap not in (0, AUTO), "compares norms of whole gradients, and every worker sees a part of them"
+        ),
+        f"--aggregator {CLIPPED}": (
+            aggregator == CLIPPED, "compares norms of whole gradients, and every worker sees a part of them"
+        ),
+        "--consistency": (not waits_for_all(config), "would close the parts of a version with gradients of different workers"),
+        "--plan auto": (config.plan == BY_TRIAL, "measures steps in which rank 0 updates the weights"),
+        "--spares": (config.spares > 0, "cannot take over the part of the weights that a worker has"),
+        "--gpu-master": (config.gpu_master, "has no weights to update on a master that only keeps the records"),
+    }  # fmt: skip
+
+
+def _reasons_of_copies(config: Config, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
+    """Return the reasons by setting if every worker updates all weights."""
+    return {
+        "Task.constrain": (constrains, "changes the model of rank 0, and every worker updates weights of its own"),
+        "--consistency": (not waits_for_all(config), "leaves gradients out, and every worker would have to leave out the same"),
+        "--aggregate-order arrival": (config.aggregate_order != "rank", "would add in another order on every worker"),
+        "--plan auto": (config.plan == BY_TRIAL, "measures steps in which rank 0 updates the weights"),
+        "--spares": (config.spares > 0, "would have to add up all gradients, as workers do"),
+        "--gpu-master": (config.gpu_master, "has no weights to update on a master that only keeps the records"),
+    }  # fmt: skip
+
+
+def _require_weights_to_send(config: Config, downlink: str) -> None:
+    """Raise ConfigurationError for a coded `downlink` where no weights are sent."""
+    if downlink != DENSE and not config.sends_weights:
+        raise ConfigurationError(
+            f"--downlink {downlink} codes weights, and none are sent under --topology {config.topology}: begin the run with "
+            "--downlink dense, or use --topology star"
+        )
+
+
+def refuse_unlike_processors(config: Config, arithmetic: Mapping[int, Mapping[str, object]], threads: Mapping[int, int]) -> None:
+    """Raise ConfigurationError unless all workers round alike, if each of them updates all weights.
+
+    By rank of each worker, `arithmetic`: see psnode.exchange.machine; `threads`: their number, by which torch divides
+    a tensor that it adds up.
+    """
+    if config.sends_weights:
+        return
+    first = min(arithmetic)
+    ending = f"all workers have to get the same bits under --topology {config.topology}"
+    for rank, found in sorted(arithmetic.items()):
+        ranks = f"ranks {first} and {rank}"
+        if found != arithmetic[first]:
+            raise ConfigurationError(
+                f"the processors of {ranks} round updates of weights differently, and {ending}: use --topology mesh"
+            )
+        if config.whole_tensors and threads[rank] != threads[first]:
+            raise ConfigurationError(
+                f"{ranks} have {threads[first]} and {threads[rank]} threads, by which --optimizer {config.optimizer} may round "
+                f"differently, and {ending}: set --threads"
+            )

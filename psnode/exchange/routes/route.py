@@ -1,0 +1,129 @@
+"""The route of a group: its gradients to a root, and its weights from the root to every reader.
+
+A sender is given the ranks to which a group's gradient goes, a receiver the rank from which its weights come, and a shard the
+routes of which its rank is a root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Sends(NamedTuple):
+    """Ranks to which a root sends a group's weights: those that pass them on to their heirs, and those that only use them."""
+
+    passed_on: tuple[int, ...]
+    used: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Route of one group. `root`: the rank that completes the sum of its gradients; `readers`: the ranks that get its weights."""
+
+    root: int
+    readers: Sequence[int]
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """The ranks that complete the sum of the group's gradients and update its weights, ascending."""
+        return (self.root,)
+
+    def up(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks to which `rank` sends its gradient."""
+        return self.roots
+
+    def down(self, rank: int) -> int:
+        """Return the rank from which `rank` gets the weights."""
+        return self.root
+
+    def heirs(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks to which `rank` sends the weights. A root that is a reader sends them to itself as well."""
+        return tuple(self.readers) if rank == self.root else ()
+
+    def of_root(self, root: int) -> Route:
+        """Return the part of the route on which the root `root` sends weights."""
+        return self
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return the readers to which weights come by way of the reader `rank`."""
+        return frozenset()
+
+    def sends(self, readers: Collection[int]) -> Sends:
+        """Return the ranks to which the root sends the weights, so that they reach those of `readers` that the route names."""
+        return Sends((), tuple(rank for rank in self.readers if rank in readers))
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRoute(Route):
+    """Route on which every reader is a root, which completes the sum and updates the weights for itself alone."""
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """The ranks that complete the sum of the group's gradients and update its weights, ascending."""
+        return tuple(self.readers)
+
+    def down(self, rank: int) -> int:
+        """Return `rank`, which has its weights from itself."""
+        return rank
+
+    def heirs(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks to which `rank` sends the weights: itself, if it is a reader."""
+        return (rank,) if rank in self.readers else ()
+
+    def of_root(self, root: int) -> Route:
+        """Return the route from the root `root` to itself."""
+        return Route(root, (root,))
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOnRoute(Route):
+    """Route on which weights go down a tree: the root sends them to `fanout` ranks, each of which passes them on to as many.
+
+    `passing`: the readers that are in the tree, in its order. All other readers get the weights from the root.
+    """
+
+    passing: Sequence[int]
+    fanout: int
+
+    def down(self, rank: int) -> int:
+        """Return the rank from which `rank` gets the weights. In a round without some readers it may be the root instead."""
+        place = self._place(rank)
+        return self.root if place is None or place < self.fanout else self.passing[place // self.fanout - 1]
+
+    def heirs(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks to which `rank` sends the weights, or passes them on."""
+        if rank == self.root:
+            return (*self.passing[: self.fanout], *(rank for rank in self.readers if rank not in self.passing))
+        place = self._place(rank)
+        return () if place is None else tuple(self.passing[self.fanout * (place + 1) : self.fanout * (place + 2)])
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return the readers to which weights come by way of the reader `rank`."""
+        found, ahead = set[int](), list(self.heirs(rank))
+        while ahead:
+            found.add(heir := ahead.pop())
+            ahead += self.heirs(heir)
+        return frozenset(found)
+
+    def sends(self, readers: Collection[int]) -> Sends:
+        """Return the ranks to which the root sends the weights, so that they reach those of `readers` that the route names.
+
+        A rank passes weights on only if `readers` has all ranks below it. Otherwise the root sends to the ranks below it itself.
+        """
+        whole: dict[int, bool] = {}
+        for rank in reversed(self.passing):  # heirs come behind their rank
+            whole[rank] = rank in readers and all(whole[heir] for heir in self.heirs(rank))
+        passed_on, used, ahead = list[int](), list[int](), list(self.heirs(self.root))
+        while ahead:
+            heirs = self.heirs(rank := ahead.pop())
+            if whole.get(rank) and heirs:
+                passed_on.append(rank)
+            else:
+                used += [rank] if rank in readers else []
+                ahead += heirs
+        return Sends(tuple(sorted(passed_on)), tuple(sorted(used)))
+
+    def _place(self, rank: int) -> int | None:
+        return self.passing.index(rank) if rank in self.passing else None
