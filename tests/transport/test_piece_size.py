@@ -8,6 +8,7 @@ import socket
 import numpy as np
 import pytest
 
+from psnode.transport.mpi import listening
 from psnode.transport.mpi.fragments import Part, cut
 from psnode.transport.mpi.listening import stream_sockets
 from psnode.transport.mpi.piece_size import PieceSize
@@ -67,6 +68,18 @@ def test_pauses_are_not_part_of_the_rate() -> None:
 def test_no_piece_is_larger_than_the_largest_that_is_allowed() -> None:
     link = SteadyLink(1e12, most=1000)
     assert set(link.carry(100)) == {1000}
+
+
+@pytest.mark.parametrize(("pieces", "parts"), [(0.5, 1), (1, 1), (4, 1), (4.5, 6), (9, 10)])
+def test_a_message_of_a_few_pieces_is_not_cut(pieces: float, parts: int) -> None:
+    size = PieceSize(_MOST, lambda: 0.0)
+    message = np.zeros(int(pieces * _LEAST), np.uint8)
+    assert len(list(cut(message, 1, size, size.whole))) == parts
+
+
+def test_no_message_is_larger_than_the_largest_piece_that_is_allowed() -> None:
+    size = PieceSize(1000, lambda: 0.0)
+    assert max(part.data.size for part in cut(np.zeros(4000, np.uint8), 1, size, size.whole)) == 1000
 
 
 def test_a_window_of_parts_leaves_at_once_and_the_others_in_order() -> None:
@@ -165,4 +178,12 @@ def test_the_kernel_tells_the_round_trip_of_a_connection() -> None:
             left, right = socket.socketpair()
             with left, right:
                 assert longest_round_trip([left.fileno()]) == 0
+        closed = client.fileno()
+    assert longest_round_trip([closed]) == 0
     assert longest_round_trip([]) == 0
+
+
+def test_a_system_that_lists_no_descriptors_has_no_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_TCP_SOCKETS", "/nowhere")
+    assert list(stream_sockets()) == []
+    assert Window()() == 2

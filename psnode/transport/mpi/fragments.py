@@ -48,9 +48,13 @@ class Part(NamedTuple):
     last: bool
 
 
-def cut(data: Bytes, tag: int, size: Callable[[], int]) -> Iterator[Part]:
-    """Yield the MPI messages that carry `data`. `size`: returns the most bytes of the next one, and may change."""
-    if data.size <= size():
+def cut(data: Bytes, tag: int, size: Callable[[], int], whole: int = 0) -> Iterator[Part]:
+    """Yield the MPI messages that carry `data`.
+
+    `size`: returns the most bytes of the next one, and may change. `whole`: the most bytes of a message that is not cut, if they
+    are more than a piece.
+    """
+    if data.size <= max(size(), whole):
         yield Part(data, join_tag(tag, Fragment.WHOLE), True)
         return
     yield Part(np.frombuffer(_TOTAL.pack(data.size), np.uint8), join_tag(tag, Fragment.TOTAL), False)

@@ -98,8 +98,11 @@ def _address(job: str, rank: int) -> str:
 
 
 def stream_sockets() -> Iterator[int]:
-    """Yield the descriptors of this process's stream sockets over IP."""
-    for entry in os.listdir(_TCP_SOCKETS):
+    """Yield the descriptors of this process's stream sockets over IP; none on a system without /proc."""
+    entries = list[str]()
+    with contextlib.suppress(OSError):
+        entries = os.listdir(_TCP_SOCKETS)
+    for entry in entries:
         with contextlib.suppress(OSError):
             if os.readlink(f"{_TCP_SOCKETS}/{entry}").startswith("socket:"):
                 probe = socket.socket(fileno=int(entry))

@@ -10,15 +10,16 @@ SECONDS = 0.01  # of a piece
 LEAST_BYTES = 1 << 17
 _PIECES = 8  # in one measurement of the rate
 _MEASUREMENTS = 8  # of which the slowest counts
+_WHOLE_PIECES = 4  # of a message that is not cut
 
 
 class PieceSize:
     """Returns, when called, the bytes of the next piece, so that a piece takes about 10 ms, and none is below 128 KiB.
 
     While several ranks share a link, TCP shares it unevenly for seconds if each of them has megabytes in transit, and links
-    to other ranks idle meanwhile. Small pieces share it evenly, but a piece takes some 30 us of processor time: on a fast
-    link they are larger. The slowest of the last measurements counts, since bytes that follow a pause leave into the buffers of
-    sockets, and the size at most doubles with each.
+    to other ranks idle meanwhile. Small pieces share it evenly, but every piece takes processor time: on a fast link they are
+    larger, and a message of a few pieces is not cut. The slowest of the last measurements counts, since bytes that follow a
+    pause leave into the buffers of sockets, and the size at most doubles with each.
     `most`: the largest size. `clock`: returns seconds.
     """
 
@@ -31,6 +32,11 @@ class PieceSize:
 
     def __call__(self) -> int:
         return self._size
+
+    @property
+    def whole(self) -> int:
+        """The most bytes of a message that is not cut."""
+        return min(_WHOLE_PIECES * self._size, self._most)
 
     def began(self) -> None:
         """Note that a message begins to leave."""

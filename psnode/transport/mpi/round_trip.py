@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import struct
@@ -25,14 +26,13 @@ def longest_round_trip(sockets: Iterable[int]) -> float:
     """
     found = [0]
     for number in sockets:
-        probe = socket.socket(fileno=number)
-        try:
-            info = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+        with contextlib.suppress(OSError, AttributeError):  # closed meanwhile, no TCP, or another system
+            probe = socket.socket(fileno=number)
+            try:
+                info = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+            finally:
+                probe.detach()
             found += [_MIN_RTT.unpack(info)[0]] if len(info) == _MIN_RTT.size else []
-        except (OSError, AttributeError):  # no TCP, or another system
-            pass
-        finally:
-            probe.detach()
     return max(each for each in found if each != _NEVER) / 1e6
 
 

@@ -75,7 +75,8 @@ class Traffic:
             message.send.finish()
 
         self._unfinished.add(message.send)
-        self._outgoing[message.rank].put(cut(message.block.data, message.tag, self._sizes[message.rank]), finish)
+        size = self._sizes[message.rank]
+        self._outgoing[message.rank].put(cut(message.block.data, message.tag, size, size.whole), finish)
 
     def probe(self) -> bool:
         """Begin to receive the messages that have come. Return True if there were any, or if a rank has died."""
