@@ -233,7 +233,7 @@ class Master:
         reason = plain(bytes(frame.body).decode("utf-8", "replace"))
         self.events.tell("skipped", self.version, frame.sender, f"its gradient of step {frame.step} is left out: {reason}")
         if not self.job_state.stopping:
-            self.shard.excuse(frame.sender, frame.version)
+            self.shard.leave_out(frame.sender, frame.version)
 
     def _on_failure(self, event: RemoteFailureError) -> None:
         """Handle the failure of a worker.

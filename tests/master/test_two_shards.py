@@ -95,6 +95,8 @@ class Halves:
         for shard in self.shards:
             shard.excuse(rank, version)
 
+    leave_out = excuse
+
     def withdraw(self, rank: int) -> dict[int, int]:
         return {group: step for shard in self.shards for group, step in shard.withdraw(rank).items()}
 

@@ -33,6 +33,12 @@ class RoundsHandle(Protocol):
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
 
+    def leave_out(self, rank: int, version: int) -> None:
+        """Take the notice of `rank` that it sends no more gradients computed on `version`.
+
+        Shards of other ranks get this notice from `rank` itself, behind the gradients that it has sent.
+        """
+
     def withdraw(self, rank: int) -> dict[int, int]:
         """Stop waiting for `rank`. Gradients that it has sent count. Return, by group, the last of its steps that was taken."""
 

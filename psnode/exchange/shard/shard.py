@@ -179,6 +179,8 @@ class Shard:
         """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
         self._rounds.excuse(rank, version)
 
+    leave_out = excuse
+
     def withdraw(self, rank: int) -> dict[int, int]:
         """Stop waiting for `rank`. Gradients that it has sent count. Return, by group, the last of its steps that was taken."""
         return {slot.group: self._round.at(base).finished for slot, base in self._rounds.withdraw(rank).items()}

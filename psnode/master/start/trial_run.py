@@ -99,7 +99,7 @@ class TrialRun:
                     if not shard.offer(event):
                         event.release()
                 case Frame(kind=Kind.SKIP_STEP):
-                    shard.excuse(event.sender, event.version)
+                    shard.leave_out(event.sender, event.version)
                 case Frame(kind=Kind.REPORT):
                     silent.discard(event.sender)
                 case GroupClosed():

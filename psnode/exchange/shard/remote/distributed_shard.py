@@ -10,9 +10,10 @@ from typing import Any, Self
 import torch
 
 from psnode.codecs.arrays import Floats
-from psnode.errors import DivergedError, TransportError, WireError
+from psnode.errors import TransportError, WireError
 from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
+from psnode.exchange.shard.remote.copied_groups import CopiedGroups
 from psnode.exchange.shard.remote.gathered_state import check, files_of, joined
 from psnode.exchange.shard.remote.shard_calls import HAS_A_PART, MAY_HAVE_SENT, ShardCalls, broken
 from psnode.exchange.shard.remote.shard_messages import (
@@ -66,14 +67,11 @@ class DistributedShard:
         self._parts: dict[int, PlanPart] = {
             root: part_of(plan, [group for group, route in enumerate(routes) if root in route.roots]) for root in roots
         }
-        self._copies = [len(route.roots) for route in routes]  # by group, the number of shards that have it
-        self._alike = max(self._copies) > 1
-        self._speakers = sorted({route.roots[0] for route in routes})
+        self._copied = CopiedGroups(routes)
         self._found: Checkpoint | None = None
-        self._calls = ShardCalls(link, roots, MAY_HAVE_SENT if self._alike else HAS_A_PART)
+        self._calls = ShardCalls(link, roots, MAY_HAVE_SENT if self._copied.exist else HAS_A_PART)
         self._round = Round.after(0)  # the open round, or the last one
         self._unfinished: dict[int, set[int]] = {}  # its open groups, by the rank of their shard
-        self._closed: dict[int, list[GroupClosed]] = {}  # the events of groups that some shards have closed
         self._ranks: frozenset[int] = frozenset()
         self._recipients: list[int] | None = None
         self._seconds: dict[str, float] = {}
@@ -129,7 +127,7 @@ class DistributedShard:
     def open(self, now: Round) -> None:
         """Open round `now` for all groups."""
         self._round, self._unfinished = now, {rank: set(part.groups) for rank, part in self._parts.items()}
-        self._closed = {}
+        self._copied.open()
         self._calls.order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
@@ -142,10 +140,14 @@ class DistributedShard:
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients computed on `version` from `rank`; their round does not wait for them.
 
-        Shards that have the same groups have to count the same gradients. They hear of it from `rank` alone, in the same order.
+        Shards that have the same groups have to count the same gradients, and an order could overtake one of them. There a frame
+        that cannot be read ends the job.
         """
-        if not self._alike:
+        if not self._copied.exist:
             self._calls.order("excuse", rank=rank, version=version)
+
+    def leave_out(self, rank: int, version: int) -> None:
+        """Do nothing: the shards hear of it from `rank`, behind its last gradient, so that all count the same ones."""
 
     def withdraw(self, rank: int) -> dict[int, int]:
         """Raise TransportError: the run cannot go on without a rank that updates weights."""
@@ -214,11 +216,11 @@ class DistributedShard:
             self._add_up(event, frame.sender)
         elif isinstance(event, GroupClosed):
             return self._close(event, frame.sender)
-        elif isinstance(event, WireError) and self._alike:
+        elif isinstance(event, WireError) and self._copied.exist:
             raise TransportError(
                 f"rank {frame.sender} cannot read a frame that others may have read: {event}; go on with --resume"
             )
-        elif not self._alike or frame.sender in self._speakers:
+        elif not self._copied.exist or frame.sender in self._copied.speakers:
             return event
         return None
 
@@ -226,18 +228,9 @@ class DistributedShard:
         """Note that the shard of `rank` has closed a group. Return the event for all shards once the last one has closed it."""
         self._unfinished[rank].discard(event.group)
         self._known = None
-        found = self._closed.setdefault(event.group, [])
-        if not found:
+        if self._copied.is_open(event.group):
             self._tell(event.group)
-        elif (event.added, event.clipped) != (found[0].added, found[0].clipped):
-            raise DivergedError(
-                f"rank {rank} has added other gradients to group {event.group} of version {event.version} than others: its "
-                "memory or a message was corrupted; go on with --resume"
-            )
-        found.append(event)
-        if len(found) < self._copies[event.group]:
-            return None
-        return event._replace(nbytes=sum(each.nbytes for each in found))
+        return self._copied.close(event, rank)
 
     def _check(self, event: ShardEvent, sender: int) -> None:
         """Raise WireError for an event that the shard of rank `sender` cannot have had in the open round."""
@@ -356,7 +349,7 @@ class DistributedShard:
     def _state(self) -> dict[str, Tensors]:
         """Return the tensors of all groups by file, fetched once a version."""
         if self._known is None:
-            answers = self._calls.ask("state", self._patience, to=self._speakers)
+            answers = self._calls.ask("state", self._patience, to=self._copied.speakers)
             parts = []
             for rank, frame in sorted(answers.items()):
                 try:

@@ -161,7 +161,7 @@ class ShardServer:
         if frame.version == self._version + 1 and key not in self._early and (not gradient or frame.group in self._groups):
             self._early[key] = frame
         elif not gradient:
-            self._shard.excuse(frame.sender, frame.version)
+            self._shard.leave_out(frame.sender, frame.version)
             frame.release()
         elif not self._shard.offer(frame):
             frame.release()

@@ -199,7 +199,14 @@ def test_a_frame_that_one_of_several_shards_cannot_read_ends_the_job() -> None:
         Job(gather).take(unreadable)
 
 
-def test_shards_of_the_same_groups_hear_of_a_gradient_left_out_from_its_sender_alone() -> None:
+def test_shards_hear_of_a_gradient_left_out_from_its_sender_alone() -> None:
+    for routes in (mesh, gather):
+        job = Job(routes)
+        job.shard.leave_out(2, 0)
+        assert [order.name for order in job.orders(1)] == ["admit", "open"]
+
+
+def test_shards_of_the_same_groups_hear_of_no_gradient_that_another_could_not_read() -> None:
     names = []
     for routes in (mesh, gather):
         job = Job(routes)
