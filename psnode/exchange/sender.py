@@ -38,7 +38,7 @@ _SKIPS = 3
 class GradientSender:
     """Sender that codes and sends finished groups, in the order in which their indices are pushed.
 
-    `targets`: by group, the rank or ranks to which it is sent. `gradients` must not change between the first push and the return
+    `targets`: by group, the ranks to which it is sent. `gradients` must not change between the first push and the return
     of `drain`.
 
     If a group's gradient is not finite, this group and all later ones of the step are neither coded nor sent. Their
@@ -50,7 +50,7 @@ class GradientSender:
         self,
         coding: Coding,
         link: FrameChannel,
-        targets: Sequence[int | Sequence[int]],
+        targets: Sequence[Sequence[int]],
         gradients: GradientSource,
         *,
         seed: int,
@@ -62,7 +62,7 @@ class GradientSender:
         self._coding = coding
         self._plan = plan = coding.plan
         self._link = link
-        self._targets = [(target,) if isinstance(target, int) else tuple(target) for target in targets]
+        self._targets = targets
         self._gradients = gradients
         self._seed = seed
         self.reschedule(lr, steps_per_epoch, epoch_offset, workers or Layout.of(link.transport.size, 0).workers)

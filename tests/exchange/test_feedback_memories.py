@@ -72,7 +72,7 @@ class Sender:
         master, own = loopback_group(2)
         self.master = FrameChannel(master)
         self.sender = GradientSender(
-            Coding(self.plan, scheme), FrameChannel(own), [0] * len(self.plan.groups), self.given,  # type: ignore[arg-type]
+            Coding(self.plan, scheme), FrameChannel(own), [[0]] * len(self.plan.groups), self.given,  # type: ignore[arg-type]
             seed=1, lr=lambda step: 0.1 * 0.8**step, steps_per_epoch=9,
         )  # fmt: skip
 
@@ -241,7 +241,7 @@ def test_a_tensor_that_is_cut_over_segments_of_which_one_is_whole_has_one_entry(
     )
     link = FrameChannel(loopback_group(2)[1])
     scheme = resolve(Config(scheme="topk", feedback="ef"))
-    targets = [0] * len(plan.groups)
+    targets = [[0]] * len(plan.groups)
     sender = GradientSender(Coding(plan, scheme), link, targets, None, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
     try:
         values = torch.from_numpy(np.random.default_rng(1).standard_normal(10_000).astype(np.float32))

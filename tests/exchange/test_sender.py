@@ -50,7 +50,7 @@ def sender(given: Given, ends: tuple[FrameChannel, FrameChannel], request: pytes
     codec = getattr(request, "param", CODEC)
     scheme = resolve(Config(scheme="dense", codec=codec, feedback="ef"))
     groups = plan(codec)
-    targets = [0] * len(groups.groups)
+    targets = [[0]] * len(groups.groups)
     sender = GradientSender(Coding(groups, scheme), ends[1], targets, given, seed=1, lr=lambda step: 0.1, steps_per_epoch=9)  # type: ignore[arg-type]
     yield sender
     sender.close()

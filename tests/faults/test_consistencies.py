@@ -103,7 +103,7 @@ def test_what_a_gradient_carried_returns_to_the_residual(codec: str, memory: str
     sender = GradientSender(
         Coding(plan, scheme),
         FrameChannel(ends[1]),
-        [0] * len(plan.groups),
+        [[0]] * len(plan.groups),
         Given(current),  # type: ignore[arg-type]
         seed=1,
         lr=lambda step: 0.1,

@@ -45,7 +45,7 @@ def sender(given: Given) -> Iterator[GradientSender]:
     plan = Plan.from_dict({"tensors": [["a", [40, 100]]], "groups": [[["topk:ratio=0.1", 0, [SIZE]]]]})
     scheme = resolve(Config(scheme="topk:ratio=0.1", feedback="ef:rescale=true"))
     link = FrameChannel(loopback_group(2)[1])
-    sender = GradientSender(Coding(plan, scheme), link, [0], given, seed=1, lr=lr, steps_per_epoch=9)  # type: ignore[arg-type]
+    sender = GradientSender(Coding(plan, scheme), link, [[0]], given, seed=1, lr=lr, steps_per_epoch=9)  # type: ignore[arg-type]
     yield sender
     sender.close()
 

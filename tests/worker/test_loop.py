@@ -75,7 +75,7 @@ class Ground:
         self.replica, tracer = Replica(model.vector), Tracer(1, enabled=False)
         targets = [0] * len(plan.groups)
         self.rates: list[int] = []
-        sender = GradientSender(coding, link, targets, self.source, seed=1, lr=self._rate, steps_per_epoch=5)  # type: ignore[arg-type]
+        sender = GradientSender(coding, link, [[root] for root in targets], self.source, seed=1, lr=self._rate, steps_per_epoch=5)  # type: ignore[arg-type]
         self.returned: list[tuple[int, list[int]]] = []
         receiver = Receiver(
             link, plan, self.replica, targets, None, tracer, SECONDS,

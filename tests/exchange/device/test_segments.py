@@ -57,7 +57,7 @@ class Both:
             first, second = loopback_group(2)
             plan = Plan.from_dict({"tensors": TENSORS, "groups": [segments]})
             sender = GradientSender(
-                Coding(plan, scheme), FrameChannel(second), [0], self.given,  # type: ignore[arg-type]
+                Coding(plan, scheme), FrameChannel(second), [[0]], self.given,  # type: ignore[arg-type]
                 seed=1, lr=lambda step: 0.1 / (step + 1), steps_per_epoch=9,
             )  # fmt: skip
             self.masters.append(FrameChannel(first))
@@ -201,7 +201,7 @@ def test_a_codec_without_a_formula_and_a_codebook_of_the_hosts_are_told_once(cup
         scheme = resolve(Config(scheme="dense", codec="topk", feedback="ef"))
         given = GivenThere(np.zeros(8007, np.float32))
         sender = GradientSender(
-            Coding(plan, scheme), FrameChannel(loopback_group(2)[1]), [0, 0, 0], given,  # type: ignore[arg-type]
+            Coding(plan, scheme), FrameChannel(loopback_group(2)[1]), [[0], [0], [0]], given,  # type: ignore[arg-type]
             seed=1, lr=lambda step: 0.1, steps_per_epoch=9,
         )  # fmt: skip
         [verdict] = sender.code_on(CPU)
