@@ -167,7 +167,18 @@ def test_the_master_reaches_the_data_plane_through_the_shard() -> None:
     """Check that the master imports routes, the rule, the shard's handle and events with their types, flow control, and facts
     known before the shard exists (the machine and its memory, predictions, kernels), but no part that a shard is made of.
     """
-    shard = {"routes", "handle", "consistency", "shard_events", "flow_control", "machine", "expected", "footprint"}
+    shard = {
+        "route",
+        "topologies",
+        "refusals",
+        "handle",
+        "consistency",
+        "shard_events",
+        "flow_control",
+        "machine",
+        "expected",
+        "footprint",
+    }
     names = {"exchange.malloc", "median_clipping.Clipped", "compilation.prepare", "flat_model.describe"}
     reached = imported_by_the_master()
     makers = {name for name in reached if name in MAKERS}
