@@ -114,26 +114,17 @@ def plan(
     from psnode.jobs.planning.routing.routed_groups import USUAL
 
     topologies: Sequence[str] = _topologies(given["topology"])
-    if groups is not None and given["schemes"]:
-        raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
     speeds = {text: None if text == NO_RATE else rate_of(text) for text in rates}
     search: PlanSearch | None = None
     fitted: ProfileRefit | None = None
+    _refuse_together(groups, profile, as_json=as_json, options=options, **given)
     if given["run"] is not None:
-        if options or groups is not None:
-            raise ConfigurationError("--from has the options of its run: leave out --groups and the options of train")
-        if topologies:
-            raise ConfigurationError("--from has the topology of its run: leave out --topology")
         fitted = _refitted(given["run"], profile, speeds, given)
         workers, found, scenario = workers or fitted.run.workers, fitted.profile, fitted.scenario
         if not _chosen("rates") and scenario.rate is not None:
             speeds = {rate_text(scenario.rate): scenario.rate}
     elif workers is None:
         raise ConfigurationError("-n is missing: give the number of workers")
-    if given["draw"] is not None and groups is not None:
-        raise ConfigurationError("--draw has no meaning beside --groups: leave one of the two out")
-    if given["draw"] == _PRINTED and as_json:
-        raise ConfigurationError("--draw - prints text, and --json prints JSON: name a file, or leave one of the two out")
     for option, file in (("--save-plan", save_plan), ("--plot", given["plot"]), ("--draw", given["draw"])):
         if file is not None and len(speeds) != 1:
             raise ConfigurationError(f"{option} needs one --rate, that of the cluster's links")
@@ -141,10 +132,6 @@ def plan(
         if profile is None:
             ranks = workers + 1 if given["one_machine"] else 1
             search, found, topologies = _measured(groups, given["schemes"], options, topologies, ranks)
-        elif options or given["schemes"] or given["save_profile"] or groups is not None:
-            raise ConfigurationError(
-                "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
-            )
         else:
             found = Profile.load(profile)
         scenario = _scenario(given, found.host.cores)
@@ -165,6 +152,25 @@ def plan(
     elif limit is not None:
         asked.show(*ending(limit))
     return 0
+
+
+def _refuse_together(groups: str | None, profile: Path | None, *, as_json: bool, options: Sequence[str], **given: Any) -> None:
+    """Raise ConfigurationError for options that have no meaning beside each other."""
+    if groups is not None and given["schemes"]:
+        raise ConfigurationError("--groups is about the scheme of the options: leave --scheme out")
+    if given["run"] is not None:
+        if options or groups is not None:
+            raise ConfigurationError("--from has the options of its run: leave out --groups and the options of train")
+        if given["topology"] is not None:
+            raise ConfigurationError("--from has the topology of its run: leave out --topology")
+    elif profile is not None and (options or given["schemes"] or given["save_profile"] or groups is not None):
+        raise ConfigurationError(
+            "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
+        )
+    if given["draw"] is not None and groups is not None:
+        raise ConfigurationError("--draw has no meaning beside --groups: leave one of the two out")
+    if given["draw"] == _PRINTED and as_json:
+        raise ConfigurationError("--draw - prints text, and --json prints JSON: name a file, or leave one of the two out")
 
 
 def _topologies(text: str | None) -> tuple[str, ...]:

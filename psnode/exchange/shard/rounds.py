@@ -53,11 +53,6 @@ class Rounds(Generic[T]):
         self._excused: set[int] = set()
         self._version = 0
 
-    @staticmethod
-    def behind(rank: int) -> frozenset[int]:
-        """Return no ranks: rounds do not know on which way weights come, and a simulated job has one way."""
-        return frozenset()
-
     def admit(self, ranks: Iterable[int], version: int) -> None:
         """Wait for gradients of `ranks` computed on `version` or later."""
         for rank in ranks:

@@ -9,7 +9,6 @@ from psnode.config.coding_name import coding_name
 from psnode.config.load import load
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SETTINGS
-from psnode.errors import ConfigurationError
 from psnode.jobs.planning.scheme_flags import scheme_settings
 
 _BASELINES = ("dense", "bf16")
@@ -26,9 +25,7 @@ def compared(base: Config, schemes: Sequence[str]) -> dict[str, Config]:
     others = {name: value for name, value in others.items() if value != settings()[name].default}
     found = {scheme_name(base): base}
     for flags in (*_BASELINES, *(schemes or _USUAL)):
-        own = scheme_settings(flags)
-        if "topology" in own:
-            raise ConfigurationError(f"--scheme {flags!r}: --topology is the same for all that is compared: leave it out")
+        own = scheme_settings(flags, fixed=("topology",))
         resolve(load(own, {}))
         found.setdefault(flags, load(others | own, {}))
     return found

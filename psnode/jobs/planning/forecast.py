@@ -19,10 +19,8 @@ NEAR = 1.02  # a candidate without loss that takes at most this multiple of the 
 _SLOWEST, _FASTEST = 1e6, 4e11  # bit/s: ends of the range in which the verdict's limit is sought
 _HALVINGS = 12
 _POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 14 % (docs/results/2026-11-26-ddp-hooks-adamw.md)"
-_MANY, _MANY_ELSEWHERE = (
-    32,
-    5,
-)  # workers above which the limit is not sought, under the usual topology and others: each takes long
+_MANY = 32  # workers above which the limit is not sought, as forecasts take long
+_MANY_ELSEWHERE = 5  # the same under another topology than the usual one
 _MOST_FRAMES = 5000  # each way in a step, of other topologies
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from typing import Any
 
 from psnode.config import settings
@@ -18,10 +19,11 @@ _FIXED = frozenset(
 )  # fmt: skip
 
 
-def scheme_settings(text: str) -> dict[str, Any]:
+def scheme_settings(text: str, fixed: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings in `text`: a scheme and flags, or flags alone.
 
-    Raises ConfigurationError for an unknown flag, for one without a value, and for a setting that all compared schemes share.
+    Raises ConfigurationError for an unknown flag, for one without a value, and for a setting that all compared schemes share:
+    one of _FIXED or of `fixed`.
     """
     given = {}
     for flag, value in flag_pairs(text):
@@ -29,7 +31,7 @@ def scheme_settings(text: str) -> dict[str, Any]:
         if not found:
             known = [setting.flag for setting in settings().values()]
             raise ConfigurationError(f"--scheme {text!r}: unknown flag {flag}{nearest(flag, known)}")
-        if found[0].name in _FIXED:
+        if found[0].name in _FIXED or found[0].name in fixed:
             raise ConfigurationError(f"--scheme {text!r}: {flag} is the same for all that is compared: leave it out")
         if value is None:
             raise ConfigurationError(f"--scheme {text!r}: {flag} needs a value")

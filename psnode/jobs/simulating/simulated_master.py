@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from psnode.config import Config
 from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.executor import most_lanes
-from psnode.exchange.shard.rounds import Origin, Rounds, Slot
+from psnode.exchange.shard.rounds import Origin, Slot
 from psnode.jobs.planning.profile import Profile, SchemeCosts
 from psnode.jobs.planning.scenario import Scenario
 from psnode.jobs.simulating.event_loop import EventLoop
 from psnode.jobs.simulating.message_paths import MessagePaths
-from psnode.jobs.simulating.simulated_membership import membership_of
+from psnode.jobs.simulating.simulated_membership import SimulatedRounds, membership_of
 from psnode.jobs.simulating.simulated_spans import SimulatedSpans
 from psnode.jobs.simulating.simulated_worker import SimulatedWorker, WorkerReport
 from psnode.jobs.simulating.work_lanes import WorkLanes
@@ -65,7 +65,7 @@ class SimulatedMaster:
         self._lanes = WorkLanes(loop, most_lanes(scenario.cores, len(costs.groups)))
         rule = rule_of(config, scenario.workers)
         self.goes_on = rule.rounds_go_on
-        self._rounds = Rounds[Origin](
+        self._rounds = SimulatedRounds(
             map(Slot, range(len(costs.groups))), rule, by_rank=config.aggregate_order == "rank", add=self._add, close=self._close
         )
         self._membership, self.events = membership_of(

@@ -67,11 +67,19 @@ class _Questions:
             self.paths.tell(rank, self.workers[rank].hear_question, version, Flag.HOLD in flags)
 
 
+class SimulatedRounds(Rounds[Origin]):
+    """Rounds of a job whose weights all come straight from the master."""
+
+    def behind(self, rank: int) -> frozenset[int]:
+        """Return the ranks to which weights come by way of `rank`: none."""
+        return frozenset()
+
+
 def membership_of(
     loop: EventLoop,
     paths: MessagePaths,
     workers: Mapping[int, SimulatedWorker],
-    rounds: Rounds[Origin],
+    rounds: SimulatedRounds,
     rule: Rule,
     config: Config,
     *,
