@@ -154,4 +154,4 @@ def describe(frame: Frame) -> str:
 
 def unexpected(frame: Frame) -> WireError:
     """Return the error for a frame that is never expected, whatever came before it."""
-    return WireError(f"nobody expects {describe(frame)}", frame.sender)
+    return WireError(f"no rank is to send {describe(frame)} now", frame.sender)

@@ -37,7 +37,7 @@ class _Passed:
         self._used = True
 
     def settle(self) -> bool:
-        """Give the memory back if nobody needs it any more. Return True then."""
+        """Give the memory back if it is no longer needed. Return True then."""
         if not self._used or not all(pending.done for pending in self._sends):
             return False
         self._release()

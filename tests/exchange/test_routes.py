@@ -44,7 +44,7 @@ def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(topology:
 
 @pytest.mark.parametrize(("workers", "spares"), [(1, 0), (2, 1), (5, 0), (7, 2), (12, 0)])
 def test_weights_reach_every_rank_that_is_to_get_them_once_whoever_is_left_out(workers: int, spares: int) -> None:
-    """Whoever passes weights on has its whole subtree among the readers, so nobody else gets them."""
+    """A rank that passes weights on has its whole subtree among the readers, so no other rank gets them."""
     layout, rng = Layout(workers, spares), np.random.default_rng(workers)
     [route, *_] = routes_of(layout, PLAN, "star:down=tree")
     parents = {rank: 0 if rank <= 2 or rank > workers else (rank - 1) // 2 for rank in layout.readers}

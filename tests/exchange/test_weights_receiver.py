@@ -329,13 +329,13 @@ def lies(rng: np.random.Generator) -> dict[str, tuple[list[Message], str, int]]:
     second = [part(2, group, rng) for group in range(len(SIZES))]
     foreign = Message(2, Kind.DELTA, 1, group=0, values=np.zeros(SIZES[0], np.float32))
     return {
-        "another's group": ([foreign], "nobody expects a DELTA frame of group 0", 2),
-        "no group": ([Message(1, Kind.DELTA, 1, group=9)], "nobody expects a DELTA frame of group 9", 1),
-        "the master's word": ([Message(1, Kind.VERSION_COMPLETE, 1)], "nobody expects a VERSION_COMPLETE frame", 1),
-        "twice, early": ([second[0], second[0]], "nobody expects a DELTA frame of group 0", 1),
+        "another's group": ([foreign], "no rank is to send a DELTA frame of group 0", 2),
+        "no group": ([Message(1, Kind.DELTA, 1, group=9)], "no rank is to send a DELTA frame of group 9", 1),
+        "the master's word": ([Message(1, Kind.VERSION_COMPLETE, 1)], "no rank is to send a VERSION_COMPLETE frame", 1),
+        "twice, early": ([second[0], second[0]], "no rank is to send a DELTA frame of group 0", 1),
         "twice, due": ([first[0], first[1], first[2], first[3], first[0], closed(1)], "did not expect a DELTA frame", 1),
         "back": ([second[0], first[3]], "a DELTA frame of group 3, step 1, version 1 came after one of version 2", 1),
-        "of a version that is over": ([part(0, 0, rng)], "nobody expects a DELTA frame of group 0, step 0, version 0", 1),
+        "of a version that is over": ([part(0, 0, rng)], "no rank is to send a DELTA frame of group 0, step 0, version 0", 1),
         "left out": ([first[0], second[0], first[1], first[2], closed(1)], "group 3 of version 1 was left out", 1),
         "left out, seen later": ([first[0], first[1], first[2], closed(1), second[0]], "group 3 of version 1 was left out", 1),
         "before its own part": ([first[0], first[1], first[3], closed(1)], "did not expect a VERSION_COMPLETE frame", 0),
@@ -457,5 +457,5 @@ def test_parts_of_two_ways_come_from_two_ranks_alone() -> None:
     reader = Reader([1] * len(SIZES), root=0)
     reader.receiver.expect(1)
     reader.send([Message(2, Kind.DELTA, 1, values=np.zeros(SIZES[0], np.float32))])
-    with pytest.raises(WireError, match="nobody expects a DELTA frame of group 0"):
+    with pytest.raises(WireError, match="no rank is to send a DELTA frame of group 0"):
         reader.receiver.complete()

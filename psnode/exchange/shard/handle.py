@@ -73,7 +73,7 @@ class RoundsHandle(Protocol):
         """L2 norm of the last version's mean gradient before clipping, while no group is open; None without --clip-grad-norm."""
 
     def outlier(self) -> str:
-        """Return a line about a push whose norm is out of proportion and that was applied nevertheless, else ""."""
+        """Return a line about a push whose norm is out of proportion, but that was applied, else ""."""
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of decoding, updating and sending since the last call, by name."""

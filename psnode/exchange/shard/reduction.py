@@ -121,7 +121,7 @@ class Reduction:
         return dict(self._judge.state())
 
     def outlier(self) -> str:
-        """Return a line about a push whose norm is out of proportion and that was applied nevertheless, else ""."""
+        """Return a line about a push whose norm is out of proportion, but that was applied, else ""."""
         return self._judge.outlier()
 
     def _add(self, group: Group, frame: Frame, weight: float) -> Refused | None:

@@ -331,7 +331,7 @@ class Shard:
         """Do nothing: no other rank has a part of these weights."""
 
     def outlier(self) -> str:
-        """Return a line about a push whose norm is out of proportion and that was applied nevertheless, else ""."""
+        """Return a line about a push whose norm is out of proportion, but that was applied, else ""."""
         return self._reduction.outlier()
 
     @property
