@@ -163,14 +163,15 @@ def _refuse_together(groups: str | None, profile: Path | None, *, as_json: bool,
             raise ConfigurationError("--from has the options of its run: leave out --groups and the options of train")
         if given["topology"] is not None:
             raise ConfigurationError("--from has the topology of its run: leave out --topology")
-    elif profile is not None and (options or given["schemes"] or given["save_profile"] or groups is not None):
-        raise ConfigurationError(
-            "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
-        )
     if given["draw"] is not None and groups is not None:
         raise ConfigurationError("--draw has no meaning beside --groups: leave one of the two out")
     if given["draw"] == _PRINTED and as_json:
         raise ConfigurationError("--draw - prints text, and --json prints JSON: name a file, or leave one of the two out")
+    measured = options or given["schemes"] or given["save_profile"] or groups is not None
+    if given["run"] is None and profile is not None and measured:
+        raise ConfigurationError(
+            "--profile measures nothing: leave out --scheme, --groups, --save-profile and the options of train"
+        )
 
 
 def _topologies(text: str | None) -> tuple[str, ...]:
