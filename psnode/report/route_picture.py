@@ -72,10 +72,10 @@ def _places(groups: RoutedGroups, loads: Sequence[LinkLoad]) -> dict[tuple[str, 
 
 def _ends(frame: RoutedFrame, groups: RoutedGroups) -> _Line:
     """Return the boxes between which a frame travels. A reader that passes weights on sends them from its own box."""
-    root = groups.routes[frame.group].root
+    roots = groups.routes[frame.group].roots
     if frame.is_gradient:
-        return ("sender", frame.source), ("root" if frame.target == root else "sender", frame.target)
-    return ("root" if frame.source == root else "reader", frame.source), ("reader", frame.target)
+        return ("sender", frame.source), ("root" if frame.target in roots else "sender", frame.target)
+    return ("root" if frame.source in roots else "reader", frame.source), ("reader", frame.target)
 
 
 def _line(ends: _Line, nbytes: int, share: float, places: dict[tuple[str, int], float]) -> Element:

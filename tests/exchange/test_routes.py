@@ -145,5 +145,7 @@ def test_numbers_of_threads_have_to_be_equal_only_where_an_optimizer_adds_up_ten
 def test_only_topologies_whose_routes_tell_all_about_a_step_are_predicted() -> None:
     for topology in PREDICTED:
         require_predicted(topology, "psnode plan")
-    with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star and mesh, not net$"):
+    with pytest.raises(
+        ConfigurationError, match=r"^psnode plan knows --topology star, star:down=tree, mesh and gather, not net$"
+    ):
         require_predicted("net", "psnode plan")

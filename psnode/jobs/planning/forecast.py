@@ -21,7 +21,7 @@ _HALVINGS = 12
 _POWERSGD_UNDER_ADAM = "PowerSGD of rank 4 cost a small GPT under adamw 14 % (docs/results/2026-11-26-ddp-hooks-adamw.md)"
 _MANY = 32  # workers above which the limit is not sought, as forecasts take long
 _MANY_ELSEWHERE = 5  # the same under another topology than the usual one
-_MOST_FRAMES = 5000  # each way in a step, of other topologies
+_MOST_FRAMES = 5000  # with gradients in a step, of other topologies
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -
     else:
         groups = routed(profile, name, topology, scenario.workers)
         costs, routes = groups.costs, groups.routes
-        if scenario.workers * len(routes) > _MOST_FRAMES:
+        if (frames := scenario.workers * sum(len(route.roots) for route in routes)) > _MOST_FRAMES:
             raise ConfigurationError(
-                f"a step of {counted(scenario.workers * len(routes), 'frame')} each way takes too long to predict under "
-                f"--topology {topology}: ask for fewer workers"
+                f"a step of {counted(frames, 'frame')} with gradients takes too long to predict under --topology {topology}: ask "
+                "for fewer workers"
             )
         sent = max(load.sent for load in loads_of(groups) if load.rank in groups.layout.computing)
     step = job_step(profile, costs, scenario, routes)

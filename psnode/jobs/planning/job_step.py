@@ -105,7 +105,8 @@ class _Job:
         self._routes = routes = [Route(MASTER_RANK, layout.readers) for _ in costs.groups] if routes is None else routes
         roots: dict[int, list[int]] = {}
         for index, route in enumerate(routes):
-            roots.setdefault(route.root, []).append(index)
+            for root in route.roots:
+                roots.setdefault(root, []).append(index)
         self.graph = graph = Graph()
         self.hosts = hosts = HostModels(graph, scenario, profile.host, ranks=1 + max(layout.computing[-1], *roots, MASTER_RANK))
         self.notes: list[list[_Note]] = []
@@ -118,25 +119,28 @@ class _Job:
         complete: list[list[int]] = [[] for _ in workers]
         for _ in range(_STEPS):
             self.notes.append([])
-            frames: list[list[int]] = [[] for _ in costs.groups]
+            frames: list[dict[int, list[int]]] = [{root: [] for root in route.roots} for route in routes]
             marks = []
             for place, worker in enumerate(workers):
                 encoded = worker.step(arrived[place], complete[place])
                 marks.append(worker.backward)
                 for index, done in enumerate(encoded):
-                    root = routes[index].root
-                    there = self._send("in", worker.rank, root, index, costs.groups[index].up, done)
-                    frames[index].append(self._roots[root].handle(there))
+                    for root in routes[index].up(worker.rank):
+                        there = self._send("in", worker.rank, root, index, costs.groups[index].up, done)
+                        frames[index][root].append(self._roots[root].handle(there))
             self.begins.append(marks)
-            closed = [self._roots[route.root].close(index, frames[index], self.notes[-1]) for index, route in enumerate(routes)]
+            closed = [
+                {root: self._roots[root].close(index, found, self.notes[-1]) for root, found in there.items()}
+                for index, there in enumerate(frames)
+            ]
             # the master hears of groups that close elsewhere before it tells all workers
             known = [
-                done if route.root == MASTER_RANK else hosts.wait(scenario.round_trip / 2, [done])
-                for route, done in zip(routes, closed, strict=True)
+                done if root == MASTER_RANK else hosts.wait(scenario.round_trip / 2, [done])
+                for there in closed
+                for root, done in there.items()
             ]
-            known_on = [{route.root: done} for route, done in zip(routes, closed, strict=True)]
             for place, worker in enumerate(workers):
-                arrived[place] = [[self._arrival(index, worker.rank, known_on[index])] for index in range(len(routes))]
+                arrived[place] = [[self._arrival(index, worker.rank, closed[index])] for index in range(len(routes))]
                 complete[place] = [hosts.wait(scenario.round_trip / 2, known)]
 
     def _arrival(self, index: int, rank: int, there: dict[int, int]) -> int:

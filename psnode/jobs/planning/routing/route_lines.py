@@ -37,7 +37,7 @@ def route_lines(groups: RoutedGroups, name: str, topology: str) -> list[str]:
     found = ["", title_of(groups, name, topology)]
     loads, senders = loads_of(groups), ranks_text(groups.layout.computing)
     for load in loads:
-        readers = sorted({reader for group in load.groups for reader in groups.routes[group].readers})
+        readers = sorted({reader for group in load.groups for reader in groups.routes[group].of_root(load.rank).readers})
         if load.groups:
             way = f"gradients of {senders} to {role_of(load.rank)}, weights to {ranks_text(readers)}"
             found.append(f"  {groups_text(load.groups)}: {way}")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psnode.config import Config
+from psnode.config.names import DENSE
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.refusals import refuse_other_roots
 from psnode.exchange.routes.route import Route
 from psnode.exchange.routes.topologies import group_bytes_of, routes_of
-from psnode.jobs.planning.profile import Profile, SchemeCosts
+from psnode.jobs.planning.profile import GroupCosts, Profile, SchemeCosts
 from psnode.jobs.planning.refitting.profile_refit import on_plan
 from psnode.plans.groups import IDENTITY, Plan, Tensor
 from psnode.plans.roles import Layout
 from psnode.plans.rule import DEFAULT_GROUP_BYTES, grouping_of, make_plan
+from psnode.protocol.wire import HEADER_BYTES
 
 USUAL = Config().topology
 
@@ -35,6 +37,7 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
     The groups are those that a run has there. If the measured groups are others, seconds are shared out by coordinates, and bytes
     by coded and plain coordinates. Raises ConfigurationError for a scheme that train refuses under this topology, and for a
     profile of an earlier version, which kept no plans.
+    Where every worker updates the weights itself, the update is that of a dense downlink, and the weights stay on the worker.
     """
     costs = profile.schemes[name]
     if not costs.plan:
@@ -46,6 +49,8 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
     if size != DEFAULT_GROUP_BYTES and rules["group_by"] == "bytes" and not rules["group_bytes"]:
         plan = make_plan(_tensors(profile, plan), _codec(plan), **{**rules, "group_bytes": size})
         costs = on_plan(profile, costs, plan)
+    if not Config(topology=topology).sends_weights:
+        costs = _with_dense_weights(profile, costs, plan)
     return RoutedGroups(costs, tuple(group.size for group in plan.groups), routes_of(layout, plan, topology), layout)
 
 
@@ -56,6 +61,22 @@ def fits(profile: Profile, name: str, topology: str) -> bool:
     except ConfigurationError:
         return False
     return True
+
+
+def _with_dense_weights(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:
+    """Return the costs with an update and weights that are not coded, whose seconds are those of the scheme dense by coordinate.
+
+    A profile without this scheme keeps the seconds as they are.
+    """
+    plain = profile.schemes.get(DENSE, costs)
+    seconds = {key: sum(getattr(group, key) for group in plain.groups) for key in ("apply", "update")}
+
+    def of(group: GroupCosts, size: int) -> GroupCosts:
+        share = size / max(plan.size, 1)
+        return replace(group, down=HEADER_BYTES + 4 * size, **{key: share * cost for key, cost in seconds.items()})
+
+    groups = zip(costs.groups, plan.groups, strict=True)
+    return replace(costs, groups=tuple(of(group, planned.size) for group, planned in groups))
 
 
 def _grouping(costs: SchemeCosts) -> dict[str, Any]:

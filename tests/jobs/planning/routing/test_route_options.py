@@ -17,17 +17,18 @@ def test_auto_has_a_row_for_every_scheme_and_topology_and_others_have_one(
     profile().save(tmp_path / "profile.json")
     asked = ["plan", "-n", "3", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json")]
     found = {}
-    for words in ([], ["--topology", "star"], ["--topology", "mesh"], ["--topology", "auto"]):
+    topologies = ["star", "star:down=tree", "mesh", "gather"]
+    for words in ([], *(["--topology", each] for each in (*topologies, "auto"))):
         assert main([*asked, *words, "--json"]) == 0
         [result] = json.loads(capsys.readouterr().out)["results"]
         found[" ".join(words[1:])] = {(row["name"], row["topology"]): row["seconds"] for row in result["rows"] if not row["peer"]}
     assert found[""] == found["star"]
     assert {topology for _, topology in found["mesh"]} == {"mesh"}
-    assert found["auto"] == found["star"] | found["mesh"]
-    assert len(found["auto"]) == 6
+    assert found["auto"] == {row: seconds for each in topologies for row, seconds in found[each].items()}
+    assert len(found["auto"]) == 12
     assert main([*asked, "--topology", "auto"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("  qsgd, ") for line in lines) == 2
+    assert sum(line.startswith("  qsgd, ") for line in lines) == 4
     assert any(line.startswith("-> qsgd takes ") and " of psnode train; " in line for line in lines)
     assert main([*asked, "--topology", "mesh"]) == 0
     assert "3 workers, 1mbit, --topology mesh" in capsys.readouterr().out.splitlines()

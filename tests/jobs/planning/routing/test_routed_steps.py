@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,10 +13,12 @@ from psnode.exchange.routes.topologies import routes_of
 from psnode.jobs.planning.forecast import Forecast, forecasts, judge, limit_of, topology_sentences
 from psnode.jobs.planning.job_step import job_step
 from psnode.jobs.planning.profile import GroupCosts, HostCosts, Profile, SchemeCosts, TensorTimes
+from psnode.jobs.planning.routing.route_lines import loads_of
 from psnode.jobs.planning.routing.routed_groups import routed
 from psnode.jobs.planning.scenario import GOODPUT, Scenario
 from psnode.plans.groups import Group, Plan, Segment, Tensor
 from psnode.plans.roles import Layout
+from psnode.protocol.wire import HEADER_BYTES
 
 FREE = HostCosts(0.0, 0.0, 0.0, 0.0, 4, 1.0)
 NOTHING = GroupCosts(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -104,6 +106,26 @@ def test_readers_may_pass_weights_on() -> None:
     assert found == pytest.approx(0.052 + 0.3 + 2 * 0.1 + 0.002)
 
 
+@pytest.mark.parametrize(("workers", "sets"), [(1, 1), (2, 2), (6, 4), (14, 6)])
+def test_weights_that_workers_pass_on_take_two_sets_for_every_doubling(workers: int, sets: int) -> None:
+    """A set of weights takes .05 s. The tree of full levels has 2, 6 and 14 workers; in a star it takes `workers` sets."""
+    costs = scheme({"down": 50_000, "ready": 0.2})
+    plan = Plan((Tensor("w", (4,)),), (Group(0, (Segment(0, "identity", 0, (4,)),)),))
+    for topology, expected in (("star", workers), ("star:down=tree", sets)):
+        routes = [*routes_of(Layout(workers), plan, topology)]
+        assert seconds(costs, Scenario(workers, RATE, 0.0, 4, uneven=0.0), routes) == pytest.approx(0.3 + 0.05 * expected)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_where_all_workers_update_each_takes_the_gradients_of_the_others_and_no_weights(workers: int) -> None:
+    """All links carry P - 1 gradients each way at once; every worker then decodes those of the others, and updates."""
+    costs = scheme({"up": 100_000, "down": 50_000, "ready": 0.2, "encode": 0.01, "apply": 0.02, "decode": 0.03, "update": 0.05})
+    plan = Plan((Tensor("w", (4,)),), (Group(0, (Segment(0, "identity", 0, (4,)),)),))
+    found = seconds(costs, Scenario(workers, RATE, 0.004, 4, uneven=0.0), [*routes_of(Layout(workers), plan, "gather")])
+    others = workers - 1
+    assert found == pytest.approx(0.3 + 0.01 + others * (0.1 + 0.03) + (0.002 if others else 0.03) + 0.05 + 0.02)
+
+
 QSGD = "qsgd:levels=7"
 TENSORS = tuple(Tensor(f"w{n}", (65_536,)) for n in range(4))
 
@@ -141,6 +163,18 @@ def test_under_the_usual_topology_groups_are_the_measured_ones() -> None:
     found = routed(known, "qsgd", "star", 3)
     assert found.costs == known.schemes["qsgd"]
     assert found.routes == routes_of(Layout(3), Plan.from_dict(found.costs.plan))
+
+
+def test_where_all_workers_update_the_update_is_that_of_dense_weights() -> None:
+    """The scheme's own update codes the weights, and takes .08 s; that of dense weights takes .02 s, and .01 s to apply."""
+    known = measured()
+    [group] = known.schemes["qsgd"].groups
+    plain = replace(known.schemes["qsgd"], groups=(replace(group, down=9, apply=0.01, update=0.02),))
+    found = routed(replace(known, schemes={**known.schemes, "dense": plain}), "qsgd", "gather", 3)
+    assert found.costs.groups == (replace(group, down=HEADER_BYTES + 4 * 262_144, apply=0.01, update=0.02),)
+    assert [(load.received, load.sent) for load in loads_of(found)[1:]] == [(2 * group.up, 2 * group.up)] * 3
+    alone = routed(known, "qsgd", "gather", 3)
+    assert alone.costs.groups == (group,)
 
 
 def test_forecasts_of_several_topologies_stand_side_by_side_and_the_verdict_names_the_flag() -> None:
