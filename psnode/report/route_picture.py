@@ -17,6 +17,7 @@ from psnode.report.svg_file import write_svg
 
 _WIDTH, _TOP, _ROW, _BOX, _HIGH = 940, 64, 56, 190, 40
 _COLUMNS = {"sender": 20, "root": 375, "reader": 730}  # left edges of boxes
+_BEND = (_COLUMNS["root"] - _COLUMNS["sender"] - _BOX) / 2  # of a line, to the right and to the left of its ends
 _HEADS = {"sender": "send gradients", "root": "add them up, update", "reader": "compute with the weights"}
 _THICKEST = 9.0
 _MOST_LINES = 20_000
@@ -52,7 +53,9 @@ def route_picture(groups: RoutedGroups, title: str) -> Element:
     for (column, rank), y in places.items():
         made += _box(column, loads[rank], y, whole)
     height = max(places.values()) + _ROW
-    return e("svg", e("title", title), *made, view_box=f"0 0 {_WIDTH} {height:.0f}", role="img", class_="lanes")
+    passed_on = any(source == target == "reader" for (source, _), (target, _) in lines)
+    width = _WIDTH + (_BEND if passed_on else 0)
+    return e("svg", e("title", title), *made, view_box=f"0 0 {width:.0f} {height:.0f}", role="img", class_="lanes")
 
 
 def _places(groups: RoutedGroups, loads: Sequence[LinkLoad]) -> dict[tuple[str, int], float]:
@@ -82,10 +85,8 @@ def _line(ends: _Line, nbytes: int, share: float, places: dict[tuple[str, int], 
     (source, first), (target, last) = ends
     x, stop = _COLUMNS[source] + _BOX, _COLUMNS[target] if source != target else _COLUMNS[target] + _BOX
     y, end = places[source, first] + _HIGH / 2, places[target, last] + _HIGH / 2
-    bend = (_COLUMNS["root"] - _COLUMNS["sender"] - _BOX) / 2
-    path = (
-        f"M {x} {y:.1f} C {x + bend:.0f} {y:.1f}, {stop + (bend if source == target else -bend):.0f} {end:.1f}, {stop} {end:.1f}"
-    )
+    back = stop + _BEND if source == target else stop - _BEND
+    path = f"M {x} {y:.1f} C {x + _BEND:.0f} {y:.1f}, {back:.0f} {end:.1f}, {stop} {end:.1f}"
     own = first == last
     words = f"{role_of(first)} to {role_of(last)}: {amount(nbytes)}{', through no link' if own else ''}"
     colour = "var(--link)" if source == "sender" else "var(--out)"
@@ -98,10 +99,11 @@ def _line(ends: _Line, nbytes: int, share: float, places: dict[tuple[str, int], 
 
 def _box(column: str, load: LinkLoad, y: float, whole: int) -> list[Element]:
     x = _COLUMNS[column]
+    passes_on = load.weights_out > 0 and not load.groups
     below = {
         "sender": f"{amount(load.gradients_out)} out",
         "root": f"{share_text(load.coordinates, whole)}, {amount(load.gradients_in)} in, {amount(load.weights_out)} out",
-        "reader": f"{amount(load.weights_in)} in",
+        "reader": f"{amount(load.weights_in)} in" + (f", {amount(load.weights_out)} out" if passes_on else ""),
     }[column]
     words = f"{role_of(load.rank)}: {busy_text(load)}"
     if column == "root":

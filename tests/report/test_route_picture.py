@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,15 +13,18 @@ import pytest
 from psnode.cli import main
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.topologies import gather
 from psnode.jobs.planning.profile import GroupCosts, SchemeCosts
 from psnode.jobs.planning.routing.link_loads import RoutedFrame, frames_of, link_loads
 from psnode.jobs.planning.routing.route_lines import groups_text, ranks_text, route_lines
 from psnode.jobs.planning.routing.routed_groups import RoutedGroups
+from psnode.plans.groups import IDENTITY, Group, Plan, Segment, Tensor
 from psnode.plans.roles import Layout
 from psnode.report.route_picture import route_picture
 from tests.jobs.planning.refitting.run_cases import profile
 
 THREE = range(1, 4)
+PLAN = Plan((Tensor("w", (600,)),), (Group(0, (Segment(0, IDENTITY, 0, (600,)),)),))
 ROUTES = (Route(1, THREE), Route(3, THREE), Route(1, THREE))
 SIZES, UPS, DOWNS = (600, 300, 100), (70, 40, 20), (7000, 4000, 2000)
 
@@ -72,6 +76,26 @@ def test_frames_follow_the_weights_from_reader_to_reader() -> None:
     lines = [path.findtext("title") for path in picture.iter("path")]
     assert "rank 1 to rank 3: 7.00 kB" in lines
     assert len(lines) == 3 + 3
+    texts = [text.text for text in picture.iter("text")]
+    assert texts.count("7.00 kB in, 14.0 kB out") == 1  # rank 1
+    assert texts.count("7.00 kB in") == 2
+
+
+@pytest.mark.parametrize("routes", [ROUTES, (Relayed(0, THREE),), tuple(gather(Layout(3), PLAN))])
+def test_all_lines_are_inside_the_picture(routes: tuple[Route, ...]) -> None:
+    """A curve lies inside the hull of its four points."""
+    picture = route_picture(groups(routes), "a title")
+    _, _, width, height = map(float, str(picture.get("viewBox")).split())
+    for path in picture.iter("path"):
+        points = [float(number) for number in re.findall(r"[\d.]+", str(path.get("d")))]
+        assert max(points[::2]) <= width and max(points[1::2]) <= height
+
+
+def test_every_root_of_a_group_has_a_box_between_its_senders_and_its_reader() -> None:
+    picture = route_picture(groups(tuple(gather(Layout(3), PLAN))), "gathered")
+    lines = Counter(str(path.findtext("title")) for path in picture.iter("path"))
+    assert sum(lines.values()) == 9 + 3
+    assert {f"rank {rank} to rank {rank}: 7.00 kB, through no link" for rank in THREE} < lines.keys()
 
 
 def test_a_picture_has_a_box_for_every_role_and_a_line_for_every_way() -> None:
