@@ -116,6 +116,7 @@ def _facts(run: Run) -> dict[str, Any]:
     return {
         "path": str(run.path),
         "scheme": run.coding,
+        "topology": run.topology,
         "workers": run.workers,
         "steps": run.reached,
         "loss": run.last("loss"),

@@ -38,6 +38,7 @@ from psnode.master.job_state import JobState
 from psnode.master.lines.downlink_notice import DownlinkNotice
 from psnode.master.lines.opening import tell_of_the_bytes, tell_of_the_run
 from psnode.master.lines.progress import Fanout, progress
+from psnode.master.link_bytes import LinkBytes
 from psnode.master.loop import Master
 from psnode.master.recorder import StepRecorder
 from psnode.master.sharding import Sharding, applied_before
@@ -191,7 +192,7 @@ def _run(
         clock = Clock()
         recorder = StepRecorder(
             len(workers), sharding.epochs.steps, step, sharding.epochs.epoch_offset, weighted=config.weighted_mean,
-            control=lambda: link.control,
+            control=lambda: link.control, links=LinkBytes(plan.groups, routes),
         )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         loggers.begin(config, step)

@@ -100,9 +100,11 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int, *, has
     except (DeviceError, TransportError):  # the device or a worker that holds weights has failed
         digest = ""
     prediction = _prediction(run, master.job_state.round.finished, len(master.workers))
+    links = master.recorder.links.facts(master.job_state.round.finished - run.resume_point.step)
     found = replace(
-        found, final_loss=master.books.final_loss, model_hash=digest, worker_peak_memory_bytes=memory, prediction=prediction
-    )
+        found, final_loss=master.books.final_loss, model_hash=digest, worker_peak_memory_bytes=memory, prediction=prediction,
+        link_bytes=links,
+    )  # fmt: skip
     found.write(run.path)
     return found
 

@@ -12,7 +12,7 @@ from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, 
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.handle import ShardHandle
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
 from psnode.master.books import Books
 from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
 from psnode.master.checkpoints.dues import CheckpointDues
@@ -32,10 +32,11 @@ from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary
 from psnode.master.sharding import Sharding
 from psnode.plans.groups import Plan
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
 from psnode.protocol.messages import Report, plain
 from psnode.protocol.round import Round
-from psnode.protocol.wire import Flag, Frame, Kind
+from psnode.protocol.wire import HEADER_BYTES, Flag, Frame, Kind
 from psnode.records.checkpoint import SOUND
 from psnode.records.directory import RunDirectory
 from psnode.records.history import AddedGradient, History
@@ -144,6 +145,7 @@ class Master:
             self.history.start(self.version, self.shard.digest(), parameters)
         if self.behind:
             self.recorder.down(self.shard.send_whole(self.behind, self.version))
+            self.recorder.links.send_whole(self.behind)
             self.flow_control.settle(self.behind)
 
     def _next_event(self) -> object:
@@ -197,6 +199,8 @@ class Master:
                 self._on_skip(event)
             case CheckpointNews():
                 self.pending.settle()
+            case Took():
+                self.recorder.links.receive_gradients(event.rank, event.received)
             case NotApplied():
                 self.events.tell("not applied", self.version, None, event.reason)
             case StopRequest():
@@ -212,6 +216,8 @@ class Master:
     def _hear(self, frame: Frame) -> None:
         computed = frame.kind in (Kind.GRADIENT, Kind.REPORT, Kind.SKIP_STEP)
         self._membership.members.hear(frame.sender, frame.step if computed else 0)
+        if frame.kind is Kind.GRADIENT:
+            self.recorder.links.receive_gradients(MASTER, HEADER_BYTES + frame.body.size)
 
     def _on_gradient(self, frame: Frame) -> None:
         if not (self.shard.keep(frame) if self.job_state.stopping else self.shard.offer(frame)):
@@ -255,6 +261,7 @@ class Master:
 
     def _on_group_closed(self, event: GroupClosed) -> None:
         self.recorder.down(event.nbytes, self.job_state.round.last_step)
+        self.recorder.links.send_weights(event.group, event.nbytes)
         self._boundary.clip(event.group, event.clipped)
         self._added[event.group] = event.added
         for added in event.added:
@@ -340,6 +347,7 @@ class Master:
         report = Report.from_bytes(frame.body, frame.sender)
         self.recorder.up(report.up, frame.step)
         self.recorder.down(report.down, frame.step)
+        self.recorder.links.send_gradients(frame.sender, report.up)
         self._hashes.compare(frame.sender, frame.step, frame.version, report.replica_hash)
         self.recorder.report(frame.step, frame.sender, report)
         self.soundness.hear(frame.sender, frame.version, report.loss)

@@ -203,6 +203,7 @@ class Membership:
             now = self.job_state.round
             if self.job_state.stopping or self.shard.unchanged:
                 self.recorder.down(self.shard.send_whole(ranks, now.version), now.last_step)
+                self.recorder.links.send_whole(ranks)
             names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
             self.events.tell("bypassed", now.version, rank, f"rank 0 sends the weights to {names} itself")
 

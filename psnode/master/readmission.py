@@ -115,5 +115,6 @@ class Readmission:
             self.shard.admit([rank], self.job_state.version)
 
     def _send_whole(self, ranks: Iterable[int]) -> None:
-        nbytes = self.shard.send_whole(list(ranks), self.job_state.version)
+        nbytes = self.shard.send_whole(readers := list(ranks), self.job_state.version)
         self.recorder.down(nbytes, self.job_state.round.finished)
+        self.recorder.links.send_whole(readers)

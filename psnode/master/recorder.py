@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from psnode.master.link_bytes import LinkBytes
 from psnode.protocol.channel import ControlBytes
 from psnode.protocol.messages import Report
 from psnode.records.metrics import Seconds, StepRecord
@@ -34,7 +35,8 @@ class StepRecorder:
     """Collects the figures of each round under the round's last step, and makes a record once round and reports are complete.
 
     `step`: the number of steps finished before the first round. `steps`: the steps in a round. `weighted`: the loss in a record
-    is the mean over samples, not over workers. `control`: returns the bytes of all control messages so far.
+    is the mean over samples, not over workers. `control`: returns the bytes of all control messages so far. `links`: the
+    account of bytes by rank.
 
     Bytes of group frames that belong to no pending step count in the next record, and so do the control messages since the
     previous record. So the records together contain every byte.
@@ -50,7 +52,9 @@ class StepRecorder:
         steps: int = 1,
         weighted: bool = False,
         control: Callable[[], ControlBytes] = lambda: ControlBytes(0, 0),
+        links: LinkBytes | None = None,
     ) -> None:
+        self.links = links or LinkBytes()
         self._workers = workers
         self._control = control
         self._booked = ControlBytes(0, 0)

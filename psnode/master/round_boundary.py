@@ -163,7 +163,8 @@ class RoundBoundary:
             self.link.send(readers, Kind.VERSION_COMPLETE, body, step=step, version=version, flags=told)
         if not self.job_state.stopping:
             self.membership.hold(ranks)
-            self.shard.send_to(self.membership.followers)
+            self.shard.send_to(followers := self.membership.followers)
+            self.recorder.links.send_to(followers)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
         """Send the ranks whose gradients were clipped the factor by group. A worker ignores factors for an earlier step."""

@@ -88,6 +88,7 @@ class Summary:
     uplink_control_bytes: int = 0
     downlink_control_bytes: int = 0
     prediction: dict[str, Any] | None = None  # of a step in seconds, beside the median of the last part of the run
+    link_bytes: dict[str, Any] | None = None  # by rank and way, of the last part of the run, see psnode.master.link_bytes
 
     def write(self, directory: Path) -> None:
         """Write summary.json into `directory` atomically."""

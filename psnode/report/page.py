@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 import psnode
 from psnode.errors import ConfigurationError
 from psnode.records.metrics import write_atomically
-from psnode.report import comparisons, critical_path_section, tables
+from psnode.report import comparisons, critical_path_section, rank_links, tables
 from psnode.report.curves import figures, strip
 from psnode.report.elements import BEGINNING, Content, code, document, e
 from psnode.report.run import Run
@@ -54,7 +54,7 @@ def _main(title: str, runs: Sequence[Run], found: Sequence[Variant]) -> list[Ele
             tables.predictions(alone),
         ),
         _section("path", "Critical path", *paths) if paths else None,
-        _section("links", "Scheme and links", comparisons.schemes(found), comparisons.links(found)),
+        _section("links", "Scheme and links", comparisons.schemes(found), comparisons.links(found), *rank_links.sections(found)),
         _events(runs, alone),
         _settings(found),
         _section("plans", "Plan", *_plans(found)),

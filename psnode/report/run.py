@@ -72,6 +72,12 @@ class Run:
         return coding_name(name, codec if isinstance(codec, str) else None, replaced=bool(self.settings.get("codec")))
 
     @property
+    def topology(self) -> str | None:
+        """Return the recorded topology; None if it is unknown."""
+        topology = self.settings.get("topology")
+        return topology if isinstance(topology, str) else None
+
+    @property
     def sent(self) -> float:
         """Return the bytes of gradients and weights that the whole job has sent."""
         return self.steps.sum("uplink_bytes", "downlink_bytes")

@@ -58,7 +58,7 @@ def test_json_has_what_the_records_say(runs: Path, capsys: pytest.CaptureFixture
     assert main(["runs", str(runs / "first"), "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)
     assert found == {
-        "path": str(runs / "first"), "scheme": "qsgd", "workers": 2, "steps": 3, "loss": 1 / 3, "top1": 0.5,
+        "path": str(runs / "first"), "scheme": "qsgd", "topology": None, "workers": 2, "steps": 3, "loss": 1 / 3, "top1": 0.5,
         "best_loss": 1.0,
         "uplink_bytes": 900, "downlink_bytes": 300, "uplink_control_bytes": 0, "downlink_control_bytes": 0,
         "compression_ratio": 8 * 100 * 2 * 3 / 1200, "seconds": 6.0, "ended": "killed or crashed", "problems": [],

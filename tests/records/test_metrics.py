@@ -126,6 +126,7 @@ def test_a_summary_has_the_documented_fields(tmp_path: Path) -> None:
     Summary(3, 1.0, 0.5, 10, 20, 2.0, "ab", "completed", 0, 1000, None).write(tmp_path)
     expected = "steps seconds final_loss uplink_bytes downlink_bytes compression_ratio model_hash stop_reason exit_code"
     expected += " coordinates peak_memory_bytes worker_peak_memory_bytes uplink_control_bytes downlink_control_bytes prediction"
+    expected += " link_bytes"
     assert set(json.loads((tmp_path / "summary.json").read_bytes())) == set(expected.split())
 
 

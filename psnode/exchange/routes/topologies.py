@@ -60,6 +60,11 @@ def routes_of(layout: Layout, plan: Plan, topology: str = "star") -> tuple[Route
     return _TOPOLOGIES[topology](layout, plan)
 
 
+def is_known(topology: object) -> bool:
+    """Return True if `topology` is a value of the setting."""
+    return isinstance(topology, str) and topology in _TOPOLOGIES
+
+
 def is_central(topology: str) -> bool:
     """Return True if the master is the root of all groups."""
     return topology in (_STAR, _STAR_WITH_TREE)

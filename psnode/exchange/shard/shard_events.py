@@ -1,4 +1,4 @@
-"""Events that a shard posts to the inbox of its rank."""
+"""Events that a shard posts to the inbox of its rank, or tells the master."""
 
 from __future__ import annotations
 
@@ -49,3 +49,15 @@ class NotApplied(NamedTuple):
         """One line for the user."""
         names = ", ".join(map(str, self.ranks))
         return f"the sum of the gradients of ranks {names} for group {self.group} is not finite: it goes without an update"
+
+
+class Took(NamedTuple):
+    """Event: all groups of a shard are closed.
+
+    `seconds`: the time that it has spent since the last such event, by name. `received`: the bytes of gradients that have come
+    from other ranks since then, frame headers included.
+    """
+
+    rank: int
+    seconds: dict[str, float]
+    received: int = 0

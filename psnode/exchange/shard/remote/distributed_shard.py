@@ -19,12 +19,11 @@ from psnode.exchange.shard.remote.shard_calls import HAS_A_PART, MAY_HAVE_SENT, 
 from psnode.exchange.shard.remote.shard_messages import (
     ShardEvent,
     Squares,
-    Took,
     pack_files,
     unpack_event,
     unpack_files,
 )
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
 from psnode.exchange.shard.state import ShardState, own_tensors
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.groups import Plan
@@ -212,6 +211,7 @@ class DistributedShard:
         if isinstance(event, Took):
             for name, value in event.seconds.items():
                 self._seconds[name] = max(self._seconds.get(name, 0.0), value)
+            return event
         elif isinstance(event, Squares):
             self._add_up(event, frame.sender)
         elif isinstance(event, GroupClosed):
@@ -251,6 +251,7 @@ class DistributedShard:
                 sound = event.group in open_groups
             case Took():
                 sound = sender in self._parts and all(0 <= value < math.inf for value in event.seconds.values())
+                sound = sound and event.received >= 0
             case _:
                 sound = sender in self._parts
         if not sound:

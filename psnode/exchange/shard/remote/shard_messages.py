@@ -15,7 +15,7 @@ import torch
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError, CodecError, NormError, PayloadError, PsnodeError, WireError
 from psnode.exchange.shard.median_clipping import Clipped
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
 from psnode.protocol.messages import plain
 from psnode.protocol.wire import Bytes
 from psnode.records import tensorfile
@@ -43,13 +43,6 @@ class Order(NamedTuple):
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise WireError("an order is a name with arguments", source)
         return cls(name, arguments)
-
-
-class Took(NamedTuple):
-    """Event: all groups of a shard are closed. `seconds`: the time that it has spent since the last such event, by name."""
-
-    rank: int
-    seconds: dict[str, float]
 
 
 class Squares(NamedTuple):
@@ -90,7 +83,7 @@ def pack_event(event: ShardEvent) -> bytes:
         case Squares():
             facts = ["squares", [list(each) for each in event.squares.items()], event.added]
         case Took():
-            facts = ["took", event.rank, event.seconds]
+            facts = ["took", event.rank, event.seconds, event.received]
     return to_json(facts).encode()
 
 
@@ -116,8 +109,8 @@ def unpack_event(body: Bytes, source: int) -> ShardEvent:
                 return found
             case "squares", [list(squares), bool(added)]:
                 return Squares({int(group): float(square) for group, square in squares}, added)
-            case "took", [int(), dict(seconds)]:
-                return Took(source, {plain(str(name)): float(value) for name, value in seconds.items()})
+            case "took", [int(), dict(seconds), int(received)]:
+                return Took(source, {plain(str(name)): float(value) for name, value in seconds.items()}, received)
     except (ValueError, TypeError, OverflowError) as error:
         raise WireError(f"an event of a shard has a value that is not valid: {error}", source) from error
     raise WireError(f"an event of a shard is unknown: {plain(str(kind))[:60]}", source)

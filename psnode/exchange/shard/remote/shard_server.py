@@ -17,14 +17,13 @@ from psnode.exchange.shard.remote.shard_messages import (
     Order,
     ShardEvent,
     Squares,
-    Took,
     pack_event,
     pack_files,
     pack_result,
     unpack_files,
 )
 from psnode.exchange.shard.shard import Shard
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
 from psnode.exchange.update.weight_vector import LooseWeights
 from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plans.coding import Coding
@@ -33,7 +32,7 @@ from psnode.plans.roles import MASTER
 from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Start
 from psnode.protocol.round import Round
-from psnode.protocol.wire import Frame, Kind
+from psnode.protocol.wire import HEADER_BYTES, Frame, Kind
 from psnode.records import checkpoint
 from psnode.records.timeline import Tracer
 from psnode.tasks.parameter_groups import ParameterGroup
@@ -84,6 +83,7 @@ class ShardServer:
         self._version = step - 1  # of the open round, or of the last one
         # frames of the next round, which the master has not opened here yet, by sender and group, or -1 for SKIP_STEP
         self._early: dict[tuple[int, int], Frame] = {}
+        self._received = 0  # bytes of gradients from other ranks since the last Took
         self._orders: Mapping[str, Callable[..., Any]] = {
             "admit": self._shard.admit,
             "open": self._open,
@@ -132,7 +132,9 @@ class ShardServer:
 
     def _handle(self, event: object) -> None:
         match event:
-            case Frame(kind=Kind.GRADIENT | Kind.SKIP_STEP):
+            case Frame(kind=Kind.GRADIENT | Kind.SKIP_STEP, sender=rank):
+                if event.kind is Kind.GRADIENT and rank != self._link.rank:
+                    self._received += HEADER_BYTES + event.body.size
                 self._take(event)
             case Frame(kind=Kind.ORDER, sender=0):
                 self._obey(event)
@@ -146,7 +148,8 @@ class ShardServer:
             case GroupClosed(group=group):
                 self._unfinished.discard(group)
                 if not self._unfinished:
-                    self._tell(Took(self._link.rank, self._shard.seconds()))
+                    received, self._received = self._received, 0
+                    self._tell(Took(self._link.rank, self._shard.seconds(), received))
                 self._tell(event)
             case Squares() | Refused() | Scaled() | NotApplied() | WireError():
                 self._tell(event)

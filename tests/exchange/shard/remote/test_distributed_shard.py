@@ -14,8 +14,8 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.routes.topologies import gather, mesh
 from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
-from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, Took, pack_event, pack_files
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused
+from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, pack_event, pack_files
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Took
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.roles import Layout
 from psnode.plans.rule import make_plan
@@ -93,6 +93,7 @@ LIES = {
     "a negative square": lambda job: Squares({job.groups[1]: -1.0}, True),
     "squares of another rank": lambda job: Squares({job.groups[2]: 1.0}, True),
     "negative times": lambda job: Took(1, {"decode": -1.0}),
+    "negative bytes": lambda job: Took(1, {}, -1),
     "a refused push of an unknown rank": lambda job: Refused(job.groups[1], 9, WireError("x")),
     "another rank's sum": lambda job: NotApplied(job.groups[2], (1,)),
 }

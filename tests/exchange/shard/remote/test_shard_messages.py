@@ -18,13 +18,12 @@ from psnode.exchange.shard.remote.shard_messages import (
     Order,
     ShardEvent,
     Squares,
-    Took,
     pack_event,
     pack_files,
     unpack_event,
     unpack_files,
 )
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
 from psnode.records.history import AddedGradient
 
 EVENTS: list[ShardEvent] = [
@@ -33,7 +32,7 @@ EVENTS: list[ShardEvent] = [
     GroupClosed(3, 17, 0, (AddedGradient(1, 17, 16),), (Clipped(1, 17, 0.1),)),
     NotApplied(2, (1, 3)),
     Squares({0: 0.1, 7: 3e-30}, True),
-    Took(5, {"decode": 0.25, "update": 1e-9}),
+    Took(5, {"decode": 0.25, "update": 1e-9}, 1 << 40),
 ]
 
 
