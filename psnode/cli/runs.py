@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")  # parent of the default run directories
 _NAME = 12  # minimum width of the names, in characters
-_WIDEST = {"scheme": 10, "end": 9}  # maximum widths of other columns, by head; the scheme also takes columns that are free
+_TOPOLOGY = "topo"  # head of the column with the topology, which only runs that differ in it have
+_WIDEST = {"scheme": 10, _TOPOLOGY: 6, "end": 9}  # maximum widths of other columns, by head; the scheme also takes free columns
 _PATH = click.Path(path_type=Path)
 # sort key, and True if the largest value comes first
 _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
@@ -145,8 +146,10 @@ def _show(found: Sequence[Run]) -> None:
     console = Console(highlight=False)
     by_loss = all(run.best is None for run in found) and any(run.best_loss is not None for run in found)
     best = "test" if by_loss else "top1"
-    heads = ("scheme", "P", "steps", "loss", best, "sent", "/ f32", "time", "end")
-    rows = [[plain("–" if cell is None else str(cell)) for cell in _cells(run, by_loss=by_loss)] for run in found]
+    unlike = len({run.topology for run in found}) > 1
+    heads = ("scheme", *([_TOPOLOGY] if unlike else []), "P", "steps", "loss", best, "sent", "/ f32", "time", "end")
+    cells_of = [_cells(run, by_loss=by_loss, with_topology=unlike) for run in found]
+    rows = [[plain("–" if cell is None else str(cell)) for cell in cells] for cells in cells_of]
     names = [plain(run.name) for run in found]
     longest = {head: max(map(len, (head, *cells))) for head, *cells in zip(heads, *rows, strict=True)}
     free = console.width - len(heads) - max(_NAME, *map(len, names)) - sum(_least(head, longest[head]) for head in heads)
@@ -157,7 +160,7 @@ def _show(found: Sequence[Run]) -> None:
     table = Table("run", box=None, pad_edge=False, collapse_padding=True)
     table.columns[0].overflow, table.columns[0].min_width = "fold", _NAME
     for head in heads:
-        left = head in ("scheme", "end")
+        left = head in ("scheme", _TOPOLOGY, "end")
         table.add_column(
             head, overflow="fold" if head == "end" else "ellipsis", no_wrap=head != "end", justify="left" if left else "right",
             max_width=most.get(head),
@@ -167,6 +170,8 @@ def _show(found: Sequence[Run]) -> None:
     console.print(table)
     meaning = "test: lowest loss of the evaluations" if by_loss else "top1: best accuracy, %"
     click.echo(f"P: workers; {meaning}; / f32: bytes of float32 over those sent")
+    if unlike:
+        click.echo(f"{_TOPOLOGY}: --topology")
     if cut != names:
         click.echo("Long names are cut: a wider terminal and --json show all of them.")
 
@@ -175,13 +180,22 @@ def _least(head: str, longest: int) -> int:
     return min(_WIDEST.get(head, 80), longest)
 
 
-def _cells(run: Run, *, by_loss: bool) -> list[object]:
-    """Return the figures of a run. If `by_loss`, they have the lowest evaluation loss in place of the best accuracy."""
+def _cells(run: Run, *, by_loss: bool, with_topology: bool) -> list[object]:
+    """Return the figures of a run, its topology among them if `with_topology`.
+
+    If `by_loss`, they have the lowest evaluation loss in place of the best accuracy.
+    """
     loss, ratio = run.last("loss"), run.ratio
     top1 = None if run.best is None else f"{100 * run.best:.2f}"
     lowest = None if run.best_loss is None else loss_text(run.best_loss)
     return [
-        *(run.coding, run.workers, run.reached, None if loss is None else loss_text(loss)),
+        *(
+            run.coding,
+            *([run.topology] if with_topology else []),
+            run.workers,
+            run.reached,
+            None if loss is None else loss_text(loss),
+        ),
         *(lowest if by_loss else top1, amount(run.sent), None if ratio is None else proportion(ratio)),
         *(duration(run.steps.sum("seconds.step")), run.ended.partition(" (")[0]),
     ]

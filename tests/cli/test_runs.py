@@ -140,3 +140,24 @@ def test_without_arguments_the_directory_runs_is_meant(
     monkeypatch.chdir(tmp_path)
     assert main(["runs"]) == 2
     assert "there is no directory runs here" in capsys.readouterr().err
+
+
+def test_the_topology_is_shown_where_runs_differ_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, topology in (("one", "star"), ("two", "mesh"), ("three", "star:down=tree")):
+        steps = [record(k, loss=1e22 / 3, uplink_bytes=10**8) for k in range(1, 100)]
+        write_run(tmp_path / name, steps, config=CONFIG["config"] | {"topology": topology})
+    write_run(tmp_path / "old", [record(1)])
+    assert main(["runs", str(tmp_path)]) == 0
+    head, *told = capsys.readouterr().out.splitlines()
+    found = {line.split()[0]: line.split()[2] for line in told if "qsgd" in line}
+    assert head.split()[2] == "topo" and max(map(len, (head, *told))) <= 80
+    assert (found["one"], found["two"], found["old"]) == ("star", "mesh", "–")
+    assert found["three"].startswith("star:") and "topo: --topology" in " ".join(told)
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    told_all = {Path(each["path"]).name: each["topology"] for each in json.loads(capsys.readouterr().out)}
+    assert told_all == {"one": "star", "two": "mesh", "three": "star:down=tree", "old": None}
+    assert main(["runs", str(tmp_path / "one"), str(tmp_path / "one")]) == 0
+    assert "topo" not in capsys.readouterr().out
