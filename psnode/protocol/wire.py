@@ -74,6 +74,7 @@ class Kind(IntEnum):
     ORDER = 24  # master -> shard on a worker: a call of one of its methods
     ANSWER = 25  # shard on a worker -> master: the result of an order, if it has one
     EVENT = 26  # shard on a worker -> master: a group is closed, or a push is refused
+    PASSED_ON = 27  # master -> shard on a worker: the GRADIENT frame of a lost worker, which another shard has
 
 
 CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages
@@ -169,6 +170,14 @@ def unpack(
     body = data[HEADER_BYTES:]
     body.flags.writeable = False
     return Frame(Kind(kind), Flag(flags), sender, group, step, version, body, release)
+
+
+def frame_bytes(data: Bytes, source: int | None = None) -> int:
+    """Return the size of the frame that `data` begins with, as its header states it. TruncatedFrameError without a header."""
+    if data.size < HEADER_BYTES:
+        raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, and {data.size} are left", source)
+    length: int = _FIELDS.unpack_from(data.data, 0)[8]
+    return HEADER_BYTES + length
 
 
 def group_table_bytes(segments: int) -> int:
