@@ -75,6 +75,7 @@ class GradientSender:
         ]
         self.before_change: Callable[[int], None] = lambda group: None  # called before a group's memories change
         self._frames = OutgoingFrames(link)
+        self._forgotten: frozenset[int] = frozenset()
         self._sent: dict[int, tuple[Bytes, int]] = {}  # by group: its frame of this round, and the number of payloads
         self._round = Round(0, 0)  # before the first round
         self._seconds = 0.0
@@ -254,15 +255,22 @@ class GradientSender:
             frame.room[: len(part)] = np.frombuffer(part, np.uint8)
             frame.take(len(part))
         flags = (Flag.PARTIAL if mark else Flag.NONE) | (Flag.WEIGHED if weight else Flag.NONE)
-        roots, now = self._targets[group.index], self._round
+        roots, now = self._present(self._targets[group.index]), self._round
         tag = tag_of(roots[0])
         sealed = self._frames.send(group.index, frame, roots, Kind.GRADIENT, now.last_step, now.version, flags, tag=tag)
         self._sent[group.index] = sealed, len(coders) + len(more)
         self._nbytes += sealed.size * sum(root != self._link.rank for root in roots)
 
+    def forget(self, rank: int) -> None:
+        """Send nothing more to `rank`, if others get the same. Any thread may call it."""
+        self._forgotten |= {rank}
+
+    def _present(self, ranks: Sequence[int]) -> Sequence[int]:
+        return [rank for rank in ranks if rank not in self._forgotten] if self._forgotten else ranks
+
     def _tell_of_the_skip(self, reason: bytes) -> None:
         """Tell the master and the shards that no more gradients of this step follow, each behind those that it has been sent."""
-        shards = sorted({root for roots in self._targets for root in roots} - {MASTER})
+        shards = self._present(sorted({root for roots in self._targets for root in roots} - {MASTER}))
         for ranks, tag in ((MASTER, None), *(((shards, SHARD_TAG),) if shards else ())):
             self._link.send(ranks, Kind.SKIP_STEP, reason, step=self._round.last_step, version=self._round.version, tag=tag)
 

@@ -196,7 +196,7 @@ def _run(
         )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         loggers.begin(config, step)
-        notice = DownlinkNotice(run.scheme, recorder, len(workers), dealt=shard.needs_all, passed_on=passed_on(routes))
+        notice = DownlinkNotice(run.scheme, recorder, len(workers), dealt=shard.is_remote, passed_on=passed_on(routes))
         with Fanout(RunLog(run.path), loggers, *views, notice) as observer:
             pending = PendingCheckpoints(
                 run, shard, model, plan, tracer, events, workers=len(workers), rounds_go_on=rule.rounds_go_on,

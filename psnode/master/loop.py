@@ -251,7 +251,7 @@ class Master:
         if event.failure.loss is not None:
             newest = not self.rule.rounds_go_on and event.step in self.job_state.round.numbers
             live = self._membership.live if newest else frozenset[int]()
-            weights, missing = (None, live) if self.shard.needs_all else (self.shard.replica, self.shard.missing)
+            weights, missing = (None, live) if self.shard.is_remote else (self.shard.replica, self.shard.missing)
             self.books.judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
             raise diverged(self.link, event, live - missing, live, weights if newest else None, self.shard.outlier())
         late = event.exit_code == ConfigurationError.exit_code and self.version > self.run.resume_point.step
@@ -308,7 +308,7 @@ class Master:
             if self.history is not None:
                 self.history.version(version, self.shard.digest(), self._added)
         if self._hashes.due(version):
-            self._hashes.note(version, None if self.shard.needs_all else self.shard.replica)
+            self._hashes.note(version, None if self.shard.is_remote else self.shard.replica)
         self._unfinished = {group.index for group in self.plan.groups}
         self._membership.members.restart_silence(self.shard.idle)
         self._readmission.catch_up()

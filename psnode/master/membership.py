@@ -129,8 +129,11 @@ class Membership:
             self.timer.extend()
 
     def suspend(self, rank: int) -> None:
-        """Continue without `rank` until it is heard again."""
+        """Continue without `rank` until it is heard again, or for good if workers cannot come back."""
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
+        if not self.shard.readmits and not self.shard.needs_all:
+            self.lose(rank, f"{reason}, and it cannot come back, as no rank keeps the updates that it misses")
+            return
         hold = self.flow_control.let_go(rank)
         taken = self._do_without(rank, "suspended", reason)
         now = self.job_state.round
@@ -171,10 +174,11 @@ class Membership:
         """
         if not self.members.remove(rank):
             return {}
-        if self.shard.needs_all and not self.job_state.stopping:
+        left, least = len(self.members.live), self.config.min_workers
+        ends = self.shard.needs_all or (self.shard.is_remote and not left)
+        if ends and not self.job_state.stopping:
             self.events.tell(event, self.job_state.version, rank, reason, outcome=_ENDS)
             return self.shard.withdraw(rank)
-        left, least = len(self.members.live), self.config.min_workers
         too_few = left + len(self.members.spares) < least
         ending = too_few or self.job_state.stop_reason is not None
         self.events.tell(event, self.job_state.version, rank, reason, outcome="" if ending else self._outlook())

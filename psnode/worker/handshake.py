@@ -141,7 +141,7 @@ class WorkerContext:
         if ShardServer.serves(routes, link.rank):
             server = ShardServer(
                 link.transport, start, coding, config, rule, routes, model.vector.cpu(), tracer,
-                parameter_groups=self.parameter_groups, own_optimizer=self.own_optimizer,
+                parameter_groups=self.parameter_groups, own_optimizer=self.own_optimizer, withdrawn=sender.forget,
             )  # fmt: skip
         receiver = Receiver(
             link, plan, replica, [route.down(link.rank) for route in routes], coding.down, tracer,

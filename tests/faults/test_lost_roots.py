@@ -1,4 +1,4 @@
-"""Workers that update weights: without one of them the job ends, and goes on from its last checkpoint."""
+"""Workers that update a part of the weights: without one of them the job ends, and goes on from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -20,25 +20,14 @@ from tests import halting
 pytestmark = pytest.mark.serial
 
 Launched = Callable[..., Any]
-PARTS, COPIES = "mesh", "gather"
-REASONS = {
-    PARTS: "the run cannot go on without rank 2, which has a part of the weights",
-    COPIES: "the run cannot go on without rank 2, whose last gradient only some of the others may have added",
-}
+REASON = "the run cannot go on without rank 2, which has a part of the weights"
+FLAGS = ["--topology", "mesh", "--group-by", "layer", "--scheme", "qsgd", "--feedback", "ef", "--record-history"]
 
 
-def flags_of(topology: str) -> list[str]:
-    return ["--topology", topology, "--group-by", "layer", "--scheme", "qsgd", "--feedback", "ef", "--record-history"]
-
-
-FLAGS = flags_of(PARTS)
-
-
-def unbroken(train_dir: Path, topology: str, **task: Any) -> dict[str, Any]:
+def unbroken(train_dir: Path, **task: Any) -> dict[str, Any]:
     """Return the weights of a run in one process, all of whose weights are on rank 0."""
     settings: dict[str, Any] = {"batch_size": 8, "threads": 1, "tensorboard": False, "lr": 0.02, "eval_freq": 5, "local": 3}
     settings |= {"group_by": "layer", "scheme": "qsgd", "feedback": "ef", "norm_cap": 0.0}
-    settings |= {"downlink": "dense"} if topology == COPIES else {}
     assert run(Config(**settings, **task, train_dir=train_dir, max_steps=40)) == 0
     return weights(train_dir)
 
@@ -49,39 +38,34 @@ def weights(train_dir: Path) -> dict[str, Any]:
     return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
 
 
-@pytest.mark.parametrize("topology", REASONS)
-def test_a_job_that_loses_a_worker_is_started_again_and_ends_as_an_unbroken_one(
-    launched: Launched, tmp_path: Path, topology: str
-) -> None:
+def test_a_job_that_loses_a_worker_is_started_again_and_ends_as_an_unbroken_one(launched: Launched, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    flags = [*flags_of(topology), "--max-steps", "40", "--eval-freq", "5", *halting.flags(20, gate)]
+    flags = [*FLAGS, "--max-steps", "40", "--eval-freq", "5", *halting.flags(20, gate)]
     job = launched(3, *flags, launch=["--restarts", "1", "--kill-after", "3"])
     job.wait_for_step(16)
     os.kill(job.pid(2), signal.SIGKILL)
     gate.touch()
     code, out = job.end()
     assert code == 0, out
-    assert REASONS[topology] in out
+    assert REASON in out
     assert "started again from its last checkpoint (1 of 1)" in out
     assert violations(job.train_dir) == []
     starts = [line["step"] for line in read_records(job.train_dir / "history.jsonl") if "parameters" in line]
     assert len(starts) == 2
     assert starts[1] >= 10
-    expected = unbroken(tmp_path / "unbroken", topology, **halting.settings(20, gate))
+    expected = unbroken(tmp_path / "unbroken", **halting.settings(20, gate))
     assert [name for name, value in weights(job.train_dir).items() if not value.equal(expected[name])] == []
 
 
-@pytest.mark.parametrize(("topology", "number"), [(PARTS, signal.SIGKILL), (PARTS, signal.SIGSTOP), (COPIES, signal.SIGSTOP)])
-def test_without_restarts_the_error_names_the_rank_and_the_remedies(
-    launched: Launched, topology: str, number: signal.Signals
-) -> None:
-    flags = [*flags_of(topology)[:-1], "--max-steps", "100000", "--pause-deadline", "4"]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_restarts_the_error_names_the_rank_and_the_remedies(launched: Launched, number: signal.Signals) -> None:
+    flags = [*FLAGS[:-1], "--max-steps", "100000", "--pause-deadline", "4"]
     job = launched(2, *flags, launch=["--kill-after", "3"], deadline="2")
     job.wait_for_step(5)
     os.kill(job.pid(2), number)
     code, out = job.end()
     assert code == 3, out
-    assert REASONS[topology] in out
+    assert REASON in out
     assert "--resume" in out
     summary = job.summary()
     assert (summary["exit_code"], summary["model_hash"]) == (3, "")

@@ -18,6 +18,7 @@ from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
+from tests.faults.test_exceptions import Fails
 from tests.faults.test_nonfinite import Poisoned
 from tests.master.test_dealt_weights import ADAM, CENTRAL, DEALT, Adapts, Constrained, Decays, differences, model_hash, trained
 
@@ -109,6 +110,34 @@ def test_a_gradient_that_is_not_finite_is_left_out_by_all_workers_alike(tmp_path
         found.append((Checkpoint.open(newest), lines))
     assert found[0][1] == found[1][1]
     assert any([rank for rank, _, _ in group] == [1, 3] for version in found[0][1] for group in version)
+    assert differences(found[0][0], found[1][0]) == []
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "quantised": {"scheme": "qsgd", "feedback": "ef", "lr": 0.02},
+    "clipped, averaged": {**ADAM, "clip_grad_norm": 0.5, "ema_decay": 0.8},
+    "clipped to the median": {"scheme": "topk:ratio=0.1", "aggregator": "mean:clip=median", "lr": 0.02},
+    "a bound on norms": {"scheme": "qsgd", "norm_cap": 1.3, "lr": 0.02},
+}
+
+
+@pytest.mark.parametrize("settings", LOSSES.values(), ids=LOSSES)
+def test_a_worker_that_fails_is_missed_by_all_others_alike(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """It fails before its gradient of a step, which thus lacks this worker from its first group on, as in a star."""
+    settings = {"batch_size": 8, "max_steps": 8, "eval_freq": 0, "local": 4, "threads": 1, "tensorboard": False, **settings}
+    settings |= {"group_by": "layer", "record_history": True, "hash_every": 1}
+    found = []
+    for topology in (CENTRAL, COPIED):
+        folder = tmp_path / topology
+        assert run(Config(train_dir=folder, topology=topology, **settings, **DENSE_DOWN), Fails()) == 0
+        assert violations(folder) == []
+        assert [event["rank"] for event in read_records(folder / "events.jsonl") if event["event"] == "lost"] == [2]
+        newest = checkpoint.latest(folder)
+        assert newest is not None
+        lines = [line["groups"] for line in read_records(folder / "history.jsonl") if "groups" in line]
+        found.append((Checkpoint.open(newest), lines))
+    assert found[0][1] == found[1][1]
+    assert len(found[1][1]) == 8
     assert differences(found[0][0], found[1][0]) == []
 
 

@@ -36,7 +36,8 @@ class Halves:
     """A ShardHandle for two shards, one with the groups of even and one with those of odd numbers."""
 
     on_host: Sequence[str] = ()
-    needs_all = False
+    needs_all = is_remote = False
+    readmits = True
 
     def __init__(
         self, coding: Coding, groups: Iterable[int], config: Config, whole: ServedModel, *rest: Any, **more: Any

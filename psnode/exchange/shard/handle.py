@@ -49,6 +49,10 @@ class RoundsHandle(Protocol):
     def needs_all(self) -> bool:
         """True if every worker has a part of the weights, so that the run cannot go on without one: `withdraw` raises then."""
 
+    @property
+    def readmits(self) -> bool:
+        """True if a worker that was withdrawn may take part again, once it has the whole weights."""
+
     def take(self, frame: Frame) -> object:
         """Return the event in an EVENT frame of a shard on another rank; None if it needs no answer, like a late ANSWER frame."""
 
@@ -81,6 +85,10 @@ class RoundsHandle(Protocol):
 
 class WeightsHandle(Protocol):
     """Weights x, which are updated, and y, which every recipient holds."""
+
+    @property
+    def is_remote(self) -> bool:
+        """True if the weights are on other ranks, so that `replica`, `digest` and the state have to be fetched."""
 
     def send_to(self, ranks: Iterable[int]) -> None:
         """Send new versions only to `ranks`, each group to those that its route names. Call this while no group is open."""

@@ -39,6 +39,7 @@ class Rounds(Generic[T]):
     """
 
     needs_all = False  # no round needs a worker that is withdrawn
+    readmits, is_remote = True, False
 
     def __init__(
         self, slots: Iterable[Slot], rule: Rule, *, by_rank: bool, add: Callable[[T], None], close: Callable[[Slot], None]

@@ -170,6 +170,16 @@ class Shard:
         """False: the run can go on without a worker."""
         return False
 
+    @property
+    def readmits(self) -> bool:
+        """True: a worker that was withdrawn may take part again, once it has the whole weights."""
+        return True
+
+    @property
+    def is_remote(self) -> bool:
+        """False: the weights are here."""
+        return False
+
     def take(self, frame: Frame) -> object:
         """Raise WireError, as no group has its root on another rank."""
         frame.release()

@@ -12,18 +12,18 @@ from psnode.exchange.shard.shard_events import GroupClosed
 class CopiedGroups:
     """Groups of `routes`, each of which is closed when all roots of its route have closed it.
 
-    speakers: the lowest root of every group, whose other events and whose state count for all; ascending.
+    `exist`: any group has several roots at the start.
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._copies = [len(route.roots) for route in routes]
-        self._closed: dict[int, list[GroupClosed]] = {}
-        self.speakers = sorted({route.roots[0] for route in routes})
+        self._roots = [route.roots for route in routes]
+        self.exist = any(len(roots) > 1 for roots in self._roots)
+        self._closed: dict[int, dict[int, GroupClosed]] = {}  # by group and rank
 
     @property
-    def exist(self) -> bool:
-        """True if any group has several roots."""
-        return max(self._copies) > 1
+    def speakers(self) -> list[int]:
+        """The lowest root of every group, whose other events and whose state count for all; ascending."""
+        return sorted({roots[0] for roots in self._roots})
 
     def open(self) -> None:
         """Note that all groups are open again, everywhere."""
@@ -38,13 +38,26 @@ class CopiedGroups:
 
         Raises DivergedError if another shard has added other gradients.
         """
-        found = self._closed.setdefault(event.group, [])
-        if found and (event.added, event.clipped) != (found[0].added, found[0].clipped):
+        found = self._closed.setdefault(event.group, {})
+        first = next(iter(found.values()), event)
+        if (event.added, event.clipped) != (first.added, first.clipped):
             raise DivergedError(
                 f"rank {rank} has added other gradients to group {event.group} of version {event.version} than others: its "
                 "memory or a message was corrupted; go on with --resume"
             )
-        found.append(event)
-        if len(found) < self._copies[event.group]:
+        found[rank] = event
+        return self._of_all(event.group)
+
+    def withdraw(self, rank: int) -> list[GroupClosed]:
+        """Go on without the shard of `rank`. Return the events for all shards of groups that it alone has not closed."""
+        self._roots = [tuple(root for root in roots if root != rank) for roots in self._roots]
+        waited = [group for group, found in self._closed.items() if found.pop(rank, None) is None]
+        return [event for group in waited if (event := self._of_all(group)) is not None]
+
+    def _of_all(self, group: int) -> GroupClosed | None:
+        """Return the event for all shards of a group that all of them have closed, else None."""
+        found = self._closed[group]
+        if len(found) < len(self._roots[group]):
             return None
-        return event._replace(nbytes=sum(each.nbytes for each in found))
+        first, *others = found.values()
+        return first._replace(nbytes=first.nbytes + sum(each.nbytes for each in others))

@@ -15,7 +15,7 @@ from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
 from psnode.exchange.shard.remote.copied_groups import CopiedGroups
 from psnode.exchange.shard.remote.gathered_state import check, files_of, joined
-from psnode.exchange.shard.remote.shard_calls import HAS_A_PART, MAY_HAVE_SENT, ShardCalls, broken
+from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken
 from psnode.exchange.shard.remote.shard_messages import (
     ShardEvent,
     Squares,
@@ -23,6 +23,7 @@ from psnode.exchange.shard.remote.shard_messages import (
     unpack_event,
     unpack_files,
 )
+from psnode.exchange.shard.remote.withdrawal import withdraw_from_all
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
 from psnode.exchange.shard.state import ShardState, own_tensors
 from psnode.exchange.update.served_model import ServedModel
@@ -49,12 +50,14 @@ class DistributedShard:
     the newest. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds. `estimates`:
     gradients are clipped by the norm of the version before.
 
-    The run cannot go on without a rank that has a shard: `withdraw` and `force` raise TransportError.
+    If shards have different groups, the run cannot go on without a rank: `withdraw` raises TransportError, and so does `force`.
+    If all shards have the same groups, `withdraw` has them agree on the gradients of the lost rank in the open round, and tells
+    this rank to leave: it would need weights and memories of all versions that it misses.
     """
 
     on_host: Sequence[str] = ()
     gradient_norm: float | None = None  # of the last version, before clipping; None without --clip-grad-norm
-    needs_all = True
+    readmits, is_remote = False, True
     runs_own_code = False  # here, where values would have to be copied before it runs
 
     def __init__(
@@ -68,7 +71,9 @@ class DistributedShard:
         }
         self._copied = CopiedGroups(routes)
         self._found: Checkpoint | None = None
-        self._calls = ShardCalls(link, roots, MAY_HAVE_SENT if self._copied.exist else HAS_A_PART)
+        self.needs_all = not self._copied.exist
+        self._calls = ShardCalls(link, roots, needs_all=self.needs_all)
+        self._withdrawn: set[int] = set()
         self._round = Round.after(0)  # the open round, or the last one
         self._unfinished: dict[int, set[int]] = {}  # its open groups, by the rank of their shard
         self._ranks: frozenset[int] = frozenset()
@@ -127,6 +132,7 @@ class DistributedShard:
         """Open round `now` for all groups."""
         self._round, self._unfinished = now, {rank: set(part.groups) for rank, part in self._parts.items()}
         self._copied.open()
+        self._ranks -= self._withdrawn
         self._calls.order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
@@ -149,8 +155,26 @@ class DistributedShard:
         """Do nothing: the shards hear of it from `rank`, behind its last gradient, so that all count the same ones."""
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Raise TransportError: the run cannot go on without a rank that updates weights."""
-        raise self._calls.cannot_go_on(f"rank {rank}")
+        """Go on without `rank`, see the class. Groups that only its shard had open are closed by this.
+
+        Returns an empty dictionary, as the rank does not come back. Raises TransportError if the run cannot go on.
+        """
+        if self.needs_all or set(self._parts) <= {rank}:
+            raise self._calls.cannot_go_on(f"rank {rank}")
+        self._withdrawn.add(rank)
+        self._calls.forget(rank)
+        for kept in (self._parts, self._unfinished, self._squares):
+            kept.pop(rank, None)
+        try:
+            withdraw_from_all(self._calls, rank, self._link.job, self._patience, is_open=any(self._unfinished.values()))
+        except WireError as error:
+            raise broken(rank if error.source is None else error.source, error) from error
+        self._link.fail(rank, TransportError("this rank was put aside and lacks updates: the job goes on without it"))
+        for event in self._copied.withdraw(rank):
+            self._link.inbox.post(event)
+        if len(self._squares) == len(self._parts):
+            self._settle_norm()
+        return {}
 
     def force(self) -> None:
         """Raise TransportError, like `withdraw`."""
@@ -195,11 +219,11 @@ class DistributedShard:
     def take(self, frame: Frame) -> ShardEvent | None:
         """Return the event in a frame of a shard; None if this handle alone uses it.
 
-        Late answers are dropped. Raises PsnodeError for an event that cannot be true: without the true one, the round would not
-        end. If shards have the same groups, raises DivergedError if they add different gradients, and TransportError if one of
-        them cannot read a frame that others may have read.
+        Late answers are dropped, and all frames of withdrawn ranks. Raises PsnodeError for an event that cannot be true: without
+        the true one, the round would not end. If shards have the same groups, raises DivergedError if they add different
+        gradients, and TransportError if one of them cannot read a frame that others may have read.
         """
-        if frame.kind is Kind.ANSWER:
+        if frame.kind is Kind.ANSWER or frame.sender in self._withdrawn:
             frame.release()
             return None
         try:
@@ -216,6 +240,8 @@ class DistributedShard:
             self._add_up(event, frame.sender)
         elif isinstance(event, GroupClosed):
             return self._close(event, frame.sender)
+        elif isinstance(event, WireError) and event.source in self._withdrawn:
+            return None
         elif isinstance(event, WireError) and self._copied.exist:
             raise TransportError(
                 f"rank {frame.sender} cannot read a frame that others may have read: {event}; go on with --resume"
@@ -263,8 +289,10 @@ class DistributedShard:
         Shards that have only a part of the groups are then told the norm.
         """
         self._squares[rank] = event
-        if len(self._squares) < len(self._parts):
-            return
+        if len(self._squares) == len(self._parts):
+            self._settle_norm()
+
+    def _settle_norm(self) -> None:
         squares = {group: square for each in self._squares.values() for group, square in each.squares.items()}
         added = any(each.added for each in self._squares.values())
         norm = math.sqrt(sum(squares[group] for group in sorted(squares)))
@@ -347,12 +375,20 @@ class DistributedShard:
             vector[where] = tensors[name].reshape(-1)
         return vector
 
+    def _answers_with_state(self) -> dict[int, Frame]:
+        """Return the answers with the state of all groups. If all shards are alike, another one speaks for one that is lost."""
+        if self.needs_all:
+            return self._calls.ask("state", self._patience, to=self._copied.speakers)
+        for rank in self._calls.ranks:
+            if answers := self._calls.ask("state", self._patience, to=[rank]):
+                return answers
+        raise self._calls.cannot_go_on("any of its workers")
+
     def _state(self) -> dict[str, Tensors]:
         """Return the tensors of all groups by file, fetched once a version."""
         if self._known is None:
-            answers = self._calls.ask("state", self._patience, to=self._copied.speakers)
             parts = []
-            for rank, frame in sorted(answers.items()):
+            for rank, frame in sorted(self._answers_with_state().items()):
                 try:
                     files, _ = unpack_files(frame.body, rank)
                     check(self._parts[rank], files, rank)

@@ -8,21 +8,31 @@ from typing import Any
 
 from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, TransportError, WireError
 from psnode.exchange.shard.remote.shard_messages import Order, unpack_result
-from psnode.protocol.channel import SHARD_TAG, FrameChannel
-from psnode.protocol.wire import Frame, Kind
+from psnode.protocol.channel import SHARD_TAG, FrameChannel, RemoteFailureError
+from psnode.protocol.wire import Bytes, Frame, Kind
+from psnode.transport.base import PeerLost
 
 HAS_A_PART = "which has a part of the weights and of the optimizer's memory"
-MAY_HAVE_SENT = "whose last gradient only some of the others may have added"
 
 
 class ShardCalls:
     """Calls over `link` to the shards of `ranks`, which carry out orders one after another.
 
-    `needs`: the reason for which the run cannot go on without one of these ranks, as a clause about that rank.
+    `needs_all`: the run cannot go on without one of these ranks. Otherwise a rank that is lost or silent is left to the master's
+    loop, as a loss that comes next, and its answer is not waited for.
     """
 
-    def __init__(self, link: FrameChannel, ranks: Iterable[int], needs: str = HAS_A_PART) -> None:
-        self._link, self._ranks, self._number, self._needs = link, sorted(ranks), 0, needs
+    def __init__(self, link: FrameChannel, ranks: Iterable[int], *, needs_all: bool = True) -> None:
+        self._link, self._ranks, self._number, self._needs_all = link, sorted(ranks), 0, needs_all
+
+    @property
+    def ranks(self) -> list[int]:
+        """Return the ranks of all shards that are called, ascending."""
+        return list(self._ranks)
+
+    def forget(self, rank: int) -> None:
+        """Call the shard of `rank` no more."""
+        self._ranks = [other for other in self._ranks if other != rank]
 
     def order(self, name: str, to: Sequence[int] | None = None, **arguments: Any) -> int:
         """Have every shard, or those of the ranks in `to`, call its method `name`. Return the number of the order."""
@@ -36,22 +46,32 @@ class ShardCalls:
     ) -> dict[int, Frame]:
         """Give an order, see `order`, and return the answers by rank. All else that comes meanwhile stays in the inbox.
 
-        Raises TransportError if a rank is lost, or after `seconds` without an answer unless `patient` is False.
+        If all ranks are needed, raises TransportError if one is lost, or after `seconds` without an answer unless `patient` is
+        False. Otherwise there is no answer of such a rank.
         """
         ranks = self._ranks if to is None else to
         number, inbox = self.order(name, ranks, **arguments), self._link.inbox
         found: dict[int, Frame] = {}
         others: list[object] = []
+        lost = set(ranks) - self._link.transport.alive() if not self._needs_all else set[int]()
         end = time.monotonic() + seconds
         try:
-            while len(found) < len(ranks):
+            while len(found.keys() | lost.intersection(ranks)) < len(ranks):
                 event: object
                 try:
                     event = self._link.next(end - time.monotonic())
                 except DeadlineExceededError:
                     break
                 except PeerLostError as error:
-                    raise self.cannot_go_on(f"rank {error.rank}") from error
+                    if self._needs_all:
+                        raise self.cannot_go_on(f"rank {error.rank}") from error
+                    lost.add(error.rank)
+                    event = PeerLost(error.rank, error.reason)
+                except RemoteFailureError as error:
+                    if self._needs_all:
+                        raise
+                    lost.add(error.rank)
+                    event = error
                 except WireError as error:
                     event = error
                 if isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step == number:
@@ -61,9 +81,11 @@ class ShardCalls:
                     event.release()
                 else:
                     others.append(event)
+            silent = [rank for rank in ranks if rank not in found and rank not in lost] if patient else []
+            others += [PeerLost(rank, f"its shard was silent for {seconds:g} s") for rank in silent if not self._needs_all]
         finally:
             inbox.put_back(others)
-        if patient and (silent := [rank for rank in ranks if rank not in found]):
+        if silent and self._needs_all:
             names = ", ".join(f"rank {rank}" for rank in silent)
             raise self.cannot_go_on(f"{names}, silent for {seconds:g} s")
         return found
@@ -79,10 +101,14 @@ class ShardCalls:
             frame.release()
         return found
 
+    def pass_on(self, frame: Bytes, to: Sequence[int]) -> None:
+        """Send the gradient frame of a lost worker, which is sealed, to the shards of `to`."""
+        self._link.send(to, Kind.PASSED_ON, frame.tobytes(), tag=SHARD_TAG)
+
     def cannot_go_on(self, ranks: str) -> TransportError:
         """Return the error for the loss of `ranks`."""
         return TransportError(
-            f"the run cannot go on without {ranks}, {self._needs}: go on from the last checkpoint with --resume (psnode launch "
+            f"the run cannot go on without {ranks}, {HAS_A_PART}: go on from the last checkpoint with --resume (psnode launch "
             "--restarts does it), or use another --topology"
         )
 

@@ -13,6 +13,7 @@ from psnode.errors import DeadlineExceededError, TransportError, WireError
 from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.remote.handed_state import HandedState
+from psnode.exchange.shard.remote.kept_frames import KeptFrames
 from psnode.exchange.shard.remote.shard_messages import (
     Order,
     ShardEvent,
@@ -29,6 +30,7 @@ from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plans.coding import Coding
 from psnode.plans.part import part_of
 from psnode.plans.roles import MASTER
+from psnode.protocol import wire
 from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Start
 from psnode.protocol.round import Round
@@ -49,8 +51,8 @@ class _Closing:
 class ShardServer:
     """Server of the groups of which this worker is a root, until `close`.
 
-    `weights`: the worker's weights at the start, float32, flat in the order of the plan on the host; they are copied. A
-    failure is reported to the master.
+    `weights`: the worker's weights at the start, float32, flat in the order of the plan on the host; they are copied.
+    `withdrawn(rank)` is called, in another thread, when no more gradients go to `rank`. A failure is reported to the master.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ShardServer:
         *,
         parameter_groups: Sequence[ParameterGroup] = (),
         own_optimizer: MakeOptimizer | None = None,
+        withdrawn: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self._link = link = FrameChannel(transport, SHARD_TAG, to=TAG, watched={MASTER})
         link.job, step = start.job, start.step
@@ -84,6 +87,10 @@ class ShardServer:
         # frames of the next round, which the master has not opened here yet, by sender and group, or -1 for SKIP_STEP
         self._early: dict[tuple[int, int], Frame] = {}
         self._received = 0  # bytes of gradients from other ranks since the last Took
+        # where other shards add the same gradients: the frames of the open round, and the ranks whose frames are no longer taken
+        self._kept = KeptFrames() if any(len(routes[group].roots) > 1 for group in part.groups) else None
+        self._gone: set[int] = set()
+        self._withdrawn = withdrawn
         self._orders: Mapping[str, Callable[..., Any]] = {
             "admit": self._shard.admit,
             "open": self._open,
@@ -92,6 +99,8 @@ class ShardServer:
             "send_whole": self._shard.send_whole,
             "norm": self._shard.settle_norm,
             "missing": lambda: sorted(self._shard.missing),
+            "have": self._have,
+            "withdraw": self._withdraw,
         }
         self._thread = threading.Thread(target=self._run, name=f"shard-{link.rank}", daemon=True)
         self._thread.start()
@@ -138,6 +147,8 @@ class ShardServer:
                 self._take(event)
             case Frame(kind=Kind.ORDER, sender=0):
                 self._obey(event)
+            case Frame(kind=Kind.PASSED_ON, sender=0):
+                self._take_passed_on(event)
             case Frame(kind=Kind.STATE, sender=0):
                 files, facts = unpack_files(event.body, MASTER)
                 self._shard.take_up(HandedState.of(files, facts))
@@ -161,19 +172,53 @@ class ShardServer:
         """
         gradient = frame.kind is Kind.GRADIENT
         key = frame.sender, frame.group if gradient else -1
-        if frame.version == self._version + 1 and key not in self._early and (not gradient or frame.group in self._groups):
+        if frame.sender in self._gone:
+            frame.release()
+        elif frame.version == self._version + 1 and key not in self._early and (not gradient or frame.group in self._groups):
             self._early[key] = frame
         elif not gradient:
             self._shard.leave_out(frame.sender, frame.version)
             frame.release()
-        elif not self._shard.offer(frame):
+        elif not self._offer(frame):
             frame.release()
+
+    def _offer(self, frame: Frame) -> bool:
+        """Offer a gradient, and keep its frame until the next round opens if it may have to be passed on."""
+        if self._kept is None or frame.sender == self._link.rank:
+            return self._shard.offer(frame)
+        taken = self._shard.offer(self._kept.lent(frame))
+        if taken:
+            self._kept.add(frame)
+        return taken
+
+    def _take_passed_on(self, frame: Frame) -> None:
+        """Offer the gradient of a lost worker, which the master has from another shard."""
+        passed_on = wire.unpack(frame.body, job=self._link.job, release=frame.release)
+        if passed_on.kind is not Kind.GRADIENT or passed_on.sender not in self._gone:
+            raise WireError(f"the master has passed on a {passed_on.kind.name} frame of rank {passed_on.sender}", MASTER)
+        if not self._shard.offer(passed_on):
+            frame.release()
+
+    def _have(self, rank: int) -> list[int]:
+        """Take no more frames of `rank`, which is lost. Return the groups of its gradient in the open round that came before."""
+        self._gone.add(rank)
+        for key in [key for key in self._early if key[0] == rank]:
+            self._early.pop(key).release()
+        return [] if self._kept is None else self._kept.groups(rank)
+
+    def _withdraw(self, rank: int) -> None:
+        """Do without `rank`. Gradients of it that came before count."""
+        self._have(rank)
+        self._shard.withdraw(rank)
+        self._withdrawn(rank)
 
     def _open(self, version: int, first_step: int, steps: int, lr: float) -> None:
         """Open a round, and take the frames that have come for it."""
         self._rates[version] = lr
         self._rates.pop(version - _EARLIER, None)
         self._version, self._unfinished = version, set(self._groups)
+        if self._kept is not None:
+            self._kept.clear()
         self._shard.open(Round(version, first_step, steps))
         early, self._early = self._early, {}
         for frame in early.values():
@@ -184,6 +229,9 @@ class ShardServer:
         frame.release()
         if order.name == "state":
             self._link.send(MASTER, Kind.ANSWER, self._state(), step=frame.step)
+            return
+        if order.name == "hand" and self._kept is not None:
+            self._link.send(MASTER, Kind.ANSWER, self._kept.sealed(job=self._link.job, **order.arguments), step=frame.step)
             return
         result = self._orders[order.name](**order.arguments)
         if result is not None:
