@@ -45,8 +45,8 @@ class Net(nn.Module):
 def by_torch(
     bound: float, settings: dict[str, Any], limit: float | None, *, previous: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Return the weights after the steps, and each gradient's norm; with `previous`, later steps are clipped
-    by the norm before.
+    """Return the weights after the steps, and each gradient's norm; with `previous`, every step but the first
+    is clipped by the norm of the step before it.
     """
     torch.manual_seed(SEED)
     model = Net(limit)

@@ -56,7 +56,7 @@ class AdaComp(Sparse, Codec):
     `length` T: the number of entries in a bin, at most 16384. If empty, it is as in the paper: 50 for the weights of a
     convolution, which have three or more dimensions, and 500 for all others.
 
-    Entries that reach half of the maximum of their bin are sent, with their signs and one magnitude:
+    Entries whose magnitude is at least half of the largest one in their bin are sent, as signs and one magnitude for all:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("adacomp"), np.array([4, 1, -4, 0], np.float32)

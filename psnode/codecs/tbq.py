@@ -86,7 +86,7 @@ class Tbq(Quantiser):
     def _thresholds(self, x: Floats, parts: PartTable, side: Bytes) -> tuple[np.float32, np.float32]:
         """Write tau to `side`; return tau and the threshold for magnitudes, which is NaN if `x` or a part is not finite.
 
-        If tau is derived from the array, the `parts` are added to the memory of `x` first.
+        If tau is derived from `x`, the `parts` are first added to `x` in place.
         """
         tau = np.float32(kernels.SHARE * root_mean_square(x, parts) if self.tau is None else self.tau)
         if tau < 0:

@@ -78,8 +78,8 @@ class TrainedModel(FlatModel):
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return copies of the model's persistent buffers (batch-norm statistics), by state-dict name, on the model's device.
 
-        ConfigurationError for a buffer whose dtype differs from that at the first call, or a norm's buffer with another
-        shape.
+        Raises ConfigurationError if the dtype of a buffer, or the shape of a normalisation layer's buffer, differs from that at
+        the first call.
         """
         own = dict(tensor_names.buffers(self.model, aliases=True))
         found = {name: own[name].detach() for name in self._persistent if name in own}

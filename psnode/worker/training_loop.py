@@ -155,8 +155,9 @@ class Worker:
         """Yield the passes of round `now`, and send its gradient. Return False if the round is not taken.
 
         A round is not taken if its version is the last, or if a later version or a new share of the data has come. The first
-        forward pass begins while the version is still arriving, and changes the running statistics. So the buffers are copied
-        before: a checkpoint of the version needs the copies, and they are restored if the round is not taken.
+        forward pass begins while the version is still arriving, and changes the running statistics. So the buffers, which hold
+        these statistics, are copied first: a checkpoint of the version needs the copies, and they are restored if the round is
+        not taken.
         """
         version = now.version
         buffers = self.model.buffers()

@@ -75,9 +75,11 @@ def test_mean_and_variance_are_those_of_the_formula(name: str, bits: int) -> Non
 
 
 def test_entries_close_to_a_level_are_not_lost() -> None:
-    """Use a million entries at 1e-5 of the span above the minimum, with one bit: 16 random bits alone would lose a third.
+    """Use a million entries at 1e-5 of the span above the minimum, with one bit: 16 random bits alone would lose a third of
+    the hits.
 
-    The sum over 100 encodes counts hits, a Poisson variable: within 5 standard errors; a share of 6e-7 of the seeds would fail.
+    The sum over 100 encodes counts hits, a Poisson variable. It has to be within 5 standard errors of its mean, which fails for a
+    share of 6e-7 of the seeds.
     """
     n, repetitions = 1 << 20, 100
     x = np.full(n, 1e-5, np.float32)

@@ -65,7 +65,7 @@ def _run(
     restarts: int | None,
     words: tuple[str, ...],
 ) -> None:
-    """Run psnode: `run -- train ...`, or a program with a session, on all nodes; any other command on the master.
+    """Run psnode (`run -- train ...`) or a program with a session on all nodes, and any other command on the master alone.
 
     Exits with the code of the command.
     """

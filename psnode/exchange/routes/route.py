@@ -110,7 +110,7 @@ class PassedOnRoute(Route):
     def sends(self, readers: Collection[int]) -> Sends:
         """Return the ranks to which the root sends the weights, so that they reach those of `readers` that the route names.
 
-        A rank passes weights on only if `readers` has all ranks below it. Otherwise the root sends to the ranks below it itself.
+        A rank passes weights on only if all ranks below it are in `readers`. Otherwise the root itself sends to those that are.
         """
         whole: dict[int, bool] = {}
         for rank in reversed(self.passing):  # heirs come behind their rank

@@ -36,7 +36,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def finish(self, out: Floats, count: float, rng: RandomSource | None = None) -> float:
-        """Turn the accumulator of `count` gradients into the gradient to apply, except for a factor. Return the factor.
+        """Turn the accumulator of `count` gradients into the gradient to apply, up to a factor, which is returned.
 
         Random decisions are drawn from `rng`.
         """

@@ -94,9 +94,9 @@ class WeightsHandle(Protocol):
         """Send new versions only to `ranks`, each group to those that its route names. Call this while no group is open."""
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, the weights of `version`, to `ranks`, each group to those that its route names.
+        """Send y, the weights of `version`, to `ranks`: each group goes to those of them that its route names.
 
-        Returns the bytes of all frames.
+        Returns the sum of the bytes of all frames.
         """
 
     def behind(self, rank: int) -> frozenset[int]:

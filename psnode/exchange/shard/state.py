@@ -16,7 +16,7 @@ class ShardState(NamedTuple):
     """Tensors of a shard's checkpoint, named as in psnode.records.state_names.
 
     `model`: the model with x; `optimizer`: the optimizer's memories; `replica`: y, empty if y is x; `average`: the model
-    with its moving average, empty if there is no average. Tensors of x, y and momenta are the shard's own arrays, which
+    with averaged weights, empty if there is no average. Tensors of x, y and momenta are either the shard's own arrays, which
     later versions change, or copies of tensors on a device.
     """
 

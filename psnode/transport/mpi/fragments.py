@@ -51,8 +51,8 @@ class Part(NamedTuple):
 def cut(data: Bytes, tag: int, size: Callable[[], int], whole: int = 0) -> Iterator[Part]:
     """Yield the MPI messages that carry `data`.
 
-    `size`: returns the most bytes of the next one, and may change. `whole`: the most bytes of a message that is not cut, if they
-    are more than a piece.
+    `size`: returns the largest size of the next one in bytes, which may change from call to call. `whole`: the largest size of a
+    message that is not cut, if this is more than a piece.
     """
     if data.size <= max(size(), whole):
         yield Part(data, join_tag(tag, Fragment.WHOLE), True)

@@ -35,7 +35,7 @@ class PieceSize:
 
     @property
     def whole(self) -> int:
-        """The most bytes of a message that is not cut."""
+        """The largest size, in bytes, of a message that is not cut."""
         return min(_WHOLE_PIECES * self._size, self._most)
 
     def began(self) -> None:

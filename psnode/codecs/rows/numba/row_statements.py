@@ -21,7 +21,7 @@ _LOW, _HIGH = "np.uint32(words[i] & ONES)", "np.uint32(words[i] >> SIXTEEN)"
 
 
 class NumbaRows(Statements):
-    """Writer of Python statements. `codes` is the expression of the code in place {}.
+    """Writer of Python statements. `codes` is the expression of one code, with {} for its place in the array.
 
     A random word serves two coordinates, so loops that use random bits process two coordinates at a time.
     """

@@ -115,10 +115,10 @@ def test_a_run_without_overlap_needs_all_weights_at_once(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("rate", [2e5, 1e6, None])
 def test_a_simulated_run_with_other_figures_is_recovered(rate: float | None, tmp_path: Path) -> None:
-    """The simulated job has passes 2.5 times as long, and coding, frames and updates of its own.
+    """The simulated job's passes take 2.5 times as long as the profile's, and its coding, frames and updates differ too.
 
-    Its connections follow each other by other rules than those of a predicted step, so that the rate is recovered less exactly
-    than the figures.
+    Its connections take turns by other rules than those of a predicted step, so that the rate is recovered less exactly than
+    other figures.
     """
     own, slower = profile(), 2.5
     groups = tuple(
