@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from psnode.bench.codecs import SPEEDS, Actions, Memory
+from psnode.bench.codecs import SPEEDS, MeasuredCalls, Memory
 from psnode.bench.inputs import gaussian
 from psnode.bench.yardsticks.bandwidth import read_once
 from psnode.bench.yardsticks.timing import timed
@@ -31,7 +31,7 @@ def main(size: int, copies: int, specs: Sequence[str]) -> None:
     calls = {READ: {READ: lambda: read_once(memory.inputs.take())}}
     digests = {}
     for spec in specs:
-        actions = Actions(get_codec(spec), memory)
+        actions = MeasuredCalls(get_codec(spec), memory)
         calls[spec] = {name: getattr(actions, name) for name in SPEEDS}
         for name in ("feedback", "encode", "decode", "decode_add"):  # feedback overwrites the payloads, so encode follows
             calls[spec][name]()

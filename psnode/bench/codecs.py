@@ -150,7 +150,7 @@ def _row(spec: str, codec: Codec, memory: Memory, theory: RateDistortion, second
     return row
 
 
-class Actions:
+class MeasuredCalls:
     """Measured calls of a codec, with payload buffers that are kept between the calls, as in training."""
 
     def __init__(self, codec: Codec, memory: Memory) -> None:
@@ -195,7 +195,7 @@ def tensors(gradient: Floats, codec: Codec) -> Parts:
 
 
 def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str, Any]:
-    actions = Actions(codec, memory)
+    actions = MeasuredCalls(codec, memory)
     memory.targets.fill(0)
     found = {"feedback": rate(actions.feedback, 4 * size, seconds)}
     return found | {name: rate(getattr(actions, name), 4 * size, seconds) for name in ("encode", "decode", "decode_add")}
@@ -203,7 +203,7 @@ def _speed(codec: Codec, memory: Memory, size: int, seconds: float) -> dict[str,
 
 def _allocated(codec: Codec, memory: Memory, size: int) -> dict[str, float]:
     """Return the peak bytes that Python and NumPy allocate besides the caller's buffers, as shares of the input."""
-    actions = Actions(codec, memory)
+    actions = MeasuredCalls(codec, memory)
     actions.encode()
     shares = {}
     for name in ("encode", "decode", "decode_add"):

@@ -1,7 +1,7 @@
 """Rules for momentum, weight decay and learning rates, and the refusal of settings without effect.
 
 Gradients enter a momentum only once. If the feedback rule has a momentum, only that momentum applies, and the master gathers
-weight decay separately by the same recursion (Gathering). Under a majority vote there is no momentum, because a vote moves a
+weight decay separately by the same recursion (MomentumRule). Under a majority vote there is no momentum, because a vote moves a
 weight only by its sign. Otherwise the master's optimizer has the momentum.
 """
 

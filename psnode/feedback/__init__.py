@@ -10,12 +10,12 @@ from psnode.codecs import spec
 from psnode.errors import ConfigurationError
 from psnode.feedback.compensated import CompensatedQuantisation
 from psnode.feedback.error import ErrorFeedback
-from psnode.feedback.feedback_rule import Context, Feedback, Gathering, State
+from psnode.feedback.feedback_rule import Context, Feedback, MomentumRule, State
 from psnode.feedback.momentum import LocalMomentum, MomentumCorrection
 from psnode.feedback.momentum_average import MomentumAverage
 from psnode.feedback.none import NoFeedback
 
-__all__ = ["RULES", "Context", "ErrorFeedback", "Feedback", "Gathering", "NoFeedback", "State", "get_feedback"]
+__all__ = ["RULES", "Context", "ErrorFeedback", "Feedback", "MomentumRule", "NoFeedback", "State", "get_feedback"]
 
 RULES: dict[str, type[Feedback]] = {
     rule.id: rule

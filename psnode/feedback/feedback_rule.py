@@ -29,7 +29,7 @@ class Context(NamedTuple):
 ALONE = Context()
 
 
-class Gathering(NamedTuple):
+class MomentumRule(NamedTuple):
     """Momentum v = momentum v + gain g into which a gradient g is gathered.
 
     g is replaced by v or, with nesterov, by gain g + momentum v.
@@ -56,7 +56,7 @@ class Feedback(ABC):
     scratch: ClassVar[frozenset[str]] = frozenset()
 
     @property
-    def gathering(self) -> Gathering | None:
+    def gathering(self) -> MomentumRule | None:
         """The momentum into which gradients are gathered before coding, or None. With a momentum here the job uses no other."""
         return None
 

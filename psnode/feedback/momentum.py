@@ -14,7 +14,7 @@ from psnode.codecs.base import RandomSource
 from psnode.codecs.kernels.dots import square_sum
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError
-from psnode.feedback.feedback_rule import ALONE, Context, Feedback, Gathering, State
+from psnode.feedback.feedback_rule import ALONE, Context, Feedback, MomentumRule, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,8 +30,8 @@ class _SenderMomentum(Feedback):
             raise CodecSpecError(f"{self.id}: clip must be 0 (none) or a finite norm above it, not {self.clip}")
 
     @property
-    def gathering(self) -> Gathering:
-        return Gathering(self.momentum, nesterov=self.nesterov)
+    def gathering(self) -> MomentumRule:
+        return MomentumRule(self.momentum, nesterov=self.nesterov)
 
     def _accumulate(self, gradient: Floats, u: Floats, v: Floats, workers: int) -> None:
         """Update u and v with the clipped gradient g: u = m u + g and v += u; with nesterov u = m (u + g) and v += u + g."""

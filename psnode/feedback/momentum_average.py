@@ -12,7 +12,7 @@ from psnode.codecs.arrays import Bytes, Floats
 from psnode.codecs.base import RandomSource
 from psnode.codecs.kernels.jit import kernel
 from psnode.errors import CodecSpecError
-from psnode.feedback.feedback_rule import ALONE, Context, Feedback, Gathering, State
+from psnode.feedback.feedback_rule import ALONE, Context, Feedback, MomentumRule, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,8 +28,8 @@ class MomentumAverage(Feedback):
             raise CodecSpecError(f"ema: beta must be at least 0 and below 1, not {self.beta}")
 
     @property
-    def gathering(self) -> Gathering:
-        return Gathering(self.beta, 1 - self.beta)
+    def gathering(self) -> MomentumRule:
+        return MomentumRule(self.beta, 1 - self.beta)
 
     def init(self, size: int) -> State:
         return {"average": np.zeros(size, np.float32)}

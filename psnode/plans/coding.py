@@ -17,7 +17,7 @@ from psnode.codecs.rng import Key
 from psnode.config.names import DENSE
 from psnode.config.ratios import phases
 from psnode.config.scheme import Scheme
-from psnode.feedback import Feedback, Gathering, get_feedback
+from psnode.feedback import Feedback, MomentumRule, get_feedback
 from psnode.plans.groups import IDENTITY, Plan, Segment
 
 _HALF_PRECISION = frozenset({"fp16", "bf16"})
@@ -111,7 +111,7 @@ class Coding:
         return [each.limit for each in self.segments]
 
     @property
-    def gathering(self) -> Gathering | None:
+    def gathering(self) -> MomentumRule | None:
         """Momentum with which the master gathers weight decay in place of the senders; None: the optimizer applies the decay."""
         return self.feedback.gathering if self.scheme.gathers_decay else None
 

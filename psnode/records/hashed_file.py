@@ -25,7 +25,7 @@ _LARGE = 2 * BLOCK
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """Size in bytes and hexadecimal xxh3_128 of a file, as in a manifest."""
 
     nbytes: int
@@ -39,7 +39,7 @@ class HashedFile:
     leaving the context raise OSError if the disk does not take the data.
     """
 
-    entry: Entry
+    entry: FileEntry
 
     def __init__(self, path: Path, size: int) -> None:
         self._file = path.open("wb", buffering=0)
@@ -61,7 +61,7 @@ class HashedFile:
                     self._bypass(0)
                 self._flush()
                 os.fsync(self._file.fileno())
-                self.entry = Entry(self._size, self._digest.hexdigest())
+                self.entry = FileEntry(self._size, self._digest.hexdigest())
 
     def room(self) -> Raw:
         """Return a buffer for the next bytes of the file; never empty."""

@@ -31,7 +31,7 @@ from psnode.records.checkpoint import (
     step_directory,
     worker_file,
 )
-from psnode.records.hashed_file import Entry, HashedFile
+from psnode.records.hashed_file import FileEntry, HashedFile
 from psnode.records.metrics import fsync_directory
 from psnode.records.tensorfile import Content, content_of, write_content
 
@@ -52,7 +52,7 @@ def _parts_path(train_dir: Path, step: int, job: int) -> Path:
     return train_dir / CHECKPOINTS / f".{step_directory(step)}.{job:016x}"
 
 
-def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content, read: Read | None = None) -> Entry:
+def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content, read: Read | None = None) -> FileEntry:
     """Write and fsync a worker's part of an unfinished checkpoint, under its final name only once it is complete.
 
     `read`: see psnode.records.tensorfile.write_content. Raises FileNotFoundError if the master no longer waits for that
@@ -65,7 +65,7 @@ def write_part(train_dir: Path, step: int, job: int, rank: int, content: Content
     return written.entry
 
 
-def tell(found: Entry | OSError) -> dict[str, torch.Tensor]:
+def tell(found: FileEntry | OSError) -> dict[str, torch.Tensor]:
     """Return the tensors of the message that describes a written part, or the error that prevented it."""
     import torch
 
@@ -74,13 +74,13 @@ def tell(found: Entry | OSError) -> dict[str, torch.Tensor]:
     return {_BYTES: torch.tensor([found.nbytes]), _DIGEST: torch.tensor(list(bytes.fromhex(found.digest)), dtype=torch.uint8)}
 
 
-def told(tensors: Mapping[str, torch.Tensor], rank: int) -> Entry | OSError:
+def told(tensors: Mapping[str, torch.Tensor], rank: int) -> FileEntry | OSError:
     """Return the entry or error in a message of `rank` made by `tell`. Raises CheckpointError if the message is invalid."""
     try:
         if _ERROR in tensors:
             number = int(tensors[_ERROR].item())
             return OSError(number, f"rank {rank}: {os.strerror(number)}")
-        return Entry(int(tensors[_BYTES].item()), bytes(tensors[_DIGEST].tolist()).hex())
+        return FileEntry(int(tensors[_BYTES].item()), bytes(tensors[_DIGEST].tolist()).hex())
     except (KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise CheckpointError(f"the part of rank {rank} is not described: {error}") from error
 
@@ -99,7 +99,7 @@ class StagedCheckpoint:
         self._root = train_dir / CHECKPOINTS
         self._path = self._root / f".{step_directory(step)}"
         self._parts = _parts_path(train_dir, step, job)
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, FileEntry] = {}
         for path in (self._path, self._parts):
             delete(path)
             path.mkdir(parents=True)
@@ -122,7 +122,7 @@ class StagedCheckpoint:
         self._entries[name], wrecked = write_content(self._place(name), content, read, checked)
         return wrecked
 
-    def adopt(self, name: str, entry: Entry) -> None:
+    def adopt(self, name: str, entry: FileEntry) -> None:
         """Move into the checkpoint the part `name`, which a worker has written and described as `entry`.
 
         Raises FileNotFoundError if the file is missing or does not have the described size.
@@ -182,7 +182,7 @@ class StagedCheckpoint:
         delete(self._path)
 
 
-def write_file(path: Path, content: bytes) -> Entry:
+def write_file(path: Path, content: bytes) -> FileEntry:
     """Write and fsync one file of an unfinished checkpoint, in an existing directory."""
     with HashedFile(path, len(content)) as file:
         file.write(content)

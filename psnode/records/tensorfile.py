@@ -12,7 +12,7 @@ import numpy as np
 from psnode.config.files import open_plain
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError
-from psnode.records.hashed_file import Entry, HashedFile, Raw
+from psnode.records.hashed_file import FileEntry, HashedFile, Raw
 from psnode.records.snapshots.snapshot import raw
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Content(NamedTuple):
 class Written(NamedTuple):
     """A file on the disk: its entry in a manifest, and the first checked tensor that is not finite, if there is one."""
 
-    entry: Entry
+    entry: FileEntry
     wrecked: str | None
 
 

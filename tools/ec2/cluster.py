@@ -12,9 +12,8 @@ from typing import Any
 from psnode_ec2.cloud import Cloud
 from psnode_ec2.ec2_errors import NoClusterError
 from psnode_ec2.settings import Settings
+from psnode_ec2.tags import CLUSTER, HOURS, LAUNCH, LIMIT, OWNER, ROLE, tags_for, tags_of
 
-CLUSTER, OWNER, ROLE, LAUNCH, HOURS = "psnode:cluster", "psnode:owner", "psnode:role", "psnode:launch", "psnode:hours"
-LIMIT = "psnode:spot-price"
 LIVE = ("pending", "running", "stopping", "stopped")
 ENDED = ("shutting-down", "terminated")
 
@@ -83,9 +82,7 @@ class Cluster:
 
     def tags(self, *kinds: str, launch: str, role: str = "", hours: int = 0, limit: str = "") -> list[dict[str, Any]]:
         """Return TagSpecifications for resources of `kinds` made by `launch`, so that no resource ever exists without tags."""
-        tags = {"Name": f"psnode-{self.name}{'-' + role if role else ''}", CLUSTER: self.name, OWNER: self.owner, LAUNCH: launch}
-        tags |= {key: value for key, value in ((ROLE, role), (HOURS, str(hours or "")), (LIMIT, limit)) if value}
-        pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+        pairs = tags_for(self.name, self.owner, launch, role=role, hours=hours, limit=limit)
         return [{"ResourceType": kind, "Tags": pairs} for kind in kinds]
 
     def owns(self, resource: Mapping[str, Any]) -> bool:
@@ -138,10 +135,6 @@ def owner_of(arn: str) -> str:
     if kind != "assumed-role" or names[0].startswith("AWSReservedSSO_"):
         return names[-1] if names else kind  # root has no name
     return f"role-{names[0]}"
-
-
-def tags_of(resource: Mapping[str, Any]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", [])}
 
 
 def _order(instance: Mapping[str, Any]) -> tuple[bool, int, str]:

@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from psnode_ec2.cluster import HOURS, LIVE, Cluster, Node
+from psnode_ec2.cluster import LIVE, Cluster, Node
 from psnode_ec2.costs import costs
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.remote import Access
+from psnode_ec2.tags import HOURS
 
 _NOTICE = datetime.timedelta(hours=1)
 _LEAST_MINUTES = 5  # from now to a new end: time to fetch the trained weights

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from psnode_ec2.cloud import Cloud
-from psnode_ec2.cluster import CLUSTER, LIVE, OWNER, Cluster, Node, counted, node_of, tags_of
+from psnode_ec2.cluster import LIVE, Cluster, Node, counted, node_of
 from psnode_ec2.ec2_errors import Ec2Error
 from psnode_ec2.end_times import first_end
 from psnode_ec2.resources import volumes_of
+from psnode_ec2.tags import CLUSTER, OWNER, tags_of
 
 _AT_ONCE = 16  # regions
 Result = TypeVar("Result")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from psnode.config.plain_json import to_json
-from psnode_ec2.cluster import CLUSTER
 from psnode_ec2.ec2_errors import SettingsError
 from psnode_ec2.settings import Settings
+from psnode_ec2.tags import CLUSTER
 
 # calls on resources that carry the cluster's tag already
 _OWN = (

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import click
 
 from psnode_ec2.cloud import progress
-from psnode_ec2.cluster import LAUNCH, LIVE, Cluster, Node, counted, tags_of
+from psnode_ec2.cluster import LIVE, Cluster, Node, counted
 from psnode_ec2.ec2_errors import DeadlineError, Ec2Error, InUseError, NoClusterError, NotShownError, OthersError
 from psnode_ec2.fetch_checkpoint import keep
 from psnode_ec2.flags import CommandContext
 from psnode_ec2.kept_job_record import forget
 from psnode_ec2.listing import lasting_volumes, other_nodes
+from psnode_ec2.tags import LAUNCH, tags_of
 
 _IN_USE = 24  # tries to remove a resource that is still in use: about four minutes
 _PATIENCE = 600.0  # seconds until terminated instances must be gone

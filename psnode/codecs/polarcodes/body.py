@@ -16,7 +16,7 @@ from psnode.errors import PayloadError
 
 
 def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
-    """Return the superblocks of all classes, one class after another. Classes are small, and so are their blocks."""
+    """Return the superblocks of all classes, one class after another. EnergyClasses are small, and so are their blocks."""
     blocks: list[Superblock] = []
     start = 0
     for rate, size in zip(energy_groups.LADDER[1:], energy_groups.sizes(ids), strict=True):
@@ -25,7 +25,7 @@ def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
     return blocks
 
 
-def write_classes(classes: energy_groups.Classes, body: Bytes) -> int:
+def write_classes(classes: energy_groups.EnergyClasses, body: Bytes) -> int:
     """Write the description of classes to `body`. Return the bytes written."""
     start = write_section(body, Ans().compress(classes.ids, len(energy_groups.LADDER), body[4:]))
     flags = np.packbits(classes.taps, bitorder="little")
@@ -35,7 +35,7 @@ def write_classes(classes: energy_groups.Classes, body: Bytes) -> int:
     return end
 
 
-def read_classes(body: Bytes, size: int) -> tuple[energy_groups.Classes, Bytes]:
+def read_classes(body: Bytes, size: int) -> tuple[energy_groups.EnergyClasses, Bytes]:
     """Return the classes of `size` values, and the rest of `body`."""
     coded, rest = read_section(body)
     ids = np.empty(-(-size // energy_groups.GROUP), np.uint8)
@@ -47,7 +47,7 @@ def read_classes(body: Bytes, size: int) -> tuple[energy_groups.Classes, Bytes]:
     flags = np.unpackbits(rest[:end], bitorder="little")
     if flags.size < 8 * end or flags[chunks:].any():
         raise PayloadError(f"polar: the order of {chunks} pieces is cut off, or not padded with zeros")
-    return energy_groups.Classes(flags[:chunks].astype(np.bool_), ids), rest[end:]
+    return energy_groups.EnergyClasses(flags[:chunks].astype(np.bool_), ids), rest[end:]
 
 
 class CodedStream(NamedTuple):

@@ -41,7 +41,7 @@ _SAMPLED = 8  # one in this many groups is used to decide about taps
 Flags = npt.NDArray[np.bool_]
 
 
-class Classes(NamedTuple):
+class EnergyClasses(NamedTuple):
     """`taps` (bool): whether each chunk is in the order of taps. `ids` (uint8): the class of every group, in that order."""
 
     taps: Flags
@@ -167,7 +167,7 @@ def _beyond(x: Floats, reach: float) -> float:
 class Arranged(NamedTuple):
     """The classes, the values of the groups sorted by class (without class 0), and m: the error that one more bit saves."""
 
-    classes: Classes
+    classes: EnergyClasses
     values: Floats
     multiplier: float
 
@@ -186,7 +186,7 @@ def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
         return None
     z = np.empty(int(counts[1:].sum()) * GROUP, np.float32)
     _sort(y, ids, _starts(counts), z)
-    return Arranged(Classes(taps, ids), z, float(grid[place]))
+    return Arranged(EnergyClasses(taps, ids), z, float(grid[place]))
 
 
 @cache
@@ -237,7 +237,7 @@ def _restore(z: Floats, ids: Bytes, starts: Int64s, taps: Flags, y: Floats, out:
                 at += 1
 
 
-def restore(z: Floats, classes: Classes, out: Floats) -> None:
+def restore(z: Floats, classes: EnergyClasses, out: Floats) -> None:
     """Overwrite 1-D `out`: the inverse of `arrange`."""
     y = np.empty(classes.ids.size * GROUP, np.float32)
     _restore(z, classes.ids, _starts(_counts(classes.ids)), classes.taps, y, out)

@@ -15,7 +15,7 @@ from psnode.exchange.update.optimizer_steps import OptimizerSteps
 from psnode.exchange.update.torch_updates import TorchUpdate
 from psnode.exchange.update.updates import Descent, ParamGroup, Update, stretches
 from psnode.exchange.update.whole_updates import MakeOptimizer, WholeUpdate
-from psnode.feedback import Gathering
+from psnode.feedback import MomentumRule
 from psnode.plans.groups import Plan
 from psnode.tasks.parameter_groups import ParameterGroup
 
@@ -34,7 +34,7 @@ class Parameters:
         plan: Plan,
         config: Config,
         momentum: float,
-        gathering: Gathering | None = None,
+        gathering: MomentumRule | None = None,
         parameter_groups: Sequence[ParameterGroup] = (),
         own_optimizer: MakeOptimizer | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from psnode.config import Config
 from psnode.errors import CheckpointError
 from psnode.exchange.update.device_copies import DeviceCopies
 from psnode.exchange.update.optimizer_steps import HostSteps, OptimizerSteps
-from psnode.feedback import Gathering
+from psnode.feedback import MomentumRule
 from psnode.plans.groups import Plan
 from psnode.records import state_names
 
@@ -137,7 +137,7 @@ class Descent(Update):
         plan: Plan,
         param_groups: Sequence[ParamGroup],
         parts: Mapping[int, Sequence[Stretch]],
-        gathering: Gathering | None,
+        gathering: MomentumRule | None,
     ) -> None:
         super().__init__(weights, plan, param_groups, parts)
         self._gathering = gathering

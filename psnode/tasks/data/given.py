@@ -20,7 +20,7 @@ from psnode.task import Batch, Data
 from psnode.tasks.data.loader import Drawn, draw, examples_of
 from psnode.tasks.data.prefetch import Ahead
 from psnode.tasks.data.processes import Batches, Begin, Collated, Stream, context, explained, sound
-from psnode.tasks.data.sampler import Indices, Sampler, Wanted
+from psnode.tasks.data.sampler import Indices, MicroBatchRequest, Sampler
 
 _HUGGING_FACE = "datasets."  # prefix of its modules; its Dataset has a method `batch` unlike that of psnode's Data
 
@@ -201,7 +201,7 @@ class _Here:
         """Do nothing, since no resource is open."""
 
 
-def batch_of(data: Data, wanted: Wanted) -> Batch:
+def batch_of(data: Data, wanted: MicroBatchRequest) -> Batch:
     """Return a whole batch of psnode's Data."""
     return data.batch(*wanted)
 

@@ -38,7 +38,7 @@ def augmentation(seed: int, worker: int, micro: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence((seed, _AUGMENT, worker, micro % 2**64)))
 
 
-class Wanted(NamedTuple):
+class MicroBatchRequest(NamedTuple):
     """A micro-batch to make: the indices of its examples, and the generator for their augmentation."""
 
     indices: Indices
@@ -103,7 +103,7 @@ class Sampler:
         epoch, within = self.locate(step)
         return self._share(permutation(self.length, self.seed, epoch), within)
 
-    def wanted(self, first: int, last: int) -> Iterator[list[Wanted]]:
+    def wanted(self, first: int, last: int) -> Iterator[list[MicroBatchRequest]]:
         """Yield the micro-batches of steps `first` to `last`, both included: one list per step."""
         current, order = -1, np.empty(0, np.int64)
         for step in range(first, last + 1):
@@ -112,7 +112,7 @@ class Sampler:
                 current, order = epoch, permutation(self.length, self.seed, epoch)
             number = (step - 1) * self.batches_per_step
             shares = enumerate(self._share(order, within))
-            yield [Wanted(indices, augmentation(self.seed, self.worker, number + i)) for i, indices in shares]
+            yield [MicroBatchRequest(indices, augmentation(self.seed, self.worker, number + i)) for i, indices in shares]
 
     def _share(self, order: Indices, within: int) -> list[Indices]:
         micros = range(within * self.batches_per_step, (within + 1) * self.batches_per_step)
