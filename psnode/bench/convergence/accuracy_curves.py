@@ -12,8 +12,8 @@ from psnode.jobs.tuning.replicas import mean_and_error
 class CurvePoint(NamedTuple):
     """An evaluation after `step` steps. Bytes and seconds are sums over the steps up to `step`.
 
-    `top1`: a fraction; None for a task without accuracy. `nbytes`: bytes through the link of one worker, in and out.
-    `link_bytes`: bytes that pass the busiest link one after another. In a star, all bytes of the job pass the master's link.
+    `top1`: a fraction; None for a task without accuracy. `nbytes`: mean bytes through the link of one worker, in and out.
+    `link_bytes`: bytes that pass the busiest link one after another. In a star that is the master's, which all bytes pass.
     `seconds`: measured time. `computing`: seconds in which one worker and the master compute, without waiting and transfer.
     """
 

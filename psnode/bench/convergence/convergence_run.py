@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from psnode.config.load import load
 from psnode.config.resolve import resolve
 from psnode.errors import ConfigurationError, DivergedError, PsnodeError
 from psnode.jobs.subprocess_runs import begin, begun_in, finished, holds, require_same, run_psnode
+from psnode.plans.roles import MASTER
 from psnode.records import checkpoint
 from psnode.records.branches import evaluations
 from psnode.records.directory import saved_config, saved_run
@@ -156,7 +157,8 @@ class ConvergenceRun:
         }
 
     def curve(self) -> list[CurvePoint]:
-        """Return a point for each evaluation, in the order of steps. All bytes pass through the master's link."""
+        """Return a point for each evaluation, in the order of steps."""
+        worker, busiest = _shares(read_json(self.directory / SUMMARY))
         sent, seconds, computing = [0], [0.0], [0.0]
         for record in read_records(self.directory / METRICS):
             sent.append(sent[-1] + record["uplink_bytes"] + record["downlink_bytes"])
@@ -166,10 +168,24 @@ class ConvergenceRun:
         return [
             CurvePoint(
                 step, found[step]["loss"], found[step]["top1"],
-                nbytes=sent[step] / self.workers, link_bytes=sent[step], seconds=seconds[step], computing=computing[step],
+                nbytes=worker * sent[step] / self.workers, link_bytes=busiest * sent[step], seconds=seconds[step],
+                computing=computing[step],
             )
             for step in sorted(found)
         ]  # fmt: skip
+
+
+def _shares(summary: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the bytes in and out of all workers' links together, and of the busiest link, as multiples of the bytes sent.
+
+    Both are 1 in a star, where all bytes pass the master's link, and in runs of earlier versions, which did not count by rank.
+    """
+    ranks = (summary.get("link_bytes") or {"ranks": {}})["ranks"]
+    sent = sum(ways["gradients_out"] + ways["weights_out"] for ways in ranks.values())
+    if not sent:
+        return 1.0, 1.0
+    passed = {int(rank): sum(ways.values()) for rank, ways in ranks.items()}
+    return sum(nbytes for rank, nbytes in passed.items() if rank != MASTER) / sent, max(passed.values()) / sent
 
 
 def given_in(words: Sequence[str]) -> dict[str, Any]:
