@@ -84,6 +84,20 @@ def test_a_worker_that_dies_while_it_sends_leaves_equal_weights(launched: Launch
     assert [record["contributing"] for record in job.records()][-13:] == [3] * 13
 
 
+def test_what_one_worker_alone_has_of_the_last_gradient_counts_at_all(launched: Launched) -> None:
+    """Rank 2 dies when its groups have left for rank 1 alone, but for the first layer, whose gradient is not there yet."""
+    job = launched(4, *COPIED, "--max-steps", "15", *dying.flags(2, 8, reaches=2))
+    code, out = job.end()
+    assert code == 0, out
+    assert lost(job) == [2]
+    assert violations(job.train_dir) == []
+    ranks = [[[rank for rank, _, _ in group] for group in version] for version in added(job.train_dir)]
+    everybody, others = [1, 2, 3, 4], [1, 3, 4]
+    assert all(group == everybody for version in ranks[:7] for group in version)
+    assert sorted(ranks[7]) == [everybody] * (len(ranks[7]) - 1) + [others]
+    assert all(group == others for version in ranks[8:] for group in version)
+
+
 def test_two_workers_that_die_at_once_are_one_and_then_the_other(launched: Launched) -> None:
     job = launched(4, *COPIED, "--max-steps", "100000", "--min-workers", "2")
     job.wait_for_step(8)

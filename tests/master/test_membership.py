@@ -11,9 +11,10 @@ from psnode.config import Config
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.routes.route import PassedOnRoute
 from psnode.exchange.shard.consistency import Synchronous
+from psnode.exchange.shard.shard import Shard
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
-from psnode.master.job_state import JobState
+from psnode.master.job_state import QUORUM, JobState
 from psnode.master.member_list import Members
 from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
@@ -90,3 +91,31 @@ def test_behind_the_last_round_only_who_owes_something_is_put_aside(tmp_path: Pa
     found.pending.begin(1, [1, 2], 0.0)
     found.on_overdue(frozenset({1, 2}), held=False)
     assert found.members.live == ({1, 2} if seconds_taken < 100 else frozenset())
+
+
+def test_a_silent_worker_is_lost_where_it_cannot_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shard, "readmits", False)
+    seconds = [0.0]
+    found = membership(tmp_path, seconds)
+    for rank in (1, 3):
+        found.shard.excuse(rank, 0)
+    seconds[0] = 6.5
+    found.on_overdue(frozenset(), held=False)
+    assert found.members.live == {1, 3} and not found.members.is_suspended(2)
+    found.members.hear(2, 1)
+    assert found.members.readmit() == {}
+    [told] = read_records(tmp_path / EVENTS)
+    assert (told["event"], told["rank"]) == ("lost", 2)
+    assert told["reason"].startswith("not heard of for 6.5 s, and it cannot come back")
+
+
+@pytest.mark.parametrize(("is_remote", "stops"), [(False, True), (True, False)])
+def test_without_any_worker_no_stop_with_a_checkpoint_is_promised_if_the_weights_were_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool, stops: bool
+) -> None:
+    monkeypatch.setattr(Shard, "is_remote", is_remote)
+    found = membership(tmp_path, [0.0])
+    for rank in (3, 1, 2):
+        found.lose(rank, "it was killed")
+    assert [event["event"] for event in read_records(tmp_path / EVENTS)] == ["lost"] * 3 + ["quorum"] * stops
+    assert (found.job_state.stop_reason == QUORUM) == stops

@@ -16,17 +16,18 @@ from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.config import Config
 from psnode.config.resolve import resolve
-from psnode.errors import DeadlineExceededError, PeerLostError, TransportError
+from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, TransportError
 from psnode.exchange.routes.topologies import gather
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
+from psnode.exchange.shard.remote.shard_messages import pack_result
 from psnode.exchange.shard.remote.shard_server import ShardServer
 from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.coding import Coding
 from psnode.plans.roles import Layout
 from psnode.protocol import wire
-from psnode.protocol.channel import SHARD_TAG, FrameChannel, RemoteFailureError
+from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Start
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Bytes, Frame, Kind
@@ -182,6 +183,34 @@ def test_the_next_round_is_one_of_the_survivors(make: Any) -> None:
     assert job.closed() == [[1, 3]] * 3
 
 
+def test_a_gradient_that_was_faster_than_the_order_to_open_its_round_counts_at_all(make: Any) -> None:
+    job = make(3)
+    for rank in job.workers:
+        job.send(rank, job.workers)
+    assert job.closed() == [[1, 2, 3]] * 3
+    job.send(2, [3], [0], version=1)
+    settle(job)
+    job.shard.open(Round.after(1))
+    for rank in (1, 3):
+        job.send(rank, [1, 3], version=1)
+    job.die(2)
+    assert job.closed() == [[1, 2, 3], [1, 3], [1, 3]]
+
+
+def test_a_flush_takes_two_orders_and_one_more_for_every_worker_that_passes_frames_on(make: Any) -> None:
+    job = make(5)
+    job.send(2, [3], [0, 2])
+    job.send(2, [4], [1])
+    settle(job)
+    for rank in (1, 3, 4, 5):
+        job.send(rank, [1, 3, 4, 5])
+    settle(job)
+    before = job.shard._calls._number
+    job.die(2)
+    assert job.closed() == [[1, 2, 3, 4, 5]] * 3
+    assert job.shard._calls._number == before + 4
+
+
 def test_a_death_between_two_rounds_asks_nobody(make: Any) -> None:
     job = make(3)
     for rank in job.workers:
@@ -273,6 +302,30 @@ def test_the_norm_of_a_version_is_known_without_the_lost_worker(make: Any, sende
     mean = np.mean([job.values(rank) for rank in senders], axis=0)
     assert added == [list(senders)] * 3
     assert job.shard.gradient_norm == pytest.approx(float(np.linalg.norm(mean)), rel=1e-5)
+
+
+def test_a_worker_that_fails_meanwhile_is_not_waited_for_and_its_report_is_kept(make: Any) -> None:
+    job = make(4)
+    for rank in (1, 4):
+        job.send(rank, [1, 3, 4])
+    settle(job)
+    job.servers.pop(3).close()
+    FrameChannel(job.ends[3]).fail(0, ValueError("a bug"))
+    job.shard.withdraw(2)
+    with pytest.raises(RemoteFailureError, match="a bug"):
+        job.link.next(PATIENCE)
+    job.shard.withdraw(3)
+    assert job.closed() == [[1, 4]] * 3
+
+
+@pytest.mark.parametrize("lie", [5, {"0": 1}, ["0"], [[0]]])
+def test_an_answer_that_names_no_groups_ends_the_job_and_names_its_sender(make: Any, lie: Any) -> None:
+    job = make(3)
+    job.servers.pop(3).close()
+    answer = wire.pack(Kind.ANSWER, pack_result(lie), sender=3, job=0, step=job.shard._calls._number + 1)
+    job.ends[3].send(0, TAG, (answer,))
+    with pytest.raises(PsnodeError, match=r"^rank 3 has sent a message about its part of the weights that cannot be true"):
+        job.shard.withdraw(2)
 
 
 def test_the_last_worker_cannot_be_withdrawn(make: Any) -> None:

@@ -274,12 +274,11 @@ def test_a_worker_that_dies_anywhere_in_a_round_counts_at_all_survivors_or_at_no
 def test_a_second_death_in_the_middle_of_the_withdrawal_parts_nobody(early: bool) -> None:
     first, second = sends(3, [1, 2, 4], 1), sends(2, [1, 3, 4], 1)
     for number in range(len(first) + 1):
-        for other in (0, 1, 3):
+        for other in (0, 2):
             assert explored(dying=[3, 2], survivors=[1, 4], sent={3: first[:number], 2: second[:other]}, early=early)
 
 
 def test_three_deaths_one_after_another_leave_the_last_two_with_the_same_sum() -> None:
-    first = sends(3, [1, 4, 2, 5], 1)
-    for number in (1, 2):
-        sent = {3: first[:number], 1: sends(1, [2], 1), 4: []}
-        assert explored(dying=[3, 1, 4], survivors=[2, 5], sent=sent, early=True)
+    """Rank 3 has reached rank 1, which has reached rank 2. Both die, and rank 4 as well."""
+    sent = {3: sends(3, [1], 1), 1: sends(1, [2], 1), 4: []}
+    assert explored(dying=[3, 1, 4], survivors=[2, 5], sent=sent, early=True)
