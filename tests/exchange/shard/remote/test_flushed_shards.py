@@ -16,13 +16,13 @@ from psnode.codecs import get_codec
 from psnode.codecs.rng import Key
 from psnode.config import Config
 from psnode.config.resolve import resolve
-from psnode.errors import DeadlineExceededError, PeerLostError, PsnodeError, TransportError
+from psnode.errors import DeadlineExceededError, PayloadError, PeerLostError, PsnodeError, TransportError
 from psnode.exchange.routes.topologies import gather
 from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
-from psnode.exchange.shard.remote.shard_messages import pack_result
+from psnode.exchange.shard.remote.shard_messages import pack_event, pack_result
 from psnode.exchange.shard.remote.shard_server import ShardServer
-from psnode.exchange.shard.shard_events import GroupClosed
+from psnode.exchange.shard.shard_events import GroupClosed, Refused
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.coding import Coding
 from psnode.plans.roles import Layout
@@ -30,7 +30,7 @@ from psnode.protocol import wire
 from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel, RemoteFailureError
 from psnode.protocol.messages import Start
 from psnode.protocol.round import Round
-from psnode.protocol.wire import Bytes, Frame, Kind
+from psnode.protocol.wire import Bytes, Flag, Frame, Kind
 from psnode.records.timeline import Tracer
 from psnode.transport.loopback import loopback_group
 from tests.exchange.shard.small import small_plan
@@ -145,6 +145,15 @@ def make() -> Iterator[Any]:
     yield new
     for job in jobs:
         job.close()
+
+
+def next_loss(job: Job) -> str:
+    """Return the next loss that the loop hears of. Frames before it are dropped."""
+    while True:
+        try:
+            assert isinstance(job.link.next(PATIENCE), Frame)
+        except PeerLostError as lost:
+            return str(lost)
 
 
 def settle(job: Job) -> None:
@@ -326,6 +335,29 @@ def test_an_answer_that_names_no_groups_ends_the_job_and_names_its_sender(make: 
     job.ends[3].send(0, TAG, (answer,))
     with pytest.raises(PsnodeError, match=r"^rank 3 has sent a message about its part of the weights that cannot be true"):
         job.shard.withdraw(2)
+
+
+@pytest.mark.parametrize("dead", [True, False], ids=["dead", "silent"])
+def test_another_worker_hands_over_the_state_in_place_of_the_first(make: Any, dead: bool) -> None:
+    """The loss of the first one is left to the loop."""
+    job = make(3)
+    for rank in job.workers:
+        job.send(rank, job.workers)
+    added = job.closed()
+    if dead:
+        job.die(1)
+    else:
+        job.servers.pop(1).close()
+    model, expected = job.shard.state().model, job.expected(added)
+    for name, where in job.plan.slices().items():
+        torch.testing.assert_close(model[name].reshape(-1), expected[where])
+    assert next_loss(job).startswith(f"rank 1 is lost: {'it was killed' if dead else 'its shard was silent'}")
+    refused = Refused(0, 2, PayloadError("x"))
+    job.shard.open(Round.after(1))
+    body = np.frombuffer(pack_event(refused), np.uint8)
+    assert job.shard.take(Frame(Kind.EVENT, Flag.NONE, 2, 0, 0, 0, body)) is None
+    job.shard.withdraw(1)
+    assert str(job.shard.take(Frame(Kind.EVENT, Flag.NONE, 2, 0, 0, 0, body))) == str(refused)
 
 
 def test_the_last_worker_cannot_be_withdrawn(make: Any) -> None:
