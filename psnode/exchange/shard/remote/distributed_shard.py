@@ -223,6 +223,7 @@ class DistributedShard:
         the true one, the round would not end. If shards have the same groups, raises DivergedError if they add different
         gradients, and TransportError if one of them cannot read a frame that others may have read.
         """
+        self._calls.heard(frame.sender)
         if frame.kind is Kind.ANSWER or frame.sender in self._withdrawn:
             frame.release()
             return None

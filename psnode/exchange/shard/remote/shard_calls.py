@@ -19,11 +19,13 @@ class ShardCalls:
     """Calls over `link` to the shards of `ranks`, which carry out orders one after another.
 
     `needs_all`: the run cannot go on without one of these ranks. Otherwise a rank that is lost or silent is left to the master's
-    loop, as a loss that comes next, and its answer is not waited for.
+    loop, as a loss that comes next, and its answer is not waited for. A rank that has not answered a call without patience is not
+    waited for either, until it is `heard` again: several ranks may have fallen silent together.
     """
 
     def __init__(self, link: FrameChannel, ranks: Iterable[int], *, needs_all: bool = True) -> None:
         self._link, self._ranks, self._number, self._needs_all = link, sorted(ranks), 0, needs_all
+        self._silent: set[int] = set()
 
     @property
     def ranks(self) -> list[int]:
@@ -33,6 +35,10 @@ class ShardCalls:
     def forget(self, rank: int) -> None:
         """Call the shard of `rank` no more."""
         self._ranks = [other for other in self._ranks if other != rank]
+
+    def heard(self, rank: int) -> None:
+        """Note that the shard of `rank` has sent something."""
+        self._silent.discard(rank)
 
     def order(self, name: str, to: Sequence[int] | None = None, **arguments: Any) -> int:
         """Have every shard, or those of the ranks in `to`, call its method `name`. Return the number of the order."""
@@ -56,7 +62,7 @@ class ShardCalls:
         lost = set(ranks) - self._link.transport.alive() if not self._needs_all else set[int]()
         end = time.monotonic() + seconds
         try:
-            while len(found.keys() | lost.intersection(ranks)) < len(ranks):
+            while set(ranks) - found.keys() - lost - (self._silent if patient else set()):
                 event: object
                 try:
                     event = self._link.next(end - time.monotonic())
@@ -74,6 +80,8 @@ class ShardCalls:
                     event = error
                 except WireError as error:
                     event = error
+                if isinstance(event, Frame):
+                    self.heard(event.sender)
                 if isinstance(event, Frame) and event.kind is Kind.ANSWER and event.step == number:
                     found[event.sender] = event
                     end = time.monotonic() + seconds
@@ -81,11 +89,14 @@ class ShardCalls:
                     event.release()
                 else:
                     others.append(event)
-            silent = [rank for rank in ranks if rank not in found and rank not in lost] if patient else []
-            others += [PeerLost(rank, f"its shard was silent for {seconds:g} s") for rank in silent if not self._needs_all]
+            silent = [rank for rank in ranks if rank not in found and rank not in lost]
+            if not self._needs_all and patient:
+                others += [PeerLost(rank, "its shard does not answer") for rank in silent]
+            elif not self._needs_all:
+                self._silent.update(silent)
         finally:
             inbox.put_back(others)
-        if silent and self._needs_all:
+        if silent and patient and self._needs_all:
             names = ", ".join(f"rank {rank}" for rank in silent)
             raise self.cannot_go_on(f"{names}, silent for {seconds:g} s")
         return found

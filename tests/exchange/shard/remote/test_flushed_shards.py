@@ -19,6 +19,7 @@ from psnode.config.resolve import resolve
 from psnode.errors import DeadlineExceededError, PayloadError, PeerLostError, PsnodeError, TransportError
 from psnode.exchange.routes.topologies import gather
 from psnode.exchange.shard.consistency import Synchronous
+from psnode.exchange.shard.remote import distributed_shard
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.remote.shard_messages import pack_event, pack_result
 from psnode.exchange.shard.remote.shard_server import ShardServer
@@ -37,7 +38,7 @@ from tests.exchange.shard.small import small_plan
 
 Floats = npt.NDArray[np.float32]
 RATE = 0.5
-PATIENCE = 1.0
+PATIENCE = 30.0  # seconds; tests of silence take less
 
 
 def network() -> nn.Module:
@@ -294,9 +295,60 @@ def test_a_second_silent_worker_is_withdrawn_after_the_first(make: Any) -> None:
     job.send(2, [3], [0])
     settle(job)
     job.servers.pop(3).close()  # its process is stopped
+    job.shard._patience = 1.0
     job.shard.withdraw(2)
     assert job.closed() == [[1, 4]] * 3
     assert job.told[1] == job.told[4] == [2, 3]
+
+
+def test_workers_that_fell_silent_together_are_not_waited_for_one_after_another(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make(4)
+    for rank in (1, 4):
+        job.send(rank, [1, 4])
+    settle(job)
+    monkeypatch.setattr(distributed_shard, "_MISSING_SECONDS", 0.3)
+    for rank in (2, 3):
+        job.servers.pop(rank).close()
+    assert job.shard.missing == {2, 3}
+    answers, real = [], job.link.next
+
+    def heard(seconds: float) -> object:
+        assert answers != [1, 4], "a silent worker is waited for"
+        event = real(seconds)
+        if isinstance(event, Frame) and event.kind is Kind.ANSWER:
+            answers[:] = sorted([*answers, event.sender])
+        return event
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.link, "next", heard)
+        job.shard.withdraw(2)
+    assert answers == [1, 4]
+    assert next_loss(job) == "rank 3 is lost: its shard does not answer"
+    job.shard.withdraw(3)
+    settle(job)
+    assert job.told[1] == job.told[4] == [2, 3]
+
+
+def test_a_worker_that_is_heard_again_is_waited_for(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make(3)
+    monkeypatch.setattr(distributed_shard, "_MISSING_SECONDS", 0.3)
+    send = job.ends[3].send
+    held: list[Any] = []
+    monkeypatch.setattr(job.ends[3], "send", lambda *given: held.append(given))
+    assert 3 in job.shard.missing
+    monkeypatch.setattr(job.ends[3], "send", send)
+    for given in held:  # the answer comes late
+        send(*given)
+    assert job.shard._calls._silent == {3}
+    assert job.shard.take(job.link.next(PATIENCE)) is None
+    assert job.shard._calls._silent == set()
+    for rank in (1, 3):
+        job.send(rank, [1, 3])
+    job.shard.withdraw(2)
+    assert job.closed() == [[1, 3]] * 3
+    assert job.told[1] == job.told[3] == [2]
 
 
 @pytest.mark.parametrize("senders", [(1, 3), (1, 2, 3)], ids=["before its gradient", "after its gradient"])
@@ -348,10 +400,11 @@ def test_another_worker_hands_over_the_state_in_place_of_the_first(make: Any, de
         job.die(1)
     else:
         job.servers.pop(1).close()
+        job.shard._patience = 1.0
     model, expected = job.shard.state().model, job.expected(added)
     for name, where in job.plan.slices().items():
         torch.testing.assert_close(model[name].reshape(-1), expected[where])
-    assert next_loss(job).startswith(f"rank 1 is lost: {'it was killed' if dead else 'its shard was silent'}")
+    assert next_loss(job).startswith(f"rank 1 is lost: {'it was killed' if dead else 'its shard does not answer'}")
     refused = Refused(0, 2, PayloadError("x"))
     job.shard.open(Round.after(1))
     body = np.frombuffer(pack_event(refused), np.uint8)
