@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from psnode.errors import CheckpointError
-from psnode.records.checkpoint import LAYOUT, Checkpoint
+from psnode.records.checkpoint import LAYOUT, OPTIMIZER, Checkpoint
 from psnode.tasks.tensor_names import Rename
 
 Tensors = dict[str, torch.Tensor]
@@ -25,8 +25,12 @@ class HandedState(Checkpoint):
 
     @classmethod
     def of(cls, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> HandedState:
-        """Return the state made of tensors by file and of entries of the manifest, `step` among them."""
-        return cls(Path("the state from the master"), int(facts["step"]), {**facts, "layout": LAYOUT}, files=files)
+        """Return the state made of tensors by file and of entries of the manifest, `step` among them.
+
+        At step 0 the optimizer has no memories yet, and a file without tensors is not handed over.
+        """
+        known = {OPTIMIZER: Tensors(), **files} if facts["step"] == 0 else files
+        return cls(Path("the state from the master"), int(facts["step"]), {**facts, "layout": LAYOUT}, files=known)
 
     def tensors(self, name: str) -> Tensors:
         """Return the tensors of a file. CheckpointError if it was not handed over."""
