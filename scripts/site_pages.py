@@ -133,7 +133,7 @@ def _meaning(setting: Any) -> str:
     from psnode.config import settings
 
     rules = setting.rules
-    accepted = [f"`{word}`" for word in (*rules.choices, *rules.words)]
+    accepted = [f"`{word}`" for word in (*rules.words_told, *rules.words)]
     parts = [re.sub(r"([|*\[\]])", r"\\\1", rules.help)]
     if accepted or rules.range:
         parts.append("Takes " + " or ".join([", ".join(accepted)] * bool(accepted) + [rules.range] * bool(rules.range)) + ".")

@@ -114,7 +114,7 @@ def train(**given: Any) -> int:
             from psnode.jobs.dry_run import dry_run
 
             here = place()
-            workers = 1 if here is None else max(1, Layout.of(here.size, 0).workers)
+            workers = 1 if here is None else max(1, Layout.of(here.size, config.spares, config.servers).workers)
             click.echo(dry_run(config, config.local or workers), nl=False)
         return 0
     with traced(config.debug):
@@ -157,7 +157,7 @@ app.add_command(
     type=click.IntRange(1),
     required=True,
     metavar="P",
-    help="Number of workers; the master and the spares that train asks for are added.",
+    help="Number of workers; the master, and the spares and servers that train asks for, are added.",
 )
 @click.option(
     "--hostfile", type=click.Path(path_type=Path), help="File of hosts, one per line, the master's first; NAME slots=N."
@@ -192,12 +192,12 @@ def launch(
     streams.outlast()
     context = click.get_current_context().find_root()
     _, chosen, rest = app.resolve_command(context, list(command))
-    config, directory, spares = None, None, 0
+    config, directory, others = None, None, 0
     if chosen is app.commands["train"]:  # refuse at once the settings that every rank would refuse
         config = configure(**chosen.make_context("psnode train", rest).params)
         if config.local is not None:
             raise ConfigurationError("--local runs all workers in one process: leave it out, or leave out launch")
-        directory, spares = config.directory, config.spares
+        directory, others = config.directory, config.spares + config.servers
     elif options["restarts"]:
         raise ConfigurationError("--restarts resumes a training run: it has no meaning for another command, leave it out")
     if batch is not None:
@@ -205,7 +205,7 @@ def launch(
     from psnode.jobs.launch import launch as run_job
 
     with hushed(config is not None and config.quiet):
-        return run_job(workers + spares, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
+        return run_job(workers + others, list(command), mpirun_args=list(mpirun_args), run_directory=directory, **options)
 
 
 def _launch_program(workers: int, command: list[str], mpirun_args: list[str], **options: Any) -> int:

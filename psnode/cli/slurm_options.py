@@ -78,7 +78,7 @@ def show(batch: dict[str, Any], workers: int, command: Sequence[str], config: Co
     context = click.get_current_context()
     if context.get_parameter_source("kill_after") is not click.core.ParameterSource.DEFAULT:
         batch["kill_after"] = options["kill_after"]
-    job = BatchJob(workers, config.spares, **batch)
+    job = BatchJob(workers, config.spares, servers=config.servers, **batch)
     click.echo(batch_script(job, command, config.train_dir, mpirun_args), nl=False)
     if job.asks_for_gpus and not (config.enable_gpu or config.gpu_master):
         _LOG.warning("the script asks Slurm for GPUs that no rank uses: add --enable-gpu after train, or leave them out")

@@ -36,6 +36,7 @@ class Rules:
     """Rules about a field in addition to its type. A bound of None does not restrict that side.
 
     * choices: the accepted words; empty: any
+    * numbered: beginnings of accepted words that end in a whole number from 1, in addition to the choices
     * pattern: regular expression that a text must match, unless the text is empty
     * minimum, maximum: inclusive bounds
     * above: exclusive lower bound
@@ -55,6 +56,7 @@ class Rules:
     help: str
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    numbered: tuple[str, ...] = ()
     pattern: str = ""
     minimum: float | None = None
     maximum: float | None = None
@@ -69,6 +71,11 @@ class Rules:
     repeated: bool = False
     example: Any = None
     before: Any = ABSENT
+
+    @property
+    def words_told(self) -> tuple[str, ...]:
+        """Return the accepted words as text for people, with N in the place of a number."""
+        return (*self.choices, *(f"{beginning}N" for beginning in self.numbered))
 
     @property
     def range(self) -> str:
@@ -206,6 +213,9 @@ class Setting:
         for choice in choices:
             if choice == value or (not by_key and choice.casefold() == value.casefold()):
                 return choice
+        if any(re.fullmatch(re.escape(beginning) + "[1-9][0-9]{0,5}", value) for beginning in self.rules.numbered):
+            return value
+        choices = self.rules.words_told
         valid = " or ".join(choices) if by_key else f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
         raise self.voice.error(f"{label} must be {valid}, not {value!r}{nearest(value, choices)}")
 
@@ -281,7 +291,7 @@ class _Word(click.types.StringParamType):
     """Parameter type of click for text whose accepted words a shell can complete."""
 
     def __init__(self, rules: Rules) -> None:
-        self._words = [*rules.choices, *rules.words]
+        self._words = [*rules.choices, *rules.numbered, *rules.words]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the choices and the words for values that begin with `incomplete`, ignoring case."""
@@ -305,7 +315,7 @@ def click_option(setting: Setting, text: str, complete: Complete | None = None) 
     def parsed(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         return setting.parse(value, setting.label) if isinstance(value, str) else value
 
-    metavar = rules.metavar or "|".join(rules.choices) or setting.kind.__name__.upper()
+    metavar = rules.metavar or "|".join(rules.words_told) or setting.kind.__name__.upper()
     flags = [setting.flag, *rules.aliases]
     return click.Option(
         flags,

@@ -27,7 +27,13 @@ BY_TENSOR = ("adafactor", "asgd", "rprop")
 OWN = "task"
 # values of --plan other than a file: the rule of psnode.plans.rule, and the fastest of some schemes in trial steps
 BY_RULE, BY_TRIAL = "rule", "auto"
+SHARDED = "sharded:servers="  # of --topology, before the number of servers
 DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
+
+
+def servers_in(topology: str) -> int:
+    """Return the number of servers, rank 0 among them, that a value of --topology names; 0 if it names none."""
+    return int(topology.removeprefix(SHARDED)) if topology.startswith(SHARDED) else 0
 
 
 @dataclass(frozen=True)
@@ -265,9 +271,11 @@ class Config:
 
     # rounds
     topology: str = option(
-        "star", "Where gradients are added up and weights updated: star on rank 0; mesh a part on every worker; "
+        "star", "Where gradients are added up and weights updated: star on rank 0; sharded:servers=N a part on rank 0 and on "
+        "each of the last N - 1 ranks, which compute no gradients; mesh a part on every worker; mesh:master=auto on rank 0 too; "
         "gather all on every worker; star:down=tree on rank 0, and workers pass the weights on.",
-        choices=("star", "mesh", "gather", "star:down=tree"), before="star", replans=True,
+        choices=("star", "mesh", "mesh:master=auto", "gather", "star:down=tree"), numbered=(SHARDED,), before="star",
+        replans=True,
     )  # fmt: skip
     consistency: str = option(
         "bsp", "The rule that closes a round: bsp all gradients; kofn the first --num-aggregate, later ones are dropped; "
@@ -462,8 +470,8 @@ class Config:
         """Raise ConfigurationError if the number of workers contradicts the settings."""
         if workers < 1:
             raise ConfigurationError(
-                "a job needs a master and a worker in addition to its --spares: start more ranks (at least mpirun -n 2), or "
-                "use --local P"
+                "a job needs a master and a worker in addition to its --spares and the servers of --topology: start more ranks "
+                "(at least mpirun -n 2), or use --local P"
             )
         if self.min_workers > workers:
             raise ConfigurationError(f"--min-workers is {self.min_workers}, the job has {workers}: lower it")
@@ -494,6 +502,11 @@ class Config:
     def sends_weights(self) -> bool:
         """Return True if weights are sent in every step. They are not if every worker updates all of them itself."""
         return self.topology != "gather"
+
+    @property
+    def servers(self) -> int:
+        """Return the number of ranks beside the master that update weights and compute nothing; they are the last ranks."""
+        return max(0, servers_in(self.topology) - 1)
 
     @property
     def saves_amid(self) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from psnode.config import Config
 from psnode.config.train_settings import OWN
 from psnode.exchange.expected import step_bytes
-from psnode.exchange.routes.topologies import are_parts, is_central
+from psnode.exchange.routes.topologies import shares_of
 from psnode.plans.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 
@@ -31,11 +31,12 @@ class Use(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Memory use of the master and of each worker. `vector`: the bytes of the model's trained weights."""
+    """Memory use of the master, of each worker and of each other server. `vector`: the bytes of the model's trained weights."""
 
     vector: int
     master: tuple[Use, ...]
     worker: tuple[Use, ...]
+    server: tuple[Use, ...] = ()
 
     @property
     def master_bytes(self) -> float:
@@ -47,19 +48,26 @@ class Footprint(NamedTuple):
         """Bytes that one worker holds in all."""
         return sum(use.nbytes for use in self.worker)
 
+    @property
+    def server_bytes(self) -> float:
+        """Bytes that one server holds in all, the master left out."""
+        return sum(use.nbytes for use in self.server)
+
 
 def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
     """Return the memory use in a job of `workers` workers. Codes some values to estimate the size of payloads."""
     vector = 4 * coding.plan.size
     up, down = step_bytes(coding)
     root, worker = _root(vector, up, down, coding, config, workers), _worker(vector, up, down, coding)
-    if is_central(config.topology):
-        return Footprint(vector, tuple(root), tuple(worker))
-    if not are_parts(config.topology):
-        copies = (Use(f"to update: {use.purpose}", use.nbytes) for use in root)
-        return Footprint(vector, (Use("weights", vector),), (*worker, *copies))
-    shares = (Use(f"a {workers}th part: {use.purpose}", use.nbytes / workers) for use in root)
-    return Footprint(vector, (Use("weights", vector),), (*worker, *shares))
+    shares, model = shares_of(config.topology, workers), Use("weights", vector)
+    master = root if shares.master == 1 else (model, *_to_update(root, shares.master))
+    server = (model, *_to_update(root, shares.server)) if config.servers else ()
+    return Footprint(vector, tuple(master), (*worker, *_to_update(root, shares.worker)), server)
+
+
+def _to_update(root: Sequence[Use], share: float) -> Sequence[Use]:
+    """Return the memory of a rank for the part `share` of the weights, from 0 to 1. `root`: that of a rank that updates all."""
+    return [Use(f"to update{' its part' if share < 1 else ''}: {use.purpose}", share * use.nbytes) for use in root if share]
 
 
 def _root(vector: int, up: float, down: float, coding: Coding, config: Config, workers: int) -> Sequence[Use]:

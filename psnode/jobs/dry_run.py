@@ -67,6 +67,7 @@ def _lines(coding: Coding, config: Config, workers: int) -> Iterator[str]:
     for role, uses, total in (
         ("master", need.master, need.master_bytes),
         (f"each of {counted(workers, 'worker')}", need.worker, need.worker_bytes),
+        *([(f"each of {counted(config.servers, 'server')}", need.server, need.server_bytes)] if config.servers else []),
     ):
         yield ""
         yield from _table(f"memory of the {role}" if role == "master" else f"memory of {role}", uses, total, need.vector)

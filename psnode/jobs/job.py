@@ -90,7 +90,7 @@ def _run_local(config: Config, task: Task | None) -> int:
     from psnode.worker import work
 
     assert config.local is not None
-    ends = loopback_group(config.local + 1)
+    ends = loopback_group(1 + config.local + config.servers)
     torch_lock = threading.RLock()  # all threads share torch's single generator
 
     def be_worker(end: Transport) -> None:

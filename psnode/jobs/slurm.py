@@ -28,7 +28,7 @@ _OURS = ("signal", "requeue", "no-requeue", "nodes", "ntasks", "ntasks-per-node"
 class BatchJob:
     """Parameters of a batch script. Raises ConfigurationError for invalid ones.
 
-    * workers: number of workers, to which the master and `spares` are added
+    * workers: number of workers, to which the master, `spares` and `servers` are added
     * workers_per_node: ranks per node, with one more on the first node if the master is beside them
     * master: "beside" (on the first node, with workers) or "apart" (on its own node)
     * time: time limit in sbatch's notation, such as 4:00:00; None: the partition's limit
@@ -54,6 +54,7 @@ class BatchJob:
     starter: str = "mpirun"
     environment: Path = Path(sys.prefix)
     extra: tuple[str, ...] = ()
+    servers: int = 0
 
     def __post_init__(self) -> None:
         for option, value in (("partition", self.partition), ("account", self.account), ("gres", self.gres), ("name", self.name)):
@@ -70,7 +71,7 @@ class BatchJob:
     @property
     def ranks(self) -> int:
         """Return the number of ranks in the job."""
-        return 1 + self.workers + self.spares
+        return 1 + self.workers + self.spares + self.servers
 
     @property
     def nodes(self) -> int:
@@ -103,7 +104,7 @@ def batch_script(job: BatchJob, command: Sequence[str], train_dir: Path, mpirun_
     command, fresh = _parted(command)
     where = f"{job.workers_per_node} a node, the master {job.master}" + (" them" if job.master == "beside" else "")
     return f"""#!/usr/bin/env bash
-# A master and {counted(job.workers, "worker")}{f", {counted(job.spares, 'spare')}" if job.spares else ""}, {where}.
+# A master and {counted(job.workers, "worker")}{_others(job)}, {where}.
 # Submit it from a directory that all nodes see: sbatch FILE. Before its time is over, psnode writes a checkpoint, and
 # the job goes back to the queue and on from there; when it is preempted, only if Slurm has PreemptMode=REQUEUE.
 {options}
@@ -147,6 +148,11 @@ def _parted(command: Sequence[str]) -> tuple[list[str], list[str]]:
         elif word != "--resume":
             always.append(word)
     return always, first
+
+
+def _others(job: BatchJob) -> str:
+    found = ((job.spares, "spare"), (job.servers, "server"))
+    return "".join(f", {counted(number, name)}" for number, name in found if number)
 
 
 def _options(job: BatchJob) -> Iterator[str]:

@@ -23,7 +23,7 @@ from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
 from psnode.exchange.routes.refusals import refuse_other_roots, refuse_unlike_processors
 from psnode.exchange.routes.route import Route
-from psnode.exchange.routes.topologies import is_central, passed_on, routes_of
+from psnode.exchange.routes.topologies import passed_on, routes_of
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.shard import Shard
@@ -79,7 +79,7 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
     Raises PsnodeError if the job cannot start or continue, after it has told the workers.
     """
     link = FrameChannel(transport)
-    ranks = Layout.of(transport.size, 0).readers
+    ranks = Layout.of(transport.size, 0).others
     greetings = gather_hello(transport, hello, config.start_deadline)
     with contextlib.ExitStack() as afterwards:  # work that the workers do not wait for
         try:
@@ -118,7 +118,7 @@ def _lead(
     threads: Mapping[int, int],
     afterwards: contextlib.ExitStack,
 ) -> int:
-    layout = Layout.of(len(threads), config.spares)
+    layout = Layout.of(len(threads), config.spares, config.servers)
     config.check_workers(layout.workers)
     config = with_plan(config)
     task = make_task(config)
@@ -187,7 +187,7 @@ def _run(
     ) as shard:  # fmt: skip
         _tell_of_the_host(shard)
         shard.take_up(run.resume_point.checkpoint)
-        behind = _start(link, run, plan, ready, model, sharding, len(workers), recorded(groups))
+        behind = _start(link, run, plan, ready, model, sharding, layout, recorded(groups))
         shard.hand_out(behind)
         clock = Clock()
         recorder = StepRecorder(
@@ -196,7 +196,11 @@ def _run(
         )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
         loggers.begin(config, step)
-        notice = DownlinkNotice(run.scheme, recorder, len(workers), dealt=shard.is_remote, passed_on=passed_on(routes))
+        dealt = shard.is_remote and not layout.servers
+        linked = {*workers, *(root for route in routes for root in route.roots)} if dealt else workers
+        notice = DownlinkNotice(
+            run.scheme, recorder, len(linked), servers=1 + layout.servers, dealt=dealt, passed_on=passed_on(routes)
+        )
         with Fanout(RunLog(run.path), loggers, *views, notice) as observer:
             pending = PendingCheckpoints(
                 run, shard, model, plan, tracer, events, workers=len(workers), rounds_go_on=rule.rounds_go_on,
@@ -208,6 +212,7 @@ def _run(
                 run=run,
                 workers=workers,
                 spares=layout.waiting,
+                servers=layout.serving,
                 model=model,
                 plan=plan,
                 rule=rule,
@@ -223,7 +228,7 @@ def _run(
                 soundness=Soundness(losses(run.path / METRICS, step)),
                 history=History(run.path) if config.record_history else None,
                 evaluations=SessionEvaluations(link, run.path, pending, loggers.scalars) if isinstance(task, OwnLoop) else None,
-                behind=behind,
+                behind=tuple(rank for rank in behind if rank in layout.readers),
             )
             tell_of_the_bytes(coding, len(workers), config.topology)
             _serve(master, ready[workers[0]].waits)
@@ -256,15 +261,22 @@ def _shard(
     device: torch.device | None,
     flow_control: FlowControl,
 ) -> Shard | DistributedShard:
-    """Return the shard of all groups, or the handle of those on the workers."""
-    if not is_central(config.topology):
-        estimates = config.clip_estimate == "previous"
-        return DistributedShard(link, coding.plan, routes, weights, rate, config.pause_deadline, estimates=estimates)
-    return Shard(
-        coding, range(len(coding.plan.groups)), config, weights, link, rule, rate, routes, tracer,
-        constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
-        own_optimizer=task.own_optimizer, flow_control=flow_control,
-    )  # fmt: skip
+    """Return the shard of all groups, or the handle of those on several ranks."""
+    own = [group for group, route in enumerate(routes) if MASTER in route.roots]
+    if len(own) == len(routes):
+        return Shard(
+            coding, own, config, weights, link, rule, rate, routes, tracer,
+            constraint=task.constrain if task.constrains else None, parameter_groups=groups, device=device,
+            own_optimizer=task.own_optimizer, flow_control=flow_control,
+        )  # fmt: skip
+    shard = None
+    if own:
+        shard = Shard(
+            coding, own, config, weights.part(own), link, rule, rate, routes, tracer,
+            parameter_groups=groups, own_optimizer=task.own_optimizer, flow_control=flow_control,
+        )  # fmt: skip
+    estimates = config.clip_estimate == "previous"
+    return DistributedShard(link, coding.plan, routes, weights, rate, config.pause_deadline, estimates=estimates, own=shard)
 
 
 def _gathered(
@@ -276,11 +288,11 @@ def _gathered(
     """
     coding = Coding(plan_of(describe(model), run.scheme, run.config), run.scheme)
     patience = 5 * run.config.pause_deadline
-    ready = gather_ready(link, run, layout.readers, patience, partial(prepare, coding, run.config), threads)
+    ready = gather_ready(link, run, layout.others, patience, partial(prepare, coding, run.config), threads)
     refuse_unlike_processors(run.config, {rank: ready[rank].arithmetic for rank in layout.computing}, threads)
     need = footprint(coding, run.config, len(layout.computing))
     if run.config.memory_check:  # before trial runs, which need as much memory as the run
-        require_memory(need, {rank: ready[rank] for rank in layout.readers})
+        require_memory(need, ready, layout.serving)
     return ready, need
 
 
@@ -296,7 +308,7 @@ def _start(
     ready: Mapping[int, Ready],
     model: torch.nn.Module,
     sharding: Sharding,
-    workers: int,
+    layout: Layout,
     parameter_groups: list[dict[str, Any]],
 ) -> tuple[int, ...]:
     """Record the plan and send it to all ranks, with their state if the run is resumed.
@@ -305,11 +317,11 @@ def _start(
     """
     lacking = what_to_send(ready, model, run.resume_point.checkpoint)
     job = job_digest(run.config, run.scheme, plan, run.mark)
-    run.begin(plan, workers, parameter_groups)
+    run.begin(plan, layout.workers, parameter_groups)
     _write_machines(run, ready)
     send_start(
         link, run, plan, ready, sharding.epochs,
-        workers=workers, job=job, last_step=sharding.last_of_workers, model=model, lacking=lacking,
+        workers=layout.workers, servers=layout.serving, job=job, last_step=sharding.last_of_workers, model=model, lacking=lacking,
     )  # fmt: skip
     return tuple(among(lacking, plan.slices()))
 
@@ -320,7 +332,7 @@ def _serve(master: Master, waits: str) -> None:
     `waits`: the reason for which forward passes wait for all weights; empty if they do not.
     """
     malloc.give_back()
-    beat = Heartbeat(master.link, (*master.workers, *master.spares))
+    beat = Heartbeat(master.link, (*master.workers, *master.spares, *master.servers))
     tell_of_the_start(master.events, master.run, master.workers)
     tell_of_another_end(master.events, master.run, master.sharding)
     tell_of_another_plan(master.events, master.run.resume_point, master.plan)

@@ -12,7 +12,7 @@ from psnode.errors import ConfigurationError, DeadlineExceededError, NormError, 
 from psnode.exchange.flow_control import FlowControl
 from psnode.exchange.shard.consistency import Rule
 from psnode.exchange.shard.handle import ShardHandle
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
 from psnode.master.books import Books
 from psnode.master.checkpoints.checkpoint_thread import CheckpointNews
 from psnode.master.checkpoints.dues import CheckpointDues
@@ -60,6 +60,7 @@ class Master:
     run: RunDirectory
     workers: range
     spares: range
+    servers: range
     model: nn.Module
     plan: Plan
     rule: Rule
@@ -179,6 +180,8 @@ class Master:
                 self._membership.on_overdue(self._missing_traces(), held=self._held)
             case Frame(kind=Kind.EVENT | Kind.ANSWER):
                 self._handle(self.shard.take(event))
+            case Squares():
+                self.shard.note_squares(event)
             case Frame(kind=Kind.STOP_REQUEST):
                 self._stop(stop_reason_of(event))
             case Frame(kind=Kind.ASK):

@@ -27,6 +27,7 @@ from psnode.protocol.channel import FrameChannel, RemoteFailureError
 from psnode.protocol.wire import Flag, Kind
 
 _ENDS = "the job ends, since every worker updates weights"
+_ENDS_WITHOUT = "the job ends, since it has a part of the weights"
 _STOP_AGAIN = 0.2  # after the stop deadline has passed, it is extended each time by this fraction
 _SILENCES = 4  # number of round deadlines for which a worker may be silent where no round waits for it
 
@@ -110,6 +111,10 @@ class Membership:
         checkpoint. Raises TransportError if no worker is to blame and twice the hard limit has passed.
         """
         live, late = self.members.live, self.timer.taken
+        servers = self.shard.holders - live
+        if servers and not self.job_state.stopping and late >= self.timer.patience.hard_limit:
+            for rank in sorted(servers & self.shard.missing):
+                self._end_without(rank, "suspended", "its part of the weights does not answer")
         hurried = self.job_state.late
         if hurried:
             self.job_state.stop_by += _STOP_AGAIN * self.config.stop_deadline
@@ -145,7 +150,9 @@ class Membership:
         self.members.suspend(rank, taken, step)
 
     def lose(self, rank: int, reason: str) -> None:
-        """Continue without `rank`, which cannot return."""
+        """Continue without `rank`, which cannot return. Raises TransportError if it has a part of the weights."""
+        if rank in self.shard.holders - self.members.live and not self.job_state.stopping:
+            self._end_without(rank, "lost", reason)
         self.flow_control.let_go(rank)
         if rank in self.members.spares:
             self._send_past(rank)
@@ -154,10 +161,14 @@ class Membership:
         self._do_without(rank, "lost", reason)
 
     def fail(self, failure: RemoteFailureError, *, ends: bool) -> None:
-        """Continue without a worker that has failed. If `ends`, or if too few workers are left, stop with a checkpoint."""
+        """Continue without a worker that has failed. If `ends`, or if too few workers are left, stop with a checkpoint.
+
+        Raises the failure if the rank has a part of the weights.
+        """
         failure.show()
-        if self.shard.needs_all and not self.job_state.stopping:
-            self.events.tell("lost", self.job_state.version, failure.rank, failure.failure.message, outcome=_ENDS)
+        if (self.shard.needs_all or failure.rank in self.shard.holders - self.members.live) and not self.job_state.stopping:
+            outcome = _ENDS if self.shard.needs_all else _ENDS_WITHOUT
+            self.events.tell("lost", self.job_state.version, failure.rank, failure.failure.message, outcome=outcome)
             raise failure
         unasked = self.job_state.stop_reason is None
         if ends:
@@ -175,7 +186,7 @@ class Membership:
         if not self.members.remove(rank):
             return {}
         left, least = len(self.members.live), self.config.min_workers
-        ends = self.shard.needs_all or (self.shard.is_remote and not left)
+        ends = self.shard.needs_all or not (left or self.shard.readmits)
         if ends and not self.job_state.stopping:
             self.events.tell(event, self.job_state.version, rank, reason, outcome=_ENDS)
             return self.shard.withdraw(rank)
@@ -195,6 +206,11 @@ class Membership:
         if not left and not self.shard.untouched:  # no worker is left to close the open groups
             self.shard.force()
         return taken
+
+    def _end_without(self, rank: int, event: str, reason: str) -> None:
+        """Raise TransportError, as a rank that has a part of the weights and computes nothing is gone."""
+        self.events.tell(event, self.job_state.version, rank, reason, outcome=_ENDS_WITHOUT)
+        self.shard.withdraw(rank)
 
     def _send_past(self, rank: int) -> None:
         """Send the weights to the ranks to which they come by way of `rank`, as it may have kept them back.

@@ -1,4 +1,4 @@
-"""Roles of a job's ranks: the master, workers and spares."""
+"""Roles of a job's ranks: the master, workers, spares and servers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ MASTER = 0  # decides in every topology which ranks take part
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Ranks of a job by role: the master, then `workers`, then `spares`, which follow all versions and wait for a place."""
+    """Ranks of a job by role: the master, then `workers`, then `spares`, which follow all versions and wait for a place.
+
+    The last ranks are `servers`, which update weights as the master does, and compute nothing. So the ranks of workers, by which
+    random numbers and files of checkpoints are named, do not depend on the number of servers.
+    """
 
     workers: int
     spares: int = 0
+    servers: int = 0
 
     @classmethod
-    def of(cls, size: int, spares: int) -> Layout:
+    def of(cls, size: int, spares: int, servers: int = 0) -> Layout:
         """Return the layout of a job of `size` ranks. It has no workers if there are too few ranks."""
-        return cls(max(0, size - 1 - spares), min(spares, size - 1))
+        servers = min(servers, size - 1)
+        return cls(max(0, size - 1 - spares - servers), min(spares, size - 1 - servers), servers)
 
     @property
     def computing(self) -> range:
@@ -33,6 +39,16 @@ class Layout:
     def waiting(self) -> range:
         """The ranks of spares."""
         return range(self.computing.stop, self.computing.stop + self.spares)
+
+    @property
+    def serving(self) -> range:
+        """The ranks of servers, without the master."""
+        return range(self.waiting.stop, self.waiting.stop + self.servers)
+
+    @property
+    def others(self) -> range:
+        """All ranks except the master."""
+        return range(self.computing.start, self.serving.stop)
 
     @property
     def readers(self) -> range:

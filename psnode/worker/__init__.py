@@ -1,4 +1,4 @@
-"""The worker, which runs on every rank except 0."""
+"""The worker, which runs on every rank except 0 and those of servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psnode.task import Task
 from psnode.tasks.device import device_errors
 from psnode.transport.barrier import send_hello
 from psnode.transport.base import Transport
-from psnode.worker.handshake import join
+from psnode.worker.handshake import join_in_any_role
 
 
 def work(
@@ -25,7 +25,7 @@ def work(
     hello: bytes,
     torch_lock: AbstractContextManager[Any],
 ) -> int:
-    """Take part in a job as a worker and return the exit code 0. The master's exit code tells how the job ended.
+    """Take part in a job as a worker or a server and return the exit code 0. The master's exit code tells how the job ended.
 
     Only the deadlines and `debug` of `config` are used; the other settings come from the master. An error on this rank is
     reported to the master, which may continue with the other workers. Raises TransportError if the master is gone.
@@ -46,7 +46,7 @@ def _takes_part(
     """
     try:
         with _reported(link, config.debug):
-            worker = join(link, 5 * config.pause_deadline + config.start_deadline, make_task, torch_lock)
+            worker = join_in_any_role(link, 5 * config.pause_deadline + config.start_deadline, make_task, torch_lock)
         try:
             with _reported(link, config.debug):  # report errors before the threads end, which may take long
                 worker.train()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.gradients import Gradients
 from psnode.exchange.machine import Machine
 from psnode.exchange.replica import Replica
-from psnode.exchange.routes.topologies import is_central, passed_on, routes_of
+from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.topologies import passed_on, routes_of, shares_of
 from psnode.exchange.sender import GradientSender
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.shard_server import ShardServer
@@ -55,6 +56,7 @@ from psnode.worker.computation import Computation
 from psnode.worker.data_share import DataShare, resumed
 from psnode.worker.first_use import FirstUse
 from psnode.worker.inspection import Findings, inspect, refuse_shared_memory
+from psnode.worker.serving_rank import ServingRank
 from psnode.worker.training_loop import Worker
 from psnode.worker.weights_relay import WeightsRelay
 
@@ -103,20 +105,56 @@ class WorkerContext:
             worker.close()
         before.restore()
 
+    def _take_tensors(self, start: Start) -> None:
+        """Receive the tensors that `start` announces."""
+        for _ in range(start.tensors):
+            content = bytes(self.link.expect(Kind.STATE, self.patience).body)
+            model_tensors.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
+
+    def _shard_server(
+        self, start: Start, coding: Coding, routes: Sequence[Route], weights: torch.Tensor, tracer: Tracer,
+        withdrawn: Callable[[int], None] = lambda rank: None,
+    ) -> ShardServer | None:  # fmt: skip
+        """Return the server of the groups of which this rank is a root; None if there are none. `withdrawn`: see ShardServer."""
+        if not ShardServer.serves(routes, self.link.rank):
+            return None
+        return ShardServer(
+            self.link.transport, start, coding, self.config, rule_of(self.config, self.sampler.workers), routes, weights, tracer,
+            parameter_groups=self.parameter_groups, own_optimizer=self.own_optimizer, withdrawn=withdrawn,
+        )  # fmt: skip
+
+    def _coding_of(self, start: Start, plan: Plan) -> Coding:
+        coding = Coding(plan, self.scheme if start.scheme is None else Scheme.from_dict(start.scheme))
+        if self.config.local is None:  # a plan may have other codecs than those that are known before it
+            prepare(coding, self.config)
+        return coding
+
+    def serving_rank(self) -> ServingRank:
+        """Wait for the plan, receive the tensors that it announces, and return the rank, ready for the first round."""
+        start = self.next_start()
+        plan = Plan.from_dict(start.plan)
+        self._take_tensors(start)
+        weights = TrainedModel(self.model, plan, self.device).vector
+        coding, routes = self._coding_of(start, plan), routes_of(self.layout, plan, self.config.topology)
+        server = self._shard_server(start, coding, routes, weights, Tracer(self.link.rank, enabled=False))
+        return ServingRank(self.link, server, max(self.config.deadline or 0.0, self.config.pause_deadline))
+
+    def first_worker(self) -> Worker:
+        """Take the steps of all rehearsals, and return the worker, ready for its first step."""
+        while (start := self.next_start()).rehearsal:
+            self.rehearse(start)
+        return self.worker(start)
+
     def worker(self, start: Start) -> Worker:
         """Receive the tensors that `start` announces, and return the worker, ready for its first step."""
         link, config, rule = self.link, self.config, rule_of(self.config, self.sampler.workers)
         plan = Plan.from_dict(start.plan)
         routes = routes_of(self.layout, plan, config.topology)
-        for _ in range(start.tensors):
-            content = bytes(link.expect(Kind.STATE, self.patience).body)
-            model_tensors.put_back(self.model, tensorfile.parse(content, "what rank 0 has and this rank does not"))
+        self._take_tensors(start)
         model = TrainedModel(self.model, plan, self.device)
         replica = Replica(model.vector)
         gradients = Gradients(model.parameters, plan, self.device)
-        coding = Coding(plan, self.scheme if start.scheme is None else Scheme.from_dict(start.scheme))
-        if config.local is None:  # a plan may have other codecs than those that are known before it
-            prepare(coding, config)
+        coding = self._coding_of(start, plan)
         sampler = replace(self.sampler, sample_offset=start.sample_shift)
         sender = GradientSender(
             coding,
@@ -137,12 +175,7 @@ class WorkerContext:
             tensors = _restore(start, link, self.directory, model, sender, self.patience)
             finished = resumed(tensors, sampler, start.step, moves=rule.rounds_go_on)
         tracer = Tracer(link.rank, enabled=config.timeline)
-        server = None
-        if ShardServer.serves(routes, link.rank):
-            server = ShardServer(
-                link.transport, start, coding, config, rule, routes, model.vector.cpu(), tracer,
-                parameter_groups=self.parameter_groups, own_optimizer=self.own_optimizer, withdrawn=sender.forget,
-            )  # fmt: skip
+        server = self._shard_server(start, coding, routes, model.vector.cpu(), tracer, sender.forget)
         receiver = Receiver(
             link, plan, replica, [route.down(link.rank) for route in routes], coding.down, tracer,
             max(config.deadline or 0.0, config.pause_deadline), sender.give_back, sender.give_back_parts,
@@ -209,7 +242,24 @@ def may_begin_early(config: Config, rule: Rule) -> bool:
 
 
 def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: AbstractContextManager[Any]) -> Worker:
-    """Take part in the start-up and return the worker, ready for its first step.
+    """Take part in the start-up and return the worker, ready for its first step. See `agree`."""
+    worker = agree(link, patience, make_task, torch_lock).first_worker()
+    malloc.give_back()
+    return worker
+
+
+def join_in_any_role(
+    link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: AbstractContextManager[Any]
+) -> Worker | ServingRank:
+    """Take part in the start-up and return the worker or the server that this rank is. See `agree`."""
+    context = agree(link, patience, make_task, torch_lock)
+    found = context.serving_rank() if link.rank in context.layout.serving else context.first_worker()
+    malloc.give_back()
+    return found
+
+
+def agree(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: AbstractContextManager[Any]) -> WorkerContext:
+    """Agree with the master on settings and model, and return the state of this rank before it knows the plan.
 
     `patience`: the longest wait for each message of the master, in seconds. `torch_lock` is held while torch computes.
     """
@@ -217,17 +267,18 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
     config = Config.from_dict(setup.config)
     if config.codec:
         load_codec(config.codec)
-    device = choose_device(config.enable_gpu, link.transport.local_rank)
+    layout = Layout.of(link.transport.size, config.spares, config.servers)
+    device = choose_device(config.enable_gpu and link.rank not in layout.serving, link.transport.local_rank)
     torch.set_num_threads(setup.threads)
     with torch_lock:
         task = make_task(config)
         torch.manual_seed(config.seed)
         model = task.model()
         statistics = model_tensors.check(model, task.statistics(model))
-        dealt = not is_central(config.topology)  # only then are weights updated here
-        parameter_groups = groups_of(task.parameter_groups(model), model, config) if dealt else ()
+        shares = shares_of(config.topology, layout.workers)
+        updates = shares.server if link.rank in layout.serving else shares.worker  # 0: no weights are updated here
+        parameter_groups = groups_of(task.parameter_groups(model), model, config) if updates else ()
         model.to(device)
-        layout = Layout.of(link.transport.size, config.spares)
         place, workers = layout.place(link.rank), layout.workers
         data = data_of(task.train_data(), config, workers=workers, steps=task.steps_per_epoch, lock=torch_lock)
         if config.resume and link.rank == layout.first and isinstance(data, IterableExamples):
@@ -265,11 +316,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
         task.own_rate, task.own_optimizer, parameter_groups,
     )  # fmt: skip
     malloc.keep_freed_memory()  # freed memory is reused by later steps; that of the start-up is returned below
-    while (start := context.next_start()).rehearsal:
-        context.rehearse(start)
-    worker = context.worker(start)
-    malloc.give_back()
-    return worker
+    return context
 
 
 def _shared(train_dir: Path, mark: str) -> Path | None:

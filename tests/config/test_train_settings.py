@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -178,6 +179,23 @@ def test_a_job_needs_a_worker_and_bsp_waits_for_all_of_them() -> None:
     with pytest.raises(ConfigurationError, match="number of workers, 4, under bsp, not 3"):
         Config(num_aggregate=3).check_workers(4)
     Config(num_aggregate=4).check_workers(4)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["net", "sharded", "sharded:servers=", "sharded:servers=0", "sharded:servers=N", "sharded:servers=2x", "mesh:master=2"],
+)
+def test_an_unknown_topology_is_refused_with_a_list_of_all(value: str) -> None:
+    told = r"--topology must be one of star, mesh, mesh:master=auto, gather, star:down=tree, sharded:servers=N, not "
+    with pytest.raises(ConfigurationError, match=f"^{told}{re.escape(repr(value))}"):
+        load({"topology": value}, {})
+
+
+def test_a_topology_may_have_a_number() -> None:
+    found = [load({"topology": value}, {}) for value in ("star", "sharded:servers=1", "sharded:servers=12")]
+    assert [(config.topology, config.servers) for config in found] == [
+        ("star", 0), ("sharded:servers=1", 0), ("sharded:servers=12", 11),
+    ]  # fmt: skip
 
 
 def test_choices_ignore_case() -> None:

@@ -11,7 +11,7 @@ from psnode.config import Config
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SCHEMES
 from psnode.errors import ConfigurationError
-from psnode.exchange.footprint import Footprint, footprint, optimizer_vectors
+from psnode.exchange.footprint import Footprint, Use, footprint, optimizer_vectors
 from psnode.exchange.machine import Machine
 from psnode.jobs.dry_run import dry_run
 from psnode.jobs.job import run
@@ -76,6 +76,30 @@ def test_workers_that_update_all_weights_hold_all_that_a_master_would() -> None:
     assert vectors(copied.master, copied.vector) == {"weights": 1}
     assert copied.worker_bytes == central.worker_bytes + central.master_bytes
     assert vectors(copied.worker, copied.vector)["to update: memories of adam"] == 2
+
+
+def test_a_master_with_a_part_of_the_weights_holds_that_part_of_all_that_updates_them() -> None:
+    """With three workers the master has two of five parts, and each worker has one."""
+    settings = {"optimizer": "adamw", "lr": 0.001}
+    central, dealt = (need("topk", workers=3, topology=topology, **settings) for topology in ("star", "mesh:master=auto"))
+    assert dealt.master_bytes == pytest.approx(central.vector + 2 / 5 * central.master_bytes)
+    assert dealt.worker_bytes == pytest.approx(central.worker_bytes + 1 / 5 * central.master_bytes)
+
+
+def test_servers_hold_equal_parts_of_all_that_updates_weights_and_workers_hold_none() -> None:
+    central, served = (need("topk", workers=3, topology=topology) for topology in ("star", "sharded:servers=4"))
+    part = central.vector + central.master_bytes / 4
+    assert (served.master_bytes, served.server_bytes) == pytest.approx((part, part))
+    assert served.worker == central.worker
+    assert central.server == ()
+
+
+def test_a_host_counts_what_its_servers_hold() -> None:
+    """Ranks 2 and 3 are servers, and hold more than a worker."""
+    found = Footprint(10, (), (Use("worker", 20.0),), (Use("server", 50.0),))
+    require_memory(found, {1: ready("a", 10), 2: ready("b", 80), 3: ready("b", 80)}, {2, 3})
+    with pytest.raises(ConfigurationError, match=r"^2 ranks on b will need .* and 0.08 kB are left there"):
+        require_memory(found, {1: ready("a", 10), 2: ready("b", 79), 3: ready("b", 79)}, {2, 3})
 
 
 def test_adafactor_keeps_a_row_and_a_column() -> None:

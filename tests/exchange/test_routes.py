@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -16,16 +18,22 @@ from psnode.exchange.routes.refusals import (
     require_predicted,
     require_straight,
 )
-from psnode.exchange.routes.topologies import group_bytes_of, routes_of, sent_in_a_step
-from psnode.plans.groups import Tensor
+from psnode.exchange.routes.topologies import group_bytes_of, routes_of, sent_in_a_step, shares_of
+from psnode.plans.groups import Plan, Tensor
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import make_plan
 
-PLAN = make_plan([Tensor(f"{index}.weight", (8, 8)) for index in range(3)], "identity", group_by="layer", min_compress_bytes=0)
+
+def plan_of(sizes: Iterable[int]) -> Plan:
+    tensors = [Tensor(f"{index}.weight", (size, 1)) for index, size in enumerate(sizes)]
+    return make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)
+
+
+PLAN = plan_of([64] * 3)
 
 
 @pytest.mark.parametrize(("workers", "spares"), [(1, 0), (3, 0), (2, 2)])
-@pytest.mark.parametrize("topology", ["star", "mesh", "star:down=tree"])
+@pytest.mark.parametrize("topology", ["star", "mesh", "mesh:master=auto", "star:down=tree"])
 def test_ways_up_end_at_the_root_and_ways_down_reach_every_reader_once(topology: str, workers: int, spares: int) -> None:
     layout = Layout(workers, spares)
     routes = routes_of(layout, PLAN, topology)
@@ -73,8 +81,7 @@ def _way_up(rank: int, parents: dict[int, int]) -> list[int]:
 def test_the_largest_part_of_a_mesh_is_at_most_four_thirds_of_the_least_possible_one(seed: int) -> None:
     rng = np.random.default_rng(seed)
     workers, sizes = int(rng.integers(1, 4)), [int(size) for size in rng.integers(1, 100, rng.integers(1, 7))]
-    tensors = [Tensor(f"{index}.weight", (size, 1)) for index, size in enumerate(sizes)]
-    plan = make_plan(tensors, "identity", group_by="layer", min_compress_bytes=0)
+    plan = plan_of(sizes)
     loads = dict.fromkeys(range(1, workers + 1), 0)
     for group, route in zip(plan.groups, routes_of(Layout(workers), plan, "mesh"), strict=True):
         loads[route.root] += group.size
@@ -83,20 +90,65 @@ def test_the_largest_part_of_a_mesh_is_at_most_four_thirds_of_the_least_possible
     assert max(loads.values()) <= 4 / 3 * least + 1e-9
 
 
+@pytest.mark.parametrize("workers", [2, 3, 5, 16])
+def test_the_master_of_a_mesh_has_the_part_of_a_server_without_a_worker(workers: int) -> None:
+    """Compare with the shares of BytePS for one such server, and with every other share of the master, way by way."""
+    layout, groups = Layout(workers), 4 * (workers + 2)
+    roots = [route.root for route in routes_of(layout, plan_of([7] * groups), "mesh:master=auto")]
+    below = workers**2 + workers - 2
+    assert Fraction(roots.count(MASTER), groups) == Fraction(2 * (workers - 1), below)
+    assert {Fraction(roots.count(rank), groups) for rank in layout.computing} == {Fraction(workers - 1, below)}
+    others = [_busiest(workers, Fraction(master, groups)) for master in range(groups + 1)]
+    assert _busiest(workers, Fraction(roots.count(MASTER), groups)) == min(others)
+
+
+def _busiest(workers: int, master: Fraction) -> Fraction:
+    """Return the most that a link carries one way, of gradients and weights of size 1; workers share the rest alike."""
+    own = (1 - master) / workers
+    return max(workers * master, (1 - own) + (workers - 1) * own)
+
+
+def test_the_largest_groups_go_where_they_fill_the_least_of_a_share() -> None:
+    """Shares are 2, 1, 1: 9 goes to the master (4.5), 8 to rank 1, 6 to rank 2 (not 7.5), 5 to the master (7), 1 to rank 2."""
+    roots = [route.root for route in routes_of(Layout(2), plan_of([1, 5, 6, 8, 9]), "mesh:master=auto")]
+    by_size = dict(zip([group.size for group in plan_of([1, 5, 6, 8, 9]).groups], roots, strict=True))
+    assert by_size == {9: 0, 8: 1, 6: 2, 5: 0, 1: 2}
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 5])
+def test_servers_have_equal_parts_and_all_workers_send_to_them(servers: int) -> None:
+    layout = Layout(2, servers=servers - 1)
+    routes = routes_of(layout, plan_of([7] * 30), f"sharded:servers={servers}")
+    loads = {rank: [route.root for route in routes].count(rank) for rank in (MASTER, *layout.serving)}
+    assert loads == dict.fromkeys([MASTER, *range(3, 2 + servers)], 30 // servers)
+    assert all(list(route.readers) == [1, 2] and route.heirs(route.root) == (1, 2) for route in routes)
+    assert shares_of(f"sharded:servers={servers}", 2) == pytest.approx((1 / servers, 0, 1 / servers if servers > 1 else 0))
+    up_and_down = sent_in_a_step(f"sharded:servers={servers}", 2, 5, 7)
+    assert up_and_down == (2 * 5, 2 * 7)
+
+
 def test_groups_are_about_four_for_each_root_within_bounds() -> None:
     assert group_bytes_of("star", 45_000_000, 4) == 16 << 20
     assert group_bytes_of("mesh", 45_000_000, 4) == 2_812_500
+    assert group_bytes_of("mesh:master=auto", 45_000_000, 4) == 2_812_500
+    assert group_bytes_of("sharded:servers=3", 45_000_000, 64) == 3_750_000
+    assert group_bytes_of("sharded:servers=1", 45_000_000, 4) == 16 << 20
     assert group_bytes_of("mesh", 400, 4) == 1 << 16
     assert group_bytes_of("mesh", 10**9, 4) == 16 << 20
 
 
 def test_programs_that_know_one_topology_refuse_the_others() -> None:
     require_central(Config(), "psnode plan")
-    for topology in ("mesh", "star:down=tree"):
+    for topology in ("mesh", "mesh:master=auto", "star:down=tree", "sharded:servers=2"):
         with pytest.raises(ConfigurationError, match=r"^psnode plan knows --topology star alone$"):
             require_central(Config(topology=topology), "psnode plan")
     for topology in ("star", "mesh"):
         require_straight(Config(topology=topology), "psnode bench peers")
+    with pytest.raises(
+        ConfigurationError, match=r"^psnode bench peers starts no servers: leave out --topology sharded:servers=2$"
+    ):
+        require_straight(Config(topology="sharded:servers=2"), "psnode bench peers")
+    require_central(Config(topology="sharded:servers=1"), "psnode plan")
     with pytest.raises(ConfigurationError, match=r"^psnode bench peers counts passed-on bytes twice: leave out --topology star:"):
         require_straight(Config(topology="star:down=tree"), "psnode bench peers")
 
@@ -111,16 +163,16 @@ def test_in_a_gather_every_worker_sends_to_all_workers_and_has_weights_from_itse
         assert [route.heirs(rank) for rank in (MASTER, *everybody)] == [(), *((rank,) for rank in everybody)]
 
 
-@pytest.mark.parametrize("topology", ["star", "star:down=tree", "mesh", "gather"])
+@pytest.mark.parametrize("topology", ["star", "star:down=tree", "mesh", "mesh:master=auto", "gather"])
 def test_bytes_of_a_step_are_those_of_the_ways_between_different_ranks(topology: str) -> None:
     """Count them way by way, for groups of equal sizes, of which each worker's gradient has 5 bytes and the weights have 7."""
-    layout = Layout(3)
+    layout, groups = Layout(3), 5
     up = down = 0
-    for route in routes_of(layout, PLAN, topology):
+    for route in routes_of(layout, plan_of([64] * groups), topology):
         for rank in layout.computing:
             up += 5 * sum(root != rank for root in route.up(rank))
             down += 7 * (route.down(rank) != rank)
-    assert sent_in_a_step(topology, 3, 5 * len(PLAN.groups), 7 * len(PLAN.groups)) == (up, down)
+    assert sent_in_a_step(topology, 3, 5 * groups, 7 * groups) == pytest.approx((up, down))
 
 
 def test_processors_that_round_differently_are_refused_only_where_every_worker_updates_all_weights() -> None:

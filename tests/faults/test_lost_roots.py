@@ -21,7 +21,14 @@ pytestmark = pytest.mark.serial
 
 Launched = Callable[..., Any]
 REASON = "the run cannot go on without rank 2, which has a part of the weights"
-FLAGS = ["--topology", "mesh", "--group-by", "layer", "--scheme", "qsgd", "--feedback", "ef", "--record-history"]
+
+
+def flags_of(topology: str) -> list[str]:
+    return ["--topology", topology, "--group-by", "layer", "--scheme", "qsgd", "--feedback", "ef", "--record-history"]
+
+
+MESHES = ("mesh", "mesh:master=auto")
+FLAGS = flags_of("mesh")
 
 
 def unbroken(train_dir: Path, **task: Any) -> dict[str, Any]:
@@ -38,9 +45,12 @@ def weights(train_dir: Path) -> dict[str, Any]:
     return checkpoint.Checkpoint.open(newest).tensors(checkpoint.MODEL)
 
 
-def test_a_job_that_loses_a_worker_is_started_again_and_ends_as_an_unbroken_one(launched: Launched, tmp_path: Path) -> None:
+@pytest.mark.parametrize("topology", MESHES)
+def test_a_job_that_loses_a_worker_is_started_again_and_ends_as_an_unbroken_one(
+    launched: Launched, tmp_path: Path, topology: str
+) -> None:
     gate = tmp_path / "gate"
-    flags = [*FLAGS, "--max-steps", "40", "--eval-freq", "5", *halting.flags(20, gate)]
+    flags = [*flags_of(topology), "--max-steps", "40", "--eval-freq", "5", *halting.flags(20, gate)]
     job = launched(3, *flags, launch=["--restarts", "1", "--kill-after", "3"])
     job.wait_for_step(16)
     os.kill(job.pid(2), signal.SIGKILL)
@@ -57,9 +67,11 @@ def test_a_job_that_loses_a_worker_is_started_again_and_ends_as_an_unbroken_one(
     assert [name for name, value in weights(job.train_dir).items() if not value.equal(expected[name])] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_without_restarts_the_error_names_the_rank_and_the_remedies(launched: Launched, number: signal.Signals) -> None:
-    flags = [*FLAGS[:-1], "--max-steps", "100000", "--pause-deadline", "4"]
+@pytest.mark.parametrize(("topology", "number"), [("mesh", signal.SIGKILL), *((topology, signal.SIGSTOP) for topology in MESHES)])
+def test_without_restarts_the_error_names_the_rank_and_the_remedies(
+    launched: Launched, topology: str, number: signal.Signals
+) -> None:
+    flags = [*flags_of(topology)[:-1], "--max-steps", "100000", "--pause-deadline", "4"]
     job = launched(2, *flags, launch=["--kill-after", "3"], deadline="2")
     job.wait_for_step(5)
     os.kill(job.pid(2), number)

@@ -17,10 +17,12 @@ from psnode.errors import ConfigurationError
 from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.history import violations
+from psnode.records.metrics import read_records
 from tests.kinds.models import CLASSES, WIDTH
 from tests.kinds.task import Trains
 
-CENTRAL, DEALT = "star", "mesh"
+CENTRAL, DEALT, SHARED = "star", "mesh", "mesh:master=auto"
+SERVED, MANY = "sharded:servers=2", "sharded:servers=5"  # the latter has more servers than groups
 
 
 def network() -> nn.Module:
@@ -75,10 +77,16 @@ def model_hash(folder: Path) -> str:
     return str(json.loads((folder / "summary.json").read_text())["model_hash"])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_scheme_gives_the_same_checkpoint(tmp_path: Path, scheme: str) -> None:
+SOME = ("dense", "topk:ratio=0.1", "qsgd", "onebit", "atomo")  # plain, sparse, without bias, with a codebook, of whole tensors
+
+
+@pytest.mark.parametrize(
+    ("topology", "scheme"),
+    [*((DEALT, scheme) for scheme in SCHEMES), *((each, scheme) for each in (SHARED, SERVED, MANY) for scheme in SOME)],
+)
+def test_every_scheme_gives_the_same_checkpoint(tmp_path: Path, topology: str, scheme: str) -> None:
     one = trained(tmp_path / "one", 4, CENTRAL, {"scheme": scheme, "lr": None})
-    other = trained(tmp_path / "other", 4, DEALT, {"scheme": scheme, "lr": None})
+    other = trained(tmp_path / "other", 4, topology, {"scheme": scheme, "lr": None})
     assert differences(one, other) == []
     assert model_hash(tmp_path / "one") == model_hash(tmp_path / "other")
 
@@ -95,7 +103,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize(("first", "then"), [(DEALT, DEALT), (CENTRAL, DEALT), (DEALT, CENTRAL)])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        *((each, each) for each in (DEALT, SHARED, SERVED)),
+        *((CENTRAL, each) for each in (DEALT, SHARED, SERVED)),
+        *((each, CENTRAL) for each in (DEALT, SHARED, SERVED)),
+    ],
+)
 def test_a_resumed_run_may_have_another_topology(tmp_path: Path, settings: dict[str, Any], first: str, then: str) -> None:
     whole = trained(tmp_path / "whole", 6, CENTRAL, settings)
     trained(tmp_path / "parts", 3, first, settings)
@@ -105,26 +120,53 @@ def test_a_resumed_run_may_have_another_topology(tmp_path: Path, settings: dict[
 @pytest.mark.parametrize(("task", "optimizer"), [(Decays, "adamw"), (Adapts, "task")])
 def test_parameter_groups_and_an_own_optimizer_are_those_of_the_task(tmp_path: Path, task: Any, optimizer: str) -> None:
     settings = {"scheme": "dense", "optimizer": optimizer, "lr": 0.01}
-    one, other = (trained(tmp_path / each, 4, each, settings, task=task) for each in (CENTRAL, DEALT))
-    assert differences(one, other) == []
+    one, *others = (trained(tmp_path / each, 4, each, settings, task=task) for each in (CENTRAL, DEALT, SHARED, SERVED))
+    assert [differences(one, other) for other in others] == [[], [], []]
 
 
 def test_parameter_groups_are_asked_for_where_weights_are_updated_and_nowhere_else(tmp_path: Path) -> None:
     asked = {}
-    for topology in (CENTRAL, DEALT):
+    for topology in (CENTRAL, DEALT, SHARED, SERVED):
         Decays.asked = 0
         trained(tmp_path / topology, 1, topology, {"scheme": "dense"}, task=Decays)
         asked[topology] = Decays.asked
-    assert asked == {CENTRAL: 1, DEALT: 1 + 3}
+    assert asked == {CENTRAL: 1, DEALT: 1 + 3, SHARED: 1 + 3, SERVED: 1 + 1}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_another_number_of_workers(tmp_path: Path, workers: int) -> None:
     """With five workers and three groups, some have no part of the weights."""
-    one, other = (trained(tmp_path / each, 3, each, ADAM, local=workers) for each in (CENTRAL, DEALT))
-    assert differences(one, other) == []
+    one, *others = (trained(tmp_path / each, 3, each, ADAM, local=workers) for each in (CENTRAL, DEALT, SHARED, SERVED, MANY))
+    assert [differences(one, other) for other in others] == [[]] * 4
 
 
+class Leading(nn.Module):
+    """The first columns, one for each class."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :CLASSES]
+
+
+def five_layers() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(5)), Leading())
+
+
+def test_bytes_are_those_of_the_ways_between_different_ranks(tmp_path: Path) -> None:
+    """Of five equal groups, the master has all, none or two. Three workers send each of them, and a worker keeps its own."""
+    known: dict[str, Any] = {"scheme": "dense", "lr": 0.01, "batch_size": 8, "local": 3, "tensorboard": False, "threads": 1}
+    ways, found = {CENTRAL: 5 * 3, DEALT: 5 * 2, SHARED: 2 * 3 + 3 * 2, SERVED: 5 * 3}, {}
+    for topology in ways:
+        config = Config(train_dir=tmp_path / topology, max_steps=2, topology=topology, group_by="layer", **known)
+        assert run(Trains(five_layers, 80), config) == 0
+        records = read_records(tmp_path / topology / "metrics.jsonl")
+        [found[topology]] = {(record["uplink_bytes"], record["downlink_bytes"]) for record in records}
+    up, down = (nbytes // ways[CENTRAL] for nbytes in found[CENTRAL])
+    assert up > 4 * WIDTH * WIDTH
+    assert down > 4 * WIDTH * WIDTH
+    assert found == {topology: (count * up, count * down) for topology, count in ways.items()}
+
+
+@pytest.mark.parametrize("topology", [DEALT, SHARED, SERVED])
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -137,9 +179,11 @@ def test_another_number_of_workers(tmp_path: Path, workers: int) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_settings_that_need_one_place_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{named} .* under --topology mesh: use --topology star$"):
-        trained(tmp_path / "run", 3, DEALT, {"scheme": "dense", **settings})
+def test_settings_that_need_one_place_are_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], named: str, topology: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{named} .* under --topology {topology}: use --topology star$"):
+        trained(tmp_path / "run", 3, topology, {"scheme": "dense", **settings})
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
@@ -151,6 +195,22 @@ class Constrained(Trains):
             parameter.clamp_(-1, 1)
 
 
-def test_a_constraint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"^Task\.constrain changes all weights at once"):
-        trained(tmp_path / "run", 3, DEALT, {"scheme": "dense"}, task=Constrained)
+@pytest.mark.parametrize(("topology", "root"), [(DEALT, "worker"), (SHARED, "worker"), (SERVED, "server")])
+def test_a_constraint_is_refused(tmp_path: Path, topology: str, root: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^Task\.constrain changes all weights at once, and every {root} has a part"):
+        trained(tmp_path / "run", 3, topology, {"scheme": "dense"}, task=Constrained)
+
+
+def test_one_server_is_the_master(tmp_path: Path) -> None:
+    one = trained(tmp_path / "one", 3, CENTRAL, {"scheme": "qsgd"})
+    other = trained(tmp_path / "other", 3, "sharded:servers=1", {"scheme": "qsgd"}, task=Constrained)
+    assert differences(one, trained(tmp_path / "again", 3, "sharded:servers=1", {"scheme": "qsgd"})) == []
+    assert other.facts["files"].keys() == one.facts["files"].keys()
+
+
+def test_roots_get_the_weights_that_rank_0_has_and_they_have_not(tmp_path: Path) -> None:
+    """Continue from other weights than those of the seed, in a new run."""
+    first = trained(tmp_path / "first", 3, CENTRAL, {"scheme": "qsgd"})
+    from_file = {"scheme": "qsgd", "init_from": str(first.path / checkpoint.MODEL)}
+    one, *others = (trained(tmp_path / each, 3, each, from_file) for each in (CENTRAL, DEALT, SHARED, SERVED))
+    assert [differences(one, other) for other in others] == [[], [], []]

@@ -9,7 +9,7 @@ from psnode.config.effects import AUTO, CLIPPED
 from psnode.config.names import DENSE
 from psnode.config.train_settings import BY_TRIAL
 from psnode.errors import ConfigurationError
-from psnode.exchange.routes.topologies import are_parts, is_central, is_plain
+from psnode.exchange.routes.topologies import are_parts, is_central, is_plain, shares_of
 from psnode.exchange.shard.consistency import waits_for_all
 
 PREDICTED = ("star", "star:down=tree", "mesh", "gather")  # whose routes determine the work of every rank in a step
@@ -28,7 +28,12 @@ def require_central(config: Config, program: str) -> None:
 
 
 def require_straight(config: Config, program: str) -> None:
-    """Raise ConfigurationError if workers pass weights on, and `program` would take these bytes for their own."""
+    """Raise ConfigurationError for jobs of other ranks or bytes than `program` counts.
+
+    It starts one rank beside the workers, and would take weights that workers pass on for their own.
+    """
+    if config.servers:
+        raise ConfigurationError(f"{program} starts no servers: leave out --topology {config.topology}")
     if is_central(config.topology) and not is_plain(config.topology):
         raise ConfigurationError(f"{program} counts passed-on bytes twice: leave out --topology {config.topology}")
 
@@ -69,18 +74,25 @@ def _reasons_of_passed_on(config: Config) -> Mapping[str, tuple[bool, str]]:
 
 def _reasons_of_parts(config: Config, aggregator: str, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
     """Return the reasons by setting if every root has a part of the weights."""
+    root = "every server" if config.servers else "every worker"
     return {
-        "Task.constrain": (constrains, "changes all weights at once, and every worker has a part of them"),
-        "--norm-cap": (
-            config.norm_cap not in (0, AUTO), "compares norms of whole gradients, and every worker sees a part of them"
-        ),
+        "Task.constrain": (constrains, f"changes all weights at once, and {root} has a part of them"),
+        "--norm-cap": (config.norm_cap not in (0, AUTO), f"compares norms of whole gradients, and {root} sees a part of them"),
         f"--aggregator {CLIPPED}": (
-            aggregator == CLIPPED, "compares norms of whole gradients, and every worker sees a part of them"
+            aggregator == CLIPPED, f"compares norms of whole gradients, and {root} sees a part of them"
         ),
         "--consistency": (not waits_for_all(config), "would close the parts of a version with gradients of different workers"),
         "--plan auto": (config.plan == BY_TRIAL, "measures steps in which rank 0 updates the weights"),
-        "--spares": (config.spares > 0, "cannot take over the part of the weights that a worker has"),
-        "--gpu-master": (config.gpu_master, "has no weights to update on a master that only keeps the records"),
+        "--spares": (
+            config.spares > 0,
+            "would be the last ranks, which are servers"
+            if config.servers else "cannot take over the part of the weights that a worker has",
+        ),
+        "--gpu-master": (
+            config.gpu_master,
+            "updates all weights on one device, and this master has a part of them"
+            if shares_of(config.topology, 1).master else "has no weights to update on a master that only keeps the records",
+        ),
     }  # fmt: skip
 
 

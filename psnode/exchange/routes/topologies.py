@@ -5,14 +5,19 @@ Only this package refers to topologies by name, beside the setting that selects 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from string import digits
+from typing import NamedTuple
 
+from psnode.config.train_settings import SHARDED, servers_in
 from psnode.exchange.routes.route import CopiedRoute, PassedOnRoute, Route
 from psnode.plans.groups import Plan
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import DEFAULT_GROUP_BYTES
 
 _FANOUT = 2  # ranks to which each rank of a tree passes weights on
+_MASTERS_SHARES = 2  # of a mesh with the master, where a worker has one
 _GROUPS_A_ROOT = 4
 _LEAST_GROUP_BYTES = 1 << 16
 
@@ -31,18 +36,40 @@ def star_with_tree(layout: Layout, plan: Plan) -> tuple[Route, ...]:
 
 
 def mesh(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a mesh, by group: every worker is the root of some groups, of about equal sizes together.
+    """Return the routes of a mesh, by group: every worker is the root of some groups, of about equal sizes together."""
+    return _dealt(layout, plan, dict.fromkeys(layout.computing, 1))
 
-    The largest group goes to the worker with the fewest coordinates so far, then the next one. This is the longest-
-    processing-time rule (Graham, SIAM Journal on Applied Mathematics 1969), whose largest share is at most 4/3 of the least
-    possible one.
+
+def mesh_with_master(layout: Layout, plan: Plan) -> tuple[Route, ...]:
+    """Return the routes of a mesh in which the master is the root of some groups too, of twice the size of a worker's.
+
+    The link of the master, which computes no gradient, then carries as much as that of a worker, if weights take as many
+    bytes as gradients: with n workers and k servers without a worker, the least load of the busiest link is that of shares of
+    2 (n - 1) / (n^2 + k n - 2 k) for such a server and (n - k) / (n^2 + k n - 2 k) for a worker (Jiang et al., "A unified
+    architecture for accelerating distributed DNN training in heterogeneous GPU/CPU clusters", OSDI 2020). For k = 1 these are
+    2 / (n + 2) and 1 / (n + 2).
     """
-    loads = dict.fromkeys(layout.computing, 0)
+    return _dealt(layout, plan, {MASTER: _MASTERS_SHARES, **dict.fromkeys(layout.computing, 1)})
+
+
+def _dealt(layout: Layout, plan: Plan, shares: Mapping[int, int]) -> tuple[Route, ...]:
+    """Return the routes of groups that are dealt among the ranks of `shares`, which get coordinates in proportion to them.
+
+    The largest group goes to the rank whose load would be the least for its share, then the next one. With equal shares this is
+    the longest-processing-time rule (Graham, SIAM Journal on Applied Mathematics 1969), whose largest load is at most 4/3 of the
+    least possible one.
+    """
+    loads = dict.fromkeys(shares, 0)
     roots: dict[int, int] = {}
     for group in sorted(plan.groups, key=lambda group: (-group.size, group.index)):
-        roots[group.index] = root = min(loads, key=lambda rank: (loads[rank], rank))
+        roots[group.index] = root = min(loads, key=lambda rank: (Fraction(loads[rank] + group.size, shares[rank]), rank))
         loads[root] += group.size
     return tuple(Route(roots[group.index], layout.readers) for group in plan.groups)
+
+
+def sharded(layout: Layout, plan: Plan) -> tuple[Route, ...]:
+    """Return the routes by group if the master and every server are the roots of some groups, of about equal sizes together."""
+    return _dealt(layout, plan, dict.fromkeys((MASTER, *layout.serving), 1))
 
 
 def gather(layout: Layout, plan: Plan) -> tuple[Route, ...]:
@@ -51,13 +78,21 @@ def gather(layout: Layout, plan: Plan) -> tuple[Route, ...]:
 
 
 _STAR, _STAR_WITH_TREE, _GATHER = "star", "star:down=tree", "gather"
+_MESH, _MESH_WITH_MASTER = "mesh", "mesh:master=auto"
 
-_TOPOLOGIES = {_STAR: star, _STAR_WITH_TREE: star_with_tree, "mesh": mesh, _GATHER: gather}
+_TOPOLOGIES = {
+    _STAR: star,
+    _STAR_WITH_TREE: star_with_tree,
+    _MESH: mesh,
+    _MESH_WITH_MASTER: mesh_with_master,
+    SHARDED: sharded,
+    _GATHER: gather,
+}
 
 
 def routes_of(layout: Layout, plan: Plan, topology: str = "star") -> tuple[Route, ...]:
     """Return the routes of a job under the setting `topology`, by group. Every rank computes the same routes."""
-    return _TOPOLOGIES[topology](layout, plan)
+    return _TOPOLOGIES[topology.rstrip(digits)](layout, plan)
 
 
 def is_known(topology: object) -> bool:
@@ -67,12 +102,12 @@ def is_known(topology: object) -> bool:
 
 def is_central(topology: str) -> bool:
     """Return True if the master is the root of all groups."""
-    return topology in (_STAR, _STAR_WITH_TREE)
+    return topology == _STAR_WITH_TREE or is_plain(topology)
 
 
 def is_plain(topology: str) -> bool:
     """Return True if all gradients go straight to the master, and all weights come straight from it."""
-    return topology == _STAR
+    return topology in (_STAR, f"{SHARDED}1")
 
 
 def passed_on(routes: Sequence[Route]) -> bool:
@@ -90,23 +125,43 @@ def are_parts(topology: str) -> bool:
     return not is_central(topology) and topology != _GATHER
 
 
+class Shares(NamedTuple):
+    """Parts of the weights, from 0 to 1, that the master updates, that each worker does, and that each other server does."""
+
+    master: float
+    worker: float
+    server: float = 0.0
+
+
+def shares_of(topology: str, workers: int) -> Shares:
+    """Return the parts of the weights that ranks update in a job of `workers` workers, if groups can be dealt evenly."""
+    if is_central(topology):
+        return Shares(1.0, 0.0)
+    if not are_parts(topology):
+        return Shares(0.0, 1.0)
+    if servers := servers_in(topology):
+        return Shares(1 / servers, 0.0, 1 / servers)
+    master = _MASTERS_SHARES if topology == _MESH_WITH_MASTER else 0
+    return Shares(master / (workers + master), 1 / (workers + master))
+
+
 def sent_in_a_step(topology: str, workers: int, up: float, down: float) -> tuple[float, float]:
-    """Return the bytes of gradients and of weights that a step of the job moves between ranks.
+    """Return the bytes of gradients and of weights that a step of the job moves between ranks, if groups can be dealt evenly.
 
     `up`: the bytes of one worker's coded gradient; `down`: those of the weights that one worker gets.
     """
-    if is_central(topology):
-        return workers * up, workers * down
-    if are_parts(topology):  # of which every worker keeps its own
-        return (workers - 1) * up, (workers - 1) * down
-    return workers * (workers - 1) * up, 0.0
+    if not is_central(topology) and not are_parts(topology):
+        return workers * (workers - 1) * up, 0.0
+    sent = workers * (1 - shares_of(topology, workers).worker)  # every worker keeps those of its own part
+    return sent * up, sent * down
 
 
 def group_bytes_of(topology: str, whole: int, workers: int) -> int:
-    """Return the size of groups for a model of `whole` bytes that is dealt among `workers` in parts of about equal sizes.
+    """Return the size of groups for a model of `whole` bytes in a job of `workers` workers.
 
-    There are about four groups for each worker, none below 64 KiB and none above the usual size.
+    If weights are dealt, there are about four groups for the smallest part, none below 64 KiB and none above the usual size.
     """
     if not are_parts(topology):
         return DEFAULT_GROUP_BYTES
-    return min(DEFAULT_GROUP_BYTES, max(_LEAST_GROUP_BYTES, -(-whole // (_GROUPS_A_ROOT * workers))))
+    least = -(-whole // (_GROUPS_A_ROOT * (servers_in(topology) or workers)))
+    return min(DEFAULT_GROUP_BYTES, max(_LEAST_GROUP_BYTES, least))

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from psnode.codecs.arrays import Floats
+from psnode.exchange.shard.shard_events import Squares
 from psnode.exchange.shard.state import ShardState
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame
@@ -47,7 +48,11 @@ class RoundsHandle(Protocol):
 
     @property
     def needs_all(self) -> bool:
-        """True if every worker has a part of the weights, so that the run cannot go on without one: `withdraw` raises then."""
+        """True if workers have parts of the weights, so that the run cannot go on without one: `withdraw` raises then."""
+
+    @property
+    def holders(self) -> frozenset[int]:
+        """The other ranks that have parts of the weights; the run cannot go on without any of them: `withdraw` raises then."""
 
     @property
     def readmits(self) -> bool:
@@ -55,6 +60,9 @@ class RoundsHandle(Protocol):
 
     def take(self, frame: Frame) -> object:
         """Return the event in an EVENT frame of a shard on another rank; None if it needs no answer, like a late ANSWER frame."""
+
+    def note_squares(self, event: Squares) -> None:
+        """Take the squared norms of the groups of a shard on this rank, which has only some of the groups."""
 
     @property
     def untouched(self) -> bool:

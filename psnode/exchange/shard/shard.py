@@ -31,6 +31,7 @@ from psnode.exchange.shard.gpu.on_device import place
 from psnode.exchange.shard.reduction import Reduction
 from psnode.exchange.shard.remote.shared_norm import SharedNorm, ToldNorm
 from psnode.exchange.shard.rounds import Origin, Rounds, Slot
+from psnode.exchange.shard.shard_events import Squares
 from psnode.exchange.shard.state import ShardState, own_tensors, with_copies_of_the_rest
 from psnode.exchange.shard.unapplied import pack, unpack
 from psnode.exchange.stopwatch import Stopwatch
@@ -180,10 +181,18 @@ class Shard:
         """False: the weights are here."""
         return False
 
+    @property
+    def holders(self) -> frozenset[int]:
+        """No ranks: all weights that this handle knows of are here."""
+        return frozenset()
+
     def take(self, frame: Frame) -> object:
         """Raise WireError, as no group has its root on another rank."""
         frame.release()
         raise WireError(f"the master does not expect {frame.kind.name} frames", frame.sender)
+
+    def note_squares(self, event: Squares) -> None:
+        """Do nothing: no other shard waits for them."""
 
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""

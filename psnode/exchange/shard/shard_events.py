@@ -61,3 +61,10 @@ class Took(NamedTuple):
     rank: int
     seconds: dict[str, float]
     received: int = 0
+
+
+class Squares(NamedTuple):
+    """Event: all groups of a shard are summed. `squares`: the squared norms of their mean gradients; `added`: any has one."""
+
+    squares: dict[int, float]
+    added: bool

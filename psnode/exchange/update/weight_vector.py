@@ -11,6 +11,7 @@ from torch import nn
 
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.plans.groups import Plan
+from psnode.plans.part import PlanPart
 from psnode.records import state_names
 from psnode.tasks.model_tensors import bits
 
@@ -49,6 +50,12 @@ class LooseWeights:
     def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
         self.vector = vector
         self._places = state_names.places(plan)
+
+    @classmethod
+    def of(cls, part: PlanPart, whole: torch.Tensor) -> LooseWeights:
+        """Return a copy of the weights of `part` in `whole`, those of all groups of its plan."""
+        groups = [part.whole.groups[index] for index in part.groups]
+        return cls(part.own, torch.cat([whole[group.start : group.stop] for group in groups]))
 
     def constrain(self, constraint: Constraint) -> None:
         """Raise ConfigurationError, as there is no model."""

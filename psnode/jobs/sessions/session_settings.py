@@ -113,6 +113,10 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
             f'plan has no "{BY_TRIAL}" in a session, whose trial steps only the program could take: name a file that '
             "psnode plan or psnode.plan saved"
         )
+    if config.servers:
+        raise ConfigurationError(
+            f"topology has no {config.topology} in a session, whose program computes on every rank but 0: choose another"
+        )
     if config.codec:
         load_codec(config.codec)
     # the default in a session is all workers; min_workers of a run to resume is ignored

@@ -19,15 +19,17 @@ class DownlinkNotice:
     """An observer of records that logs, after the first step of the job, the downlink's share of all bytes.
 
     It logs nothing if the downlink is coded. If the uplink is not compressed either, the line also gives the least time in which
-    the bytes of a step pass the busiest link: the master's, or every worker's if the weights are `dealt` among the workers.
-    `passed_on`: workers pass the weights on, so that the master sends fewer bytes than it receives.
+    the bytes of a step pass the busiest link: the master's, or that of each of `workers` ranks that have a part, if `dealt`.
+    `servers`: ranks with equal parts of the weights that compute nothing, the master among them. `passed_on`: workers pass the
+    weights on, so that the master sends fewer bytes than it receives.
     """
 
     def __init__(
-        self, scheme: Scheme, recorder: StepRecorder, workers: int, *, dealt: bool = False, passed_on: bool = False
-    ) -> None:
+        self, scheme: Scheme, recorder: StepRecorder, workers: int, *, servers: int = 1, dealt: bool = False,
+        passed_on: bool = False,
+    ) -> None:  # fmt: skip
         self._scheme = scheme
-        self._dealt, self._passed_on = dealt, passed_on
+        self._servers, self._dealt, self._passed_on = servers, dealt, passed_on
         self._accounts = recorder
         self._workers = workers
         self._told = scheme.downlink != DENSE and scheme.downlink not in _PLAIN
@@ -37,7 +39,10 @@ class DownlinkNotice:
         up, down = self._accounts.first
         if not self._told and down:
             self._told = True
-            _LOG.info(line(self._scheme, up, down, self._workers, dealt=self._dealt, passed_on=self._passed_on))
+            text = line(
+                self._scheme, up, down, self._workers, servers=self._servers, dealt=self._dealt, passed_on=self._passed_on
+            )
+            _LOG.info(text)
 
     def extend(self, last: int) -> None:
         """Do nothing."""
@@ -46,10 +51,12 @@ class DownlinkNotice:
         """Do nothing."""
 
 
-def line(scheme: Scheme, up: int, down: int, workers: int, *, dealt: bool = False, passed_on: bool = False) -> str:
-    """Return the line for a step in which all `workers` together sent `up` and received `down` bytes.
+def line(
+    scheme: Scheme, up: int, down: int, workers: int, *, servers: int = 1, dealt: bool = False, passed_on: bool = False
+) -> str:
+    """Return the line for a step in which all `workers` together sent `up` and received `down` bytes, from `servers` servers.
 
-    `dealt`: every worker receives the gradients and sends the weights of a part. `passed_on`: see DownlinkNotice.
+    `dealt`: each of them receives the gradients and sends the weights of a part. `passed_on`: see DownlinkNotice.
     """
     text = f"downlink: {scheme.downlink}, {100 * down / (up + down):.0f} % of all bytes"
     if scheme.codec not in _PLAIN:
@@ -58,7 +65,8 @@ def line(scheme: Scheme, up: int, down: int, workers: int, *, dealt: bool = Fals
         each = (up + down) / workers
         floor = f"{each / 1e6:.2f} MB each way through every worker's link take {8e3 * each / _LINK:,.0f} ms at 100 Mbit/s"
         return f"{text}; {floor}, the least that a step takes there"
-    busiest = up if passed_on else down
+    busiest = (up if passed_on else down) / servers
+    link = "the master's" if servers == 1 else "every server's"
     seconds = 8 * busiest / _LINK
-    floor = f"{workers} x {busiest / workers / 1e6:.2f} MB through the master's link take {1e3 * seconds:,.0f} ms at 100 Mbit/s"
+    floor = f"{workers} x {busiest / workers / 1e6:.2f} MB through {link} link take {1e3 * seconds:,.0f} ms at 100 Mbit/s"
     return f"{text}; {floor}, the least that a step takes there"

@@ -21,7 +21,7 @@ from psnode.config.train_settings import DEFAULT_SCHEME, WITH_BETAS
 from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
-from psnode.exchange.routes.topologies import are_parts, is_central, is_plain, sent_by_master, sent_in_a_step
+from psnode.exchange.routes.topologies import are_parts, is_central, is_plain, sent_by_master, sent_in_a_step, shares_of
 from psnode.master.lines.columns import tell
 from psnode.master.sharding import Sharding
 from psnode.plans.coding import Coding
@@ -66,9 +66,13 @@ def tell_of_the_run(
         rows.append(("note", doubt))
     elif measured := measured_cost(run.scheme, config.optimizer):
         rows.append(("measured", measured))
-    if not is_central(config.topology):
+    if config.servers:
+        ranks = f"rank 0 and {counted(config.servers, 'server')}"
+        rows.append(("topology", f"{config.topology}: {ranks} update parts of the weights; the job ends if a server is lost"))
+    elif not is_central(config.topology):
         share = "a part of the weights" if are_parts(config.topology) else "all weights"
-        rows.append(("topology", f"{config.topology}: every worker updates {share}; the job ends if one is lost"))
+        who = "rank 0 and every worker update" if shares_of(config.topology, len(workers)).master else "every worker updates"
+        rows.append(("topology", f"{config.topology}: {who} {share}; the job ends if a worker is lost"))
     elif not is_plain(config.topology):
         sets = counted(sent_by_master(config.topology, len(workers)), "worker")
         rows.append(
@@ -175,8 +179,10 @@ def _memory(config: Config, need: Footprint, workers: int) -> str:
     beside = "" if now else " beside the libraries and the model"
     master, worker = now + need.master_bytes, now + need.worker_bytes
     if config.local is not None:
-        return f"about {amount(master + workers * need.worker_bytes)} in this process{beside}, and activations"
-    return f"about {amount(master)} for the master, {amount(worker)} and activations a worker{beside}"
+        together = master + workers * need.worker_bytes + config.servers * need.server_bytes
+        return f"about {amount(together)} in this process{beside}, and activations"
+    server = f"{amount(now + need.server_bytes)} a server, " if config.servers else ""
+    return f"about {amount(master)} for the master, {server}{amount(worker)} and activations a worker{beside}"
 
 
 def _checkpoints(config: Config) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -81,8 +81,8 @@ def gather_ready(
     return found
 
 
-def require_memory(need: Footprint, ready: Mapping[int, Ready]) -> None:
-    """Raise ConfigurationError that names the first host with too little free memory. `ready`: READY of all workers.
+def require_memory(need: Footprint, ready: Mapping[int, Ready], servers: Collection[int] = ()) -> None:
+    """Raise ConfigurationError that names the first host with too little free memory. `ready`: READY of all ranks but the master.
 
     Only the memory of the exchange is counted (psnode.exchange.footprint), not activations, so a job that is refused could not
     have run. One vector of weights per rank is not counted, since the model that holds it is already in memory.
@@ -91,11 +91,11 @@ def require_memory(need: Footprint, ready: Mapping[int, Ready]) -> None:
     free: dict[str, int | None] = {here: free_memory()}
     takes: dict[str, float] = {here: need.master_bytes - need.vector}
     ranks: dict[str, int] = {here: 1}
-    for answer in ready.values():
+    for rank, answer in ready.items():
         host = answer.host
         known = [each for each in (free.get(host), answer.free) if each is not None]
         free[host] = min(known, default=None)
-        takes[host] = takes.get(host, 0.0) + need.worker_bytes - need.vector
+        takes[host] = takes.get(host, 0.0) + (need.server_bytes if rank in servers else need.worker_bytes) - need.vector
         ranks[host] = ranks.get(host, 0) + 1
     for host, left in free.items():
         if left is not None and takes[host] > left:
@@ -127,6 +127,7 @@ def send_start(
     epochs: Epochs,
     *,
     workers: int,
+    servers: Collection[int] = (),
     job: int,
     last_step: int,
     model: torch.nn.Module | None = None,
@@ -139,7 +140,7 @@ def send_start(
 
     A worker without a part in the checkpoint, because it was absent then, gets the means of the others' buffers and places. If
     another number of workers wrote the checkpoint, each worker gets the mean of all residuals. Ranks above `workers` are spares
-    and get no residuals.
+    and get no residuals, or `servers`, whose state is sent to their shards.
     """
     found, first = run.resume_point.checkpoint, ready[Layout(workers).first]
     dealt = resharded(found, first) if found and run.resume_point.resharded(workers) else None
@@ -147,6 +148,8 @@ def send_start(
     for rank, answer in ready.items():
         if found is None:
             break
+        if rank in servers:
+            continue
         if rank <= workers:
             follow[rank] = dealt or worker_state(found, rank, answer)
         else:

@@ -1,4 +1,4 @@
-"""The master's handle of shards that lie on workers."""
+"""The master's handle of shards that lie on other ranks, and of its own beside them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ import torch
 from psnode.codecs.arrays import Floats
 from psnode.errors import TransportError, WireError
 from psnode.exchange.routes.route import Route
-from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM
 from psnode.exchange.shard.remote.copied_groups import CopiedGroups
-from psnode.exchange.shard.remote.gathered_state import check, files_of, joined
+from psnode.exchange.shard.remote.fetched_state import FetchedState
+from psnode.exchange.shard.remote.gathered_state import files_of
+from psnode.exchange.shard.remote.own_shard import OwnShard
 from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken
 from psnode.exchange.shard.remote.shard_messages import (
     ShardEvent,
-    Squares,
     pack_files,
     unpack_event,
-    unpack_files,
 )
+from psnode.exchange.shard.remote.shared_norm import FoundNorm, NormOfShards
 from psnode.exchange.shard.remote.withdrawal import withdraw_from_all
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
+from psnode.exchange.shard.shard import Shard
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
 from psnode.exchange.shard.state import ShardState, own_tensors
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.groups import Plan
 from psnode.plans.part import PlanPart, part_of
+from psnode.plans.roles import MASTER
 from psnode.protocol.channel import SHARD_TAG, FrameChannel
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Frame, Kind
-from psnode.records import checkpoint, state_names
+from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 
 Tensors = dict[str, torch.Tensor]
@@ -40,7 +42,7 @@ _MISSING_SECONDS = 5.0  # a shard that does not answer within this time holds up
 
 
 class DistributedShard:
-    """Handle of the shards of all ranks in `routes`, none of which is the master's.
+    """Handle of the shards of all ranks in `routes`. `own`: that of the master, if `routes` give it groups.
 
     Shards may have the same groups. A group is closed when it is closed in all of them, with the same gradients; other events
     about it, and its state, are those of its lowest rank.
@@ -48,21 +50,23 @@ class DistributedShard:
     Every shard carries out orders one after another; `state`, `digest`, `replica` and `missing` wait for the answers. The
     weights x are fetched when they are needed: for checkpoints, and at the end. `weights`: the master's model, whose x is then
     the newest. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds. `estimates`:
-    gradients are clipped by the norm of the version before.
+    gradients are clipped by the norm of the version before. Events of `own` are in the inbox: the master hands Squares to
+    `note_squares`, and handles all others itself.
 
-    If shards have different groups, the run cannot go on without a rank: `withdraw` raises TransportError, and so does `force`.
-    If all shards have the same groups, `withdraw` has them agree on the gradients of the lost rank in the open round, and tells
-    this rank to leave: it would need weights and memories of all versions that it misses.
+    If shards have different groups, the run cannot go on without a rank that has one, nor without any worker if workers have
+    shards: `withdraw` raises TransportError, and so does `force`. If all shards have the same groups, `withdraw` has them agree
+    on the gradients of the lost rank in the open round, and tells this rank to leave: it would need weights and memories of all
+    versions that it misses.
     """
 
     on_host: Sequence[str] = ()
-    gradient_norm: float | None = None  # of the last version, before clipping; None without --clip-grad-norm
-    readmits, is_remote = False, True
+    is_remote = True
     runs_own_code = False  # here, where values would have to be copied before it runs
 
     def __init__(
         self, link: FrameChannel, plan: Plan, routes: Sequence[Route], weights: ServedModel,
         rate: Callable[[Round], float], patience: float, *, estimates: bool = False,
+        own: Shard | None = None,
     ) -> None:  # fmt: skip
         self._link, self._plan, self._weights, self._rate, self._patience = link, plan, weights, rate, patience
         roots = sorted({root for route in routes for root in route.roots})
@@ -71,25 +75,28 @@ class DistributedShard:
         }
         self._copied = CopiedGroups(routes)
         self._found: Checkpoint | None = None
-        self.needs_all = not self._copied.exist
-        self._calls = ShardCalls(link, roots, needs_all=self.needs_all)
+        self._own = None if own is None else OwnShard(own)
+        self._remote = {rank: part for rank, part in self._parts.items() if rank != MASTER}
+        self.needs_all = not self._copied.exist and any(root in route.readers for route in routes for root in route.roots)
+        self.readmits = not self._copied.exist and not self.needs_all
+        self._calls = ShardCalls(link, self._remote, needs_all=not self._copied.exist)
         self._withdrawn: set[int] = set()
         self._round = Round.after(0)  # the open round, or the last one
         self._unfinished: dict[int, set[int]] = {}  # its open groups, by the rank of their shard
         self._ranks: frozenset[int] = frozenset()
         self._recipients: list[int] | None = None
         self._seconds: dict[str, float] = {}
-        self._squares: dict[int, Squares] = {}  # of the open round, by the rank of the shard
-        self._estimates = estimates
-        self._estimate: float | None = None  # the norm of the last version with a gradient
+        self._norm = NormOfShards(self._parts, estimates=estimates)
         self._tell: Callable[[int], None] = lambda group: None
-        self._known: dict[str, Tensors] | None = None  # the state of the newest version, until a group changes
+        self._state = FetchedState(self._answers_with_state, self._parts, plan, weights, self._own)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Do nothing: the shards end with their workers."""
+        """Finish the work of the master's own shard. Those on other ranks end with these."""
+        if self._own is not None:
+            self._own.shard.__exit__(kind, error, trace)
 
     # the start
 
@@ -98,13 +105,15 @@ class DistributedShard:
         self._found = found
         if found is not None:
             self._weights.load(found.tensors(checkpoint.MODEL))
-            self._estimate = found.facts.get(GRADIENT_NORM)
+            self._norm.take_up(found.facts)
+        if self._own is not None:
+            self._own.shard.take_up(found)
 
     def hand_out(self, lacking: Iterable[int]) -> None:
         """Send each shard its part of the checkpoint. Without one, send the weights to shards of the ranks in `lacking`."""
         alike: dict[tuple[int, ...], list[int]] = {}
         lacks = set(lacking)
-        for rank, part in self._parts.items():
+        for rank, part in self._remote.items():
             if self._found is not None or rank in lacks:
                 alike.setdefault(tuple(part.groups), []).append(rank)
         for ranks in alike.values():
@@ -126,21 +135,28 @@ class DistributedShard:
     def admit(self, ranks: Iterable[int], version: int) -> None:
         """Wait for gradients of `ranks` computed on `version` or later."""
         self._ranks |= frozenset(ranks)
-        self._calls.order("admit", ranks=sorted(ranks), version=version)
+        self._order("admit", ranks=sorted(ranks), version=version)
 
     def open(self, now: Round) -> None:
         """Open round `now` for all groups."""
-        self._round, self._unfinished = now, {rank: set(part.groups) for rank, part in self._parts.items()}
+        self._round, self._unfinished = now, {rank: set(part.groups) for rank, part in self._remote.items()}
         self._copied.open()
         self._ranks -= self._withdrawn
-        self._calls.order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
+        self._order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
-        """Raise WireError, as no group has its root here."""
-        frame.release()
-        raise WireError(f"group {frame.group} has its root on another rank", frame.sender)
+        """Take a gradient for the master's own shard. Raises WireError if the group has its root on another rank."""
+        return self._own_of(frame).offer(frame)
 
-    keep = offer
+    def keep(self, frame: Frame) -> bool:
+        """Keep a gradient for the master's own shard, see `offer`."""
+        return self._own_of(frame).keep(frame)
+
+    def _own_of(self, frame: Frame) -> Shard:
+        if self._own is None or frame.group not in self._parts[MASTER].groups:
+            frame.release()
+            raise WireError(f"group {frame.group} has its root on another rank", frame.sender)
+        return self._own.shard
 
     def excuse(self, rank: int, version: int) -> None:
         """Expect no more gradients computed on `version` from `rank`; their round does not wait for them.
@@ -149,21 +165,26 @@ class DistributedShard:
         that cannot be read ends the job.
         """
         if not self._copied.exist:
-            self._calls.order("excuse", rank=rank, version=version)
+            self._order("excuse", rank=rank, version=version)
 
     def leave_out(self, rank: int, version: int) -> None:
-        """Do nothing: the shards hear of it from `rank`, behind its last gradient, so that all count the same ones."""
+        """Leave it out here. Other shards hear of it from `rank`, behind its last gradient, so that all count the same ones."""
+        if self._own is not None:
+            self._own.shard.leave_out(rank, version)
 
     def withdraw(self, rank: int) -> dict[int, int]:
         """Go on without `rank`, see the class. Groups that only its shard had open are closed by this.
 
-        Returns an empty dictionary, as the rank does not come back. Raises TransportError if the run cannot go on.
+        Returns, by group, the last of its steps that was taken; an empty dictionary if the rank does not come back. Raises
+        TransportError if the run cannot go on.
         """
-        if self.needs_all or set(self._parts) <= {rank}:
+        if self.needs_all or self._remote.keys() <= {rank} or (self.readmits and rank in self.holders):
             raise self._calls.cannot_go_on(f"rank {rank}")
+        if self.readmits:
+            return self._do_without(rank)
         self._withdrawn.add(rank)
         self._calls.forget(rank)
-        for kept in (self._parts, self._unfinished, self._squares):
+        for kept in (self._parts, self._remote, self._unfinished):
             kept.pop(rank, None)
         try:
             withdraw_from_all(self._calls, rank, self._link.job, self._patience, is_open=any(self._unfinished.values()))
@@ -172,18 +193,36 @@ class DistributedShard:
         self._link.fail(rank, TransportError("this rank was put aside and lacks updates: the job goes on without it"))
         for event in self._copied.withdraw(rank):
             self._link.inbox.post(event)
-        if len(self._squares) == len(self._parts):
-            self._settle_norm()
+        if (found := self._norm.withdraw(rank)) is not None:
+            self._settle_norm(found)
         return {}
 
+    def _do_without(self, rank: int) -> dict[int, int]:
+        """Have all shards wait no more for `rank`, which has none. Return, by group, the last of its steps that was taken."""
+        taken: dict[int, int] = {}
+        for holder, found in self._results("do_without", self._patience, rank=rank).items():
+            try:
+                taken |= {int(group): int(step) for group, step in found}
+            except (TypeError, ValueError) as error:
+                raise broken(holder, WireError(str(error), holder)) from error
+        return taken
+
+    @property
+    def holders(self) -> frozenset[int]:
+        """The other ranks that have shards."""
+        return frozenset(self._remote)
+
     def force(self) -> None:
-        """Raise TransportError, like `withdraw`."""
+        """Close all open groups in all shards. Raises TransportError if workers have shards, like `withdraw`."""
+        if self.readmits:
+            self._order("force")
+            return
         raise TransportError("a round cannot be closed without the ranks that update weights; go on with --resume")
 
     @property
     def untouched(self) -> bool:
-        """False: gradients do not come here."""
-        return False
+        """True if all groups are open in all shards and no gradient has come for any of them; False if workers have shards."""
+        return self.readmits and all(found is True for found in self._results("untouched", self._patience).values())
 
     @property
     def unchanged(self) -> bool:
@@ -201,20 +240,26 @@ class DistributedShard:
 
         If there are none, these are the ranks whose shards have open groups.
         """
-        answers = self._calls.results("missing", _MISSING_SECONDS, patient=False)
+        answers = self._results("missing", _MISSING_SECONDS, patient=False)
         found = self._parts.keys() - answers.keys()
         for rank, named in answers.items():
             found |= self._ranks & set(named) if isinstance(named, list) and all(type(each) is int for each in named) else {rank}
         return frozenset(found or {rank for rank, groups in self._unfinished.items() if groups})
 
     def outlier(self) -> str:
-        """Return "": no push is seen here."""
-        return ""
+        """Return a line about a push to the master's own shard whose norm is out of proportion, else ""."""
+        return "" if self._own is None else self._own.shard.outlier()
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of decoding, updating and sending since the last call, by name, of the shard that took longest."""
+        if self._own is not None:
+            self._note_seconds(self._own.shard.seconds())
         found, self._seconds = self._seconds, {}
         return found
+
+    def _note_seconds(self, seconds: Mapping[str, float]) -> None:
+        for name, value in seconds.items():
+            self._seconds[name] = max(self._seconds.get(name, 0.0), value)
 
     def take(self, frame: Frame) -> ShardEvent | None:
         """Return the event in a frame of a shard; None if this handle alone uses it.
@@ -234,11 +279,10 @@ class DistributedShard:
             raise broken(frame.sender, error) from error
         frame.release()
         if isinstance(event, Took):
-            for name, value in event.seconds.items():
-                self._seconds[name] = max(self._seconds.get(name, 0.0), value)
+            self._note_seconds(event.seconds)
             return event
         elif isinstance(event, Squares):
-            self._add_up(event, frame.sender)
+            self.note_squares(event, frame.sender)
         elif isinstance(event, GroupClosed):
             return self._close(event, frame.sender)
         elif isinstance(event, WireError) and event.source in self._withdrawn:
@@ -254,10 +298,21 @@ class DistributedShard:
     def _close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
         """Note that the shard of `rank` has closed a group. Return the event for all shards once the last one has closed it."""
         self._unfinished[rank].discard(event.group)
-        self._known = None
+        self._state.changed()
         if self._copied.is_open(event.group):
             self._tell(event.group)
         return self._copied.close(event, rank)
+
+    def _order(self, name: str, **arguments: Any) -> None:
+        """Give an order to all shards."""
+        self._calls.order(name, **arguments)
+        if self._own is not None:
+            self._own.obey(name, arguments)
+
+    def _results(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Any]:
+        """Give an order to all shards, and return the results by rank, see ShardCalls.results."""
+        found = {} if self._own is None else {MASTER: self._own.obey(name, arguments)}
+        return found | self._calls.results(name, seconds, patient=patient, **arguments)
 
     def _check(self, event: ShardEvent, sender: int) -> None:
         """Raise WireError for an event that the shard of rank `sender` cannot have had in the open round."""
@@ -270,7 +325,7 @@ class DistributedShard:
                 sound = sound and all(0 <= clipped.factor < 1 for clipped in event.clipped)
             case Squares():
                 sound = set(event.squares) == set(self._parts[sender].groups) if sender in self._parts else False
-                sound = sound and sender not in self._squares
+                sound = sound and not self._norm.has(sender)
                 sound = sound and all(0 <= square < math.inf for square in event.squares.values())
             case Refused() | Scaled():
                 sound = event.group in open_groups and event.sender in self._ranks
@@ -284,24 +339,22 @@ class DistributedShard:
         if not sound:
             raise WireError(f"{type(event).__name__} does not fit the open round", sender)
 
-    def _add_up(self, event: Squares, rank: int) -> None:
-        """Take the squared norms of the groups of a shard, and add up those of all shards when they have come.
+    def note_squares(self, event: Squares, rank: int = MASTER) -> None:
+        """Take the squared norms of the groups of a shard. Shards that have only a part of the groups are told the norm of all.
 
-        Shards that have only a part of the groups are then told the norm.
+        Those of the master's own shard come from its inbox.
         """
-        self._squares[rank] = event
-        if len(self._squares) == len(self._parts):
-            self._settle_norm()
+        if (found := self._norm.add(event, rank)) is not None:
+            self._settle_norm(found)
 
-    def _settle_norm(self) -> None:
-        squares = {group: square for each in self._squares.values() for group, square in each.squares.items()}
-        added = any(each.added for each in self._squares.values())
-        norm = math.sqrt(sum(squares[group] for group in sorted(squares)))
+    def _settle_norm(self, found: FoundNorm) -> None:
         if not all(part.is_whole for part in self._parts.values()):
-            self._calls.order("norm", norm=norm, counts=added)
-        if added:
-            self._estimate = norm
-        self.gradient_norm, self._squares = norm, {}
+            self._order("norm", norm=found.norm, counts=found.counts)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """L2 norm of the last version's mean gradient before clipping; None without --clip-grad-norm."""
+        return self._norm.norm
 
     # weights
 
@@ -309,11 +362,11 @@ class DistributedShard:
         """Send new versions only to `ranks`."""
         if (chosen := sorted(ranks)) != self._recipients:
             self._recipients = chosen
-            self._calls.order("send_to", ranks=chosen)
+            self._order("send_to", ranks=chosen)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
         """Have the weights of `version` sent to `ranks`. Return the bytes of all frames."""
-        sent = self._calls.results("send_whole", self._patience, ranks=list(ranks), version=version)
+        sent = self._results("send_whole", self._patience, ranks=list(ranks), version=version)
         return sum(nbytes for nbytes in sent.values() if type(nbytes) is int)
 
     def behind(self, rank: int) -> frozenset[int]:
@@ -323,29 +376,17 @@ class DistributedShard:
     @property
     def replica(self) -> Floats:
         """y, flat in the order of the plan."""
-        files = self._state()
-        named = files.get(checkpoint.REPLICA) or {f"replica/{name}": value for name, value in files[checkpoint.MODEL].items()}
-        found: Floats = self._flat({name.partition("/")[2]: value for name, value in named.items()}).numpy()
-        return found
+        return self._state.replica
 
     def digest(self) -> str:
         """Return xxh3_128 of the bytes of all weights."""
-        self._weights.vector.copy_(self._flat(self._state()[checkpoint.MODEL]))
-        return self._weights.digest()
+        return self._state.digest()
 
     # checkpoints
 
     def state(self) -> ShardState:
         """Return copies of model, optimizer and y."""
-        files = self._state()
-        vector = self._flat(files[checkpoint.MODEL])
-        average = files.get(checkpoint.EMA) or {}
-        return ShardState(
-            self._weights.state(vector),
-            dict(files.get(checkpoint.OPTIMIZER, {})),
-            dict(files.get(checkpoint.REPLICA, {})),
-            self._weights.state(self._flat(average)) if average else {},
-        )
+        return self._state.copies()
 
     def memory(self) -> list[list[torch.Tensor]]:
         """Return empty lists, as `state` returns copies."""
@@ -357,45 +398,26 @@ class DistributedShard:
         So the version before can be had only while some worker computes, whose gradient all groups wait for.
         """
         self._tell = tell
+        if self._own is not None:
+            self._own.shard.before_change(tell)
 
     def norms(self) -> Tensors:
         """Return the norms with which later pushes are compared."""
-        return dict(self._state().get(checkpoint.NORMS, {}))
+        return self._state.norms()
 
     def facts(self) -> dict[str, float]:
         """Return the estimate of the next version's norm, if --clip-estimate is previous."""
-        return {GRADIENT_NORM: self._estimate} if self._estimates and self._estimate is not None else {}
+        return self._norm.facts()
 
     def waiting(self) -> Tensors:
         """Return an empty dictionary: late gradients do not wait."""
         return {}
 
-    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        vector = torch.empty(self._plan.size)
-        for name, where in state_names.places(self._plan).items():
-            vector[where] = tensors[name].reshape(-1)
-        return vector
-
     def _answers_with_state(self) -> dict[int, Frame]:
         """Return the answers with the state of all groups. If all shards are alike, another one speaks for one that is lost."""
-        if self.needs_all:
-            return self._calls.ask("state", self._patience, to=self._copied.speakers)
+        if not self._copied.exist:
+            return self._calls.ask("state", self._patience)
         for rank in self._calls.ranks:
             if answers := self._calls.ask("state", self._patience, to=[rank]):
                 return answers
         raise self._calls.cannot_go_on("any of its workers")
-
-    def _state(self) -> dict[str, Tensors]:
-        """Return the tensors of all groups by file, fetched once a version."""
-        if self._known is None:
-            parts = []
-            for rank, frame in sorted(self._answers_with_state().items()):
-                try:
-                    files, _ = unpack_files(frame.body, rank)
-                    check(self._parts[rank], files, rank)
-                except WireError as error:
-                    raise broken(rank, error) from error
-                frame.release()
-                parts.append((self._parts[rank], files))
-            self._known = joined(parts)
-        return self._known

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from psnode.errors import WireError
+from psnode.exchange.shard.handle import StateHandle
 from psnode.exchange.shard.state import own_tensors
 from psnode.plans.part import PlanPart
 from psnode.records import checkpoint, state_names
@@ -17,6 +18,18 @@ from psnode.records.checkpoint import Checkpoint
 
 Tensors = dict[str, torch.Tensor]
 _OF_MEMORIES = (checkpoint.OPTIMIZER, checkpoint.REPLICA)  # files whose names are MEMORY/TENSOR
+
+
+def state_files(shard: StateHandle) -> dict[str, Tensors]:
+    """Return the tensors of a shard, by file of a checkpoint. Call this while no group is open."""
+    state = shard.state()
+    return {
+        checkpoint.MODEL: state.model,
+        checkpoint.OPTIMIZER: state.optimizer,
+        checkpoint.REPLICA: state.replica,
+        checkpoint.EMA: state.average,
+        checkpoint.NORMS: shard.norms(),
+    }
 
 
 def files_of(part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:

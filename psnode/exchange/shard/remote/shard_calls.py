@@ -69,12 +69,12 @@ class ShardCalls:
                 except DeadlineExceededError:
                     break
                 except PeerLostError as error:
-                    if self._needs_all:
+                    if self._needs_all and error.rank in self._ranks:
                         raise self.cannot_go_on(f"rank {error.rank}") from error
                     lost.add(error.rank)
                     event = PeerLost(error.rank, error.reason)
                 except RemoteFailureError as error:
-                    if self._needs_all:
+                    if self._needs_all and error.rank in self._ranks:
                         raise
                     lost.add(error.rank)
                     event = error

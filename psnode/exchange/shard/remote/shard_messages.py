@@ -15,7 +15,7 @@ import torch
 from psnode.config.plain_json import to_json
 from psnode.errors import CheckpointError, CodecError, NormError, PayloadError, PsnodeError, WireError
 from psnode.exchange.shard.median_clipping import Clipped
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
 from psnode.protocol.messages import plain
 from psnode.protocol.wire import Bytes
 from psnode.records import tensorfile
@@ -43,13 +43,6 @@ class Order(NamedTuple):
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise WireError("an order is a name with arguments", source)
         return cls(name, arguments)
-
-
-class Squares(NamedTuple):
-    """Event: all groups of a shard are summed. `squares`: the squared norms of their mean gradients; `added`: any has one."""
-
-    squares: dict[int, float]
-    added: bool
 
 
 def pack_result(result: Any) -> bytes:

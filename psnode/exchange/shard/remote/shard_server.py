@@ -12,19 +12,20 @@ from psnode.config import Config
 from psnode.errors import DeadlineExceededError, TransportError, WireError
 from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.consistency import Rule
+from psnode.exchange.shard.remote.gathered_state import state_files
 from psnode.exchange.shard.remote.handed_state import HandedState
 from psnode.exchange.shard.remote.kept_frames import KeptFrames
+from psnode.exchange.shard.remote.own_shard import orders_of
 from psnode.exchange.shard.remote.shard_messages import (
     Order,
     ShardEvent,
-    Squares,
     pack_event,
     pack_files,
     pack_result,
     unpack_files,
 )
 from psnode.exchange.shard.shard import Shard
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
 from psnode.exchange.update.weight_vector import LooseWeights
 from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plans.coding import Coding
@@ -35,7 +36,6 @@ from psnode.protocol.channel import SHARD_TAG, TAG, FrameChannel, RemoteFailureE
 from psnode.protocol.messages import Start
 from psnode.protocol.round import Round
 from psnode.protocol.wire import HEADER_BYTES, Frame, Kind
-from psnode.records import checkpoint
 from psnode.records.timeline import Tracer
 from psnode.tasks.parameter_groups import ParameterGroup
 from psnode.transport.base import Transport
@@ -49,9 +49,9 @@ class _Closing:
 
 
 class ShardServer:
-    """Server of the groups of which this worker is a root, until `close`.
+    """Server of the groups of which this rank is a root, until `close`.
 
-    `weights`: the worker's weights at the start, float32, flat in the order of the plan on the host; they are copied.
+    `weights`: the rank's weights at the start, float32, flat in the order of the plan on the host; they are copied.
     `withdrawn(rank)` is called, in another thread, when no more gradients go to `rank`. A failure is reported to the master.
     """
 
@@ -74,12 +74,10 @@ class ShardServer:
         link.job, step = start.job, start.step
         plan = coding.plan
         part = part_of(plan, [group for group, route in enumerate(routes) if link.rank in route.roots])
-        places = [slice(plan.groups[index].start, plan.groups[index].stop) for index in part.groups]
-        vector = torch.cat([weights[where] for where in places])
         self._groups = frozenset(part.groups)
         self._rates: dict[int, float] = {}  # by version
         self._shard = Shard(
-            coding, part.groups, config, LooseWeights(part.own, vector), link, rule, self._rate, routes, tracer,
+            coding, part.groups, config, LooseWeights.of(part, weights), link, rule, self._rate, routes, tracer,
             parameter_groups=parameter_groups, own_optimizer=own_optimizer,
         )  # fmt: skip
         self._unfinished: set[int] = set()
@@ -92,13 +90,8 @@ class ShardServer:
         self._gone: set[int] = set()
         self._withdrawn = withdrawn
         self._orders: Mapping[str, Callable[..., Any]] = {
-            "admit": self._shard.admit,
+            **orders_of(self._shard),
             "open": self._open,
-            "excuse": self._shard.excuse,
-            "send_to": self._shard.send_to,
-            "send_whole": self._shard.send_whole,
-            "norm": self._shard.settle_norm,
-            "missing": lambda: sorted(self._shard.missing),
             "have": self._have,
             "withdraw": self._withdraw,
         }
@@ -228,7 +221,7 @@ class ShardServer:
         order = Order.from_bytes(frame.body, frame.sender)
         frame.release()
         if order.name == "state":
-            self._link.send(MASTER, Kind.ANSWER, self._state(), step=frame.step)
+            self._link.send(MASTER, Kind.ANSWER, pack_files(state_files(self._shard), {}), step=frame.step)
             return
         if order.name == "hand" and self._kept is not None:
             self._link.send(MASTER, Kind.ANSWER, self._kept.sealed(job=self._link.job, **order.arguments), step=frame.step)
@@ -236,17 +229,6 @@ class ShardServer:
         result = self._orders[order.name](**order.arguments)
         if result is not None:
             self._link.send(MASTER, Kind.ANSWER, pack_result(result), step=frame.step)
-
-    def _state(self) -> bytes:
-        state = self._shard.state()
-        files = {
-            checkpoint.MODEL: state.model,
-            checkpoint.OPTIMIZER: state.optimizer,
-            checkpoint.REPLICA: state.replica,
-            checkpoint.EMA: state.average,
-            checkpoint.NORMS: self._shard.norms(),
-        }
-        return pack_files(files, {})
 
     def _tell(self, event: ShardEvent) -> None:
         self._link.send(MASTER, Kind.EVENT, pack_event(event))

@@ -1,13 +1,15 @@
-"""Clipping by the global norm on workers. If the groups lie in several shards, the master adds up the squares of all shards."""
+"""Clipping by the global norm in several shards, whose squares the master adds up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from psnode.codecs.arrays import Floats
 from psnode.codecs.kernels.dots import inner_products
-from psnode.exchange.shard.global_norm_clipping import GlobalNorm, Summed
-from psnode.exchange.shard.remote.shard_messages import Squares
+from psnode.exchange.shard.global_norm_clipping import GRADIENT_NORM, GlobalNorm, Summed
+from psnode.exchange.shard.shard_events import Squares
 
 
 class ToldNorm(GlobalNorm):
@@ -57,3 +59,58 @@ class SharedNorm(GlobalNorm):
 def squares_of(found: Mapping[int, tuple[Summed, float]]) -> Squares:
     """Return the event that all groups of a shard are summed. `found`: their sums and squared norms, by group."""
     return Squares({index: square for index, (_, square) in found.items()}, any(each.added for each, _ in found.values()))
+
+
+class FoundNorm(NamedTuple):
+    """Norm of all groups of a run. `counts`: some group has a gradient, so that it is an estimate for the next version."""
+
+    norm: float
+    counts: bool
+
+
+class NormOfShards:
+    """Sum of the squares of the shards of `ranks`, version after version.
+
+    `estimates`: shards clip by the norm of the version before. `norm`: L2 norm of the last mean gradient before clipping; None
+    before the first, and without --clip-grad-norm.
+    """
+
+    def __init__(self, ranks: Iterable[int], *, estimates: bool) -> None:
+        self.norm: float | None = None
+        self._awaited, self._estimates = set(ranks), estimates
+        self._squares: dict[int, Squares] = {}  # of the open round, by the rank of the shard
+        self._estimate: float | None = None  # the norm of the last version with a gradient
+
+    def has(self, rank: int) -> bool:
+        """Return True if the squares of the shard of `rank` have come."""
+        return rank in self._squares
+
+    def add(self, event: Squares, rank: int) -> FoundNorm | None:
+        """Take the squares of the shard of `rank`. Return the norm once those of all shards have come."""
+        self._squares[rank] = event
+        return self._found()
+
+    def withdraw(self, rank: int) -> FoundNorm | None:
+        """Wait no more for the shard of `rank`. Return the norm if those of all others have come."""
+        self._awaited.discard(rank)
+        self._squares.pop(rank, None)
+        return self._found()
+
+    def _found(self) -> FoundNorm | None:
+        if self._squares.keys() != self._awaited:
+            return None
+        squares = {group: square for each in self._squares.values() for group, square in each.squares.items()}
+        norm = math.sqrt(sum(squares[group] for group in sorted(squares)))
+        found = FoundNorm(norm, any(each.added for each in self._squares.values()))
+        if found.counts:
+            self._estimate = norm
+        self.norm, self._squares = norm, {}
+        return found
+
+    def facts(self) -> dict[str, float]:
+        """Return the estimate for the next version, for a checkpoint's manifest, if shards clip by it."""
+        return {GRADIENT_NORM: self._estimate} if self._estimates and self._estimate is not None else {}
+
+    def take_up(self, facts: Mapping[str, Any]) -> None:
+        """Continue from the facts of a checkpoint."""
+        self._estimate = facts.get(GRADIENT_NORM)

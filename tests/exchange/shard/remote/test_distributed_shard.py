@@ -14,8 +14,8 @@ from psnode.exchange.flat_model import describe
 from psnode.exchange.routes.topologies import gather, mesh
 from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
-from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, Squares, pack_event, pack_files
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Took
+from psnode.exchange.shard.remote.shard_messages import Order, ShardEvent, pack_event, pack_files
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Squares, Took
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.roles import Layout
 from psnode.plans.rule import make_plan

@@ -17,13 +17,12 @@ from psnode.exchange.shard.median_clipping import Clipped
 from psnode.exchange.shard.remote.shard_messages import (
     Order,
     ShardEvent,
-    Squares,
     pack_event,
     pack_files,
     unpack_event,
     unpack_files,
 )
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Took
+from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
 from psnode.records.history import AddedGradient
 
 EVENTS: list[ShardEvent] = [

@@ -1,0 +1,96 @@
+"""Weights and memories of all shards of a run, which the master fetches when it needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from psnode.codecs.arrays import Floats
+from psnode.errors import WireError
+from psnode.exchange.shard.remote.gathered_state import check, joined
+from psnode.exchange.shard.remote.own_shard import OwnShard
+from psnode.exchange.shard.remote.shard_calls import broken
+from psnode.exchange.shard.remote.shard_messages import unpack_files
+from psnode.exchange.shard.state import ShardState
+from psnode.exchange.update.served_model import ServedModel
+from psnode.plans.groups import Plan
+from psnode.plans.part import PlanPart
+from psnode.plans.roles import MASTER
+from psnode.protocol.wire import Frame
+from psnode.records import checkpoint, state_names
+
+Tensors = dict[str, torch.Tensor]
+
+
+class FetchedState:
+    """State of the shards with `parts`, by rank, which have all groups of `plan` together; fetched once a version.
+
+    `fetch`: returns the answers of other ranks with their state, all groups in them once. `own`: the master's own shard, whose
+    part is that of rank 0, if it has one. `weights`: the master's model, whose x is the newest after `digest`.
+    """
+
+    def __init__(
+        self, fetch: Callable[[], Mapping[int, Frame]], parts: Mapping[int, PlanPart], plan: Plan, weights: ServedModel,
+        own: OwnShard | None,
+    ) -> None:  # fmt: skip
+        self._fetch, self._parts, self._plan, self._weights, self._own = fetch, parts, plan, weights, own
+        self._known: list[tuple[PlanPart, dict[str, Tensors]]] | None = None  # of the other ranks, until a group changes there
+
+    def changed(self) -> None:
+        """Forget what was fetched: a group has changed on another rank."""
+        self._known = None
+
+    @property
+    def replica(self) -> Floats:
+        """y, flat in the order of the plan."""
+        files = self._files()
+        named = files.get(checkpoint.REPLICA) or {f"replica/{name}": value for name, value in files[checkpoint.MODEL].items()}
+        found: Floats = self._flat({name.partition("/")[2]: value for name, value in named.items()}).numpy()
+        return found
+
+    def digest(self) -> str:
+        """Return xxh3_128 of the bytes of all weights."""
+        self._weights.vector.copy_(self._flat(self._files()[checkpoint.MODEL]))
+        return self._weights.digest()
+
+    def copies(self) -> ShardState:
+        """Return copies of model, optimizer and y."""
+        files = self._files()
+        vector = self._flat(files[checkpoint.MODEL])
+        average = files.get(checkpoint.EMA) or {}
+        return ShardState(
+            self._weights.state(vector),
+            dict(files.get(checkpoint.OPTIMIZER, {})),
+            dict(files.get(checkpoint.REPLICA, {})),
+            self._weights.state(self._flat(average)) if average else {},
+        )
+
+    def norms(self) -> Tensors:
+        """Return the norms with which later pushes are compared."""
+        return dict(self._files().get(checkpoint.NORMS, {}))
+
+    def _flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        vector = torch.empty(self._plan.size)
+        for name, where in state_names.places(self._plan).items():
+            vector[where] = tensors[name].reshape(-1)
+        return vector
+
+    def _files(self) -> dict[str, Tensors]:
+        """Return the tensors of all groups by file."""
+        if self._known is None:
+            self._known = self._fetched()
+        own = [] if self._own is None else [(self._parts[MASTER], self._own.files())]
+        return joined([*own, *self._known])
+
+    def _fetched(self) -> list[tuple[PlanPart, dict[str, Tensors]]]:
+        parts = []
+        for rank, frame in sorted(self._fetch().items()):
+            try:
+                files, _ = unpack_files(frame.body, rank)
+                check(self._parts[rank], files, rank)
+            except WireError as error:
+                raise broken(rank, error) from error
+            frame.release()
+            parts.append((self._parts[rank], files))
+        return parts

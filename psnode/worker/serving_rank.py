@@ -1,0 +1,51 @@
+"""A rank that updates a part of the weights and computes no gradients: a server beside the master."""
+
+from __future__ import annotations
+
+from psnode.errors import DeadlineExceededError
+from psnode.exchange.shard.remote.shard_server import ShardServer
+from psnode.plans.roles import MASTER
+from psnode.protocol.channel import FrameChannel, StopRequest
+from psnode.protocol.wire import Frame, Kind
+from psnode.transport.clock import Clock
+
+
+class ServingRank:
+    """A server after the start-up, which waits for the end of the job while `server`, in a thread of its own, does the work.
+
+    `server`: None if the plan has fewer groups than there are servers. `patience`: the longest silence of the master, in seconds.
+    """
+
+    def __init__(self, link: FrameChannel, server: ShardServer | None, patience: float) -> None:
+        self._link, self._server, self._patience = link, server, patience
+
+    def train(self) -> None:
+        """Wait to be dismissed, and pass requests to stop on to the master.
+
+        Raises DeadlineExceededError if the master is silent for too long, and the error that ends the job.
+        """
+        clock = Clock()
+        end = clock.now() + self._patience
+        while True:
+            try:
+                with clock.listening(end) as seconds:
+                    event = self._link.next(seconds)
+            except DeadlineExceededError:
+                if clock.now() < end:
+                    continue
+                raise DeadlineExceededError(
+                    f"rank {self._link.rank} heard nothing of the master for {self._patience:g} s: it is gone or stuck; raise "
+                    "--pause-deadline if it is only slow"
+                ) from None
+            end = clock.now() + self._patience
+            if isinstance(event, StopRequest):
+                self._link.send(MASTER, Kind.STOP_REQUEST, event.reason.encode())
+            elif isinstance(event, Frame):
+                event.release()
+                if event.kind is Kind.END:
+                    return
+
+    def close(self) -> None:
+        """Finish all queued work and end the threads."""
+        if self._server is not None:
+            self._server.close()
