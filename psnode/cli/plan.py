@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from psnode.jobs.planning.search.plan_search import PlanSearch
     from psnode.plans.plan_file import PlanFile
 
-_ALL = "auto"  # all topologies that can be predicted
+_ALL = "auto"  # all topologies that need no other ranks
 _PRINTED = "-"  # in place of a file
 _RATES = ("100mbit", "1gbit", "10gbit")
 
@@ -175,19 +175,14 @@ def _refuse_together(groups: str | None, profile: Path | None, *, as_json: bool,
 
 
 def _topologies(text: str | None) -> tuple[str, ...]:
-    """Return the values of the setting `topology` in the option; none without it.
-
-    Raises ConfigurationError for another value, and for one whose steps are not predicted.
-    """
-    from psnode.exchange.routes.refusals import PREDICTED, require_predicted
+    """Return the values of the setting `topology` in the option; none without it. Raises ConfigurationError for another value."""
+    from psnode.exchange.routes.topologies import COMPARED
 
     if text is None:
         return ()
     if text == _ALL:
-        return PREDICTED
-    chosen: str = settings()["topology"].parse(text, "--topology")
-    require_predicted(chosen, "psnode plan")
-    return (chosen,)
+        return COMPARED
+    return (settings()["topology"].parse(text, "--topology"),)
 
 
 def _scenario(given: Mapping[str, Any], cores: int) -> Scenario:
@@ -325,7 +320,7 @@ def _measured(
     Also return the topologies to predict: `topologies`, or without any that of OPTIONS.
     """
     from psnode.bench.hardware import hardware
-    from psnode.exchange.routes.refusals import refuse_other_roots, require_central, require_predicted
+    from psnode.exchange.routes.refusals import refuse_other_roots, require_central
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
     from psnode.jobs.planning.routing.routed_groups import USUAL
@@ -340,7 +335,6 @@ def _measured(
     topologies = topologies or (base.topology,)
     for topology in topologies:
         routed = replace(base, topology=topology)
-        require_predicted(topology, "psnode plan")
         refuse_other_roots(routed)
         if groups is not None:
             require_central(routed, "--groups")

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
+from psnode.config import Config
 from psnode.config.amounts import amount, counted
 from psnode.exchange.routes.route import Route
 from psnode.exchange.routes.topologies import is_known, routes_of
@@ -97,8 +98,9 @@ def _by_routes(run: Run) -> RankLinks | None:
         return None
     if workers < 1 or spares < 0 or (workers + spares) * len(plan.groups) > _MOST_FRAMES:
         return None
-    layout, sizes = Layout(workers, spares), [group.size for group in plan.groups]
-    routes = routes_of(layout, plan, str(run.topology))
+    topology = str(run.topology)
+    layout, sizes = Layout(workers, spares, Config(topology=topology).servers), [group.size for group in plan.groups]
+    routes = routes_of(layout, plan, topology)
     if _frames(routes) * workers > _MOST_FRAMES:
         return None
     loads = link_loads(routes, layout.computing, sizes=sizes, ups=sizes, downs=sizes)

@@ -12,10 +12,8 @@ import pytest
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.refusals import (
-    PREDICTED,
     refuse_unlike_processors,
     require_central,
-    require_predicted,
     require_straight,
 )
 from psnode.exchange.routes.topologies import group_bytes_of, routes_of, sent_in_a_step, shares_of
@@ -192,12 +190,3 @@ def test_numbers_of_threads_have_to_be_equal_only_where_an_optimizer_adds_up_ten
     refuse_unlike_processors(Config(topology="mesh", optimizer="adafactor"), alike, threads)
     with pytest.raises(ConfigurationError, match=named):
         refuse_unlike_processors(Config(topology="gather", optimizer="adafactor"), alike, threads)
-
-
-def test_only_topologies_whose_routes_tell_all_about_a_step_are_predicted() -> None:
-    for topology in PREDICTED:
-        require_predicted(topology, "psnode plan")
-    with pytest.raises(
-        ConfigurationError, match=r"^psnode plan knows --topology star, star:down=tree, mesh and gather, not net$"
-    ):
-        require_predicted("net", "psnode plan")

@@ -12,14 +12,6 @@ from psnode.errors import ConfigurationError
 from psnode.exchange.routes.topologies import are_parts, is_central, is_plain, shares_of
 from psnode.exchange.shard.consistency import waits_for_all
 
-PREDICTED = ("star", "star:down=tree", "mesh", "gather")  # whose routes determine the work of every rank in a step
-
-
-def require_predicted(topology: str, program: str) -> None:
-    """Raise ConfigurationError for a topology whose steps `program` cannot predict from routes alone."""
-    if topology not in PREDICTED:
-        raise ConfigurationError(f"{program} knows --topology {', '.join(PREDICTED[:-1])} and {PREDICTED[-1]}, not {topology}")
-
 
 def require_central(config: Config, program: str) -> None:
     """Raise ConfigurationError unless all ranks exchange frames with the master alone, which is all that `program` knows."""

@@ -43,7 +43,7 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
     if not costs.plan:
         raise ConfigurationError("this profile holds no plans, since an earlier version wrote it: measure again")
     refuse_other_roots(Config(topology=topology), str(costs.settings.get("aggregator", "")))
-    layout, plan = Layout(workers), Plan.from_dict(costs.plan)
+    layout, plan = Layout(workers, servers=Config(topology=topology).servers), Plan.from_dict(costs.plan)
     size = group_bytes_of(topology, 4 * plan.size, workers)
     rules = _grouping(costs)
     if size != DEFAULT_GROUP_BYTES and rules["group_by"] == "bytes" and not rules["group_bytes"]:

@@ -17,7 +17,7 @@ def test_auto_has_a_row_for_every_scheme_and_topology_and_others_have_one(
     profile().save(tmp_path / "profile.json")
     asked = ["plan", "-n", "3", "--rate", "1mbit", "--profile", str(tmp_path / "profile.json")]
     found = {}
-    topologies = ["star", "star:down=tree", "mesh", "gather"]
+    topologies = ["star", "star:down=tree", "mesh", "mesh:master=auto", "gather"]
     for words in ([], *(["--topology", each] for each in (*topologies, "auto"))):
         assert main([*asked, *words, "--json"]) == 0
         [result] = json.loads(capsys.readouterr().out)["results"]
@@ -25,10 +25,10 @@ def test_auto_has_a_row_for_every_scheme_and_topology_and_others_have_one(
     assert found[""] == found["star"]
     assert {topology for _, topology in found["mesh"]} == {"mesh"}
     assert found["auto"] == {row: seconds for each in topologies for row, seconds in found[each].items()}
-    assert len(found["auto"]) == 12
+    assert len(found["auto"]) == 15
     assert main([*asked, "--topology", "auto"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("  qsgd, ") for line in lines) == 4
+    assert sum(line.startswith("  qsgd, ") for line in lines) == 5
     assert any(line.startswith("-> qsgd takes ") and " of psnode train; " in line for line in lines)
     assert main([*asked, "--topology", "mesh"]) == 0
     assert "3 workers, 1mbit, --topology mesh" in capsys.readouterr().out.splitlines()
