@@ -67,7 +67,7 @@ def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
 
 def _to_update(root: Sequence[Use], share: float) -> Sequence[Use]:
     """Return the memory of a rank for the part `share` of the weights, from 0 to 1. `root`: that of a rank that updates all."""
-    return [Use(f"to update{' its part' if share < 1 else ''}: {use.purpose}", share * use.nbytes) for use in root if share]
+    return [Use(f"{'its part' if share < 1 else 'to update'}: {use.purpose}", share * use.nbytes) for use in root if share]
 
 
 def _root(vector: int, up: float, down: float, coding: Coding, config: Config, workers: int) -> Sequence[Use]:

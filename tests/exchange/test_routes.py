@@ -12,6 +12,7 @@ import pytest
 from psnode.config import Config
 from psnode.errors import ConfigurationError
 from psnode.exchange.routes.refusals import (
+    refuse_other_roots,
     refuse_unlike_processors,
     require_central,
     require_straight,
@@ -171,6 +172,19 @@ def test_bytes_of_a_step_are_those_of_the_ways_between_different_ranks(topology:
             up += 5 * sum(root != rank for root in route.up(rank))
             down += 7 * (route.down(rank) != rank)
     assert sent_in_a_step(topology, 3, 5 * groups, 7 * groups) == pytest.approx((up, down))
+
+
+@pytest.mark.parametrize(
+    ("topology", "reason"),
+    [
+        ("sharded:servers=2", "would be the last ranks, which are servers"),
+        ("mesh:master=auto", "cannot take over the part of the weights that a worker has"),
+    ],
+)
+def test_spares_are_refused_where_weights_are_dealt(topology: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--spares {reason} under --topology {topology}: use --topology star$"):
+        refuse_other_roots(Config(topology=topology, spares=1))
+    refuse_other_roots(Config(topology="sharded:servers=1", spares=1))
 
 
 def test_processors_that_round_differently_are_refused_only_where_every_worker_updates_all_weights() -> None:

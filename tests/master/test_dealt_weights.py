@@ -160,6 +160,9 @@ def test_bytes_are_those_of_the_ways_between_different_ranks(tmp_path: Path) -> 
         assert run(Trains(five_layers, 80), config) == 0
         records = read_records(tmp_path / topology / "metrics.jsonl")
         [found[topology]] = {(record["uplink_bytes"], record["downlink_bytes"]) for record in records}
+        ranks = json.loads((tmp_path / topology / "summary.json").read_text())["link_bytes"]["ranks"].values()
+        for kind, nbytes in zip(("gradients", "weights"), found[topology], strict=True):
+            assert [sum(rank[f"{kind}_{way}"] for rank in ranks) for way in ("out", "in")] == [2 * nbytes, 2 * nbytes]
     up, down = (nbytes // ways[CENTRAL] for nbytes in found[CENTRAL])
     assert up > 4 * WIDTH * WIDTH
     assert down > 4 * WIDTH * WIDTH
