@@ -108,8 +108,13 @@ class Finding:
     show_default=True,
     help="Seconds that a host may take to answer; with --hosts.",
 )
+@click.option(
+    "--topology",
+    metavar="NAME",
+    help="That of the job; if workers send to each other, also check the links between all hosts.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, as_json: bool) -> int:
+def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, topology: str | None, as_json: bool) -> int:
     """Check Python, MPI, torch, caches and cores, and name missing packages; exits with 2 if training cannot work here.
 
     With --hosts, check that ssh logs in without a question and that versions match this machine's, and show cores, free memory,
@@ -118,7 +123,9 @@ def doctor(data_dir: Path | None, hosts: Path | None, deadline: float, as_json: 
     if hosts is not None:
         from psnode.cli import doctor_hosts
 
-        return doctor_hosts.examine(hosts, deadline, data_dir, as_json=as_json)
+        return doctor_hosts.examine(hosts, deadline, data_dir, topology=topology, as_json=as_json)
+    if topology is not None:
+        raise ConfigurationError("--topology is about the links between hosts: give --hosts FILE with it, or leave it out")
     return examine(data_dir, as_json=as_json)
 
 

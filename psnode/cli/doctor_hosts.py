@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from psnode.config import Config, settings
 from psnode.config.amounts import counted
 from psnode.config.plain_json import to_json
 
@@ -15,13 +16,18 @@ if TYPE_CHECKING:
     from psnode.jobs.hosts.survey import Answer
 
 
-def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, as_json: bool) -> int:
-    """Query every host in a hostfile and print the answers. Returns 1 if a problem would stop a job, else 0."""
+def examine(hostfile: Path, deadline: float, data_dir: Path | None, *, topology: str | None = None, as_json: bool) -> int:
+    """Query every host in a hostfile and print the answers. Returns 1 if a problem would stop a job, else 0.
+
+    `topology`: the setting of the job, if workers may have to reach each other.
+    """
+    from psnode.exchange.routes.topologies import is_plain
     from psnode.jobs.hosts.hostfile import hosts_of
     from psnode.jobs.hosts.problems import problems
     from psnode.jobs.hosts.survey import ask
 
-    own, answers = ask(hosts_of(hostfile), deadline, data_dir)
+    chosen: str = settings()["topology"].parse(topology, "--topology") if topology else Config().topology
+    own, answers = ask(hosts_of(hostfile), deadline, data_dir, all_links=not is_plain(chosen))
     found = problems(own, answers, data_dir)
     if as_json:
         hosts = [{**asdict(answer), "host": answer.host.name, "slots": answer.host.slots} for answer in answers]

@@ -191,6 +191,36 @@ def test_ports_that_are_shut_between_hosts_stop_a_job(examine: Any) -> None:
     assert "docs/machines.md" in there[1]
 
 
+def test_links_between_workers_are_checked_for_topologies_that_use_them(examine: Any) -> None:
+    """Host SHUT is entered by ssh alone, see above: a star is told of its link to the master, a mesh of all links."""
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        pytest.skip("this system makes no network namespaces")
+    report, _ = examine(MASTER, WORKER, SHUT)
+    assert of(report, WORKER) == [] and len(of(report, SHUT)) == 2
+    report, code = examine(MASTER, WORKER, SHUT, more=("--topology", "mesh"))
+    assert code == 1
+    assert [text.partition(" (")[0] for text, _ in of(report, WORKER)] == [f"does not reach a port of {SHUT}"]
+    assert f"does not reach a port of {WORKER}" in [text.partition(" (")[0] for text, _ in of(report, SHUT)]
+
+
+def test_alike_hosts_reach_each_other_in_both_directions(examine: Any) -> None:
+    report, code = examine(MASTER, WORKER, OTHER, more=("--topology", "star:down=tree"))
+    assert code == 1  # OTHER has another psnode
+    others = {answer["host"]: answer["others"] for answer in report["hosts"]}
+    assert {host: list(links) for host, links in others.items()} == {MASTER: [], WORKER: [OTHER], OTHER: [WORKER]}
+    assert min(others[WORKER][OTHER]["mbit"], others[OTHER][WORKER]["mbit"]) > 0
+
+
+@pytest.mark.parametrize("more", [("--topology", "mesh"), ("--hosts", "hosts", "--topology", "donut")])
+def test_a_topology_without_hosts_or_an_unknown_one_is_refused(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("localhost\n")
+    assert cli.main(["doctor", *more]) == 2
+    assert "--topology" in capsys.readouterr().err
+
+
 def test_data_that_are_not_on_every_host_are_told(examine: Any, tmp_path: Path) -> None:
     report, code = examine(MASTER, more=("--data-dir", "none"))
     assert code == 1

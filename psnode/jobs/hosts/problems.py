@@ -37,7 +37,9 @@ def _of(own: Mapping[str, Any], answer: Answer, master: str, data: Path | None) 
     if not facts:
         return
     yield from _versions(own, host.name, facts)
-    for way, what in ((answer.up, f"does not reach a port of {master}"), (answer.down, f"{master} does not reach its ports")):
+    ways = [(answer.up, f"does not reach a port of {master}"), (answer.down, f"{master} does not reach its ports")]
+    ways += [(way, f"does not reach a port of {name}") for name, way in answer.others.items()]
+    for way, what in ways:
         if "error" in way:
             remedy = f"open ports from 1024 on between the two, or name the network: {_MACHINES}, 4 and 5"
             yield Problem(host.name, True, f"{what} ({way['error']})", remedy)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class Answer:
     * silence: the reason for a missing answer
     * clock: seconds by which the host's clock is ahead of this machine's
     * up, down: the link to the master's host and back, see agent.reach
+    * others: the links to the other hosts by name, if they were asked for
     """
 
     host: Host
@@ -32,12 +34,16 @@ class Answer:
     clock: float = 0.0
     up: dict[str, Any] = field(default_factory=dict)
     down: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict[str, Any], list[Answer]]:
+def ask(
+    hosts: Sequence[Host], deadline: float, data: Path | None, *, all_links: bool = False
+) -> tuple[dict[str, Any], list[Answer]]:
     """Return the facts of this machine and the answers of all hosts, the first of which is the master's.
 
-    `deadline`: seconds for each answer. `data`: a path whose existence is checked. Raises PsnodeError if this machine does not
+    `deadline`: seconds for each answer. `data`: a path whose existence is checked. `all_links`: also measure the links between
+    all other hosts. Raises PsnodeError if this machine does not
     answer.
     """
     where = {"directory": str(Path.cwd()), "data": str(data.absolute()) if data is not None else None}
@@ -52,6 +58,10 @@ def ask(hosts: Sequence[Host], deadline: float, data: Path | None) -> tuple[dict
         for answer in answers[1:]:  # not at the same time, since all measurements use the master's link
             if answers[0].facts and answer.facts:
                 _connect(open_, answers[0], answer, deadline / 4)
+        if all_links:
+            for sender, receiver in permutations(answers[1:], 2):
+                if sender.facts and receiver.facts:
+                    _link(open_, sender, receiver, deadline / 4)
     return own, answers
 
 
@@ -62,6 +72,15 @@ def _connect(talks: Mapping[Host, Conversation], master: Answer, worker: Answer,
         worker.down = _reached(talks[master.host], master, talks[worker.host], worker, seconds)
     except SilentHostError as silence:
         worker.silence = str(silence)
+
+
+def _link(talks: Mapping[Host, Conversation], sender: Answer, receiver: Answer, seconds: float) -> None:
+    """Measure the link from one worker's host to another's."""
+    name = receiver.host.name
+    try:
+        sender.others[name] = _reached(talks[sender.host], sender, talks[receiver.host], receiver, seconds)
+    except SilentHostError as silence:
+        sender.others[name] = {"error": str(silence)}
 
 
 def _reached(origin: Conversation, sender: Answer, goal: Conversation, receiver: Answer, seconds: float) -> dict[str, Any]:
