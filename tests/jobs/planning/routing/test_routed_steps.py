@@ -177,6 +177,18 @@ def test_where_all_workers_update_the_update_is_that_of_dense_weights() -> None:
     assert alone.costs.groups == (group,)
 
 
+def test_servers_behind_the_workers_share_what_the_master_has_alone() -> None:
+    """Rank 0 and rank 5 get half of the gradients of four workers each, and send half of the weights to each of them."""
+    known = measured()
+    found = routed(known, "qsgd", "sharded:servers=2", 4)
+    up, down = (sum(getattr(group, way) for group in found.costs.groups) for way in ("up", "down"))
+    loads = {load.rank: (load.received, load.sent) for load in loads_of(found)}
+    assert loads == {0: (2 * up, 2 * down), 5: (2 * up, 2 * down), **dict.fromkeys(range(1, 5), (down, up))}
+    assert {row.topology for row in forecasts(known, Scenario(4, RATE, 0.0, 4), ("sharded:servers=2",)) if not row.peer} == {
+        "sharded:servers=2"
+    }
+
+
 def test_forecasts_of_several_topologies_stand_side_by_side_and_the_verdict_names_the_flag() -> None:
     """At 1 MB/s the master of four workers sends 4.2 MB, and a worker of a mesh three quarters of the 1.07 MB of both ways.
 
