@@ -124,7 +124,7 @@ TABLE: Mapping[str, str] = {
     "records/directory_lock.py": "test_training.py jobs/test_launch.py",
     "records/directory.py": f"test_soundness.py faults/test_disk.py faults/test_other_plans.py {_JOBS}",
     "records/evaluations.py": "test_evaluator.py records/test_retention.py worker/test_stepwise.py jobs/test_session_alone.py",
-    "records/generations.py": "records/test_generations.py master/test_sharding.py master/start/test_startup.py",
+    "records/generations.py": "records/test_generations.py master/test_example_dealing.py master/start/test_startup.py",
     "records/history.py": "faults/test_history.py faults/test_consistencies.py",
     "records/journal.py": "records/test_journal.py faults/test_disk.py",
     "records/loggers/*": "records/test_loggers.py",
@@ -144,7 +144,7 @@ TABLE: Mapping[str, str] = {
     "records/snapshots/snapshot.py": "records/test_snapshot.py faults/test_disk.py",
     "records/checkpoint.py": "records/test_checkpoint.py master/checkpoints/test_pending.py "
     "master/checkpoints/test_late_parts.py test_evaluator.py faults/test_disk.py",
-    "master/sharding.py": f"master/test_sharding.py master/test_applied.py faults/test_counting.py "
+    "master/example_dealing.py": f"master/test_example_dealing.py master/test_applied.py faults/test_counting.py "
     f"faults/test_other_workers.py faults/test_resharding.py {_JOBS}",
     "master/evaluated.py": "worker/test_stepwise.py jobs/test_session_alone.py mpi/test_session.py",
     "master/start/agreement.py": f"test_untrained.py {_JOBS}",

@@ -33,6 +33,7 @@ from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.checkpoints.soundness import Soundness
 from psnode.master.evaluated import SessionEvaluations
 from psnode.master.events import Events
+from psnode.master.example_dealing import ExampleDealing, applied_before
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import JobState
 from psnode.master.lines.downlink_notice import DownlinkNotice
@@ -41,7 +42,6 @@ from psnode.master.lines.progress import Fanout, progress
 from psnode.master.link_bytes import LinkBytes
 from psnode.master.loop import Master
 from psnode.master.recorder import StepRecorder
-from psnode.master.sharding import Sharding, applied_before
 from psnode.master.start.agreement import among, require_one_version, threads_of, what_to_send
 from psnode.master.start.planned import planned, with_plan
 from psnode.master.start.resuming import require_same_model, tell_of_another_end, tell_of_another_plan, tell_of_the_start
@@ -173,28 +173,28 @@ def _run(
     workers = layout.computing
     rule = rule_of(run.config, len(workers))
     ready, need = _gathered(link, run, model, layout, threads)
-    step, sharding = run.resume_point.step, _sharding(run, task, rule, workers, ready[workers[0]].examples)
+    step, dealing = run.resume_point.step, _dealing(run, task, rule, workers, ready[workers[0]].examples)
     events = Events(run.path, loggers.event)
-    run, plan = planned(link, run, model, {rank: ready[rank] for rank in workers}, sharding, events)
+    run, plan = planned(link, run, model, {rank: ready[rank] for rank in workers}, dealing, events)
     require_same_model(run.resume_point, plan, ready[workers[0]].tensors)
-    tell_of_the_run(run, plan, ready, workers, sharding, need, threads)
+    tell_of_the_run(run, plan, ready, workers, dealing, need, threads)
     config, coding, tracer = run.config, Coding(plan, run.scheme), Tracer(MASTER, enabled=run.config.timeline)
     flow_control = FlowControl(4 * plan.size)
     routes, weights = routes_of(layout, plan, config.topology), ServedModel(model, plan, torch.empty(plan.size))
     with _shard(
-        link, coding, config, weights, rule, sharding.rate, routes, tracer,
+        link, coding, config, weights, rule, dealing.rate, routes, tracer,
         task=task, groups=groups, device=device, flow_control=flow_control,
     ) as shard:  # fmt: skip
         _tell_of_the_host(shard)
         shard.take_up(run.resume_point.checkpoint)
-        behind = _start(link, run, plan, ready, model, sharding, layout, recorded(groups))
+        behind = _start(link, run, plan, ready, model, dealing, layout, recorded(groups))
         shard.hand_out(behind)
         clock = Clock()
         recorder = StepRecorder(
-            len(workers), sharding.epochs.steps, step, sharding.epochs.epoch_offset, weighted=config.weighted_mean,
+            len(workers), dealing.epochs.steps, step, dealing.epochs.epoch_offset, weighted=config.weighted_mean,
             control=lambda: link.control, links=LinkBytes(plan.groups, routes),
         )  # fmt: skip
-        views = [] if config.quiet else [progress(plan.size, step, sharding.last_step, config.log_interval)]
+        views = [] if config.quiet else [progress(plan.size, step, dealing.last_step, config.log_interval)]
         loggers.begin(config, step)
         dealt = shard.is_remote and not layout.servers
         linked = {*workers, *(root for route in routes for root in route.roots)} if dealt else workers
@@ -220,7 +220,7 @@ def _run(
                 flow_control=flow_control,
                 pending=pending,
                 recorder=recorder,
-                sharding=sharding,
+                dealing=dealing,
                 observer=observer,
                 events=events,
                 clock=clock,
@@ -237,10 +237,10 @@ def _run(
     return ending.end(master)
 
 
-def _sharding(run: RunDirectory, task: Task, rule: Rule, workers: range, examples: int) -> Sharding:
+def _dealing(run: RunDirectory, task: Task, rule: Rule, workers: range, examples: int) -> ExampleDealing:
     """Return the shares of `examples` among `workers`, where the run continues."""
     found = run.resume_point
-    return Sharding(
+    return ExampleDealing(
         run.config, examples, workers, run.parts(len(workers)), applied_before(rule, found.checkpoint), finished=found.step,
         own_rate=task.own_rate, steps=task.steps_per_epoch,
     )  # fmt: skip
@@ -307,7 +307,7 @@ def _start(
     plan: Plan,
     ready: Mapping[int, Ready],
     model: torch.nn.Module,
-    sharding: Sharding,
+    dealing: ExampleDealing,
     layout: Layout,
     parameter_groups: list[dict[str, Any]],
 ) -> tuple[int, ...]:
@@ -320,8 +320,8 @@ def _start(
     run.begin(plan, layout.workers, parameter_groups)
     _write_machines(run, ready)
     send_start(
-        link, run, plan, ready, sharding.epochs,
-        workers=layout.workers, servers=layout.serving, job=job, last_step=sharding.last_of_workers, model=model, lacking=lacking,
+        link, run, plan, ready, dealing.epochs,
+        workers=layout.workers, servers=layout.serving, job=job, last_step=dealing.last_of_workers, model=model, lacking=lacking,
     )  # fmt: skip
     return tuple(among(lacking, plan.slices()))
 
@@ -334,7 +334,7 @@ def _serve(master: Master, waits: str) -> None:
     malloc.give_back()
     beat = Heartbeat(master.link, (*master.workers, *master.spares, *master.servers))
     tell_of_the_start(master.events, master.run, master.workers)
-    tell_of_another_end(master.events, master.run, master.sharding)
+    tell_of_another_end(master.events, master.run, master.dealing)
     tell_of_another_plan(master.events, master.run.resume_point, master.plan)
     if waits:
         reason = f"forward passes wait for all weights, since {waits}"

@@ -64,11 +64,11 @@ def end(master: Master) -> int:
         saved = f"the checkpoint of step {master.version} is written: once the cause is mended go on with --resume"
         raise RemoteFailureError(MASTER, Failure(f"{failure}: {saved}", failure.exit_code))
     asked = master.job_state.stop_reason
-    whole_run = master.job_state.round.finished >= master.sharding.last_step
+    whole_run = master.job_state.round.finished >= master.dealing.last_step
     early = (asked == QUORUM and code == 75) or (asked == ENOUGH and code == 0 and not whole_run)
-    whole = "completed" if master.sharding.is_whole else PART
+    whole = "completed" if master.dealing.is_whole else PART
     summary = _summarise(master, master.run, str(asked) if early else _REASONS.get(code, whole), code)
-    tell_of_the_result(master.run, summary, len(master.workers), master.sharding.last_step, asked)
+    tell_of_the_result(master.run, summary, len(master.workers), master.dealing.last_step, asked)
     _tell_of_the_end(master)
     master.link.send((*master.workers, *master.spares, *master.servers), Kind.END)
     return code
@@ -86,7 +86,7 @@ def _tell_of_the_end(master: Master) -> None:
 
 
 def _exit_code(master: Master) -> int:
-    if master.job_state.round.finished >= master.sharding.last_step or master.job_state.stop_reason in (None, ENOUGH):
+    if master.job_state.round.finished >= master.dealing.last_step or master.job_state.stop_reason in (None, ENOUGH):
         return 0
     return 130 if master.job_state.stop_reason == "SIGINT" else 75
 

@@ -22,6 +22,7 @@ from psnode.master.deadlines import RoundTimer, patience_of
 from psnode.master.divergence import ReplicaHashes, diverged
 from psnode.master.evaluated import SessionEvaluations
 from psnode.master.events import Events
+from psnode.master.example_dealing import ExampleDealing
 from psnode.master.job_state import JobState, stop_reason_of
 from psnode.master.lines.closing import tell_of_the_stop
 from psnode.master.lines.progress import Fanout
@@ -30,7 +31,6 @@ from psnode.master.membership import Membership
 from psnode.master.readmission import Readmission
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary
-from psnode.master.sharding import Sharding
 from psnode.plans.groups import Plan
 from psnode.plans.roles import MASTER
 from psnode.protocol.channel import ENOUGH, FrameChannel, RemoteFailureError, StopRequest
@@ -68,7 +68,7 @@ class Master:
     flow_control: FlowControl
     pending: PendingCheckpoints
     recorder: StepRecorder
-    sharding: Sharding
+    dealing: ExampleDealing
     observer: Fanout
     events: Events
     clock: Clock
@@ -128,11 +128,11 @@ class Master:
             self.link, self.config, self.job_state, self.rule, self.shard, self.pending, self.recorder, self.events,
         )  # fmt: skip
         self._readmission = Readmission(
-            self.link, self.job_state, self._membership, self.shard, self.pending, self.recorder, self.sharding, self.events
+            self.link, self.job_state, self._membership, self.shard, self.pending, self.recorder, self.dealing, self.events
         )
         self._boundary = RoundBoundary(
             self.link, self.run, self.job_state, self._membership, self.plan, self.rule, self.shard, self.pending,
-            self.recorder, self.sharding, self.events, self._readmission,
+            self.recorder, self.dealing, self.events, self._readmission,
         )  # fmt: skip
         self.job_state.round = Round.after(self.run.resume_point.step)
         self._dues = CheckpointDues(self.config, self.clock)
@@ -280,9 +280,9 @@ class Master:
         If the version gets a checkpoint and an earlier checkpoint is in flight, publication waits for the earlier one.
         """
         if self._boundary.count(self._contributors):
-            self.observer.extend(max(self.job_state.round.finished, self.sharding.last_step))
+            self.observer.extend(max(self.job_state.round.finished, self.dealing.last_step))
         complete = self.job_state.round.at(self.version - 1)
-        self._due = self._dues.is_due(complete, last=self.job_state.is_over(self.sharding.last_step))
+        self._due = self._dues.is_due(complete, last=self.job_state.is_over(self.dealing.last_step))
         self._held = True
         if not (self._due and self.pending.in_flight):
             self._publish()
@@ -294,7 +294,7 @@ class Master:
     def _publish(self, *, first: bool = False) -> None:
         """Publish the complete version, begin its checkpoint if one is due, and open the next round unless the job stops."""
         version, self._held = self.version, False
-        finished, last_step = self.job_state.round.finished, self.sharding.last_step
+        finished, last_step = self.job_state.round.finished, self.dealing.last_step
         self.job_state.stopping = finished >= last_step if first else self.job_state.is_over(last_step)
         flags = Flag.STOP if self.job_state.stopping else Flag.NONE
         due = not first and (self._due or self.job_state.stopping)
@@ -303,7 +303,7 @@ class Master:
             flags |= Flag.CHECKPOINT
         if not first:
             self.partial += any(len({added.rank for added in group}) < len(self.workers) for group in self._added)
-            rate, norm = self.sharding.rate(self.job_state.round.at(version - 1)), self.shard.gradient_norm
+            rate, norm = self.dealing.rate(self.job_state.round.at(version - 1)), self.shard.gradient_norm
             self.recorder.close(finished, rate, self._contributors, self.shard.seconds(), norm)
             self.books.write()
             if norm is not None and self.evaluations is not None:
@@ -319,7 +319,7 @@ class Master:
         if not self.job_state.stopping:
             self._readmission.readmit()
             if not first and self._boundary.deal():
-                self.observer.extend(self.sharding.last_step)
+                self.observer.extend(self.dealing.last_step)
         self._membership.timer.begin(pause=self._is_pause(flags))
         self._boundary.close(flags, {} if first else self._boundary.left_out(self._added, self._membership.forfeited))
         self._membership.settle(self._contributors)
@@ -342,7 +342,7 @@ class Master:
             self._boundary.break_off(self.clock.now())
         elif self._membership.members.spares:
             if self._boundary.pass_on():
-                self.observer.extend(self.sharding.last_step)
+                self.observer.extend(self.dealing.last_step)
             self._membership.timer.begin(pause=True)
             self.shard.open(self.job_state.round)
 
@@ -362,5 +362,5 @@ class Master:
         first = self.version < self.run.resume_point.step + _FIRST_ROUNDS
         alone = self.config.local is not None  # workers in one process take turns, and none can lose its connection
         checkpoint = Flag.CHECKPOINT in flags or bool(self.pending)
-        compared_or_over = self._hashes.due(self.version) or self.sharding.ends(self.job_state.round.finished)
+        compared_or_over = self._hashes.due(self.version) or self.dealing.ends(self.job_state.round.finished)
         return first or alone or checkpoint or compared_or_over or bool(self._readmission.entering)

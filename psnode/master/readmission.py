@@ -9,10 +9,10 @@ from typing import NamedTuple
 from psnode.exchange.shard.handle import ShardHandle
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
+from psnode.master.example_dealing import ExampleDealing
 from psnode.master.job_state import JobState
 from psnode.master.membership import Membership
 from psnode.master.recorder import StepRecorder
-from psnode.master.sharding import Sharding
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind
 
@@ -39,7 +39,7 @@ class Readmission:
     shard: ShardHandle
     pending: PendingCheckpoints
     recorder: StepRecorder
-    sharding: Sharding
+    dealing: ExampleDealing
     events: Events
     entering: set[int] = field(default_factory=set)
     released: set[int] = field(default_factory=set)
@@ -103,7 +103,7 @@ class Readmission:
     def promote(self) -> None:
         """Move spares into empty places, and admit all entering live workers to the next round."""
         for rank in self.membership.members.promote(self.membership.flow_control.held):
-            former = self.sharding.hand_over(rank, self.membership.live - {rank})
+            former = self.dealing.hand_over(rank, self.membership.live - {rank})
             self.events.tell("promoted", self.job_state.version, rank, f"in the place of rank {former}")
             self.dealt = True
             self.entering.add(rank)

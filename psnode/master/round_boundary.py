@@ -11,11 +11,11 @@ from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.median_clipping import Clipped
 from psnode.master.checkpoints.pending import PendingCheckpoints
 from psnode.master.events import Events
+from psnode.master.example_dealing import ExampleDealing
 from psnode.master.job_state import JobState
 from psnode.master.membership import Membership
 from psnode.master.readmission import LastGradient, Readmission
 from psnode.master.recorder import StepRecorder
-from psnode.master.sharding import Sharding
 from psnode.plans.groups import Plan
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.wire import Flag, Kind, pack_factors, pack_groups, pack_norm
@@ -41,7 +41,7 @@ class RoundBoundary:
     shard: ShardHandle
     pending: PendingCheckpoints
     recorder: StepRecorder
-    sharding: Sharding
+    dealing: ExampleDealing
     events: Events
     readmission: Readmission
     _clipped: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)  # by rank: a step, and factors by group
@@ -52,10 +52,10 @@ class RoundBoundary:
 
         `contributors`: pairs of a rank and that rank's step.
         """
-        self.sharding.count(self.job_state.round.finished, contributors)
-        if self.sharding.applied is None:
+        self.dealing.count(self.job_state.round.finished, contributors)
+        if self.dealing.applied is None:
             return False
-        self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.epoch_offset)
+        self.recorder.count_epochs(self.dealing.epochs.steps, self.dealing.epochs.epoch_offset)
         return True
 
     def begin_checkpoint(self, until: float) -> bool:
@@ -68,7 +68,7 @@ class RoundBoundary:
 
     @property
     def _facts(self) -> Mapping[str, object]:
-        applied = {} if self.sharding.applied is None else self.sharding.applied.facts()
+        applied = {} if self.dealing.applied is None else self.dealing.applied.facts()
         return {**retention.UNKNOWN, **self.shard.facts(), **applied}
 
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
@@ -105,18 +105,18 @@ class RoundBoundary:
         or are released, if the shares have changed since the start.
         """
         informed = self.readmission.ranks & self.membership.live if self.readmission.dealt else set()
-        if renewed := self.sharding.renew(self.job_state.round.finished, self.membership.live):
+        if renewed := self.dealing.renew(self.job_state.round.finished, self.membership.live):
             self.readmission.dealt, informed = True, set(self.membership.live - self.membership.flow_control.held.keys())
-            names = ", ".join(map(str, self.sharding.ranks))
+            names = ", ".join(map(str, self.dealing.ranks))
             self.events.tell("resharded", self.job_state.version, None, f"in the epoch that begins, ranks {names} share them")
             self._recorded = False
-            self.recorder.count_epochs(self.sharding.epochs.steps, self.sharding.epochs.epoch_offset)
+            self.recorder.count_epochs(self.dealing.epochs.steps, self.dealing.epochs.epoch_offset)
         if not self._recorded:  # if the disk is full, try again with the next version: no checkpoint can be written until then
             with contextlib.suppress(OSError):
-                self.run.record(self.sharding.parts)
+                self.run.record(self.dealing.parts)
                 self._recorded = True
         if informed:
-            now, body = self.job_state.round, self.sharding.deal.to_bytes()
+            now, body = self.job_state.round, self.dealing.deal.to_bytes()
             self.link.send(sorted(informed), Kind.RESHARD, body, step=now.finished, version=now.version)
         return renewed
 
@@ -148,8 +148,8 @@ class RoundBoundary:
                 held.unused = left_out.get(rank, [])
         ranks = self.membership.followers
         self.membership.ask(ranks)
-        if ranks and self.sharding.applied is not None:
-            self.link.send(ranks, Kind.EPOCH, step=self.sharding.applied.gradients, version=version)
+        if ranks and self.dealing.applied is not None:
+            self.link.send(ranks, Kind.EPOCH, step=self.dealing.applied.gradients, version=version)
         for rank in ranks:
             spare = rank in self.membership.members.spares
             step, unused = self.readmission.earlier.get(rank) or LastGradient(now.finished, left_out.get(rank, []))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psnode.exchange.shard.consistency import Bounded, Synchronous
-from psnode.master.sharding import Applied, applied_before
+from psnode.master.example_dealing import Applied, applied_before
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.staging import StagedCheckpoint
 from psnode.tasks.data.sampler import Sampler

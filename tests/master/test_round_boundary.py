@@ -14,13 +14,13 @@ from psnode.exchange.shard.consistency import Synchronous
 from psnode.exchange.shard.median_clipping import Clipped
 from psnode.master.deadlines import AdaptiveTimeout, RoundTimer
 from psnode.master.events import Events
+from psnode.master.example_dealing import ExampleDealing
 from psnode.master.job_state import JobState
 from psnode.master.member_list import Members
 from psnode.master.membership import Membership
 from psnode.master.readmission import Readmission
 from psnode.master.recorder import StepRecorder
 from psnode.master.round_boundary import RoundBoundary
-from psnode.master.sharding import Sharding
 from psnode.protocol.channel import FrameChannel
 from psnode.protocol.round import Round
 from psnode.protocol.wire import Flag, Frame, Kind, unpack_factors, unpack_groups
@@ -58,10 +58,10 @@ class Ground:
         )  # fmt: skip
         with claim(config) as run:
             pass
-        sharding = Sharding(config, 100, WORKERS, [Generation(0, 3)])
-        self.readmission = Readmission(link, self.job_state, self.membership, self.shard, pending, recorder, sharding, events)
+        dealing = ExampleDealing(config, 100, WORKERS, [Generation(0, 3)])
+        self.readmission = Readmission(link, self.job_state, self.membership, self.shard, pending, recorder, dealing, events)
         self.boundary = RoundBoundary(
-            link, run, self.job_state, self.membership, self.plan, rule, self.shard, pending, recorder, sharding, events,
+            link, run, self.job_state, self.membership, self.plan, rule, self.shard, pending, recorder, dealing, events,
             self.readmission,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from psnode.exchange.shard.handle import ShardHandle
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.state import ShardState
 from psnode.exchange.update.served_model import ServedModel
-from psnode.exchange.update.weight_vector import LooseWeights
+from psnode.exchange.update.weight_vector import WeightsWithoutModel
 from psnode.plans.coding import Coding
 from psnode.plans.part import PlanPart, part_of
 from psnode.protocol.round import Round
@@ -46,7 +46,7 @@ class Halves:
         assert len(numbers) > 2
         self.plan, self.whole, self.parts = plan, whole, [part_of(plan, numbers[first::2]) for first in (0, 1)]
         self.shards = [
-            Shard(coding, part.groups, config, LooseWeights(part.own, self._taken(part, whole.vector)), *rest, **more)
+            Shard(coding, part.groups, config, WeightsWithoutModel(part.own, self._taken(part, whole.vector)), *rest, **more)
             for part in self.parts
         ]
 

@@ -9,7 +9,7 @@ import xxhash
 
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.flat_model import FlatModel
-from psnode.exchange.update.weight_vector import Constraint, LooseWeights, Newest, Tensors, unchanged
+from psnode.exchange.update.weight_vector import Constraint, Newest, Tensors, WeightsWithoutModel, unchanged
 from psnode.plans.part import part_of
 from psnode.tasks import tensor_names
 from psnode.tasks.model_tensors import bits, fit
@@ -18,9 +18,9 @@ from psnode.tasks.model_tensors import bits, fit
 class ServedModel(FlatModel):
     """Weights of all groups of a plan, in a model with its buffers and frozen parameters."""
 
-    def part(self, groups: Iterable[int]) -> LooseWeights:
+    def part(self, groups: Iterable[int]) -> WeightsWithoutModel:
         """Return a copy of the weights of some groups of the plan."""
-        return LooseWeights.of(part_of(self.plan, groups), self.vector)
+        return WeightsWithoutModel.of(part_of(self.plan, groups), self.vector)
 
     def constrain(self, constraint: Constraint) -> None:
         """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""

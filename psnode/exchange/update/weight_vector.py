@@ -44,7 +44,7 @@ class Weights(Protocol):
         """Load the result of `state`. CheckpointError if it does not fit."""
 
 
-class LooseWeights:
+class WeightsWithoutModel:
     """Weights without a model: only the trained tensors of `plan`, flat. `vector` is given with its values."""
 
     def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
@@ -52,7 +52,7 @@ class LooseWeights:
         self._places = state_names.places(plan)
 
     @classmethod
-    def of(cls, part: PlanPart, whole: torch.Tensor) -> LooseWeights:
+    def of(cls, part: PlanPart, whole: torch.Tensor) -> WeightsWithoutModel:
         """Return a copy of the weights of `part` in `whole`, those of all groups of its plan."""
         groups = [part.whole.groups[index] for index in part.groups]
         return cls(part.own, torch.cat([whole[group.start : group.stop] for group in groups]))

@@ -22,8 +22,8 @@ from psnode.exchange.expected import step_bytes
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
 from psnode.exchange.routes.topologies import are_parts, is_central, is_plain, sent_by_master, sent_in_a_step, shares_of
+from psnode.master.example_dealing import ExampleDealing
 from psnode.master.lines.columns import tell
-from psnode.master.sharding import Sharding
 from psnode.plans.coding import Coding
 from psnode.plans.groups import Plan
 from psnode.protocol.messages import Ready
@@ -43,7 +43,7 @@ def tell_of_the_run(
     plan: Plan,
     ready: Mapping[int, Ready],
     workers: Sequence[int],
-    sharding: Sharding,
+    dealing: ExampleDealing,
     need: Footprint,
     threads: Mapping[int, int],
 ) -> None:
@@ -52,13 +52,13 @@ def tell_of_the_run(
     `ready`, `threads`: READY message and number of threads by rank. `workers`: the ranks that compute.
     """
     config, first = run.config, ready[workers[0]]
-    rows = _resumed(run, sharding.last_step)
+    rows = _resumed(run, dealing.last_step)
     rows.append(("model", f"{_model(config)}, {counted(plan.size, 'parameter')}, {counted(first.examples, 'example')}"))
     rows.append(("workers", _workers(config, [ready[rank].host for rank in workers], [threads[rank] for rank in workers])))
     rows.append(
         (
             "steps",
-            f"{sharding.last_step:,}{'' if sharding.is_whole else ' by --stop-after'}; {sharding.epochs.steps:,} are an epoch",
+            f"{dealing.last_step:,}{'' if dealing.is_whole else ' by --stop-after'}; {dealing.epochs.steps:,} are an epoch",
         )
     )
     rows.append(("scheme", _scheme(run.scheme, config)))

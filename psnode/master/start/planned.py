@@ -21,9 +21,9 @@ from psnode.exchange.footprint import footprint
 from psnode.exchange.routes.topologies import is_plain
 from psnode.exchange.shard.consistency import rule_of
 from psnode.master.events import Events
+from psnode.master.example_dealing import ExampleDealing
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import stop_reason_of
-from psnode.master.sharding import Sharding
 from psnode.master.start.autotune import group_bytes_for
 from psnode.master.start.choice import Candidate, candidates, choose, ddp_line
 from psnode.master.start.startup import plan_for, require_memory
@@ -58,7 +58,7 @@ def planned(
     run: RunDirectory,
     model: torch.nn.Module,
     ready: Mapping[int, Ready],
-    sharding: Sharding,
+    dealing: ExampleDealing,
     events: Events,
 ) -> tuple[RunDirectory, Plan]:
     """Return the run and its plan. `ready`: the READY message of every worker.
@@ -71,10 +71,10 @@ def planned(
     if run.config.plan not in (BY_RULE, BY_TRIAL):
         return _of_file(run, ready, events)
     if run.config.plan == BY_TRIAL:
-        run = _by_trial(link, run, model, ready, sharding, events)
+        run = _by_trial(link, run, model, ready, dealing, events)
     size = group_bytes_for(
         link, run.config, run.scheme, model, ready,
-        steps=sharding.last_step, epoch=sharding.epochs.steps, lr=sharding.schedule(0),
+        steps=dealing.last_step, epoch=dealing.epochs.steps, lr=dealing.schedule(0),
         tell=lambda reason: events.tell("calibrated", 0, reason=reason),
     )  # fmt: skip
     if size not in (run.config.group_bytes, DEFAULT_GROUP_BYTES):  # the scheme was tried with other groups
@@ -88,7 +88,7 @@ def _by_trial(
     run: RunDirectory,
     model: torch.nn.Module,
     ready: Mapping[int, Ready],
-    sharding: Sharding,
+    dealing: ExampleDealing,
     events: Events,
 ) -> RunDirectory:
     """Return the run with the scheme that is fastest in trial steps (psnode.master.start.choice)."""
@@ -103,7 +103,7 @@ def _by_trial(
     def trial(each: Candidate) -> float:
         _raise_if_stopped(link, run)
         prepare(made := coding(each), each.config)
-        return TrialRun(link, each.config, each.scheme, model, made.plan, ready).run(sharding.epochs.steps, sharding.schedule(0))
+        return TrialRun(link, each.config, each.scheme, model, made.plan, ready).run(dealing.epochs.steps, dealing.schedule(0))
 
     found, left_out = list[Candidate](), list[str]()
     for each in candidates(run.config, run.scheme):

@@ -9,7 +9,7 @@ from typing import Any
 from psnode.config.schedules import SHAPED
 from psnode.errors import ConfigurationError
 from psnode.master.events import Events
-from psnode.master.sharding import Sharding
+from psnode.master.example_dealing import ExampleDealing
 from psnode.plans.groups import Plan
 from psnode.records import state_names
 from psnode.records.checkpoint import (
@@ -57,22 +57,22 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
             events.tell("begins anew", found.step, rank, "the checkpoint holds no memories of it")
 
 
-def tell_of_another_end(events: Events, run: RunDirectory, sharding: Sharding) -> None:
+def tell_of_another_end(events: Events, run: RunDirectory, dealing: ExampleDealing) -> None:
     """Report that a resumed run has another end than before, if its learning-rate schedule depends on the end."""
     earlier, step = run.resume_point.config, run.resume_point.step
     if earlier is None or not step or run.config.lr_schedule not in SHAPED:
         return
-    epochs = sharding.epochs
+    epochs = dealing.epochs
     before, now = (config.total_steps(epochs.steps, epochs.epoch_offset) for config in (earlier, run.config))
     if before == now or step >= now:
         return
-    then = sharding.schedule_of(replace(earlier, lr=run.config.lr))
+    then = dealing.schedule_of(replace(earlier, lr=run.config.lr))
     events.tell(
         "another end",
         step,
         None,
         f"--max-steps or --epochs moves the end of --lr-schedule {run.config.lr_schedule} from step {before} to {now}: "
-        f"the learning rate of step {step + 1} is {sharding.schedule(step):.4g}, as if that had been the end from the start; "
+        f"the learning rate of step {step + 1} is {dealing.schedule(step):.4g}, as if that had been the end from the start; "
         f"that of step {step} was {then(step - 1):.4g}",
     )
 

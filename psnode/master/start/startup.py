@@ -17,8 +17,8 @@ from psnode.config.scheme import Scheme
 from psnode.errors import ConfigurationError, DeadlineExceededError, StoppedError
 from psnode.exchange.footprint import Footprint
 from psnode.exchange.machine import Machine
+from psnode.master.example_dealing import Epochs
 from psnode.master.job_state import stop_reason_of
-from psnode.master.sharding import Epochs
 from psnode.master.start.agreement import Lacking, among, besides, hand_out, messages
 from psnode.plans.groups import Plan, Tensor
 from psnode.plans.roles import Layout

@@ -22,7 +22,7 @@ from psnode.exchange.shard.consistency import rule_of
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed
 from psnode.exchange.update.served_model import ServedModel
-from psnode.exchange.update.weight_vector import LooseWeights, Weights
+from psnode.exchange.update.weight_vector import Weights, WeightsWithoutModel
 from psnode.plans.coding import Coding, gradient_key
 from psnode.plans.groups import Plan, Tensor
 from psnode.plans.part import part_of
@@ -78,7 +78,7 @@ class Played:
         self.weights: Weights = whole
         if not self.part.is_whole:
             pieces = [whole.vector[self.plan.groups[index].start : self.plan.groups[index].stop] for index in self.part.groups]
-            self.weights = LooseWeights(self.part.own, torch.cat(pieces))
+            self.weights = WeightsWithoutModel(self.part.own, torch.cat(pieces))
         self.shard = Shard(
             coding, self.part.groups, config, self.weights, self.link, rule_of(config, WORKERS),
             lambda now: 0.1, routes or routes_of(Layout(WORKERS), self.plan), Tracer(0, enabled=False),

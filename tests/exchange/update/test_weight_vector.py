@@ -12,7 +12,7 @@ from psnode.config import Config
 from psnode.errors import CheckpointError, ConfigurationError
 from psnode.exchange.update.parameters import Parameters
 from psnode.exchange.update.served_model import ServedModel
-from psnode.exchange.update.weight_vector import LooseWeights
+from psnode.exchange.update.weight_vector import WeightsWithoutModel
 from psnode.plans.groups import Plan, Tensor
 from psnode.plans.rule import make_plan
 
@@ -34,7 +34,7 @@ def plan() -> Plan:
 
 def test_weights_without_a_model_are_updated_as_torch_updates_them() -> None:
     start, gradient = torch.linspace(-1, 1, 10), np.linspace(2, -1, 10, dtype=np.float32)
-    weights = LooseWeights(plan(), start.clone())
+    weights = WeightsWithoutModel(plan(), start.clone())
     parameters = Parameters(weights.vector, plan(), Config(lr=0.1, momentum=0.9), 0.9)
     theirs = nn.Parameter(start.clone())
     optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=0.9)
@@ -50,7 +50,7 @@ def test_weights_without_a_model_are_updated_as_torch_updates_them() -> None:
 
 
 def test_weights_without_a_model_take_tensors_of_any_shape_and_no_constraint() -> None:
-    weights = LooseWeights(plan(), torch.zeros(10))
+    weights = WeightsWithoutModel(plan(), torch.zeros(10))
     model = Net()
     weights.load(model.state_dict())
     assert weights.vector.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]

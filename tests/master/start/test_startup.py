@@ -14,7 +14,7 @@ from psnode.config.launcher import VARIABLE
 from psnode.config.resolve import resolve
 from psnode.errors import StoppedError
 from psnode.jobs import job_end
-from psnode.master.sharding import Epochs
+from psnode.master.example_dealing import Epochs
 from psnode.master.start.startup import gather_ready, send_start
 from psnode.plans.groups import Tensor
 from psnode.plans.rule import make_plan

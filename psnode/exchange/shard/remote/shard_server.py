@@ -26,7 +26,7 @@ from psnode.exchange.shard.remote.shard_messages import (
 )
 from psnode.exchange.shard.shard import Shard
 from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
-from psnode.exchange.update.weight_vector import LooseWeights
+from psnode.exchange.update.weight_vector import WeightsWithoutModel
 from psnode.exchange.update.whole_updates import MakeOptimizer
 from psnode.plans.coding import Coding
 from psnode.plans.part import part_of
@@ -77,7 +77,7 @@ class ShardServer:
         self._groups = frozenset(part.groups)
         self._rates: dict[int, float] = {}  # by version
         self._shard = Shard(
-            coding, part.groups, config, LooseWeights.of(part, weights), link, rule, self._rate, routes, tracer,
+            coding, part.groups, config, WeightsWithoutModel.of(part, weights), link, rule, self._rate, routes, tracer,
             parameter_groups=parameter_groups, own_optimizer=own_optimizer,
         )  # fmt: skip
         self._unfinished: set[int] = set()

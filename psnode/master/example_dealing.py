@@ -80,7 +80,7 @@ def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
     return Applied(int(facts["gradients"]), {int(rank): int(step) for rank, step in facts["newest"].items()})
 
 
-class Sharding:
+class ExampleDealing:
     """The shares of `examples` examples among `ranks`, and the epochs and the learning-rate `schedule` that follow from them.
 
     `parts`: the parts of the run, each with another number of workers. `finished`: the steps of the run so far. `own_rate`: the
