@@ -248,6 +248,9 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
     from psnode.jobs.planning.forecast_tables import chains, table
 
     rows = forecasts(asked.profile, scenario, asked.topologies)
+    if lacking := set(asked.topologies) - {row.topology for row in rows if not row.peer}:
+        names = ", ".join(sorted(lacking))
+        click.echo(f"note: --topology {names}: refused for all these schemes, or a step has too many frames to predict", err=True)
     verdict = judge(rows)
     told = [*sentences(verdict), *topology_sentences(rows, verdict)]
     found = {"rate": rate, "verdict": told, "compress": verdict.compress, "rows": [asdict(row) for row in rows]}
@@ -320,10 +323,10 @@ def _measured(
     Also return the topologies to predict: `topologies`, or without any that of OPTIONS.
     """
     from psnode.bench.hardware import hardware
-    from psnode.exchange.routes.refusals import refuse_other_roots, require_central
+    from psnode.exchange.routes.refusals import require_central
     from psnode.jobs.planning.compared import compared, scheme_name
     from psnode.jobs.planning.profiling import measure
-    from psnode.jobs.planning.routing.routed_groups import USUAL
+    from psnode.jobs.planning.routing.routed_groups import USUAL, possible
     from psnode.jobs.planning.search.measured_candidates import codec_pairs
     from psnode.jobs.planning.search.plan_search import PlanSearch
 
@@ -333,11 +336,11 @@ def _measured(
     if base.plan != BY_RULE:
         raise ConfigurationError("--plan has no meaning in the options of train here, where plans are made: leave it out")
     topologies = topologies or (base.topology,)
-    for topology in topologies:
-        routed = replace(base, topology=topology)
-        refuse_other_roots(routed)
-        if groups is not None:
-            require_central(routed, "--groups")
+    for topology in topologies if groups is not None else ():
+        require_central(replace(base, topology=topology), "--groups")
+    topologies, refused = possible(base, topologies)
+    for line in refused:
+        click.echo(f"note: left out: {line}", err=True)
     base = replace(base, topology=USUAL)  # the measured worker and its master are in one process
     if groups == "secopa" and len(codec_pairs("own", base)) < 2:
         raise ConfigurationError("--groups secopa has no meaning here: all groups of this scheme have the same codec")

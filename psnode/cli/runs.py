@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")  # parent of the default run directories
 _NAME = 12  # minimum width of the names, in characters
 _TOPOLOGY = "topo"  # head of the column with the topology, which only runs that differ in it have
-_WIDEST = {"scheme": 10, _TOPOLOGY: 6, "end": 9}  # maximum widths of other columns, by head; the scheme also takes free columns
+_WIDEST = {"scheme": 10, _TOPOLOGY: 6, "end": 9}  # maximum widths of other columns; topology and scheme also take free columns
 _PATH = click.Path(path_type=Path)
 # sort key, and True if the largest value comes first
 _ORDERS: dict[str, tuple[Callable[[Run], Any], bool]] = {
@@ -146,14 +146,18 @@ def _show(found: Sequence[Run]) -> None:
     console = Console(highlight=False)
     by_loss = all(run.best is None for run in found) and any(run.best_loss is not None for run in found)
     best = "test" if by_loss else "top1"
-    unlike = len({run.topology for run in found}) > 1
+    unlike = len({run.topology for run in found} - {None}) > 1
     heads = ("scheme", *([_TOPOLOGY] if unlike else []), "P", "steps", "loss", best, "sent", "/ f32", "time", "end")
     cells_of = [_cells(run, by_loss=by_loss, with_topology=unlike) for run in found]
     rows = [[plain("–" if cell is None else str(cell)) for cell in cells] for cells in cells_of]
     names = [plain(run.name) for run in found]
     longest = {head: max(map(len, (head, *cells))) for head, *cells in zip(heads, *rows, strict=True)}
+    most = dict(_WIDEST)
     free = console.width - len(heads) - max(_NAME, *map(len, names)) - sum(_least(head, longest[head]) for head in heads)
-    most = {**_WIDEST, "scheme": _WIDEST["scheme"] + max(0, free)}
+    room = max(0, free)
+    for head in (_TOPOLOGY, "scheme"):  # in this order they get the columns that are free
+        more = min(room, max(0, longest.get(head, 0) - _WIDEST[head]))
+        most[head], room = _WIDEST[head] + more, room - more
     widths = [min(most.get(head, 80), longest[head]) for head in heads]
     cut = shortened(names, max(_NAME, console.width - sum(widths) - len(widths)))
 

@@ -33,7 +33,8 @@ DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
 def servers_in(topology: str) -> int:
     """Return the number of servers, rank 0 among them, that a value of --topology names; 0 if it names none."""
-    return int(topology.removeprefix(SHARDED)) if topology.startswith(SHARDED) else 0
+    number = topology.removeprefix(SHARDED)
+    return int(number) if number != topology and number.isdecimal() and number.isascii() else 0
 
 
 @dataclass(frozen=True)

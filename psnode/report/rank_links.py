@@ -9,8 +9,9 @@ from xml.etree.ElementTree import Element
 
 from psnode.config import Config
 from psnode.config.amounts import amount, counted
+from psnode.errors import ConfigurationError
 from psnode.exchange.routes.route import Route
-from psnode.exchange.routes.topologies import is_known, routes_of
+from psnode.exchange.routes.topologies import routes_of
 from psnode.jobs.planning.routing.link_loads import LinkLoad, link_loads
 from psnode.jobs.planning.routing.route_lines import ranks_text, role_of
 from psnode.plans.roles import MASTER, Layout
@@ -94,12 +95,18 @@ def _by_routes(run: Run) -> RankLinks | None:
     """Return the bytes of all ranks, shared out by the coordinates that pass each link."""
     plan, workers, steps, spares = run.plan, run.workers, len(run.steps), run.settings.get("spares")
     spares = spares if type(spares) is int else 0
-    if plan is None or workers is None or not steps or not is_known(run.topology):
+    if plan is None or workers is None or not steps or run.topology is None:
         return None
-    if workers < 1 or spares < 0 or (workers + spares) * len(plan.groups) > _MOST_FRAMES:
+    if run.settings.get("resume"):  # the steps before may have had other routes
         return None
     topology = str(run.topology)
-    layout, sizes = Layout(workers, spares, Config(topology=topology).servers), [group.size for group in plan.groups]
+    try:
+        servers = Config(topology=topology).servers
+    except ConfigurationError:  # another version's
+        return None
+    if workers < 1 or spares < 0 or (workers + spares + servers) * len(plan.groups) > _MOST_FRAMES:
+        return None
+    layout, sizes = Layout(workers, spares, servers), [group.size for group in plan.groups]
     routes = routes_of(layout, plan, topology)
     if _frames(routes) * workers > _MOST_FRAMES:
         return None

@@ -159,5 +159,17 @@ def test_the_topology_is_shown_where_runs_differ_in_it(
     assert main(["runs", str(tmp_path), "--json"]) == 0
     told_all = {Path(each["path"]).name: each["topology"] for each in json.loads(capsys.readouterr().out)}
     assert told_all == {"one": "star", "two": "mesh", "three": "star:down=tree", "old": None}
-    assert main(["runs", str(tmp_path / "one"), str(tmp_path / "one")]) == 0
-    assert "topo" not in capsys.readouterr().out
+    for alike in ("one", "old"):  # a run of an earlier version is no other topology
+        assert main(["runs", str(tmp_path / "one"), str(tmp_path / alike)]) == 0
+        assert "topo" not in capsys.readouterr().out
+
+
+def test_a_wide_terminal_shows_whole_topologies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    for servers in (2, 4):
+        write_run(tmp_path / f"of-{servers}", [record(1)], config=CONFIG["config"] | {"topology": f"sharded:servers={servers}"})
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "sharded:servers=2" in out and "sharded:servers=4" in out

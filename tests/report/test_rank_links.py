@@ -113,6 +113,8 @@ def test_counts_that_cannot_be_true_are_not_shown(tmp_path: Path, counts: object
         {"config": CONFIG["config"]}, {"config": STAR | {"topology": "donut"}}, {"config": STAR | {"topology": ["star"]}},
         {"config": STAR, "workers": 10**15}, {"config": STAR | {"topology": "gather"}, "workers": 100_000},
         {"config": STAR | {"spares": 10**15}}, {"config": STAR | {"spares": -1}}, {"config": STAR, "workers": 0},
+        {"config": STAR | {"topology": "star7"}}, {"config": STAR | {"topology": "sharded:servers="}},
+        {"config": STAR | {"topology": "sharded:servers=999999999"}}, {"config": STAR | {"resume": True}},
     ],
 )  # fmt: skip
 def test_a_run_that_tells_too_little_or_too_much_has_no_table(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from psnode_ec2.rank_placement import lines as ranks_by_node
 from psnode_ec2.remote import Access
 
 RUNS_ALREADY = "a job runs already"  # printed by start_job.sh
+_SERVERS = "sharded:servers="  # in a value of --topology
 _TWO_MINUTES = 110  # seconds from an interruption notice to the end of a node, less the delay of noticing it
 
 
@@ -68,13 +69,13 @@ def _trust(command: Sequence[str]) -> list[str]:
 def _mpi(way: Access, command: Sequence[str], counts: Sequence[int]) -> list[str]:
     """Return arguments of mpirun that restrict TCP to the network of the nodes: an image may have other networks.
 
-    Spares are additional to the ranks that numbered slots have room for, so with several ranks on a node slots are
-    oversubscribed.
+    Spares and further servers are additional to the ranks that numbered slots have room for, so with several ranks on a node
+    slots are oversubscribed.
     """
     words = []
     if not way.settings.efa:
         words += ["--mca", "btl_tcp_if_include", common_network([node.private_address for node in way.nodes])]
-    if max(counts) > 1 and any(word.partition("=")[0] == "--spares" for word in command):
+    if max(counts) > 1 and any(word.partition("=")[0] == "--spares" or _SERVERS in word for word in command):
         words += ["--map-by", "slot:OVERSUBSCRIBE"]
     return [part for word in words for part in ("--mpirun-arg", word)]
 

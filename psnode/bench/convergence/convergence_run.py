@@ -31,6 +31,7 @@ from psnode.records.metrics import EVALUATIONS, METRICS, SUMMARY, read_records
 
 FILE = "file"  # not the name of a setting
 _SETTLED = 0.1  # share of a run's steps, from the first, that its times leave out: kernels compile, and caches are cold
+_KINDS = ("gradients", "weights")  # of frames
 _COMPUTING = ("forward_backward", "encode", "decode", "update", "downlink")  # parts of a step in which a process computes
 
 
@@ -158,7 +159,7 @@ class ConvergenceRun:
 
     def curve(self) -> list[CurvePoint]:
         """Return a point for each evaluation, in the order of steps."""
-        worker, busiest = _shares(read_json(self.directory / SUMMARY))
+        worker, busiest = _shares(read_json(self.directory / SUMMARY), self.workers)
         sent, seconds, computing = [0], [0.0], [0.0]
         for record in read_records(self.directory / METRICS):
             sent.append(sent[-1] + record["uplink_bytes"] + record["downlink_bytes"])
@@ -175,17 +176,19 @@ class ConvergenceRun:
         ]  # fmt: skip
 
 
-def _shares(summary: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the bytes in and out of all workers' links together, and of the busiest link, as multiples of the bytes sent.
+def _shares(summary: Mapping[str, Any], workers: int) -> tuple[float, float]:
+    """Return the bytes in and out of all workers' links together, and those of the busiest link, as multiples of the bytes sent.
 
+    Those of a link are the larger of gradients in and out, which pass it at the same time, and the larger of weights in and out.
     Both are 1 in a star, where all bytes pass the master's link, and in runs of earlier versions, which did not count by rank.
     """
     ranks = (summary.get("link_bytes") or {"ranks": {}})["ranks"]
     sent = sum(ways["gradients_out"] + ways["weights_out"] for ways in ranks.values())
     if not sent:
         return 1.0, 1.0
-    passed = {int(rank): sum(ways.values()) for rank, ways in ranks.items()}
-    return sum(nbytes for rank, nbytes in passed.items() if rank != MASTER) / sent, max(passed.values()) / sent
+    of_workers = sum(sum(ways.values()) for rank, ways in ranks.items() if MASTER < int(rank) <= workers)
+    busiest = max(sum(max(ways[f"{kind}_in"], ways[f"{kind}_out"]) for kind in _KINDS) for ways in ranks.values())
+    return of_workers / sent, busiest / sent
 
 
 def given_in(words: Sequence[str]) -> dict[str, Any]:

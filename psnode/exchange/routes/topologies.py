@@ -98,11 +98,6 @@ def routes_of(layout: Layout, plan: Plan, topology: str = "star") -> tuple[Route
 COMPARED = (_STAR, _STAR_WITH_TREE, _MESH, _MESH_WITH_MASTER, _GATHER)  # by default; all have one rank beside the workers
 
 
-def is_known(topology: object) -> bool:
-    """Return True if `topology` is a value of the setting."""
-    return isinstance(topology, str) and topology.rstrip(digits) in _TOPOLOGIES
-
-
 def is_central(topology: str) -> bool:
     """Return True if the master is the root of all groups."""
     return topology == _STAR_WITH_TREE or is_plain(topology)

@@ -48,6 +48,11 @@ class Conversation:
             self._errors.close()
             raise ConfigurationError(f"ssh cannot be run ({error.strerror}): install the OpenSSH client") from None
 
+    @property
+    def goes_on(self) -> bool:
+        """True while the host may still answer."""
+        return self._process.poll() is None
+
     def ask(self, question: str, **named: Any) -> dict[str, Any]:
         """Return the answer to a question of psnode.jobs.hosts.agent. Raises SilentHostError if no answer arrives."""
         late = threading.Event()

@@ -43,8 +43,7 @@ def ask(
     """Return the facts of this machine and the answers of all hosts, the first of which is the master's.
 
     `deadline`: seconds for each answer. `data`: a path whose existence is checked. `all_links`: also measure the links between
-    all other hosts. Raises PsnodeError if this machine does not
-    answer.
+    all other hosts. Raises PsnodeError if this machine does not answer.
     """
     where = {"directory": str(Path.cwd()), "data": str(data.absolute()) if data is not None else None}
     with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -60,7 +59,7 @@ def ask(
                 _connect(open_, answers[0], answer, deadline / 4)
         if all_links:
             for sender, receiver in permutations(answers[1:], 2):
-                if sender.facts and receiver.facts:
+                if sender.facts and receiver.facts and not sender.silence and not receiver.silence:
                     _link(open_, sender, receiver, deadline / 4)
     return own, answers
 
@@ -81,6 +80,9 @@ def _link(talks: Mapping[Host, Conversation], sender: Answer, receiver: Answer, 
         sender.others[name] = _reached(talks[sender.host], sender, talks[receiver.host], receiver, seconds)
     except SilentHostError as silence:
         sender.others[name] = {"error": str(silence)}
+        for each in (sender, receiver):
+            if not talks[each.host].goes_on:
+                each.silence = str(silence)
 
 
 def _reached(origin: Conversation, sender: Answer, goal: Conversation, receiver: Answer, seconds: float) -> dict[str, Any]:

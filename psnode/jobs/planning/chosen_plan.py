@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psnode.errors import ConfigurationError
-from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, sentences
+from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, sentences, usual
 from psnode.jobs.planning.job_step import step_spans
 from psnode.jobs.planning.profile import Profile
 from psnode.jobs.planning.scenario import Scenario
@@ -22,7 +22,7 @@ def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
     able = [row for row in rows if not row.peer and not row.doubtful]
     if not able:
         raise ConfigurationError("the record of losses speaks against every scheme that was compared: add a --scheme")
-    return min(able, key=lambda row: (row is not verdict.best, row.seconds))
+    return verdict.best if verdict.best in able else usual(able, min(able, key=lambda row: row.seconds))
 
 
 def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, scenario: Scenario, source: str) -> PlanFile:

@@ -24,6 +24,10 @@ _MANY_ELSEWHERE = 5  # the same under another topology than the usual one
 _MOST_FRAMES = 5000  # with gradients in a step, of other topologies
 
 
+class _TooLargeError(ConfigurationError):
+    """The prediction of a step would take too long."""
+
+
 @dataclass(frozen=True)
 class Forecast:
     """A candidate's step in a scenario, under the setting `topology`.
@@ -67,13 +71,18 @@ class CompressionVerdict:
 def forecasts(profile: Profile, scenario: Scenario, topologies: Sequence[str] = (USUAL,)) -> list[Forecast]:
     """Return the forecasts of DDP with its hooks and of all schemes of the profile, the fastest first.
 
-    Schemes are predicted under each of `topologies`; those that train refuses under one of several are left out there. Raises
-    ConfigurationError for a step of too many frames, and as psnode.jobs.planning.routing.routed_groups.routed does.
+    Schemes are predicted under each of `topologies`. Of several topologies, those whose step has too many frames are left out,
+    and so are schemes that train refuses under one of them. Raises ConfigurationError for a single topology whose step has too
+    many frames, and as psnode.jobs.planning.routing.routed_groups.routed does.
     """
     found = [_of_ddp(profile, hook, scenario) for hook in profile.ddp]
     for topology in topologies:
         names = profile.schemes if len(topologies) == 1 else [name for name in profile.schemes if fits(profile, name, topology)]
-        found += [_of_scheme(profile, name, scenario, topology) for name in names]
+        try:
+            found += [_of_scheme(profile, name, scenario, topology) for name in names]
+        except _TooLargeError:
+            if len(topologies) == 1:
+                raise
     return sorted(found, key=lambda forecast: forecast.seconds)
 
 
@@ -93,7 +102,7 @@ def _of_scheme(profile: Profile, name: str, scenario: Scenario, topology: str) -
         groups = routed(profile, name, topology, scenario.workers)
         costs, routes = groups.costs, groups.routes
         if (frames := scenario.workers * sum(len(route.roots) for route in routes)) > _MOST_FRAMES:
-            raise ConfigurationError(
+            raise _TooLargeError(
                 f"a step of {counted(frames, 'frame')} with gradients takes too long to predict under --topology {topology}: ask "
                 "for fewer workers"
             )
@@ -113,15 +122,16 @@ def judge(found: Sequence[Forecast]) -> CompressionVerdict:
     exact = min((each for each in found if not each.lossy), key=_seconds, default=None)
     lossy = min((each for each in found if each.lossy and not each.doubtful), key=_seconds, default=None)
     if exact is None or lossy is None:
-        best = _usual(found, exact or lossy or min(found, key=_seconds))
+        best = usual(found, exact or lossy or min(found, key=_seconds))
         return CompressionVerdict(None, best, None, _quicker(found, best))
     compress = exact.seconds > NEAR * lossy.seconds
     best, rival = (lossy, exact) if compress else (exact, lossy)
-    best = _usual(found, best)
+    best = usual(found, best)
     return CompressionVerdict(compress, best, rival, _quicker(found, best))
 
 
-def _usual(found: Sequence[Forecast], best: Forecast) -> Forecast:
+def usual(found: Sequence[Forecast], best: Forecast) -> Forecast:
+    """Return the forecast of the same scheme under the usual topology if it is within NEAR of `best`, else `best`."""
     near = (each for each in found if each.name == best.name and each.topology == USUAL and each.seconds <= NEAR * best.seconds)
     return next(near, best)
 
@@ -141,7 +151,7 @@ def topology_sentences(found: Sequence[Forecast], verdict: CompressionVerdict) -
     able = [each for each in found if not each.peer and not each.doubtful]
     if not able or len({each.topology for each in found if not each.peer}) < 2:
         return []
-    best = verdict.best if verdict.best in able else _usual(able, min(able, key=_seconds))
+    best = verdict.best if verdict.best in able else usual(able, min(able, key=_seconds))
     others = [each for each in able if each.name == best.name and each.topology != best.topology]
     beside = "".join(f"; {milliseconds(each.seconds)} with --topology {each.topology}" for each in others)
     return [f"{best.name} takes {milliseconds(best.seconds)} with --topology {best.topology} of psnode train{beside}"]

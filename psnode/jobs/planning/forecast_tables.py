@@ -12,7 +12,7 @@ from psnode.jobs.planning.scenario import CODING, LATENCY, LINK, MASTER, PASSES,
 
 _KINDS = (PASSES, CODING, MASTER, TRANSPORT, LINK, LATENCY)
 NO_RATE = "none"  # text for links on which transfers cost no time
-_HEAD = f"{'':28}{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
+_HEAD = f"{'step':>10}{'of passes':>11}{'sent':>11}  {'mostly':10}"
 
 
 def heading(profile: Profile) -> str:
@@ -26,19 +26,23 @@ def table(profile: Profile, workers: int, rate: str, rows: Sequence[Forecast], t
     where = "links that cost nothing" if rate == NO_RATE else rate
     if len(others := _topologies(rows)) == 1 and others != {USUAL}:
         where += f", --topology {min(others)}"
-    found = ["", f"{counted(workers, 'worker')}, {where}", _HEAD]
-    for row in rows:
+    names = _names(rows)
+    found = ["", f"{counted(workers, 'worker')}, {where}", " " * (2 + len(names[0])) + _HEAD]
+    for name, row in zip(names, rows, strict=True):
         share = proportion(row.seconds / profile.passes)
-        found.append(f"  {_name(row, rows)}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")
+        found.append(f"  {name}{milliseconds(row.seconds):>10}{share:>11}{amount(row.sent):>11}  {row.binds}")
     return found + [f"-> {line}" for line in told]
 
 
-def _name(row: Forecast, rows: Sequence[Forecast]) -> str:
-    """Return the first column of a row, of 26 letters: its name, with the topology if the rows of schemes have several."""
-    if row.peer or len(_topologies(rows)) < 2:
-        return f"{row.name[:26]:26}"
-    told = f", {row.topology}"
-    return f"{row.name[: 26 - len(told)]}{told}".ljust(26)
+def _names(rows: Sequence[Forecast]) -> list[str]:
+    """Return the first column: the names of schemes, with the topology if there are several.
+
+    With one topology it has 26 letters, else as many as the longest needs.
+    """
+    if len(_topologies(rows)) < 2:
+        return [f"{row.name[:26]:26}" for row in rows]
+    names = [row.name if row.peer else f"{row.name}, {row.topology}" for row in rows]
+    return [name.ljust(max(26, *map(len, names))) for name in names]
 
 
 def _topologies(rows: Sequence[Forecast]) -> set[str]:
@@ -50,9 +54,10 @@ def chains(rows: Sequence[Forecast]) -> list[str]:
 
     Work that is not on the chain costs no time: it is done beside it.
     """
-    found = ["", f"{'of the step, in ms':28}" + "".join(f"{kind:>11}" for kind in _KINDS)]
-    for row in rows:
-        found.append(f"  {_name(row, rows)}" + "".join(f"{1e3 * row.spent.get(kind, 0.0):>11.1f}" for kind in _KINDS))
+    names = _names(rows)
+    found = ["", "of the step, in ms".ljust(2 + len(names[0])) + "".join(f"{kind:>11}" for kind in _KINDS)]
+    for name, row in zip(names, rows, strict=True):
+        found.append(f"  {name}" + "".join(f"{1e3 * row.spent.get(kind, 0.0):>11.1f}" for kind in _KINDS))
     return found
 
 

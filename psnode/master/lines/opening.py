@@ -72,7 +72,8 @@ def tell_of_the_run(
     elif not is_central(config.topology):
         share = "a part of the weights" if are_parts(config.topology) else "all weights"
         who = "rank 0 and every worker update" if shares_of(config.topology, len(workers)).master else "every worker updates"
-        rows.append(("topology", f"{config.topology}: {who} {share}; the job ends if a worker is lost"))
+        ends = "; the job ends if a worker is lost" if are_parts(config.topology) else ""
+        rows.append(("topology", f"{config.topology}: {who} {share}{ends}"))
     elif not is_plain(config.topology):
         sets = counted(sent_by_master(config.topology, len(workers)), "worker")
         rows.append(

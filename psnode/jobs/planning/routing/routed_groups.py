@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +43,7 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
     costs = profile.schemes[name]
     if not costs.plan:
         raise ConfigurationError("this profile holds no plans, since an earlier version wrote it: measure again")
-    refuse_other_roots(Config(topology=topology), str(costs.settings.get("aggregator", "")))
+    _refuse(costs, topology)
     layout, plan = Layout(workers, servers=Config(topology=topology).servers), Plan.from_dict(costs.plan)
     size = group_bytes_of(topology, 4 * plan.size, workers)
     rules = _grouping(costs)
@@ -57,10 +58,35 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
 def fits(profile: Profile, name: str, topology: str) -> bool:
     """Return False for a scheme of the profile that train refuses under a topology."""
     try:
-        refuse_other_roots(Config(topology=topology), str(profile.schemes[name].settings.get("aggregator", "")))
+        _refuse(profile.schemes[name], topology)
     except ConfigurationError:
         return False
     return True
+
+
+def possible(config: Config, topologies: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return those of several topologies under which train takes `config`, and for each of the others the line of its refusal.
+
+    A single topology that is refused raises ConfigurationError.
+    """
+    found, refused = list[str](), list[str]()
+    for topology in topologies:
+        try:
+            refuse_other_roots(replace(config, topology=topology), downlink=config.downlink or DENSE)
+            found.append(topology)
+        except ConfigurationError as error:
+            if len(topologies) == 1:
+                raise
+            refused.append(str(error))
+    return found, refused
+
+
+def _refuse(costs: SchemeCosts, topology: str) -> None:
+    """Raise ConfigurationError for a scheme that train refuses under a topology."""
+    settings = costs.settings
+    refuse_other_roots(
+        Config(topology=topology), str(settings.get("aggregator") or ""), downlink=str(settings.get("downlink") or DENSE)
+    )
 
 
 def _with_dense_weights(profile: Profile, costs: SchemeCosts, plan: Plan) -> SchemeCosts:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from psnode.cli import main
+from psnode.config import Config
+from psnode.errors import ConfigurationError
+from psnode.jobs.planning.forecast import forecasts
+from psnode.jobs.planning.routing.routed_groups import possible
+from psnode.jobs.planning.scenario import Scenario
 from tests.jobs.planning.refitting.run_cases import make_run, profile
 
 
@@ -51,13 +57,44 @@ def test_what_a_topology_lacks_is_told_in_one_line(
     assert said in line
 
 
+def test_of_several_topologies_those_that_train_refuses_are_left_out_with_a_line() -> None:
+    found, refused = possible(Config(spares=1), ("star", "star:down=tree", "mesh", "gather"))
+    assert found == ["star", "star:down=tree"]
+    assert [line.partition(" under ")[2] for line in refused] == [
+        f"--topology {each}: use --topology star" for each in ("mesh", "gather")
+    ]
+    with pytest.raises(ConfigurationError, match=r"--spares .* under --topology mesh"):
+        possible(Config(spares=1), ("mesh",))
+
+
+def test_a_scheme_with_a_coded_downlink_has_no_row_where_no_weights_are_sent() -> None:
+    known = profile()
+    coded = replace(known.schemes["qsgd"], settings={"scheme": "qsgd", "downlink": "qsgd"})
+    rows = forecasts(replace(known, schemes={"qsgd": coded}), Scenario(3, 1e6, 0.0, 4), ("star", "gather"))
+    assert {row.topology for row in rows if not row.peer} == {"star"}
+
+
+@pytest.mark.parametrize("words", [[], ["--explain"]])
+def test_a_topology_with_too_many_frames_is_left_out_with_a_line(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile().save(tmp_path / "profile.json")
+    asked = ["plan", "-n", "80", "--rate", "1gbit", "--profile", str(tmp_path / "profile.json")]
+    assert main([*asked, "--topology", "gather"]) == 2
+    assert "takes too long to predict under --topology gather" in capsys.readouterr().err
+    assert main([*asked, "--topology", "auto", *words]) == 0
+    out, told = capsys.readouterr()
+    assert "note: --topology gather: " in told
+    assert ", star" in out and ", gather" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--groups", "best", "--topology", "auto", "--"], "--groups knows --topology star alone"),
         (["--groups", "best", "--", "--topology", "mesh"], "--groups knows --topology star alone"),
         (["--scheme", "qsgd --topology mesh", "--"], "--topology is the same for all that is compared: leave it out"),
-        (["--topology", "auto", "--", "--spares", "1"], "under --topology mesh: use --topology star"),
+        (["--topology", "mesh", "--", "--spares", "1"], "under --topology mesh: use --topology star"),
         (["--", "--topology", "mesh", "--norm-cap", "10"], "under --topology mesh: use --topology star"),
     ],
 )
