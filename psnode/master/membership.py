@@ -120,7 +120,9 @@ class Membership:
             self.job_state.stop_by += _STOP_AGAIN * self.config.stop_deadline
         waiting = live & self.pending.missing if held or self.job_state.stopping else frozenset()
         if not self.job_state.stopping:
-            waiting |= live & self.shard.missing
+            missing = self.shard.missing
+            if not servers & missing:  # else the workers may lack weights of this server, which is judged at the hard limit
+                waiting |= live & missing
         elif not self.pending:
             waiting |= owing
         waiting -= {rank for other in waiting for rank in self.shard.behind(other)}  # which may have got no weights
@@ -138,6 +140,7 @@ class Membership:
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
         if not self.shard.readmits and not self.shard.needs_all:
             self.lose(rank, f"{reason}, and it cannot come back, as no rank keeps the updates that it misses")
+            self.link.fail(rank, TransportError("this rank was put aside and lacks updates: the job goes on without it"))
             return
         hold = self.flow_control.let_go(rank)
         taken = self._do_without(rank, "suspended", reason)

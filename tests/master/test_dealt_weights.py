@@ -117,6 +117,15 @@ def test_a_resumed_run_may_have_another_topology(tmp_path: Path, settings: dict[
     assert differences(whole, trained(tmp_path / "parts", 6, then, settings, resume=True)) == []
 
 
+@pytest.mark.parametrize("topology", [DEALT, SHARED, SERVED])
+def test_a_run_whose_optimizer_has_no_memory_is_resumed(tmp_path: Path, topology: str) -> None:
+    settings = {"scheme": "onebit", "lr": 0.01}
+    whole = trained(tmp_path / "whole", 4, CENTRAL, settings)
+    assert not whole.tensors(checkpoint.OPTIMIZER)
+    trained(tmp_path / "parts", 2, topology, settings)
+    assert differences(whole, trained(tmp_path / "parts", 4, topology, settings, resume=True)) == []
+
+
 @pytest.mark.parametrize(("task", "optimizer"), [(Decays, "adamw"), (Adapts, "task")])
 def test_parameter_groups_and_an_own_optimizer_are_those_of_the_task(tmp_path: Path, task: Any, optimizer: str) -> None:
     settings = {"scheme": "dense", "optimizer": optimizer, "lr": 0.01}

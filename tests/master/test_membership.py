@@ -93,6 +93,19 @@ def test_behind_the_last_round_only_who_owes_something_is_put_aside(tmp_path: Pa
     assert found.members.live == ({1, 2} if seconds_taken < 100 else frozenset())
 
 
+@pytest.mark.parametrize(("missing", "live"), [({2}, {1, 3}), ({2, 9}, {1, 2, 3})])
+def test_workers_that_may_lack_weights_of_a_missing_server_are_not_put_aside_before_it_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: set[int], live: set[int]
+) -> None:
+    monkeypatch.setattr(Shard, "holders", frozenset({9}))
+    monkeypatch.setattr(Shard, "missing", frozenset(missing))
+    seconds = [0.0]
+    found = membership(tmp_path, seconds)
+    seconds[0] = 6.5
+    found.on_overdue(frozenset(), held=False)
+    assert found.members.live == live
+
+
 def test_a_silent_worker_is_lost_where_it_cannot_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shard, "readmits", False)
     seconds = [0.0]
@@ -109,11 +122,11 @@ def test_a_silent_worker_is_lost_where_it_cannot_come_back(tmp_path: Path, monke
     assert told["reason"].startswith("not heard of for 6.5 s, and it cannot come back")
 
 
-@pytest.mark.parametrize(("is_remote", "stops"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("readmits", "stops"), [(True, True), (False, False)])
 def test_without_any_worker_no_stop_with_a_checkpoint_is_promised_if_the_weights_were_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool, stops: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readmits: bool, stops: bool
 ) -> None:
-    monkeypatch.setattr(Shard, "is_remote", is_remote)
+    monkeypatch.setattr(Shard, "readmits", readmits)
     found = membership(tmp_path, [0.0])
     for rank in (3, 1, 2):
         found.lose(rank, "it was killed")

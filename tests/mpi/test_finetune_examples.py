@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -55,9 +56,10 @@ print("trained")
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Return a file with a part of the documentation: 112 rows of tokens to train on, and 12 to evaluate on."""
-    path = tmp_path / "text.txt"
-    path.write_bytes((ROOT / "docs" / "architecture.md").read_bytes()[: 64 * 124])
+    """Return a file of words drawn by a seed: 112 rows of tokens to train on, and 12 to evaluate on."""
+    path, draw = tmp_path / "text.txt", random.Random(1)
+    words = ["".join(draw.choices("aeiorstln", k=draw.randint(2, 7))) for _ in range(40)]
+    path.write_bytes(" ".join(draw.choices(words, k=3000)).encode()[: 64 * 124])
     return path
 
 

@@ -40,6 +40,7 @@ class Rounds(Generic[T]):
 
     needs_all = False  # no round needs a worker that is withdrawn
     readmits, is_remote = True, False
+    holders: frozenset[int] = frozenset()  # no other rank has weights
 
     def __init__(
         self, slots: Iterable[Slot], rule: Rule, *, by_rank: bool, add: Callable[[T], None], close: Callable[[Slot], None]

@@ -38,6 +38,7 @@ from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 
 Tensors = dict[str, torch.Tensor]
+_STATE_MODELS, _LEAST_RATE = 5, 1e6  # sizes of the weights in a state, and bytes a second: a state may take this much longer
 _MISSING_SECONDS = 5.0  # a shard that does not answer within this time holds up the round itself
 
 
@@ -55,7 +56,7 @@ class DistributedShard:
 
     If shards have different groups, the run cannot go on without a rank that has one, nor without any worker if workers have
     shards: `withdraw` raises TransportError, and so does `force`. If all shards have the same groups, `withdraw` has them agree
-    on the gradients of the lost rank in the open round, and tells this rank to leave: it would need weights and memories of all
+    on the gradients of the lost rank in the open round. This rank cannot come back: it would need weights and memories of all
     versions that it misses.
     """
 
@@ -190,7 +191,6 @@ class DistributedShard:
             withdraw_from_all(self._calls, rank, self._link.job, self._patience, is_open=any(self._unfinished.values()))
         except WireError as error:
             raise broken(rank if error.source is None else error.source, error) from error
-        self._link.fail(rank, TransportError("this rank was put aside and lacks updates: the job goes on without it"))
         for event in self._copied.withdraw(rank):
             self._link.inbox.post(event)
         if (found := self._norm.withdraw(rank)) is not None:
@@ -415,9 +415,10 @@ class DistributedShard:
 
     def _answers_with_state(self) -> dict[int, Frame]:
         """Return the answers with the state of all groups. If all shards are alike, another one speaks for one that is lost."""
+        patience = self._patience + _STATE_MODELS * 4 * self._plan.size / _LEAST_RATE
         if not self._copied.exist:
-            return self._calls.ask("state", self._patience)
+            return self._calls.ask("state", patience)
         for rank in self._calls.ranks:
-            if answers := self._calls.ask("state", self._patience, to=[rank]):
+            if answers := self._calls.ask("state", patience, to=[rank]):
                 return answers
         raise self._calls.cannot_go_on("any of its workers")

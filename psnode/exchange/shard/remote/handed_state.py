@@ -27,9 +27,9 @@ class HandedState(Checkpoint):
     def of(cls, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> HandedState:
         """Return the state made of tensors by file and of entries of the manifest, `step` among them.
 
-        At step 0 the optimizer has no memories yet, and a file without tensors is not handed over.
+        An optimizer may have no memories, and a file without tensors is not handed over.
         """
-        known = {OPTIMIZER: Tensors(), **files} if facts["step"] == 0 else files
+        known = {OPTIMIZER: Tensors(), **files}
         return cls(Path("the state from the master"), int(facts["step"]), {**facts, "layout": LAYOUT}, files=known)
 
     def tensors(self, name: str) -> Tensors:

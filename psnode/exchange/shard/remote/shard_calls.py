@@ -98,7 +98,7 @@ class ShardCalls:
             inbox.put_back(others)
         if silent and patient and self._needs_all:
             names = ", ".join(f"rank {rank}" for rank in silent)
-            raise self.cannot_go_on(f"{names}, silent for {seconds:g} s")
+            raise self.cannot_go_on(f"{names}, silent for {seconds:.3g} s")
         return found
 
     def results(self, name: str, seconds: float, *, patient: bool = True, **arguments: Any) -> dict[int, Any]:

@@ -272,7 +272,7 @@ def test_a_step_that_was_left_out_is_left_out_by_all_though_one_alone_has_heard_
     assert job.closed() == [[1, 3, 4], [1, 3, 4], [1, 2, 3, 4]]
 
 
-def test_a_silent_worker_is_told_to_leave_and_what_it_sends_later_is_dropped(make: Any) -> None:
+def test_what_a_silent_worker_sends_later_is_dropped(make: Any) -> None:
     job = make(3)
     job.send(2, [1], [0])
     for rank in (1, 3):
@@ -281,8 +281,6 @@ def test_a_silent_worker_is_told_to_leave_and_what_it_sends_later_is_dropped(mak
     job.shard.withdraw(2)
     job.send(2, [1, 2, 3])
     assert job.closed() == [[1, 2, 3], [1, 3], [1, 3]]
-    with pytest.raises(RemoteFailureError, match="was put aside and lacks updates"):
-        FrameChannel(job.ends[2]).next(PATIENCE)
     event = wire.unpack(wire.pack(Kind.EVENT, b"[]", sender=2, job=0), job=0)
     assert job.shard.take(event) is None
 
