@@ -295,6 +295,8 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert run(config(tmp_path / "run", resume=True)) == 0
     after = summary(tmp_path / "run")
     apart = {"final_loss": None, "peak_memory_bytes": None, "worker_peak_memory_bytes": None}
+    apart |= {"link_bytes": None}  # of the steps since the last start, of which there are none
+    assert after["link_bytes"]["steps"] == 0
     assert {**after, **apart} == {**before, **apart}
 
 
