@@ -221,7 +221,7 @@ def test_a_flush_takes_two_orders_and_one_more_for_every_worker_that_passes_fram
     assert job.shard._calls._number == before + 4
 
 
-def test_a_death_between_two_rounds_asks_nobody(make: Any) -> None:
+def test_a_death_between_two_rounds_asks_no_shard(make: Any) -> None:
     job = make(3)
     for rank in job.workers:
         job.send(rank, job.workers)

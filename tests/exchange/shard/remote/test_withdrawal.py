@@ -271,7 +271,7 @@ def test_a_worker_that_dies_anywhere_in_a_round_counts_at_all_survivors_or_at_no
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_a_second_death_in_the_middle_of_the_withdrawal_parts_nobody(early: bool) -> None:
+def test_a_second_death_in_the_middle_of_the_withdrawal_parts_no_survivors(early: bool) -> None:
     first, second = sends(3, [1, 2, 4], 1), sends(2, [1, 3, 4], 1)
     for number in range(len(first) + 1):
         for other in (0, 2):
