@@ -38,28 +38,43 @@ class Dies(Classification):
         loss, outputs = super().loss(model, batch)
         self._left -= model.training
         if self._left == 0:
-            _reach(self._reaches)
-            next(model.parameters()).register_hook(_die if self._reaches == 0 else _die_later)
+            sends = _reach(self._reaches)
+            groups = len({name.rpartition(".")[0] for name, _ in model.named_parameters()})  # one for each layer
+
+            def die(gradient: torch.Tensor) -> None:
+                if self._reaches:  # the frames of all other layers are there first
+                    _await(sends, groups - 1)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            next(model.parameters()).register_hook(die)
         return loss, outputs
 
 
-def _die(gradient: torch.Tensor) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _await(sends: list[list[Pending]], count: int) -> None:
+    """Block until `count` frames have left."""
+    end = time.monotonic() + 120
+    while len(sends) < count or not all(each.done for sent in sends for each in sent):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{len(sends)} of {count} frames have left")
+        time.sleep(0.01)
+    time.sleep(1.0)  # a frame that has left this process may still be in buffers
 
 
-def _die_later(gradient: torch.Tensor) -> None:
-    time.sleep(1.0)  # until the groups that were finished before have left
-    _die(gradient)
+def _reach(count: int) -> list[list[Pending]]:
+    """Have each frame that goes to several ranks reach the first `count` of them, as if the process died in between.
 
-
-def _reach(count: int) -> None:
-    """Have each frame that goes to several ranks reach the first `count` of them, as if the process died in between."""
-    send = FrameChannel.send_frame
+    Returns the sends of these frames, by frame, as they are made.
+    """
+    send, found = FrameChannel.send_frame, list[list[Pending]]()
 
     def sent(link: FrameChannel, ranks: int | Sequence[int], frame: Bytes, tag: int | None = None) -> list[Pending]:
-        return send(link, ranks if isinstance(ranks, int) else ranks[: count or None], frame, tag)
+        if isinstance(ranks, int):
+            return send(link, ranks, frame, tag)
+        found.append(send(link, ranks[: count or None], frame, tag))
+        return found[-1]
 
     FrameChannel.send_frame = sent  # type: ignore[method-assign]
+    return found
 
 
 def flags(rank: int, batch: int, reaches: int = 0) -> list[str]:

@@ -12,9 +12,7 @@ import pytest
 
 from psnode.records import checkpoint
 from psnode.records.history import violations
-from psnode.records.metrics import read_records
-from tests import halting
-from tests.faults.test_lost_roots import flags_of, unbroken, weights
+from tests.faults.test_lost_roots import check_restart, flags_of
 
 pytestmark = pytest.mark.serial
 
@@ -29,28 +27,13 @@ def told(job: Any) -> list[tuple[str, int]]:
 
 
 def test_a_job_that_loses_a_server_is_started_again_and_ends_as_an_unbroken_one(launched: Launched, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    flags = [*flags_of(SERVED), "--max-steps", "40", "--eval-freq", "5", *halting.flags(20, gate)]
-    job = launched(3, *flags, launch=["--restarts", "1", "--kill-after", "3"])
-    job.wait_for_step(16)
-    os.kill(job.pid(SERVER), signal.SIGKILL)
-    gate.touch()
-    code, out = job.end()
-    assert code == 0, out
-    assert REASON in out
-    assert "started again from its last checkpoint (1 of 1)" in out
-    assert violations(job.train_dir) == []
-    starts = [line["step"] for line in read_records(job.train_dir / "history.jsonl") if "parameters" in line]
-    assert len(starts) == 2
-    assert starts[1] >= 10
-    expected = unbroken(tmp_path / "unbroken", **halting.settings(20, gate))
-    assert [name for name, value in weights(job.train_dir).items() if not value.equal(expected[name])] == []
+    check_restart(launched, tmp_path, SERVED, SERVER, REASON)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_without_restarts_the_error_names_the_server_and_the_remedies(launched: Launched, number: signal.Signals) -> None:
-    flags = [*flags_of(SERVED)[:-1], "--max-steps", "100000", "--pause-deadline", "4"]
-    job = launched(3, *flags, launch=["--kill-after", "3"], deadline="2")
+    flags = [*flags_of(SERVED)[:-1], "--max-steps", "100000", "--pause-deadline", "20"]
+    job = launched(3, *flags, launch=["--kill-after", "3"], deadline="10")
     job.wait_for_step(5)
     os.kill(job.pid(SERVER), number)
     code, out = job.end()
@@ -75,8 +58,8 @@ def test_a_job_goes_on_without_a_worker(launched: Launched) -> None:
 
 
 def test_a_silent_worker_is_suspended_and_comes_back_with_the_weights_of_all_servers(launched: Launched) -> None:
-    flags = [*flags_of(SERVED), "--max-steps", "100000", "--hash-every", "1", "--pause-deadline", "4"]
-    job = launched(3, *flags, launch=["--kill-after", "3"], deadline="2")
+    flags = [*flags_of(SERVED), "--max-steps", "100000", "--hash-every", "1", "--pause-deadline", "20"]
+    job = launched(3, *flags, launch=["--kill-after", "3"], deadline="10")
     job.wait_for_step(10)
     os.kill(pid := job.pid(1), signal.SIGSTOP)
     job.wait_for_record(after=10, contributing=2)
