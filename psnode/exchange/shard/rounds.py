@@ -38,10 +38,6 @@ class Rounds(Generic[T]):
     the rule finds them at once.
     """
 
-    needs_all = False  # no round needs a worker that is withdrawn
-    readmits, is_remote = True, False
-    holders: frozenset[int] = frozenset()  # no other rank has weights
-
     def __init__(
         self, slots: Iterable[Slot], rule: Rule, *, by_rank: bool, add: Callable[[T], None], close: Callable[[Slot], None]
     ) -> None:

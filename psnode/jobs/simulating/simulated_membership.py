@@ -68,7 +68,11 @@ class _Questions:
 
 
 class SimulatedRounds(Rounds[Origin]):
-    """Rounds of a job whose weights all come straight from the master."""
+    """Rounds of a job whose weights all come straight from the master, with what its membership asks of a shard's handle."""
+
+    needs_all = False  # no round needs a worker that is withdrawn
+    readmits, is_remote = True, False
+    holders: frozenset[int] = frozenset()  # no other rank has weights
 
     def behind(self, rank: int) -> frozenset[int]:
         """Return the ranks to which weights come by way of `rank`: none."""
