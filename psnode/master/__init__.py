@@ -23,7 +23,7 @@ from psnode.exchange.footprint import Footprint, footprint
 from psnode.exchange.machine import Machine
 from psnode.exchange.routes.refusals import refuse_other_roots, refuse_unlike_processors
 from psnode.exchange.routes.route import Route
-from psnode.exchange.routes.topologies import passed_on, routes_of
+from psnode.exchange.routes.topologies import routes_of
 from psnode.exchange.shard.consistency import Rule, rule_of
 from psnode.exchange.shard.remote.distributed_shard import DistributedShard
 from psnode.exchange.shard.shard import Shard
@@ -36,7 +36,7 @@ from psnode.master.events import Events
 from psnode.master.example_dealing import ExampleDealing, applied_before
 from psnode.master.heartbeat import Heartbeat
 from psnode.master.job_state import JobState
-from psnode.master.lines.downlink_notice import DownlinkNotice
+from psnode.master.lines.downlink_notice import notice_of
 from psnode.master.lines.opening import tell_of_the_bytes, tell_of_the_run
 from psnode.master.lines.progress import Fanout, progress
 from psnode.master.link_bytes import LinkBytes
@@ -196,11 +196,7 @@ def _run(
         )  # fmt: skip
         views = [] if config.quiet else [progress(plan.size, step, dealing.last_step, config.log_interval)]
         loggers.begin(config, step)
-        dealt = shard.is_remote and not layout.servers
-        linked = {*workers, *(root for route in routes for root in route.roots)} if dealt else workers
-        notice = DownlinkNotice(
-            run.scheme, recorder, len(linked), servers=1 + layout.servers, dealt=dealt, passed_on=passed_on(routes)
-        )
+        notice = notice_of(run.scheme, recorder, layout, routes)
         with Fanout(RunLog(run.path), loggers, *views, notice) as observer:
             pending = PendingCheckpoints(
                 run, shard, model, plan, tracer, events, workers=len(workers), rounds_go_on=rule.rounds_go_on,

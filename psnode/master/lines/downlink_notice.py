@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from psnode.config.names import DENSE
 from psnode.config.scheme import Scheme
+from psnode.exchange.routes.route import Route
+from psnode.exchange.routes.topologies import passed_on
 from psnode.master.recorder import StepRecorder
+from psnode.plans.roles import MASTER, Layout
 from psnode.records.metrics import StepRecord
 
 _LOG = logging.getLogger(__name__)
@@ -49,6 +53,14 @@ class DownlinkNotice:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def notice_of(scheme: Scheme, recorder: StepRecorder, layout: Layout, routes: Sequence[Route]) -> DownlinkNotice:
+    """Return the notice for a job of `layout` on `routes`."""
+    roots = {root for route in routes for root in route.roots}
+    dealt = bool(roots - {MASTER}) and not layout.servers
+    ranks = roots.union(layout.computing) if dealt else layout.computing
+    return DownlinkNotice(scheme, recorder, len(ranks), servers=1 + layout.servers, dealt=dealt, passed_on=passed_on(routes))
 
 
 def line(
