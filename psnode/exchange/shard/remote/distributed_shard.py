@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +13,7 @@ from psnode.errors import TransportError, WireError
 from psnode.exchange.routes.route import Route
 from psnode.exchange.shard.remote.copied_groups import CopiedGroups
 from psnode.exchange.shard.remote.fetched_state import FetchedState
-from psnode.exchange.shard.remote.gathered_state import files_of
+from psnode.exchange.shard.remote.gathered_state import starting_state
 from psnode.exchange.shard.remote.own_shard import OwnShard
 from psnode.exchange.shard.remote.shard_calls import ShardCalls, broken
 from psnode.exchange.shard.remote.shard_messages import (
@@ -23,10 +22,11 @@ from psnode.exchange.shard.remote.shard_messages import (
     unpack_event,
 )
 from psnode.exchange.shard.remote.shared_norm import FoundNorm, NormOfShards
+from psnode.exchange.shard.remote.sound_events import fits
 from psnode.exchange.shard.remote.withdrawal import withdraw_from_all
 from psnode.exchange.shard.shard import Shard
-from psnode.exchange.shard.shard_events import GroupClosed, NotApplied, Refused, Scaled, Squares, Took
-from psnode.exchange.shard.state import ShardState, own_tensors
+from psnode.exchange.shard.shard_events import GroupClosed, Squares, Took
+from psnode.exchange.shard.state import ShardState
 from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.groups import Plan
 from psnode.plans.part import PlanPart, part_of
@@ -118,18 +118,8 @@ class DistributedShard:
             if self._found is not None or rank in lacks:
                 alike.setdefault(tuple(part.groups), []).append(rank)
         for ranks in alike.values():
-            part = self._parts[ranks[0]]
-            if self._found is not None:
-                self._hand(ranks, files_of(part, self._found), self._found.facts)
-            else:
-                state = self._weights.state()
-                model = own_tensors(part, {name: state[name] for name in self._plan.slices()}, memories=False)
-                replica = {f"replica/{name}": value.reshape(-1) for name, value in model.items()}
-                self._hand(ranks, {checkpoint.MODEL: model, checkpoint.REPLICA: replica, checkpoint.OPTIMIZER: {}}, {"step": 0})
-
-    def _hand(self, ranks: Sequence[int], files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
-        kept = {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
-        self._link.send(ranks, Kind.STATE, pack_files(files, kept), tag=SHARD_TAG)
+            files, facts = starting_state(self._parts[ranks[0]], self._found, self._weights)
+            self._link.send(ranks, Kind.STATE, pack_files(files, facts), tag=SHARD_TAG)
 
     # rounds
 
@@ -316,26 +306,10 @@ class DistributedShard:
 
     def _check(self, event: ShardEvent, sender: int) -> None:
         """Raise WireError for an event that the shard of rank `sender` cannot have had in the open round."""
-        open_groups = self._unfinished.get(sender, set())
-        match event:
-            case GroupClosed():
-                sound = event.group in open_groups and event.version == self._round.number and event.nbytes >= 0
-                ranks = {added.rank for added in event.added} | {clipped.rank for clipped in event.clipped}
-                sound = sound and ranks <= self._ranks
-                sound = sound and all(0 <= clipped.factor < 1 for clipped in event.clipped)
-            case Squares():
-                sound = set(event.squares) == set(self._parts[sender].groups) if sender in self._parts else False
-                sound = sound and not self._norm.has(sender)
-                sound = sound and all(0 <= square < math.inf for square in event.squares.values())
-            case Refused() | Scaled():
-                sound = event.group in open_groups and event.sender in self._ranks
-            case NotApplied():
-                sound = event.group in open_groups
-            case Took():
-                sound = sender in self._parts and all(0 <= value < math.inf for value in event.seconds.values())
-                sound = sound and event.received >= 0
-            case _:
-                sound = sender in self._parts
+        sound = sender in self._parts and fits(
+            event, self._parts[sender], self._unfinished.get(sender, set()), self._round.number, self._ranks,
+            summed=self._norm.has(sender),
+        )  # fmt: skip
         if not sound:
             raise WireError(f"{type(event).__name__} does not fit the open round", sender)
 

@@ -6,12 +6,14 @@ psnode.exchange.shard.state.own_tensors cuts; `joined` is its inverse.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from psnode.errors import WireError
 from psnode.exchange.shard.handle import StateHandle
 from psnode.exchange.shard.state import own_tensors
+from psnode.exchange.update.served_model import ServedModel
 from psnode.plans.part import PlanPart
 from psnode.records import checkpoint, state_names
 from psnode.records.checkpoint import Checkpoint
@@ -30,6 +32,19 @@ def state_files(shard: StateHandle) -> dict[str, Tensors]:
         checkpoint.EMA: state.average,
         checkpoint.NORMS: shard.norms(),
     }
+
+
+def starting_state(part: PlanPart, found: Checkpoint | None, weights: ServedModel) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """Return the tensors with which a shard of `part` starts, by file of a checkpoint, and facts of the manifest.
+
+    They are those of the checkpoint `found`; without one, `weights` at step 0. CheckpointError for a damaged file.
+    """
+    if found is not None:
+        return files_of(part, found), {key: value for key, value in found.facts.items() if isinstance(value, int | float | str)}
+    state = weights.state()
+    model = own_tensors(part, {name: state[name] for name in part.whole.slices()}, memories=False)
+    replica = {f"replica/{name}": value.reshape(-1) for name, value in model.items()}
+    return {checkpoint.MODEL: model, checkpoint.REPLICA: replica, checkpoint.OPTIMIZER: {}}, {"step": 0}
 
 
 def files_of(part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:
