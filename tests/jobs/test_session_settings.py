@@ -41,6 +41,13 @@ def test_settings_come_by_name_or_by_variable(tmp_path: Path, monkeypatch: pytes
     assert config(tmp_path, lr=0.5).lr == 0.5
 
 
+@pytest.mark.parametrize("topology", ["mesh", "mesh:master=auto"])
+def test_groups_of_weights_that_are_dealt_have_the_size_that_fits_the_workers(tmp_path: Path, topology: str) -> None:
+    """The job chooses it from the model and the number of workers, without trial steps."""
+    assert config(tmp_path, topology=topology).group_bytes == 0
+    assert config(tmp_path, topology=topology, group_bytes=70_000).group_bytes == 70_000
+
+
 @pytest.mark.parametrize(("given", "least"), [({}, 3), ({"spares": 1}, 2), ({"min_workers": 1}, 1)])
 def test_all_workers_are_needed_unless_the_program_says_how_many(tmp_path: Path, given: dict[str, Any], least: int) -> None:
     assert config(tmp_path, **given).min_workers == least

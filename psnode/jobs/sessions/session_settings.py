@@ -15,6 +15,7 @@ from psnode.config.names import PASSED
 from psnode.config.schedules import OWN
 from psnode.config.train_settings import BY_RULE, BY_TRIAL
 from psnode.errors import ConfigurationError
+from psnode.exchange.routes.topologies import is_central
 from psnode.jobs.job import stated_threads
 from psnode.jobs.sessions.words import resumed_automatically
 from psnode.plans.roles import Layout
@@ -122,8 +123,9 @@ def configured(model: torch.nn.Module, given: Mapping[str, Any], here: WorldRank
     # the default in a session is all workers; min_workers of a run to resume is ignored
     if "min_workers" not in given and known["min_workers"].variable not in os.environ:
         config = replace(config, min_workers=max(1, Layout.of(here.size, config.spares).workers))
-    # choosing group_bytes by trial steps would need passes that only the program can run
-    if config.plan == BY_RULE and config.group_by == "bytes" and not config.group_bytes and not config.resume:
+    # choosing group_bytes by trial steps would need passes that only the program can run; where weights are dealt there are none
+    tried = config.plan == BY_RULE and config.group_by == "bytes" and is_central(config.topology)
+    if tried and not config.group_bytes and not config.resume:
         config = replace(config, group_bytes=DEFAULT_GROUP_BYTES)
     config = replace(config, local=1 if alone else None)
     return replace(config, threads=config.threads or stated_threads(config))
