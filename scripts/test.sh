@@ -26,5 +26,6 @@ types=$!
 "$bin/python" -m compileall -q psnode studies tools/ec2 # else every process does, if it may not write bytecode
 "$bin/python" scripts/compile_kernels.py || failed=1
 wait "$types" || failed=1
-"$bin/python" -m pytest -n 2 --dist loadgroup || failed=$?
+# a worker of pytest-xdist that ends in the midst is not replaced: with --dist loadgroup the run would not end any more
+"$bin/python" -m pytest -n 2 --dist loadgroup --max-worker-restart 0 || failed=$?
 exit "$failed"

@@ -23,6 +23,7 @@ import psnode
 from psnode.cli import app
 from psnode.report.run import read
 from psnode.task import Task
+from tests.process_group import lone_group
 from tests.test_docs import PAGES, PYTHON, check, commands, python_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,11 +125,8 @@ def test_the_schedule_of_the_page_is_the_rate_of_every_step(tmp_path: Path) -> N
 @pytest.fixture
 def alone() -> Iterator[None]:
     """Yield with a process group that contains only this process."""
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with lone_group():
+        yield
 
 
 @pytest.mark.usefixtures("alone")

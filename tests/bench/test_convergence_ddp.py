@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed as dist
 
 from psnode.bench.convergence.equal_steps import run
 from psnode.bench.convergence.result_tables import latex, markdown
 from psnode.errors import ConfigurationError, DivergedError
 from psnode.jobs.planning.ddp_hooks import Communication, payload_bytes
+from tests.process_group import lone_group
 
 COMMON = "--max-steps 6 --batch-size 8 --threads 1 --no-tensorboard --lr 0.05 --lr-schedule cosine --weight-decay 0.01"
 PARAMETERS = 431_080  # of LeNet
@@ -46,14 +46,13 @@ def test_halved_gradients_have_half_the_bytes() -> None:
     assert [payload_bytes(Communication.parse(kind), shapes, 1) for kind in ("fp32", "fp16", "bf16")] == [508, 254, 254]
 
 
-def test_the_bytes_of_powersgd_are_those_that_torch_counts(tmp_path: Path) -> None:
+def test_the_bytes_of_powersgd_are_those_that_torch_counts() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
 
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 30), torch.nn.Linear(30, 2))
     shapes = [parameter.shape for parameter in model.parameters()]
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
+    with lone_group():
         trained = DistributedDataParallel(model, bucket_cap_mb=1000)
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         trained.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -62,8 +61,6 @@ def test_the_bytes_of_powersgd_are_those_that_torch_counts(tmp_path: Path) -> No
             before = state.total_numel_after_compression
             trained(torch.ones(3, 1, 8, 8)).sum().backward()
             counts.append(4 * (state.total_numel_after_compression - before))
-    finally:
-        dist.destroy_process_group()
     communication = Communication.parse("powersgd:rank=2,start=2")
     whole = 4 * sum(parameter.numel() for parameter in model.parameters())
     assert counts[:2] == [0, 0]  # torch does not count steps in which it sends whole gradients
