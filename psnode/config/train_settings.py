@@ -28,6 +28,7 @@ OWN = "task"
 # values of --plan other than a file: the rule of psnode.plans.rule, and the fastest of some schemes in trial steps
 BY_RULE, BY_TRIAL = "rule", "auto"
 SHARDED = "sharded:servers="  # of --topology, before the number of servers
+_MOST_LOCAL = 256  # threads of one process, of which each is a rank
 DEFAULT_EPOCHS = 10  # enough for LeNet to pass 97 % on the embedded digits
 
 
@@ -371,7 +372,7 @@ class Config:
         "Run the master and this number of workers in one process, without MPI.",
         metavar="P",
         minimum=1,
-        maximum=256,
+        maximum=_MOST_LOCAL,
         free=True,
     )
     memory_check: bool = option(
@@ -435,6 +436,11 @@ class Config:
             if self.spares:
                 raise ConfigurationError(
                     "--spares has no meaning with --local, whose workers cannot be lost: drop one of the two"
+                )
+            if self.local + self.servers > _MOST_LOCAL:
+                raise ConfigurationError(
+                    f"--local has at most {_MOST_LOCAL} workers and servers in one process, not {self.local} and {self.servers}: "
+                    "name fewer servers in --topology"
                 )
             self.check_workers(self.local)
 

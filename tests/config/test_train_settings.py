@@ -161,6 +161,7 @@ CONTRADICTIONS = [
     ({"download": True}, "--download needs --data-dir"),
     ({"task_option": ("width",)}, "--task-option must be KEY=VALUE, not 'width'"),
     ({"task_option": ("a=1", "a=2")}, "--task-option names a key twice"),
+    ({"local": 2, "topology": "sharded:servers=256"}, "workers and servers in one process, not 2 and 255: name fewer"),
     ({"local": 3, "num_aggregate": 2}, "--num-aggregate must be the number of workers, 3, under bsp, not 2"),
 ]
 
