@@ -106,6 +106,10 @@ class Master:
                 if error.source is None:
                     raise
                 self._membership.reject(error.source, error)
+            except RemoteFailureError as error:  # it came while the shards were asked
+                if error is event or error.failure.loss is None:
+                    raise
+                self._on_failure(error)
             if self._held and not self.pending.in_flight:
                 self._publish()
             if not self._membership.live and self.shard.untouched and not self.job_state.stopping:
@@ -119,6 +123,7 @@ class Master:
     def _prepare(self) -> None:
         """Create the membership, the round boundary and the first round, and send the weights to the ranks that lack them."""
         self._hashes = ReplicaHashes(self.config.hash_every)
+        self._reported: dict[int, int] = {}  # by rank, its last step with a report; the loss of such a step is finite
         # held: the complete version is published once an earlier checkpoint is written; due: it gets a checkpoint
         self._held = self._due = False
         self._added: list[tuple[AddedGradient, ...]] = [()] * len(self.plan.groups)
@@ -256,7 +261,8 @@ class Master:
             live = self._membership.live if newest else frozenset[int]()
             weights, missing = (None, live) if self.shard.is_remote else (self.shard.replica, self.shard.missing)
             self.books.judge(self.soundness.give_up(f"the loss on it is {event.failure.loss} on rank {event.rank}"))
-            raise diverged(self.link, event, live - missing, live, weights if newest else None, self.shard.outlier())
+            finite = (live - missing) | {rank for rank, step in self._reported.items() if step >= event.step}
+            raise diverged(self.link, event, finite, live, weights if newest else None, self.shard.outlier())
         late = event.exit_code == ConfigurationError.exit_code and self.version > self.run.resume_point.step
         if event.exit_code != PsnodeError.exit_code and not late:
             raise event
@@ -348,6 +354,7 @@ class Master:
 
     def _on_report(self, frame: Frame) -> None:
         report = Report.from_bytes(frame.body, frame.sender)
+        self._reported[frame.sender] = frame.step
         self.recorder.up(report.up, frame.step)
         self.recorder.down(report.down, frame.step)
         self.recorder.links.send_gradients(frame.sender, report.up)

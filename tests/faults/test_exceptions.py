@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 
 from psnode.config import Config
 from psnode.errors import DivergedError, PsnodeError
+from psnode.exchange.shard.remote.shard_server import ShardServer
 from psnode.jobs.job import run
+from psnode.protocol.wire import Frame
 from psnode.records import checkpoint
 from psnode.records.history import violations
 from psnode.records.metrics import read_records
@@ -232,6 +235,44 @@ def test_a_loss_that_is_finite_elsewhere_is_told_so(tmp_path: Path) -> None:
     assert caught.value.exit_code == DivergedError.exit_code
     assert "published as step 3 is not finite: nan on rank 2, finite on ranks 1, 3" in message
     assert "lower --lr" not in message
+
+
+class Late(Alone):
+    """In the step in which the loss of Alone is NaN, it comes after `wait` has returned."""
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        super().__init__()
+        self.wait = wait
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, outputs = super().loss(model, batch)
+        if not loss.isfinite():
+            self.wait()
+        return loss, outputs
+
+
+def test_the_losses_of_workers_that_have_reported_before_are_known(tmp_path: Path) -> None:
+    """In a mesh the master sees no gradients, so that only reports tell of finite losses."""
+    with pytest.raises(PsnodeError, match="published as step 3 is not finite: nan on rank 2, finite on ranks 1, 3:"):
+        run(config(tmp_path, topology="mesh"), Late(lambda: time.sleep(2)))
+
+
+def test_a_loss_that_comes_while_the_shards_are_asked_is_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline passes while worker 2 computes, and the shards are asked for whom they wait. They answer after its loss."""
+    asked = threading.Event()
+    task, obey = Late(lambda: asked.wait(60)), ShardServer._obey
+
+    def slow(server: ShardServer, frame: Frame) -> None:
+        if b"missing" in bytes(frame.body) and task.count == 4:
+            asked.set()
+            time.sleep(2)
+        obey(server, frame)
+
+    monkeypatch.setattr(ShardServer, "_obey", slow)
+    with pytest.raises(PsnodeError, match="published as step 3 is not finite: nan on rank 2, finite on ranks 1, 3:") as caught:
+        run(config(tmp_path, topology="mesh", pause_deadline=2.0), task)
+    assert caught.value.exit_code == DivergedError.exit_code
+    assert asked.is_set()
 
 
 class Deserted(Classification):
