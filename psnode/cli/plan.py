@@ -141,8 +141,8 @@ def plan(
     topologies = tuple(topologies) or (USUAL,)
     source = "psnode plan" if fitted is None else f"psnode plan --from {fitted.run.path.name}"
     asked = _Asked(found, search, groups, save_plan, given["plot"], source, explain, not as_json, topologies, given["draw"])
-    if asked.saves and topologies != (USUAL,):
-        raise ConfigurationError(f"--save-plan and --plot know --topology {USUAL} alone: leave them out")
+    if asked.plot is not None and topologies != (USUAL,):
+        raise ConfigurationError(f"--plot knows --topology {USUAL} alone: leave it out")
     asked.show(heading(found), *([] if fitted is None else refit_table.lines(fitted)))
     limit = limit_of(found, scenario, topologies)
     results = [_at_rate(asked, text, replace(scenario, rate=rate)) for text, rate in speeds.items()]
@@ -259,7 +259,7 @@ def _at_rate(asked: _Asked, rate: str, scenario: Scenario) -> dict[str, Any]:
         return found | {"groups": _of_groups(asked, asked.search, rate, scenario, verdict)}
     if asked.saves:
         row = chosen(rows, verdict)
-        _save(plan_file(asked.profile, row, verdict, scenario, f"{asked.source}, {rate}"), asked, row.name)
+        _save(plan_file(asked.profile, row, verdict, scenario, f"{asked.source}, {rate}"), asked, row.label)
     if asked.draw is not None:
         _draw(asked, asked.draw, chosen(rows, verdict), scenario.workers)
     return found

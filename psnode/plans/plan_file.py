@@ -15,12 +15,15 @@ from psnode.config.names import names_codec_file
 from psnode.config.plain_json import to_json
 from psnode.config.resolve import resolve
 from psnode.config.schemes import SETTINGS
+from psnode.config.train_settings import servers_in
 from psnode.errors import ConfigurationError
 from psnode.plans.coding import Coding
 from psnode.plans.groups import Plan
 from psnode.plans.prediction import Prediction
 
-FORMAT = 1
+FORMAT = 2
+_FIRST_FORMAT = 1  # that of plans for the usual topology, which earlier versions can read
+_USUAL = Config().topology
 _GROUPING = ("small_tensors", "min_compress_bytes", "group_by", "group_bytes")  # settings by which the rule makes a plan
 
 
@@ -29,22 +32,26 @@ class PlanFile:
     """A plan for one model.
 
     `settings`: those of psnode.config.schemes.SETTINGS that make the plan's scheme, by name. `prediction`: that of the step, None
-    if nothing was predicted. `told`: lines about the choice, for people.
+    if nothing was predicted. `told`: lines about the choice, for people. `topology`: the setting under which the step was
+    predicted, and under which the plan is used.
     """
 
     plan: Plan
     settings: Mapping[str, Any]
     prediction: Prediction | None = None
     told: tuple[str, ...] = ()
+    topology: str = _USUAL
     _path: Path = field(default=Path("-"), compare=False)
 
     def save(self, file: Path) -> None:
         """Write the file as JSON, creating its folder if needed. Raises ConfigurationError if that fails."""
         prediction = None if self.prediction is None else self.prediction.to_dict()
         content = {
-            "format": FORMAT, "psnode": psnode.__version__, "told": self.told, "settings": self.settings,
+            "format": _FIRST_FORMAT, "psnode": psnode.__version__, "told": self.told, "settings": self.settings,
             "prediction": prediction, "plan": self.plan.to_dict(),
         }  # fmt: skip
+        if self.topology != _USUAL:
+            content |= {"format": FORMAT, "topology": self.topology}
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(to_json(content, indent=1) + "\n")
@@ -56,15 +63,16 @@ class PlanFile:
         """Return a saved plan. Raises ConfigurationError if `file` has another format."""
         try:
             found = read_json(file)
-            if found["format"] != FORMAT:
+            if found["format"] not in (_FIRST_FORMAT, FORMAT):
                 raise ValueError(f"its format is {found['format']!r}, not {FORMAT}")
             given = dict(found["settings"])
             if strange := sorted(given.keys() - set(SETTINGS)):
                 raise ValueError(f"{strange[0]} is no setting of a scheme")
             said = found["prediction"]
             prediction = None if said is None else Prediction.from_dict(said)
-            loaded = cls(Plan.from_dict(found["plan"]), given, prediction, tuple(map(str, found["told"])), file)
-            Config(**given)
+            topology = found["topology"] if found["format"] == FORMAT else _USUAL
+            loaded = cls(Plan.from_dict(found["plan"]), given, prediction, tuple(map(str, found["told"])), topology, file)
+            Config(**given, topology=topology)
             if len(loaded.plan.slices()) < len(loaded.plan.tensors):
                 raise ValueError("a tensor has two places")
         except OSError as error:
@@ -89,6 +97,7 @@ class PlanFile:
                 raise ConfigurationError(
                     f"--plan {self._path} has {settings()[name].flag} {own}, not {asked}: leave one of the two out"
                 )
+        topology = self._topology_beside(config)
         for name in () if config.resume else _GROUPING:  # a resumed run has recorded its own
             if getattr(config, name) != getattr(usual, name):
                 raise ConfigurationError(f"--plan {self._path} has groups of its own: leave {settings()[name].flag} out")
@@ -98,7 +107,25 @@ class PlanFile:
                 f"--plan {self._path} executes the code of {codec}: name it with --codec as well, if you trust it"
             )
         groups = {name: getattr(usual, name) for name in _GROUPING}
-        return replace(config, train_dir=config.directory, **groups, **self.settings)
+        return replace(config, train_dir=config.directory, topology=topology, **groups, **self.settings)
+
+    def _topology_beside(self, config: Config) -> str:
+        """Return the topology of a run with `config`: the plan's, unless the plan is for the usual one.
+
+        Raises ConfigurationError if `config` names another one, or does not name one whose servers are ranks of their own: they
+        would not have been started.
+        """
+        if self.topology in (_USUAL, config.topology):
+            return config.topology
+        if config.topology != _USUAL:
+            raise ConfigurationError(
+                f"--plan {self._path} has --topology {self.topology}, not {config.topology}: leave one of the two out"
+            )
+        if servers_in(self.topology):
+            raise ConfigurationError(
+                f"--plan {self._path} has --topology {self.topology}: name it as well, so that its servers are started"
+            )
+        return self.topology
 
     def coding(self, config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Coding:
         """Return the coding under `config`, which has the plan's settings, of a model with trained tensors of these `shapes`.

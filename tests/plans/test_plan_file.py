@@ -145,6 +145,54 @@ def test_a_prediction_of_a_run_whose_weights_are_all_on_rank_0_is_left_out_of_ot
     assert "predicts steps of 2 workers, not of 2 under --topology mesh" in event["reason"]
 
 
+def test_a_plan_for_a_topology_is_followed_under_it_and_its_prediction_stands_beside_the_steps(tmp_path: Path) -> None:
+    """The weights are those of a run with both on the command line. A resumed run needs neither the file nor the flag."""
+    plan = by_rule(replace(MODEL, group_by="layer"))
+    file, plain = tmp_path / "plan.json", saved(tmp_path / "plain.json", plan, prediction=None)
+    PlanFile(plan, {"scheme": "qsgd"}, PREDICTION, (), "mesh").save(file)
+    assert PlanFile.load(file).topology == "mesh"
+    assert run(replace(MODEL, train_dir=tmp_path / "both", plan=plain, topology="mesh")) == 0
+    config = replace(MODEL, train_dir=tmp_path / "run", plan=str(file))
+    assert run(replace(config, stop_after=5)) == 0
+    file.unlink()
+    assert run(replace(config, resume=True)) == 0
+    record, summary = of(tmp_path / "run", "config.json"), of(tmp_path / "run")
+    assert record["config"]["topology"] == "mesh"
+    assert summary["model_hash"] == of(tmp_path / "both")["model_hash"]
+    assert summary["link_bytes"]["ranks"]["0"]["weights_out"] == 0
+    assert summary["prediction"]["source"] == "a guess"
+
+
+def test_a_plan_for_the_usual_topology_can_be_read_by_earlier_versions(tmp_path: Path) -> None:
+    saved(tmp_path / "plan.json", by_rule())
+    found = of(tmp_path, "plan.json")
+    assert found["format"] == 1
+    assert "topology" not in found
+
+
+@pytest.mark.parametrize(
+    ("topology", "given", "problem"),
+    [
+        ("mesh", "gather", "has --topology mesh, not gather: leave one of the two out"),
+        ("sharded:servers=2", "star", "has --topology sharded:servers=2: name it as well, so that its servers are started"),
+        ("net", "star", "holds no plan .*--topology"),
+    ],
+)
+def test_a_topology_that_cannot_be_followed_is_refused(tmp_path: Path, topology: str, given: str, problem: str) -> None:
+    file = tmp_path / "plan.json"
+    PlanFile(by_rule(), {"scheme": "qsgd"}, None, (), topology).save(file)
+    with pytest.raises(ConfigurationError, match=problem):
+        run(replace(MODEL, train_dir=tmp_path / "run", plan=str(file), topology=given))
+    assert not (tmp_path / "run" / METRICS).exists()
+
+
+def test_servers_of_a_plan_are_started_if_they_are_named(tmp_path: Path) -> None:
+    file, topology = tmp_path / "plan.json", "sharded:servers=2"
+    PlanFile(by_rule(replace(MODEL, group_by="layer")), {"scheme": "qsgd"}, PREDICTION, (), topology).save(file)
+    assert run(replace(MODEL, train_dir=tmp_path / "run", plan=str(file), topology=topology)) == 0
+    assert of(tmp_path / "run")["prediction"]["source"] == "a guess"
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

@@ -8,8 +8,8 @@ from psnode.errors import ConfigurationError
 from psnode.jobs.planning.forecast import CompressionVerdict, Forecast, sentences, usual
 from psnode.jobs.planning.job_step import step_spans
 from psnode.jobs.planning.profile import Profile
+from psnode.jobs.planning.routing.routed_groups import USUAL, routed
 from psnode.jobs.planning.scenario import Scenario
-from psnode.plans.groups import Plan
 from psnode.plans.plan_file import PlanFile
 from psnode.plans.prediction import Prediction
 
@@ -28,12 +28,12 @@ def chosen(rows: Sequence[Forecast], verdict: CompressionVerdict) -> Forecast:
 def plan_file(profile: Profile, row: Forecast, verdict: CompressionVerdict, scenario: Scenario, source: str) -> PlanFile:
     """Return the plan file of a forecast in a scenario. `source`: the origin of its prediction, for people.
 
-    Raises ConfigurationError if the profile is of an earlier version, which kept no plans.
+    Only the prediction of a step under the usual topology has spans. Raises ConfigurationError if the profile is of an earlier
+    version, which kept no plans.
     """
     costs = profile.schemes[row.name]
-    if not costs.plan:
-        raise ConfigurationError("this profile holds no plans, since an earlier version wrote it: measure again")
-    told = [f"{row.name}, of {profile.model}", *sentences(verdict)]
-    spans = step_spans(profile, costs, scenario)
+    told = [f"{row.label}, of {profile.model}", *sentences(verdict)]
+    groups = routed(profile, row.name, row.topology, scenario.workers)
+    spans = step_spans(profile, costs, scenario) if row.topology == USUAL else ()
     prediction = Prediction(row.seconds, scenario.workers, source, row.binds, spans)
-    return PlanFile(Plan.from_dict(costs.plan), costs.settings, prediction, tuple(told))
+    return PlanFile(groups.plan, costs.settings, prediction, tuple(told), row.topology)

@@ -49,7 +49,8 @@ def with_plan(config: Config) -> Config:
     if config.plan == BY_RULE:
         return config
     if config.resume and (earlier := saved_config(config.directory.resolve())).plan == config.plan:
-        return replace(config, **{name: getattr(earlier, name) for name in SETTINGS})
+        topology = earlier.topology if config.topology == Config().topology else config.topology
+        return replace(config, topology=topology, **{name: getattr(earlier, name) for name in SETTINGS})
     return config if config.plan == BY_TRIAL else PlanFile.load(Path(config.plan)).applied(config)
 
 
@@ -160,9 +161,11 @@ def _of_file(run: RunDirectory, ready: Mapping[int, Ready], events: Events) -> t
         require_memory(footprint(coding, run.config, len(ready)), ready)
     prepare(coding, run.config)
     prediction = found.prediction
-    if prediction is not None and (prediction.workers != len(ready) or not is_plain(run.config.topology)):
-        dealt = "" if is_plain(run.config.topology) else f" under --topology {run.config.topology}"
-        reason = f"{run.config.plan} predicts steps of {prediction.workers} workers, not of {len(ready)}{dealt}"
+    topology = run.config.topology
+    alike = topology == found.topology or (is_plain(topology) and is_plain(found.topology))
+    if prediction is not None and (prediction.workers != len(ready) or not alike):
+        under = "" if alike else f" under --topology {topology}"
+        reason = f"{run.config.plan} predicts steps of {prediction.workers} workers, not of {len(ready)}{under}"
         events.tell("planned", run.resume_point.step, reason=f"{reason}: its prediction is left out")
         prediction = None
     elif prediction is not None:

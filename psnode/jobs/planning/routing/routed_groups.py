@@ -24,12 +24,17 @@ USUAL = Config().topology
 
 @dataclass(frozen=True)
 class RoutedGroups:
-    """The `costs` of a scheme, whose groups, of `sizes` coordinates, travel on `routes` in a job of `layout`."""
+    """The `costs` of a scheme, whose groups, those of `plan`, travel on `routes` in a job of `layout`."""
 
     costs: SchemeCosts
-    sizes: tuple[int, ...]
+    plan: Plan
     routes: tuple[Route, ...]
     layout: Layout
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The coordinates of every group."""
+        return tuple(group.size for group in self.plan.groups)
 
 
 def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGroups:
@@ -52,7 +57,7 @@ def routed(profile: Profile, name: str, topology: str, workers: int) -> RoutedGr
         costs = on_plan(profile, costs, plan)
     if not Config(topology=topology).sends_weights:
         costs = _with_dense_weights(profile, costs, plan)
-    return RoutedGroups(costs, tuple(group.size for group in plan.groups), routes_of(layout, plan, topology), layout)
+    return RoutedGroups(costs, plan, routes_of(layout, plan, topology), layout)
 
 
 def fits(profile: Profile, name: str, topology: str) -> bool:
