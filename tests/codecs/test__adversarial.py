@@ -16,7 +16,8 @@ SHAPE = (12, 16)
 DECODES = 400
 STANDARD_ERRORS = 5.0
 MORE = [
-    "countmean:rows=1", "countsketch:rows=1", "countsketch:rows=4", "dithered:step=0.5", "dithered:step=4",
+    "countmean:rows=1", "countsketch:rows=1", "countsketch:rows=4", "dithered:step=0.25,bucket=512",
+    "dithered:step=4,bucket=512",
     "entrywise:budget=0.5", "minmax:bits=1", "minmax:bits=8", "nuqsgd:levels=3", "polar:rotate=true",
     "polar:rate=0.5,rotate=true", "polar:rate=2,rotate=true", "qsgd:norm=max", "randk:ratio=0.2", "randk:ratio=0.2+natural",
     "svd:rank=1", "svd:method=deflated", "svd:rank=2,method=randomised,cover=true", "terngrad:clip=2.5",

@@ -196,7 +196,7 @@ def test_a_state_that_was_altered_is_noticed() -> None:
 
 def test_the_chain_decodes_what_the_quantiser_alone_decodes() -> None:
     x = gaussian(50_001)
-    for spec in ("qsgd", "qsgd:levels=300", "nuqsgd", "natural", "dithered", "dithered:step=0.04", "terngrad"):
+    for spec in ("qsgd", "qsgd:levels=300", "nuqsgd", "natural", "dithered", "dithered:step=0.04,bucket=512", "terngrad"):
         plain, chain = get_codec(spec), get_codec(f"{spec}+ans")
         payload = chain.encode(x, Key.derive(5))
         np.testing.assert_array_equal(chain.decode(payload), plain.decode(plain.encode(x, Key.derive(5))))

@@ -17,7 +17,7 @@ SPECS = [
     "qsgd:levels=300",
     "qsgd+zstd",
     "minmax",
-    "dithered:bucket=512",
+    "dithered:step=0.25,bucket=512",
 ]
 
 

@@ -13,7 +13,7 @@ from tests.codecs.family import gaussian
 
 LEAST = 2.0**-100
 BY_KERNELS = ["qsgd", "qsgd:levels=300", "qsgd:bucket=300", "qsgd:bucket=2000", "minmax", "minmax:bits=8", "natural", "nuqsgd"]
-OTHERS = ["nuqsgd:bucket=1024", "terngrad", "terngrad:clip=2.5", "dithered", "dithered:bucket=512", "qsgd+ans", "polar"]
+OTHERS = ["nuqsgd:bucket=1024", "terngrad", "terngrad:clip=2.5", "dithered", "dithered:step=4,bucket=512", "qsgd+ans", "polar"]
 
 
 def tree(values: np.ndarray) -> np.ndarray:
