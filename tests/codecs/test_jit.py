@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numba
@@ -16,24 +17,55 @@ import psnode
 from psnode.config.train_settings import DEFAULT_SCHEME
 
 ROOT = Path(psnode.__file__).resolve().parents[1]
-_DRAW = """
-import numpy as np
-from psnode.codecs.kernels.trits import pack
-packed = np.zeros(1, np.uint8)
-pack(np.array([1, 2, 0, 0, 0], np.uint8), packed)
-print(int(packed[0]), sum(pack.stats.cache_hits.values()))
+_DRAWS = """
+import os, sys
+import numba, numpy as np
+
+def draw(path, cache):
+    sys.path.insert(0, path)
+    if cache:
+        numba.config.CACHE_DIR = cache
+    from psnode.codecs.kernels.trits import pack
+    packed = np.zeros(1, np.uint8)
+    pack(np.array([1, 2, 0, 0, 0], np.uint8), packed)
+    print(int(packed[0]), sum(pack.stats.cache_hits.values()), flush=True)
+
+for line in sys.stdin:
+    assert not any(name.startswith("psnode") for name in sys.modules)
+    if not (child := os.fork()):
+        draw(*line.rstrip("\\n").split("\\t"))
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print("failed", flush=True)
 """
 
-
-def draw(folder: Path) -> list[str]:
-    """Call a kernel in a new process whose cache is `folder`; return its result and the number of kernels from the cache."""
-    environment = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder)}
-    run = subprocess.run([sys.executable, "-c", _DRAW], env=environment, capture_output=True, text=True, check=True)
-    return run.stdout.split()
+Draw = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="module")
-def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def draw() -> Iterator[Draw]:
+    """Return `draw(cache, path)`, which calls a kernel in a new process and returns its result and the number of kernels from the
+    cache.
+
+    `path` contains psnode. `cache` is the directory of the cache; None means the default. The processes are forks of one that has
+    imported Numba, but nothing of psnode.
+    """
+    command = [sys.executable, "-c", _DRAWS]
+    with subprocess.Popen(command, env={}, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        requests, answers = server.stdin, server.stdout
+
+        def draw(cache: Path | None, path: Path = ROOT) -> list[str]:
+            print(path, cache or "", sep="\t", file=requests, flush=True)
+            return answers.readline().split()
+
+        yield draw
+        requests.close()
+    assert server.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory, draw: Draw) -> Path:
     """Return a directory in which the kernel is cached."""
     folder = tmp_path_factory.mktemp("cached") / "cache"
     (folder / "kernels").mkdir(parents=True)
@@ -44,7 +76,9 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("mode", "above", "hits"), [(0o755, 0o755, 1), (0o777, 0o755, 0), (0o1777, 0o755, 0), (0o755, 0o777, 0), (0o755, 0o1777, 1)]
 )
-def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hits: int, cached: Path, tmp_path: Path) -> None:
+def test_a_cache_that_others_may_write_is_not_executed(
+    mode: int, above: int, hits: int, cached: Path, tmp_path: Path, draw: Draw
+) -> None:
     """Cover the directory of a module's kernels, and the directory above."""
     folder = tmp_path / "cache"
     shutil.copytree(cached, folder)
@@ -54,7 +88,7 @@ def test_a_cache_that_others_may_write_is_not_executed(mode: int, above: int, hi
     assert draw(folder) == ["7", str(hits)]
 
 
-def test_a_cache_of_earlier_sources_is_not_even_unpickled(cached: Path, tmp_path: Path) -> None:
+def test_a_cache_of_earlier_sources_is_not_even_unpickled(cached: Path, tmp_path: Path, draw: Draw) -> None:
     """Check this because the index names types of kernel arguments whose modules may no longer exist."""
     folder = tmp_path / "cache"
     shutil.copytree(cached, folder)
@@ -64,20 +98,14 @@ def test_a_cache_of_earlier_sources_is_not_even_unpickled(cached: Path, tmp_path
     assert [draw(folder), draw(folder)] == [["7", "0"], ["7", "1"]]
 
 
-def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path) -> None:
+def test_what_is_cached_counts_for_the_sources_of_all_kernels(tmp_path: Path, draw: Draw) -> None:
     """Use a copy of the package: a second process uses the first one's kernels; a third does not, since rng.py has changed."""
     package = tmp_path / "psnode"
     shutil.copytree(Path(psnode.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-
-    def draw() -> list[str]:
-        command = [sys.executable, "-c", _DRAW]
-        run = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
-        return run.stdout.split()
-
-    assert [draw(), draw()] == [["7", "0"], ["7", "1"]]
+    assert [draw(None, tmp_path), draw(None, tmp_path)] == [["7", "0"], ["7", "1"]]
     with (package / "codecs" / "rng.py").open("a") as source:
         source.write("\n")
-    assert [draw(), draw()] == [["7", "0"], ["7", "1"]]
+    assert [draw(None, tmp_path), draw(None, tmp_path)] == [["7", "0"], ["7", "1"]]
 
 
 _NOBODY = 41234
