@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +31,9 @@ def network() -> nn.Module:
     return nn.Sequential(
         nn.Linear(WIDTH, 24), nn.Tanh(), nn.BatchNorm1d(24), nn.Linear(24, 17), nn.Tanh(), nn.Linear(17, CLASSES)
     )
+
+
+Once = Callable[[int, str, dict[str, Any]], Checkpoint]
 
 
 class Decays(Trains):
@@ -62,6 +67,24 @@ def trained(folder: Path, steps: int, topology: str, settings: dict[str, Any], *
     return Checkpoint.open(newest)
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Return `trained` without a folder: the same run is made once and shared by the tests, which may only read it."""
+    made: dict[str, Checkpoint] = {}
+
+    def shared(steps: int, topology: str, settings: dict[str, Any]) -> Checkpoint:
+        key = repr((steps, topology, settings))
+        if key not in made:
+            made[key] = trained(tmp_path_factory.mktemp("once") / "run", steps, topology, settings)
+        return made[key]
+
+    return shared
+
+
+def folder_of(run: Checkpoint) -> Path:
+    return run.path.parents[1]
+
+
 def differences(one: Checkpoint, other: Checkpoint) -> list[str]:
     """Return the tensors in which two checkpoints differ, in all files but that of the norms of pushes."""
     assert one.facts["files"].keys() == other.facts["files"].keys()
@@ -84,11 +107,11 @@ SOME = ("dense", "topk:ratio=0.1", "qsgd", "onebit", "atomo")  # plain, sparse, 
     ("topology", "scheme"),
     [*((DEALT, scheme) for scheme in SCHEMES), *((each, scheme) for each in (SHARED, SERVED, MANY) for scheme in SOME)],
 )
-def test_every_scheme_gives_the_same_checkpoint(tmp_path: Path, topology: str, scheme: str) -> None:
-    one = trained(tmp_path / "one", 4, CENTRAL, {"scheme": scheme, "lr": None})
+def test_every_scheme_gives_the_same_checkpoint(tmp_path: Path, once: Once, topology: str, scheme: str) -> None:
+    one = once(4, CENTRAL, {"scheme": scheme, "lr": None})
     other = trained(tmp_path / "other", 4, topology, {"scheme": scheme, "lr": None})
     assert differences(one, other) == []
-    assert model_hash(tmp_path / "one") == model_hash(tmp_path / "other")
+    assert model_hash(folder_of(one)) == model_hash(tmp_path / "other")
 
 
 ADAM = {"scheme": "qsgd", "optimizer": "adamw", "lr": 0.01}
@@ -111,9 +134,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         *((each, CENTRAL) for each in (DEALT, SHARED, SERVED)),
     ],
 )
-def test_a_resumed_run_may_have_another_topology(tmp_path: Path, settings: dict[str, Any], first: str, then: str) -> None:
-    whole = trained(tmp_path / "whole", 6, CENTRAL, settings)
-    trained(tmp_path / "parts", 3, first, settings)
+def test_a_resumed_run_may_have_another_topology(
+    tmp_path: Path, once: Once, settings: dict[str, Any], first: str, then: str
+) -> None:
+    whole = once(6, CENTRAL, settings)
+    shutil.copytree(folder_of(once(3, first, settings)), tmp_path / "parts")
     assert differences(whole, trained(tmp_path / "parts", 6, then, settings, resume=True)) == []
 
 
