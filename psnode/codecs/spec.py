@@ -10,6 +10,7 @@ This module parses text into stages and imports no codec. A value is an int, a f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -98,7 +99,7 @@ def unknown(kind: str, name: str, valid: Collection[str]) -> CodecSpecError:
 
 def construct(cls: type[Any], stage: Stage) -> Any:
     """Return an instance of dataclass `cls` with the settings of `stage`. Raises CodecSpecError."""
-    kinds = typing.get_type_hints(cls)
+    kinds = _kinds(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     values = {}
     for key, text in stage.settings.items():
@@ -106,6 +107,12 @@ def construct(cls: type[Any], stage: Stage) -> Any:
             raise unknown(f"parameter of codec {stage.id}:", key, names)
         values[key] = _value(stage.id, key, text, kinds[key])
     return cls(**values)
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds(cls: type[Any]) -> dict[str, Any]:
+    """Return the types of a class's fields. To evaluate them takes most of the time of a construction."""
+    return typing.get_type_hints(cls)
 
 
 def _value(owner: str, key: str, text: str, kind: Any) -> Any:
