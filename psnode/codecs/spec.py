@@ -99,7 +99,7 @@ def unknown(kind: str, name: str, valid: Collection[str]) -> CodecSpecError:
 
 def construct(cls: type[Any], stage: Stage) -> Any:
     """Return an instance of dataclass `cls` with the settings of `stage`. Raises CodecSpecError."""
-    kinds = _kinds(cls)
+    kinds = _kinds(cls)  # type: ignore[arg-type]  # mypy doubts that classes can be hashed
     names = [field.name for field in dataclasses.fields(cls)]
     values = {}
     for key, text in stage.settings.items():
