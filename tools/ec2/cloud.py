@@ -118,6 +118,7 @@ class Cloud:
         self.listed: dict[str, float] = {}  # prices that came from AWS's price list
         self._said = set[str]()
         self._clients: dict[str, Any] = dict(clients or {})
+        self._shared: Any = None  # the session of all clients, as soon as there is one
 
     def in_region(self, region: str) -> Cloud:
         """Return a Cloud with the same settings in another region."""
@@ -193,7 +194,7 @@ class Cloud:
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
-            self._clients[service] = _client(service, self._settings)
+            self._clients[service], self._shared = _client(service, self._settings, self._shared)
         return self._clients[service]
 
 
@@ -226,7 +227,8 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _client(service: str, settings: Settings) -> Any:
+def _client(service: str, settings: Settings, session: Any) -> tuple[Any, Any]:
+    """Return a new client, and its session: `session`, or a new one if that is None."""
     try:
         import boto3
         import botocore.config
@@ -234,7 +236,8 @@ def _client(service: str, settings: Settings) -> Any:
     except ImportError:
         raise ec2_errors.SettingsError("boto3 is not installed: pip install '.[ec2]' in a clone of psnode") from None
     try:
-        return _made(boto3, botocore.config, service, settings)
+        session = session or _session(boto3, settings)
+        return _made(session, botocore.config, service), session
     except botocore.exceptions.ProfileNotFound:
         raise ec2_errors.AccessError(
             f"profile {settings.profile!r} is not in the AWS configuration: aws configure makes one"
@@ -244,8 +247,7 @@ def _client(service: str, settings: Settings) -> Any:
         raise ec2_errors.AccessError(f"the AWS configuration cannot be used ({text}): aws configure makes one") from error
 
 
-def _made(boto3: Any, config: Any, service: str, settings: Settings) -> Any:
-    session = _session(boto3, settings)
+def _made(session: Any, config: Any, service: str) -> Any:
     region = session.region_name
     if region is None:
         also = "" if session.get_credentials() is not None else f"; {_no_credentials()}"
