@@ -202,6 +202,7 @@ def test_setup_sends_the_constraints_of_the_checkout(nodes: Any) -> None:
     done = nodes.ec2("setup", "--constraints", "none.txt")
     assert done.code == 2
     assert "constraints none.txt is no file" in done.err
+    assert "building a wheel" not in done.err
 
 
 def test_the_workers_are_the_workers_when_the_master_is_gone(nodes: Any, api: Any) -> None:

@@ -50,8 +50,9 @@ def add_to(cli: click.Group) -> None:
 
 def _setup(session: CommandContext) -> None:
     """Install psnode on all nodes, make them known to each other, mount the shared directory."""
-    from psnode_ec2.preparing import package_of, prepare
+    from psnode_ec2.preparing import constraints_of, package_of, prepare
 
+    constraints_of(session.settings)  # refuses a missing file before a wheel is built
     with package_of(session.settings.package, dry_run=session.cloud.dry_run) as package:
         prepare(session.way(complete=True), package)
 
