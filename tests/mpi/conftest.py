@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.forking import FORKING
+from tests.forking import FORKING, fork_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,16 +113,15 @@ class RunningJob:
         pytest.fail(f"the job did not end within {timeout:g} s\n{out}\n{err}")
 
     def kill(self) -> None:
-        """Kill every process of the job, and block until they hold no file locks; give up waiting after 60 s.
-
-        Forks end soon after, when their server finds that their clients have gone.
-        """
-        for pid in _session(self.process.pid):
+        """Kill every process of the job at once, forks too, and wait up to 60 s until they hold no file locks."""
+        members = _session(self.process.pid)
+        forks = [fork for pid in members if (fork := fork_of(pid)) != pid]
+        for pid in (*forks, *members):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(60)
         end = time.monotonic() + 60
-        while any(map(_runs, _session(self.process.pid))) and time.monotonic() < end:
+        while any(map(_runs, [*forks, *_session(self.process.pid)])) and time.monotonic() < end:
             time.sleep(0.01)
 
 

@@ -71,8 +71,7 @@ def test_a_killed_job_resumes_to_the_same_weights(
     flags = [*TRAIN, "--scheme", scheme, "--feedback", feedback, "--max-steps", "20", "--eval-freq", "4"]
     flags += halting.flags(halt, gate)
     same = {"local": 2, "scheme": scheme, "feedback": feedback, "max_steps": 20, **halting.settings(halt, gate)}
-    # interpreters, not forks: all processes of the job end at once, and the others of this test are compared with them
-    job = mpirun.start(3, [*flags, "--train-dir", tmp_path / "killed"], forked=False)
+    job = mpirun.start(3, [*flags, "--train-dir", tmp_path / "killed"])
     job.wait_for(f"step {killed_at}/")
     job.kill()
     gate.touch()
