@@ -67,7 +67,7 @@ _LIBRARIES = os.path.join(sys.prefix, "lib")  # mpirun adds the folder of its ow
 # settings of most jobs in the tests, which train LeNet
 USED: tuple[dict[str, Any], ...] = (
     {"scheme": "dense"}, {"scheme": "qsgd"}, {"scheme": "qsgd", "feedback": "ef", "downlink": "dense"}, {"scheme": "atomo"}, {},
-    {"scheme": "dense", "downlink": "bf16"},
+    {"scheme": "dense", "downlink": "bf16"}, {"scheme": "topk", "downlink": "topk"},
 )  # fmt: skip
 RANKS = "FORKING_RANKS"  # this variable names the interpreter with which a fork starts other processes
 OWN = {"psnode.jobs.launch"}  # modules that read the interpreter's name when they are imported
