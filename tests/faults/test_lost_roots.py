@@ -35,7 +35,7 @@ def unbroken(train_dir: Path, **task: Any) -> dict[str, Any]:
     """Return the weights of a run in one process, all of whose weights are on rank 0."""
     settings: dict[str, Any] = {"batch_size": 8, "threads": 1, "tensorboard": False, "lr": 0.02, "eval_freq": 5, "local": 3}
     settings |= {"group_by": "layer", "scheme": "qsgd", "feedback": "ef", "norm_cap": 0.0}
-    assert run(Config(**settings, **task, train_dir=train_dir, max_steps=40)) == 0
+    assert run(Config(**settings, **task, train_dir=train_dir, max_steps=28)) == 0
     return weights(train_dir)
 
 
@@ -50,7 +50,7 @@ def check_restart(launched: Launched, tmp_path: Path, topology: str, lost: int, 
     run.
     """
     gate = tmp_path / "gate"
-    flags = [*flags_of(topology), "--max-steps", "40", "--eval-freq", "5", *halting.flags(20, gate)]
+    flags = [*flags_of(topology), "--max-steps", "28", "--eval-freq", "5", *halting.flags(20, gate)]
     job = launched(3, *flags, launch=["--restarts", "1", "--kill-after", "3"])
     job.wait_for_step(16)
     os.kill(job.pid(lost), signal.SIGKILL)
