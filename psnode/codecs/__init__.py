@@ -1,4 +1,4 @@
-"""Codecs, which encode float32 arrays in few bytes and decode these.
+"""Codecs, which encode float32 arrays into few bytes and decode these bytes.
 
 >>> import numpy as np
 >>> x = np.linspace(-1, 1, 4096, dtype=np.float32)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Defaults(ABC):
-    """Methods of a codec that is dense, has no codebook, and whose payloads cannot be added before they are decoded."""
+    """Methods of a dense codec without a codebook, whose payloads cannot be added before they are decoded."""
 
     def support(self, payload: Payload) -> Indices:
         """Return the flat indices that the payload carries, int64, ascending; all indices of the array if the codec is dense."""
@@ -41,11 +41,11 @@ class Defaults(ABC):
         return self
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """Return the payload of the sum of the arrays in `payloads`, encoded under one key. CodecError if not linear."""
+        """Return the payload of the sum of the arrays in `payloads`, encoded under one key. Raises CodecError if not linear."""
         raise CodecError(f"{self!r} is not linear: its payloads cannot be merged, decode and add them")
 
     def merges_with_own(self, payload: Payload, rng: RandomSource) -> bool:
-        """Return True if the valid `payload` can be merged with payloads of this codec for that shape under a key from `rng`."""
+        """Return True if the valid `payload` can be merged with this codec's payloads of equal shape under a key from `rng`."""
         return self.linear
 
     @property

@@ -1,4 +1,4 @@
-"""AdaComp: in every bin, the entries that one more gradient would lift to the bin's maximum, sent as a sign times one scale.
+"""AdaComp: the entries that one more gradient would lift to the maximum of their bin, sent as their signs and one scale.
 
 Let G be the sum of residual and gradient g, and H = G + g. In each bin of `length` neighbours, an entry is sent if its |H| is at
 least the largest |G| of the bin. It decodes to sign(G) s, where the scale s is the mean over all bins of the largest |G|. The
@@ -6,8 +6,8 @@ share of entries sent adapts to the gradients: it is small if the entries of a b
 the direction of the residual.
 
 g consists of the parts that a source (`Accumulated`) adds to a residual while encoding. An array x without such parts counts as a
-gradient without residual, with H = 2 x: then the entries that reach half of the maximum of their bin are sent. Zeros are never
-sent.
+gradient without residual. H is then 2 x, so that the entries that reach half of the maximum of their bin are sent. Zeros are
+never sent.
 
     float32   s; 0 if nothing is sent
     section   the indices sent: psnode.codecs.selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
@@ -15,7 +15,7 @@ sent.
 
 In the paper s is not limited. If a few bins are much larger than all others, s is far above most entries sent, and the error
 would have more energy than x. Therefore s is at most 1.75 times the mean magnitude of the entries sent. At this limit s removes
-7/16 of the energy that the mean magnitude itself would remove. Thus ||x - decode|| < ||x|| for every x other than 0.
+7/16 of the energy that a scale equal to the mean magnitude would remove. Thus ||x - decode|| < ||x|| for every x other than 0.
 
 Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, "AdaComp: Adaptive residual gradient compression for data-parallel
 distributed training", AAAI 2018, algorithms 1 and 2.
@@ -53,10 +53,11 @@ _EXCESS = 1.75
 class AdaComp(Sparse, Codec):
     """adacomp:length=.
 
-    `length` T: the number of entries in a bin, at most 16384. If empty, it is as in the paper: 50 for the weights of a
-    convolution, which have three or more dimensions, and 500 for all others.
+    `length` T: the number of entries in a bin, at most 16384. If empty, T is as in the paper: 50 for the weights of a
+    convolution, which have three or more dimensions, and 500 for all other arrays.
 
-    Entries whose magnitude is at least half of the largest one in their bin are sent, as signs and one magnitude for all:
+    Entries are sent if their magnitude is at least half of the largest in their bin. They are sent as signs and one common
+    magnitude:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("adacomp"), np.array([4, 1, -4, 0], np.float32)

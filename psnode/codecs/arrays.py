@@ -65,7 +65,7 @@ def _from_torch(x: Any, name: str) -> Any:
 
 
 def in_c_order(x: Floats, name: str) -> Floats:
-    """Return `x` in C order, copied only if necessary. CodecTypeError unless it is a float32 numpy array."""
+    """Return `x` in C order, copied only if necessary. Raises CodecTypeError unless it is a float32 numpy array."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float32:
         raise _not_float32(x, name)
     return np.asarray(x, order="C")
@@ -124,7 +124,7 @@ def checked_buffer(out: Bytes, limit: int) -> Bytes:
 
 
 def checked_target(out: Floats, shape: Shape) -> Floats:
-    """Return float32 `out`, whose shape must be `shape` or flat, as `shape`. Raises CodecTypeError, CodecValueError."""
+    """Return float32 `out` in `shape`. `out` must have this shape or be flat. Raises CodecTypeError, CodecValueError."""
     if not isinstance(out, np.ndarray) or out.dtype != np.float32:
         raise _not_float32(out, "out")
     if out.shape not in (shape, (math.prod(shape),)):

@@ -70,8 +70,8 @@ class Codec(Defaults, ABC):
     """Base class of codecs: encode(x) -> Payload; decode(payload) -> x or an approximation of x.
 
     Bytes, decoded values and errors depend only on x, the configuration and the two words drawn from rng, and are equal on every
-    machine. Exceptions: encode of svd also depends on the machine and library version, and the bytes of blosc and zstd depend on
-    the version of their libraries.
+    machine. There are two exceptions: encode of svd also depends on the machine and library version, and the bytes of blosc and
+    zstd depend on the version of their libraries.
     """
 
     id: ClassVar[str]
@@ -131,14 +131,14 @@ class Codec(Defaults, ABC):
     ) -> Payload:
         """Encode `x` (at most 8 dimensions and 2**28 values) or a source, drawing two words from `rng`.
 
-        A float32 numpy array in C order is read where it is; other arrays of floats, torch tensors on the CPU, and lists are
+        A float32 numpy array in C order is read without a copy. Other arrays of floats, torch tensors on the CPU, and lists are
         converted. Without `rng` the words come from the operating system, as in np.random.default_rng(), so that payloads of a
         randomized codec differ from call to call; a deterministic codec needs no `rng`. The decoded values are passed to `sink`.
         `error` (float32, the shape of x; may be x itself) receives x - decode(payload); it requires that x is an array and that
         no sink is given. If `out` is given (uint8, at least max_nbytes(x.shape) bytes, aligned to 4 bytes), the payload is
-        written to `out` and the returned Payload is a view of it.
-        Raises NonFiniteGradientError, CodecTypeError, CodecValueError. After NonFiniteGradientError the contents of the targets
-        of source and sink are undefined, except as Accumulated states.
+        written to `out` and the returned Payload is a view of it. Raises NonFiniteGradientError, CodecTypeError, CodecValueError.
+        After NonFiniteGradientError the contents of the targets of source and sink are undefined, with the exception that
+        Accumulated describes.
         """
         if error is not None:
             if isinstance(x, Source) or sink is not NOTHING:
@@ -175,8 +175,8 @@ class Codec(Defaults, ABC):
     def measure(self, payload: Payload, room: Floats | None = None) -> Measured:
         """Check the whole payload and compute its norm without adding its values to anything. Raises PayloadError.
 
-        `room` (float32, flat, at least as long as the array) saves an allocation if the payload must be decoded for this. Neither
-        `room` nor the payload's memory may be changed before the last call of `add`.
+        `room` (float32, flat, at least as long as the array) saves an allocation if the payload must be decoded for the norm.
+        Neither `room` nor the payload's memory may be changed before the last call of `add`.
         """
         body, shape = body_of(self, payload), payload.shape
         if not payload.size:
@@ -185,14 +185,14 @@ class Codec(Defaults, ABC):
         return Measured(found.norm, lambda out, weight: found.add(checked_target(out, shape), weight))
 
     def contractive(self) -> Codec:
-        """Return the form of this codec for feedback loops, in which E||x - decode|| <= ||x|| whatever the codec's variance."""
+        """Return the codec's form for feedback loops: E||x - decode|| <= ||x||, however large the codec's variance is."""
         if self.lossless or not self.unbiased:
             return self
         form: Codec = table.load("contractive")(self)  # loaded by id, because Contractive derives from this class
         return form
 
     def kernel_parts(self) -> Sequence[Callable[[], None]]:
-        """Return functions that each run some of the codec's kernels without the others, so that they compile in parallel."""
+        """Return functions, each of which runs a part of the codec's kernels, so that the parts can be compiled in parallel."""
         return ()
 
     def max_nbytes(self, shape: Shape) -> int:
@@ -201,11 +201,11 @@ class Codec(Defaults, ABC):
         return header_nbytes(len(shape)) + body
 
     # Hooks of a subclass. `body` is writable in _encode and read-only elsewhere; it starts at a multiple of 4 bytes.
-    # `key` is two words. Decoding needs nothing but the body and the shape.
+    # `key` consists of two words. Decoding needs only the body and the shape.
 
     @abstractmethod
     def _max_body(self, shape: Shape) -> int:
-        """Return the largest number of bytes that _encode writes for an array of `shape`, which is not empty."""
+        """Return the largest number of bytes that _encode writes for a non-empty array of `shape`."""
 
     @abstractmethod
     def _encode(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
@@ -217,7 +217,8 @@ class Codec(Defaults, ABC):
     def _fuses(self, source: Source, sink: Sink) -> bool:
         """Return True if _encode accepts this source together with this sink.
 
-        If not, `_coded` asks again with `source.made()`; if the answer is still False, it calls _encode without the sink.
+        If the answer is False, `_coded` asks again with `source.made()`. If it is False again, `_coded` calls _encode without the
+        sink.
         """
         return sink is NOTHING
 
@@ -249,7 +250,7 @@ class Codec(Defaults, ABC):
         return Measured(norm_of(decoded, self.id), lambda out, weight: add_scaled(decoded, out.reshape(-1), weight))
 
     def _coded(self, source: Source, key: Words, body: Bytes, sink: Sink) -> int:
-        """Call _encode; unless it fuses this source and sink, make the source first and then serve the sink by decoding."""
+        """Call _encode. If it does not fuse this source and sink, compute the source first, and serve the sink by decoding."""
         if self._fuses(source, sink):
             return self._encode(source, key, body, sink)
         source = source.made()
@@ -271,7 +272,7 @@ class Codec(Defaults, ABC):
             sink.record(*tree_products(source.array(), decoded))
 
     def _encode_error(self, x: Floats, rng: RandomSource | None, error: Floats, out: Bytes | None) -> Payload:
-        """Encode `x` and leave x - decode in `error`, which a codec that fuses does in the same sweep."""
+        """Encode `x` and write x - decode to `error`; a codec that fuses does both in one sweep."""
         check_error(error, x.shape)
         target = error if error.flags.c_contiguous else np.empty_like(x)
         source: Source = Accumulated((), target)

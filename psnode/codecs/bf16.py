@@ -1,6 +1,7 @@
 """bfloat16: the upper half of a float32, 16 bits per coordinate, rounded to nearest even.
 
-Keeps 8 significant bits and float32's range. Values that would round to infinity become the largest finite value, 0x7F7F.
+The codec keeps 8 significant bits and float32's range. Values that would round to infinity become the largest finite value,
+0x7F7F.
 
     body   one uint16 per coordinate; infinity and NaN do not occur
 """

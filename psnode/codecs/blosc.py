@@ -1,8 +1,8 @@
 """Blosc: the float32 values unchanged, with their bytes grouped by significance and compressed. Lossless.
 
-Signs and exponents of gradients compress, mantissas hardly do: expect savings of 7 to 19 per cent, and far more if many values
-are exactly zero. Needs the package blosc, which is set to one thread, since with more threads the compressed bytes would depend
-on timing. The bytes depend on the version of the package's compressors; the decoded values do not.
+The signs and exponents of gradients compress well, the mantissas hardly. Expect savings of 7 to 19 per cent, and far more if many
+values are exactly zero. The codec needs the package blosc. It sets the package to one thread, because with more threads the
+compressed bytes would depend on timing. The bytes depend on the version of the package's compressors; the decoded values do not.
 
     body   a Blosc 1 frame: uint8 version, uint8 version of the compressor's format, uint8 flags, uint8 item size 4,
            uint32 bytes of the values, uint32 block size, uint32 bytes of the frame; then the blocks

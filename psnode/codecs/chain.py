@@ -81,7 +81,7 @@ def _build(stage: Stage) -> object:
 class Chain(Codec):
     """A quantiser with a reducer before it, a lossless stage after it, or both.
 
-    Here the two largest entries are sent in 16 bits each:
+    In this example, the two largest entries are sent in 16 bits each:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("topk:ratio=0.5+bf16"), np.array([1, -4, 2, 0.5], np.float32)
@@ -132,7 +132,7 @@ class Chain(Codec):
         return tuple(stage.id for stage in self._parts)
 
     def contractive(self) -> Codec:
-        """Return the chain of the contractive forms of its stages, wrapped in Contractive if a form cannot stand in a chain."""
+        """Return the chain of the contractive forms of its stages, wrapped in Contractive if a form cannot be in a chain."""
         reducer = self.reducer
         if reducer is not None:
             form = reducer.contractive()
@@ -245,7 +245,7 @@ class Chain(Codec):
         self._symbolic._from_symbols(side, codes, out)
 
     def _kept(self, coded: Bytes, count: int) -> Floats:
-        """Decode the `count` values that the reducer kept. PayloadError unless they are valid and finite."""
+        """Decode the `count` values that the reducer kept. Raises PayloadError unless they are valid and finite."""
         values = np.empty(count, np.float32)
         self._decode_values(coded, values)
         check_finite(values, self.quantiser.id)

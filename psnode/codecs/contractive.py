@@ -34,7 +34,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Contractive(Codec):
     """contractive(SPEC): the contractive form of the wrapped codec, which `codec.contractive()` returns.
 
-    The multiple of least error is orthogonal to its error:
+    The multiple with the least error is orthogonal to its error:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("qsgd:levels=1").contractive(), np.arange(1, 65, dtype=np.float32)
@@ -49,7 +49,7 @@ class Contractive(Codec):
 
     @property
     def traits(self) -> Traits:
-        """The traits of the wrapped codec that concern shape, scale and sparsity; biased."""
+        """The wrapped codec's traits that concern shape, scale and sparsity. The form itself is biased."""
         own = self.codec.traits
         return Traits(shaped=own.shaped, one_scale=own.one_scale, sparse=own.sparse)
 
@@ -68,7 +68,7 @@ class Contractive(Codec):
         return Contractive(self.codec.fit(x, rng))
 
     def split(self, body: Bytes) -> tuple[np.float32, Bytes]:
-        """Return c and the body of Q. PayloadError unless c is finite."""
+        """Return c and the body of Q. Raises PayloadError unless c is finite."""
         return self._scale(body), body[4:]
 
     def _max_body(self, shape: Shape) -> int:
@@ -102,7 +102,7 @@ class Contractive(Codec):
             super()._decode_add(body, out, weight)
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Return |c| times the norm of Q's body; decode instead if a decoded value might leave float32's range."""
+        """Return |c| times the norm of Q's body. If a decoded value might leave float32's range, compute the norm by decoding."""
         scale, inner = self._scale(body), self.codec._measure(body[4:], shape, room)
         norm = abs(float(scale)) * inner.norm
         if abs(scale) > 1 and norm > _LARGEST / 2:

@@ -1,6 +1,6 @@
-"""Count-mean sketch: r rows of signed sums; the estimate of a coordinate is the mean of its cells. Encodes and decodes linearly.
+"""Count-mean sketch: r rows of signed sums; the estimate of a coordinate is the mean of its cells. Encode and decode are linear.
 
-Cells and layout: see psnode.codecs.sketches.linear. The codec is unbiased. With n cells in all, the error is
+psnode.codecs.sketches.linear describes the cells and the layout. The codec is unbiased. With n cells in all, the error is
 
     E||decode - x||^2 = (d - 1) / n ||x||^2
 

@@ -3,15 +3,17 @@
 Let v be a coordinate in units of its bucket's root mean square, and let the dither u, a function of key and index, be uniform in
 +-step / 2. Then q = round((v + u) / step) is sent, and q step - u is the decoded value. The error is uniform in +-step / 2
 whatever v is: E decode = v, and E||decode - v||^2 = step^2 / 12 ||v||^2. Coding q given u costs h(v + u) - log2 step bits. For
-any step this is within a quarter of a bit of the least cost of an unbiased codec of Gaussian values; hence `dithered+ans`.
+any step, this cost is within a quarter of a bit of the least cost of an unbiased codec of Gaussian values. The chain
+`dithered+ans` comes near this cost.
 
 Within a block of 512 coordinates the |u| of the coordinates j, 128 + j, 256 + j, 384 + j lie in the four quarters of 0..step / 2,
-in random order. Each u by itself is uniform as above, but these four depend on each other. The symbols, sorted by quarter,
-therefore have four distributions in four runs of equal length, and an adaptive coder comes within .005 bit of coding given u. A
-symbol stands for q or -q, whichever is likelier to be positive given the sign of u. Symbols are never clipped.
+in random order. Each u by itself is uniform as above, but the four values of u depend on each other. The symbols, sorted by
+quarter, therefore have four distributions in four runs of equal length, and an adaptive coder comes within .005 bit of coding
+given u. A symbol stands for q or -q, namely the one that is likelier to be positive given the sign of u. Symbols are never
+clipped.
 
-Codes without an entropy stage are made by kernels generated from a formula; symbols, which have another order, by kernels
-written by hand.
+Without an entropy stage, kernels generated from a formula make the codes. With an entropy stage, kernels written by hand make the
+symbols, whose order is different.
 
     body   float32 step; uint32 bucket B; two uint64 key words
            float32 root mean square of every bucket
@@ -174,7 +176,7 @@ class Dithered(Generated, Quantiser):
 
 
 def _fields(body: Bytes) -> tuple[float, int, Words]:
-    """Return step, bucket and key. PayloadError unless step and bucket are valid."""
+    """Return step, bucket and key. Raises PayloadError unless step and bucket are valid."""
     if body.size < _FIELDS:
         raise PayloadError(f"dithered: a body of {body.size} bytes ends inside its fields")
     step, bucket = float(body[:4].view(np.float32)[0]), int(body[4:8].view(np.uint32)[0])

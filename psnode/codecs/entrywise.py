@@ -1,4 +1,4 @@
-"""Entry-wise ATOMO: coordinates sampled with the probabilities of least variance for a given expected number.
+"""Entry-wise ATOMO: coordinates are sampled with the probabilities of least variance for a given expected number of entries.
 
 Let V be the level at which the probabilities p_i = min(1, |x_i| / V) add up to the budget s. Entry i is sent with probability
 p_i and decodes to x_i / p_i, which is x_i if p_i = 1 and V or -V otherwise. An entry with p_i < 1 costs only an index and a
@@ -7,7 +7,7 @@ if there are at most s non-zero entries, it holds all of them.
 
     float32    V
     section    the indices sent, out of d, as in selection.indices (a section: uint32 length, bytes, zeros to a multiple of 4)
-    section    the positions, among the entries sent, of those with |x_i| > V, in the same code
+    section    the positions of the entries with |x_i| > V among the entries sent, in the same code
     section    sign bits of the other entries, which decode to V or -V, lowest bit first, 1 for negative
     float32    the values of the entries with |x_i| > V
 
@@ -41,17 +41,18 @@ from psnode.errors import PayloadError
 
 _SHARE = 1 / 16
 LEAST = 1e-6
-_DRAW = 1 << 8  # added to the stage's number to get the stream of the draw
+_DRAW = 1 << 8  # added to the stage's number; the sum is the stream of the draw
 
 
 @dataclass(frozen=True, repr=False)
 class Entrywise(Sparse, Codec):
     """entrywise:budget=.
 
-    `budget` s: the expected number of entries sent if s is at least 1, else a share of the coordinates. The default is a share of
-    1/16: 0.4 bits per coordinate, 80 times less than float32. E||decode - x||^2 is then 9 ||x||^2 if x is Gaussian, and about
-    ||x||^2 for a gradient with most of its energy in few entries; averaging over workers reduces the error. The error falls as
-    1 / s or faster. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, TernGrad to ||x||_1 / ||x||_inf.
+    `budget` s: the expected number of entries sent if s is at least 1, otherwise their share of all coordinates. The default is a
+    share of 1/16, which takes 0.4 bits per coordinate, 80 times less than float32. E||decode - x||^2 is then 9 ||x||^2 if x is
+    Gaussian, and about ||x||^2 for a gradient with most of its energy in few entries; averaging over workers reduces the error.
+    The error falls as 1 / s or faster. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, TernGrad to ||x||_1 /
+    ||x||_inf.
 
     An entry whose probability is 1 is sent unchanged:
 
@@ -146,7 +147,7 @@ class Entrywise(Sparse, Codec):
 
 @kernel
 def _fill(level: np.float32, signs: Bytes, certain: Words32, raw: Floats, values: Floats) -> None:
-    """Fill `values` with `raw` at the indices `certain` and with the level, signed by `signs` in turn, at all others."""
+    """Fill `values` with `raw` at the indices `certain`, and with the level, signed by `signs` in turn, at all other indices."""
     at = 0
     j = 0
     for i in range(values.size):

@@ -1,4 +1,4 @@
-"""Fourier ATOMO: cosines sampled with the probabilities of least variance for a given expected number.
+"""Fourier ATOMO: cosines are sampled with the probabilities of least variance for a given expected number of cosines.
 
 The flattened array is cut into blocks. An orthonormal discrete cosine transform (DCT-II) turns each block into coefficients, its
 components along cosines (the atoms). The coefficients are sampled and sent as entry-wise ATOMO does with coordinates
@@ -14,7 +14,7 @@ smaller powers of two, the largest first.
     the rest   the body of entrywise for the coefficients, block after block
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
-Sparsification", NeurIPS 2018, which leaves this basis to the future; Ahmed, Natarajan, Rao, "Discrete cosine transform", IEEE
+Sparsification", NeurIPS 2018, which leaves this basis to future work; Ahmed, Natarajan, Rao, "Discrete cosine transform", IEEE
 Trans. Computers 1974.
 """
 
@@ -46,10 +46,10 @@ _LARGE, _SMALL = 2.0**120, 2.0**-100  # a coefficient is at most 2^6.5 times the
 class Fourier(Codec):
     """fourier:budget=,block=64.
 
-    `budget`: the expected number of coefficients sent if at least 1, else a share of all coefficients. The default is a share of
-    1/16: 0.4 bits per coordinate, like entrywise. The error equals that of entrywise on Gaussian values. It is smaller if
-    neighbours are alike, and larger if few values stand out or most are zero. `block`: the number of neighbours transformed
-    together, a power of two from 64 to 4096.
+    `budget`: the expected number of coefficients sent if at least 1, otherwise their share of all coefficients. The default is a
+    share of 1/16, which takes 0.4 bits per coordinate, like entrywise. On Gaussian values, the error equals that of entrywise.
+    The error is smaller if neighbours are alike, and larger if a few values stand out or most values are zero. `block`: the
+    number of neighbours transformed together, a power of two from 64 to 4096.
 
     A constant array has one non-zero coefficient per block, which is sent with probability 1:
 
@@ -73,7 +73,7 @@ class Fourier(Codec):
             raise CodecSpecError(f"fourier: block={self.block} must be one of {', '.join(map(str, _BLOCKS))}")
 
     def omega(self, x: Floats) -> float:
-        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, but for float32 rounding; 0 for a zero array."""
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, except for float32 rounding; 0 for a zero array."""
         return self._sampler.omega(self._transformed(np.ascontiguousarray(x))[2]) if x.size else 0.0
 
     @property
@@ -103,7 +103,7 @@ class Fourier(Codec):
             body[_FIELDS:start].view(np.float32)[0] = limit
             if (
                 float(body[_FIELDS:start].view(np.float32)[0]) > limit
-            ):  # rounding up must be undone: the limit plus the largest value might overflow
+            ):  # undo rounding up, because the limit plus the largest value might overflow
                 body[_FIELDS:start].view(np.uint32)[0] -= 1
         return start + self._sampler._encode(Values(sent), key, body[start:], NOTHING)
 

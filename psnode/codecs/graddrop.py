@@ -1,9 +1,10 @@
-"""GradDrop: the entries that reach a threshold estimated from a sample, one threshold for the whole segment.
+"""GradDrop: the entries that reach a threshold, which is estimated from a sample and is the same for the whole segment.
 
-The sample consists of 0.1 % of the coordinates (at least 4096 or all, at most 65536), a random one from each of equal stretches.
-The threshold is the magnitude that a share `ratio` of the sample reaches. The number of entries that reach the threshold is
-random, near ratio d. At most 2 ratio d entries are sent, the largest ones; of equal magnitudes the lowest indices are preferred.
-Zeros are never sent. Biased. At least one entry is sent unless all are zero.
+The sample consists of 0.1 % of the coordinates (at least 4096 or all, at most 65536): the array is divided into equal stretches,
+and one random coordinate of each is taken. The threshold is the magnitude that a share `ratio` of the sample reaches. The number
+of entries that reach the threshold is random; it is near ratio d for d coordinates. At most the 2 ratio d largest entries are
+sent; among equal magnitudes, those with the lowest indices are preferred. Zeros are never sent. At least one entry is sent unless
+all are zero. The codec is biased.
 
     body   see psnode.codecs.selection.selector
 

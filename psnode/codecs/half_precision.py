@@ -20,7 +20,7 @@ Halves = npt.NDArray[np.uint16]
 
 @kernel
 def _highest(codes: Halves) -> int:
-    """Return the largest code, sign bits ignored."""
+    """Return the largest code, without its sign bit."""
     top = np.uint16(0)
     for i in range(codes.size):
         top = max(top, np.uint16(codes[i] & np.uint16(0x7FFF)))
@@ -28,9 +28,9 @@ def _highest(codes: Halves) -> int:
 
 
 class HalfPrecision(Generated, Quantiser):
-    """A cast to a 16-bit floating-point format. Biased, because it rounds to nearest."""
+    """A cast to a 16-bit floating-point format. It is biased, because it rounds to nearest."""
 
-    limit: ClassVar[int]  # a code without its sign bit that is at least this is infinity or NaN
+    limit: ClassVar[int]  # a code is infinity or NaN if it is at least this, the sign bit left out
 
     def check_fields(self, body: Bytes) -> None:
         """Raise PayloadError if a code is infinity or NaN."""

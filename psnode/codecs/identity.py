@@ -70,7 +70,7 @@ class Identity(Linear, Codec):
         return values.reshape(shape)
 
     def _raw(self, body: Bytes, shape: Shape) -> Floats:
-        """Return the values, flat, without checking that they are finite. PayloadError for a wrong length."""
+        """Return the values, flat, without checking that they are finite. Raises PayloadError for a wrong length."""
         if body.size != 4 * math.prod(shape):
             raise PayloadError(f"identity: a body of {body.size} bytes cannot hold float32 values of shape {shape}")
         return body.view(np.float32)

@@ -4,11 +4,12 @@ The mean is that of the cluster or, with buckets, of a hashed bucket in the clus
 edges. The edges are chosen by an exact search for the least squared error, or for the least squared error at which the ids have
 an entropy of at most `rate` bits, which is the rate of a chain `lss+ans`. With buckets, every cluster has its own array of
 buckets. Coordinate i belongs to bucket h(i) of its cluster's array, where h is a function of the key. The means are always those
-of the array being encoded, whatever the edges were fitted to, so that
+of the array being encoded, even if the edges were fitted to another array. Therefore
 
     ||x - decode||^2 = ||x||^2 - sum of n_b mean_b^2 over all buckets (or clusters) b with n_b members
 
-is never more than ||x||^2. For a Gaussian, clusters with ids of 1, 2, 3 bits leave .363, .118, .0345 of ||x||^2.
+which is never more than ||x||^2. For a Gaussian, clusters with ids of 1, 2, 3 bits leave an error of .363, .118, .0345 times
+||x||^2.
 
     body   the means as side information, see psnode.codecs.sketches.means, then the ids in as many bits as K - 1 has, see
            psnode.codecs.kernels.planes
@@ -44,7 +45,7 @@ from psnode.codecs.table import number_of
 from psnode.codecs.traits import Traits
 from psnode.errors import CodecSpecError
 
-_SAMPLING = 256  # added to the stream of the buckets to get that of the sample
+_SAMPLING = 256  # added to the stream of the buckets; the sum is the stream of the sample
 _NO_SIZES = np.empty(0, np.int64)
 _NO_KEY = np.zeros(2, np.uint64)
 

@@ -1,4 +1,4 @@
-"""Min-max: every coordinate rounded at random, without bias, to one of 2^b equidistant values from the minimum to the maximum.
+"""Min-max: every coordinate is rounded at random, without bias, to one of 2^b equidistant values from minimum to maximum.
 
 With range r = max - min and n = 2^b - 1 steps, v decodes to one of its two neighbours. E decode = v, and the variance of a
 coordinate is f (1 - f) (r / n)^2 <= (r / n)^2 / 4, where f is the fractional part of (v - min) n / r. In general zero is not
@@ -99,7 +99,7 @@ class MinMax(Generated, Quantiser):
 
 
 def _bits(side: Bytes) -> int:
-    """Return the bits stated in side information. PayloadError unless the side information is valid."""
+    """Return the bits stated in side information. Raises PayloadError unless the side information is valid."""
     if side.size != _SIDE:
         raise PayloadError(f"minmax: {side.size} bytes of side information instead of {_SIDE}")
     bits, ends = int(side[:4].view(np.uint32)[0]), side[4:].view(np.float32)

@@ -1,8 +1,8 @@
-"""NUQSGD: every coordinate rounded at random, without bias, to 0 or to its bucket's norm times a power of two.
+"""NUQSGD: every coordinate is rounded at random, without bias, to 0 or to its bucket's norm times a power of two.
 
 In a bucket with norm n the magnitudes are 0, 2^-s n, ..., n / 2, n. A value between neighbours a < |v| < b is rounded to b with
-probability (|v| - a) / (b - a), else to a. Its expected squared error is (b - |v|)(|v| - a), which is at most v^2 / 8 if
-|v| >= 2^-s n. The small values of a long-tailed bucket therefore have less error than on the even levels of qsgd.
+probability (|v| - a) / (b - a), otherwise to a. Its expected squared error is (b - |v|)(|v| - a), which is at most v^2 / 8 if |v|
+>= 2^-s n. The small values of a long-tailed bucket therefore have less error than on the even levels of qsgd.
 
     body   uint32 s, uint32 bucket B
            float32 norm of every bucket
@@ -10,8 +10,8 @@ probability (|v| - a) / (b - a), else to a. Its expected squared error is (b - |
 
 s = 2^b - 2 uses nearly all codes of b + 1 bits: 2, 6, 14, 30, 62.
 
-In larger buckets, rows of 512 are coded like buckets of 512 once the norms are known. Payloads with levels other than an
-instance's own are decoded by an interpreter, so that no payload of a peer causes a compilation.
+In larger buckets, rows of 512 are coded like buckets of 512 after the norms have been computed. An interpreter decodes payloads
+whose levels differ from the instance's own, so that no payload of a peer causes a compilation.
 
 Source: Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy, "NUQSGD: Provably Communication-efficient Data-parallel SGD via
 Nonuniform Quantization", JMLR 2021.
@@ -177,7 +177,7 @@ def _side_nbytes(size: int, bucket: int) -> int:
 
 
 def _checked(body: Bytes, size: int) -> tuple[int, int, Any]:
-    """Return _fields of a body. PayloadError unless the fields, the norms and the length are valid."""
+    """Return _fields of a body. Raises PayloadError unless the fields, the norms and the length are valid."""
     levels, bucket, norms = _fields(body, size)
     if body.size != _side_nbytes(size, bucket) + packed_nbytes(size, _bits(levels)):
         raise PayloadError(f"nuqsgd: a body of {body.size} bytes cannot hold {size} codes with {levels=}, {bucket=}")
@@ -185,7 +185,7 @@ def _checked(body: Bytes, size: int) -> tuple[int, int, Any]:
 
 
 def _fields(body: Bytes, size: int) -> tuple[int, int, Any]:
-    """Return levels, bucket and norms (float64) of a body. PayloadError unless all of these are valid."""
+    """Return levels, bucket and norms (float64) of a body. Raises PayloadError unless all of these are valid."""
     levels, bucket = body[:_FIELDS].view(np.uint32).tolist() if body.size >= _FIELDS else (0, 0)
     if not 1 <= levels <= MAX_LEVELS or not BLOCK <= bucket <= MAX_BUCKET or bucket % BLOCK:
         raise PayloadError(f"nuqsgd: {levels=}, {bucket=} in a body of {body.size} bytes")

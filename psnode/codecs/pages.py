@@ -1,8 +1,8 @@
-"""Memory in pages of its own, which occupy physical memory only once they are written to; huge pages if the system has them.
+"""Memory in separate pages, which occupy physical memory only after they are written to; huge pages if the system has them.
 
-The system clears a huge page at once instead of 512 small pages one by one. The mapping is private, because the pages of a shared
-mapping, the default of mmap, are small on most systems. The mapping reserves no memory (MAP_NORESERVE): a system that limits
-reservations would otherwise refuse to fork a process that has reserved more than the physical memory.
+The system clears a huge page in one step, instead of 512 small pages one by one. The mapping is private, because the pages of a
+shared mapping, the default of mmap, are small on most systems. The mapping reserves no memory (MAP_NORESERVE): a system that
+limits reservations would otherwise refuse to fork a process that has reserved more than the physical memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_PROMISE = 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0
 
 
 class Pages:
-    """A private mapping of `size` > 0 bytes, the array `raw`, initially zero; its memory returns to the system with the object.
+    """A private mapping of `size` > 0 bytes, the array `raw`, initially zero. Deleting the object frees the memory.
 
     Raises OSError if the system has no address space for the mapping or refuses it.
     """
@@ -44,8 +44,8 @@ class Pages:
 
 
 def untouched(size: int) -> Floats:
-    """Return `size` float32 zeros in pages of their own, which occupy memory only once they are written to.
+    """Return `size` float32 zeros in separate pages, which occupy memory only after they are written to.
 
-    Zeros from numpy or torch may lie in memory that the process has freed before, and are then all written at once.
+    numpy and torch may place zeros in memory that the process has freed before; they then write all the zeros immediately.
     """
     return Pages(4 * size).raw.view(np.float32) if size else np.zeros(0, np.float32)

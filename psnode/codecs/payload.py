@@ -1,4 +1,4 @@
-"""Payload: the bytes that encode returns, which hold all that decode needs and are counted as traffic.
+"""Payload: the bytes that encode returns. They hold everything that decode needs, and they are counted as traffic.
 
     offset  bytes  field            little-endian
          0      1  format           1
@@ -162,8 +162,8 @@ def assemble(
 def body_of(codec: Format, payload: Payload, size: int | None = None) -> Bytes:
     """Return the body of a payload that `codec` can decode, without checking the body's contents.
 
-    Raises CodecTypeError if `payload` is not a Payload, and PayloadError if it is of other stages, or not of `size` values if
-    `size` is given.
+    Raises CodecTypeError if `payload` is not a Payload. Raises PayloadError if its stages are not those of `codec`, or if it does
+    not have `size` values and `size` is given.
     """
     if not isinstance(payload, Payload):
         raise CodecTypeError(f"decode takes a Payload, not {type(payload).__name__}: use Payload.from_bytes")

@@ -1,20 +1,20 @@
-"""Polar: multilevel polar source coding with shaping; within tenths of a decibel of the least error possible at a rate in bits.
+"""Polar: multilevel polar source coding with shaping. Its error is within tenths of a decibel of the least possible at its rate.
 
 Reproduction values are a scale times the points a_k = 2 k - (M - 1), M = 2^levels. The bits of k are coded level by level, in
 blocks of N values. The bits b of a level are u G, where G is the polar transform. The u_i are decided in order, each given the
-ones before it. If the values say little about u_i, it is frozen: drawn at random, from a seed known to both sides, with its
-probability under the prior, which is that of the reproductions of a Gaussian source. Otherwise u_i is the likelier bit given the
-values, and is arithmetic-coded with its prior. The error approaches the rate-distortion function D = 4^-R as N grows; see
-docs/results.
+ones before it. If the values say little about u_i, it is frozen: it is drawn at random, from a seed known to both sides, with its
+probability under the prior. The prior is the distribution of the reproductions of a Gaussian source. Otherwise u_i is the bit
+that is likelier given the values, and it is arithmetic-coded with its prior. The error approaches the rate-distortion function D
+= 4^-R as N grows; see docs/results.
 
-Encoder and decoder compute the priors in the same integers, so that they agree on every machine. The values that share a scale,
-2^16 neighbours, are treated as Gaussian. The scale sent is the one of least squared error, so that ||x - decode|| <= ||x||.
-Values whose root mean square is below 2^-100 become zeros. With `prior=empirical` groups of 64 neighbours are first sorted by
-energy and coded at rates between 0 and 4, if this gains enough (polarcodes.energy_groups). With `rotate=true` the values
-that share a scale are rotated at random, and the scale is chosen so that the decoded vector has no error in the direction of x
-(polarcodes.hadamard); an error of alpha ||x||^2 becomes alpha / (1 - alpha) ||x||^2. The mean of the decoded vector is then x,
-except for vectors with few non-zero values that outweigh all others: these values come out some hundredths too alike.
-Therefore the codec does not count as unbiased.
+Encoder and decoder compute the priors in the same integer arithmetic, so that they agree on every machine. The values that share
+a scale, 2^16 neighbours, are treated as Gaussian. The scale that is sent is the one with the least squared error, so that ||x -
+decode|| <= ||x||. Values whose root mean square is below 2^-100 become zeros. With `prior=empirical` groups of 64 neighbours are
+first sorted by energy and coded at rates between 0 and 4, if this gains enough (polarcodes.energy_groups). With `rotate=true` the
+values that share a scale are rotated at random, and the scale is chosen so that the decoded vector has no error in the direction
+of x (polarcodes.hadamard); an error of alpha ||x||^2 becomes alpha / (1 - alpha) ||x||^2. The mean of the decoded vector is then
+x, except for vectors in which a few non-zero values outweigh all others: the decoded values of these few differ from each other
+by some hundredths too little. Therefore the codec does not count as unbiased.
 
     body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, 2 if
            values are rotated, or 0; uint8 edition of the designs; two uint64 key words
@@ -64,10 +64,10 @@ class Polar(FlatCodec):
     """polar:rate=1,block=16384,rotate=false,prior=auto.
 
     `rate`: bits per coordinate: 0.5, 1, 1.5, 2, 3 or 4. `block`: N, the largest block length: 2^10, 2^12, 2^14, 2^16 or 2^18. 32
-    blocks are coded side by side, so that arrays shorter than 32 N have shorter blocks. `rotate`: rotate at random, which makes
-    the codec nearly unbiased if many values are not zero. `prior`: empirical, with a variance for every 64 values, determined
-    for each array, has the least error on gradients; gaussian has one variance for 2^16 values; auto is gaussian with rotation,
-    else empirical.
+    blocks are coded in parallel, so that arrays shorter than 32 N have shorter blocks. `rotate`: rotate at random, which makes
+    the codec nearly unbiased if many values are not zero. `prior`: empirical, with a variance for every 64 values, determined for
+    each array, has the least error on gradients; gaussian has one variance for 2^16 values; auto is gaussian with rotation, else
+    empirical.
 
     At one bit per coordinate the error is near the least possible for a Gaussian source, 1/4:
 
@@ -161,7 +161,7 @@ class Polar(FlatCodec):
         return end
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        """Fuse sinks that move a target unless values are rotated: encoding then yields the decoded values too."""
+        """Accept sinks that move a target if values are not rotated: encoding then also yields the decoded values."""
         return sink is NOTHING or (isinstance(sink, Moved) and not self.rotate)
 
     def _write_sorted(self, x: Floats, found: energy_groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
@@ -216,7 +216,7 @@ def _move(decoded: Floats, sink: Sink) -> None:
 
 @cache
 def _excess(longest: int) -> float:
-    """Return the largest excess, in bits per value, of a class over its rate, with one bit for each coded u_i."""
+    """Return by how many bits per value a class may exceed its rate, if each coded u_i takes one bit."""
     return max(
         float((~designs.load(rate, log_length).frozen).sum()) / (1 << log_length) - rate
         for rate in designs.RATES

@@ -1,13 +1,14 @@
-"""QSGD: every coordinate rounded at random, without bias, to a multiple of 1 / s of its bucket's norm.
+"""QSGD: every coordinate is rounded at random, without bias, to a multiple of 1 / s of its bucket's norm.
 
 In a bucket with norm n, a coordinate v is sent as level l = floor(s |v| / n), or as l + 1 with a probability equal to the
 fractional part of s |v| / n, and decodes to sign(v) n / s times its level. E decode = v. With the L2 norm and B coordinates per
-bucket E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2. A code has bit_length(2 s) bits per coordinate, which is
-1 + log2(s + 1) if s = 2^k - 1; a bucket adds 32 bits.
+bucket, E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2. A code has bit_length(2 s) bits per coordinate, which is 1 +
+log2(s + 1) if s = 2^k - 1; a bucket adds 32 bits.
 
 With `factors`, a bucket x that would decode to y is sent with n <x, y> / <y, y> in place of n. It then decodes to the multiple of
-y nearest to x, at a squared distance of ||x||^2 (1 - cos^2(x, y)). This is biased, but a contraction of every bucket, for error
-feedback. It takes one sweep, whereas one factor for all buckets takes two. The format of the payload is the same.
+y nearest to x, at a squared distance of ||x||^2 (1 - cos^2(x, y)). This form is biased, but it is a contraction of every bucket;
+it is meant for error feedback. It takes one sweep, whereas one factor for all buckets would take two. The format of the payload
+is the same.
 
     body   uint32 levels s, uint32 bucket B
            float32 norm of every bucket
@@ -56,9 +57,9 @@ class Qsgd(Quantiser):
     """qsgd:levels=15,bucket=512,norm=l2.
 
     `levels`: the number s of non-zero magnitudes, 1..32767. `bucket`: the number of coordinates that share a norm; small buckets
-    cost bits, large ones variance. `norm`: l2, or max, which at the same s has less variance (the largest value is at the largest
-    level) but is less sparse. `factors`: scale every bucket for the least squared error, which is biased; `bucket` must then be a
-    multiple of 512.
+    take more bits, large buckets have more variance. `norm`: l2 or max. At the same s, max has less variance (the largest value
+    is at the largest level) but is less sparse. `factors`: scale every bucket for the least squared error, which is biased;
+    `bucket` must then be a multiple of 512.
 
     Fifteenths of the norm are exact:
 
@@ -178,7 +179,7 @@ def _body_nbytes(size: int, levels: int, bucket: int) -> int:
 
 
 def _fields(body: Bytes, size: int) -> tuple[int, int]:
-    """Return levels and bucket of a body. PayloadError unless these and the norms are valid."""
+    """Return levels and bucket of a body. Raises PayloadError unless these and the norms are valid."""
     levels, bucket = body[:_FIELDS].view(np.uint32).tolist() if body.size >= _FIELDS else (0, 0)
     if not 1 <= levels <= MAX_LEVELS or not 1 <= bucket <= MAX_COORDINATES:
         raise PayloadError(f"qsgd: {levels=}, {bucket=} in a body of {body.size} bytes")
@@ -191,7 +192,7 @@ def _fields(body: Bytes, size: int) -> tuple[int, int]:
 
 
 def _checked(body: Bytes, size: int) -> tuple[int, int]:
-    """Return levels and bucket of a body. PayloadError unless the fields, the norms and the length are valid."""
+    """Return levels and bucket of a body. Raises PayloadError unless the fields, the norms and the length are valid."""
     levels, bucket = _fields(body, size)
     if body.size != _body_nbytes(size, levels, bucket):
         raise PayloadError(f"qsgd: a body of {body.size} bytes cannot hold {size} codes with {levels=}, {bucket=}")
@@ -202,5 +203,5 @@ def _views(body: Bytes, size: int, levels: int, bucket: int) -> Body:
     """Return views of the norms and codes in a body of the right length."""
     start = _FIELDS + 4 * -(-size // bucket)
     end = start + size // BLOCK * (BLOCK // 8) * _bits(levels)
-    symbols = body[:0]  # read-only if the body is
+    symbols = body[:0]  # read-only if the body is read-only
     return Body(body[_FIELDS:start].view(np.float32), body[start:end].view(np.uint32), body[end:], symbols)

@@ -32,9 +32,10 @@ _SIDE = 20
 class Randk(Selector):
     """randk:ratio=0.01,scaled=true.
 
-    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false`: send the entries unscaled, which is biased, for feedback loops.
+    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false`: send the entries unscaled; this form is biased, and meant for
+    feedback loops.
 
-    Half of the entries, doubled so that the expectation is x:
+    Half of the entries are sent, doubled so that the expectation is x:
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("randk:ratio=0.5"), np.ones(8, np.float32)

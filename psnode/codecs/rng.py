@@ -1,8 +1,8 @@
 """Random words as a function of a key, a stream and a counter, by Threefry 4x32-13 (psnode.codecs.kernels.threefry).
 
-A key is the two uint64 words (w0, w1) that encode draws. Call c of stream s returns four uint32: Threefry with the key
-(low w0, high w0, low w1, high w1), in halves of 32 bits, and the counter (c, s, 0, 0). The lowest byte of a stream is the wire
-number of the stage that uses it, so that no two stages of a chain share randomness.
+A key is the two uint64 words (w0, w1) that encode draws. Call c of stream s returns four uint32: the output of Threefry for the
+counter (c, s, 0, 0) and the key (low w0, high w0, low w1, high w1), where low and high are halves of 32 bits. The lowest byte of
+a stream is the wire number of the stage that uses it, so that no two stages of a chain share randomness.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def call(key: Words, stream: int, counter: int) -> Four:
 
 @inlined
 def fill_here(out: Words32, key: Words, stream: int, first: int) -> None:
-    """Do the same as `fill`, inlined into another kernel, which should call `wide`."""
+    """Do the same as `fill`, but inlined into the calling kernel. The calling kernel should call `wide`."""
     split = _split(key)
     for j in range(BLOCK):
         a, b, c, d = _call(split, stream, first + j)
@@ -100,9 +100,9 @@ class Key:
     def derive(cls, *parts: int | str) -> Key:
         """Return the key of a tuple such as (seed, purpose, rank, step, group, segment).
 
-        A part is an integer in 0..2**64-1, or a name whose at most 8 UTF-8 bytes are read as a little-endian integer. The state
-        starts as (number of parts, 0, 0, 0) and is encrypted by Threefry once per part, with the key (low 32 bits, high 32 bits,
-        0, 0) of the part. The last state is the key. Raises CodecValueError.
+        A part is an integer in 0..2**64-1, or a name of at most 8 UTF-8 bytes, which are read as a little-endian integer. The
+        state starts as (number of parts, 0, 0, 0) and is encrypted by Threefry once per part, with the key (low 32 bits, high 32
+        bits, 0, 0) of the part. The last state is the key. Raises CodecValueError.
         """
         state = np.array([len(parts), 0, 0, 0], np.uint32)
         for part in parts:
@@ -114,7 +114,7 @@ class Key:
         return cls((first, second))
 
     def integers(self, low: int, *, size: int, dtype: type[np.uint64]) -> Words:
-        """Return the two words. CodecValueError unless two words below 2**64 are requested, as encode does."""
+        """Return the two words. Raises CodecValueError unless two words below 2**64 are requested, as encode does."""
         if low != 2**64 or size != 2:
             raise CodecValueError(f"a Key holds two words below 2**64, not {size} below {low}")
         return np.array(self.words, dtype)

@@ -1,8 +1,8 @@
 """Scaled sign: every coordinate decodes to the mean magnitude of its bucket, with its own sign. 1 bit each, 32 bits per bucket.
 
-For a bucket v of B coordinates and s = ||v||_1 / B the decoded w has ||v - w||^2 = ||v||^2 - ||v||_1^2 / B, the least error of
-any multiple of the signs. This is a contraction, to .3634 ||v||^2 on a Gaussian, whatever signs zeros get. Biased: meant for
-error feedback.
+For a bucket v of B coordinates and s = ||v||_1 / B, the decoded w has ||v - w||^2 = ||v||^2 - ||v||_1^2 / B, the least error of
+any multiple of the signs. The codec is a contraction for any signs of the zeros; for a Gaussian, the error is .3634 ||v||^2. The
+codec is biased, and meant for error feedback.
 
     body   uint32 bucket B; 0: one bucket of all coordinates
            float32 s of every bucket, not negative

@@ -4,7 +4,8 @@
 
 The sign of a zero is drawn at random, with probability 1/2 each, so that a zero is pushed in neither direction on average.
 
-Biased, and not a contraction: its form for feedback loops is scaledsign, the multiple of the signs with the least error.
+The codec is biased and not a contraction. Its form for feedback loops is scaledsign, the multiple of the signs with the least
+error.
 
 Source: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018.
 """
@@ -30,7 +31,7 @@ from psnode.errors import PayloadError
 
 @dataclass(frozen=True, repr=False)
 class Sign(Generated, Quantiser):
-    """sign: decodes to 1 or -1. A zero, 0.0 or -0.0, decodes to either with probability 1/2.
+    """sign: decodes to 1 or -1. A zero, 0.0 or -0.0, decodes to each of the two with probability 1/2.
 
     >>> from psnode.codecs import get_codec
     >>> codec, x = get_codec("sign"), np.array([1, -2, 3, -4], np.float32)

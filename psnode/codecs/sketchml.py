@@ -8,8 +8,8 @@ If coordinates share cells, a value therefore decodes to the mean of its own bin
 never of a bin farther from zero.
 
 With r rows of c cells per value, and bins of equal counts, H(group) + r c log2(bins per group) bits per value are sent besides
-the set of indices, which costs less than 1.03 log2 binomial(d, n) bits. rows=0: no sketch; the number of its bin is sent for
-every value.
+the set of indices, which costs less than 1.03 log2 binomial(d, n) bits. With rows=0 there is no sketch, and the number of its bin
+is sent for every value.
 
     body      the side information, see psnode.codecs.sketches.bins; then the symbols, in planes of as many bits as the largest
               symbol of the alphabet has
@@ -41,7 +41,7 @@ from psnode.codecs.stages import Quantiser, Symbols, padded
 from psnode.codecs.table import number_of
 from psnode.errors import PayloadError
 
-_SAMPLING = 256 * MAX_ROWS  # added to the stage's number to get the stream of the sample, after the streams of the rows
+_SAMPLING = 256 * MAX_ROWS  # added to the stage's number; the sum is the stream of the sample, after the streams of the rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,7 +156,7 @@ class SketchMl(Quantiser):
 
 
 def _binned(values: Floats, edges: Floats) -> tuple[Bytes, Floats]:
-    """Return the bin of every value, and the mean of every bin, which is 0 for an empty bin."""
+    """Return the bin of every value, and the mean of every bin (0 for an empty bin)."""
     table, numbers = np.empty(cluster_ids.CELLS, np.uint8), np.empty(values.size, np.uint8)
     cluster_ids.lookup(readonly(edges), table)
     cluster_ids.assign(values, readonly(np.append(edges, np.float32(np.inf))), readonly(table), numbers)

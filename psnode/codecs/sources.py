@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from psnode.codecs.kernels.parts import PartTable
 
 NO_FLOATS = np.empty(0, np.float32)
-_DOUBT = 2.0**-22  # relative; the rounding errors of the addition and the subtraction are less than half of this
+_DOUBT = 2.0**-22  # a relative error; the rounding errors of the addition and the subtraction are less than half of it
 
 
 class Source(ABC):
@@ -76,11 +76,12 @@ class Values(Source):
 
 
 class Accumulated(Source):
-    """The source of `target` after `parts` are added to it: flat float32 pieces with ascending start indices, without overlap.
+    """The source of `target` after `parts` are added to it.
 
-    `target`: float32, contiguous, sharing no memory with the parts. A part that is not finite raises NonFinitePartError with
-    the index in the array; the target is then restored, up to rounding. Invalid arguments raise CodecTypeError or
-    CodecValueError. `is_added` is True once the parts have been added, or taken by a caller that adds them.
+    `parts`: flat float32 pieces with ascending start indices, without overlap. `target`: float32, contiguous, sharing no memory
+    with the parts. A part that is not finite raises NonFinitePartError with the index in the array; the target is then restored,
+    up to rounding. Invalid arguments raise CodecTypeError or CodecValueError. `is_added` is True once the parts have been added,
+    or taken by a caller that adds them.
     """
 
     def __init__(self, parts: Parts, target: Floats) -> None:
@@ -118,8 +119,8 @@ class Accumulated(Source):
         """Restore the target, then raise NonFinitePartError for the first part that is not finite.
 
         Parts have been added to the coordinates below `reached`, and `decoded` (flat) has been subtracted from the first
-        coordinates; both are undone. If all parts are finite, their sum with the target is not: then NonFiniteGradientError is
-        raised and the target is not restored.
+        coordinates; both operations are undone. If all parts are finite, a sum of target and parts is not finite; then
+        NonFiniteGradientError is raised, and the target is not restored.
         """
         from psnode.codecs.kernels.finite import all_finite, raise_nonfinite
 
@@ -131,10 +132,10 @@ class Accumulated(Source):
 
 
 def restore(target: Floats, parts: Parts, stop: int, decoded: Floats) -> None:
-    """Undo in flat `target` the addition of `parts` to coordinates below `stop` and the subtraction of `decoded` at its start.
+    """Undo two operations on flat `target`: the addition of `parts` below `stop`, and the subtraction of `decoded` at the start.
 
-    The result is exact up to rounding. Values that may consist of rounding errors alone become zero, so that no trace of a huge
-    gradient is left and no value is more than twice as large as before.
+    The result is exact up to rounding. Values that may consist only of rounding errors become zero. Therefore no trace of a huge
+    gradient is left, and no value is more than twice as large as before.
     """
     size = max(stop, decoded.size)
     values, moved = target[:size].astype(np.float64), np.zeros(size)
@@ -191,12 +192,12 @@ class Operands(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """True if x - decoded is written, to other memory than that of x."""
+        """True if x - decoded is written to memory other than that of x."""
         return self.error.size > 0 and self.error.ctypes.data != self.x.ctypes.data
 
 
 def leaves_error(source: Source, sink: Sink) -> bool:
-    """Return True if encoding is to leave x - decoded in the target of `source`."""
+    """Return True if encoding must write x - decoded to the target of `source`."""
     if not isinstance(sink, Subtracted) or not isinstance(source, (Accumulated, Copied)):
         return False
     return sink.target is source.target or sink.target.ctypes.data == source.target.ctypes.data

@@ -135,7 +135,7 @@ def _value(owner: str, key: str, text: str, kind: Any) -> Any:
 
 
 def added_later(default: Any) -> Any:
-    """Return a dataclass field that specs show only if it differs from `default`, so that older specs stay unchanged."""
+    """Return a dataclass field that specs show only if it differs from `default`, so that older specs remain valid."""
     return dataclasses.field(default=default, metadata={_LATER: True})
 
 

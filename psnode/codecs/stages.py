@@ -2,7 +2,7 @@
 
 A Reducer (topk, svd, ...) turns an array into side information and a flat float32 vector of values. A FlatCodec encodes any
 flat float32 vector. A Quantiser is a FlatCodec that can also return its output as side information and symbols of a small
-alphabet, which a Lossless stage compresses. When decoding, each stage checks its input and raises PayloadError.
+alphabet. A Lossless stage compresses the symbols. When decoding, each stage checks its input and raises PayloadError.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def read_section(body: Bytes) -> tuple[Bytes, Bytes]:
 class Reducer(Codec):
     """A codec that reduces an array to a shorter float32 vector: selected coordinates, or factors of a matrix.
 
-    The body consists of a section with the side information (see write_section) and of the values, as float32 or, in a chain, as
-    coded by the quantiser.
+    The body consists of a section with the side information (see write_section) and of the values. The values are float32 or, in
+    a chain, the output of the quantiser.
     """
 
     @abstractmethod
     def _max_parts(self, shape: Shape) -> tuple[int, int]:
-        """Return the largest number of bytes of side information and of values for an array of `shape`, which is not empty."""
+        """Return the largest numbers of bytes of side information and of values for a non-empty array of `shape`."""
 
     @abstractmethod
     def _reduce(self, x: Floats, key: Words, side: Bytes) -> tuple[int, Floats]:
@@ -63,14 +63,14 @@ class Reducer(Codec):
 
     @abstractmethod
     def _count(self, side: Bytes, shape: Shape) -> int:
-        """Return the number of values that belong to `side`. PayloadError if `side` is not valid.
+        """Return the number of values that belong to `side`. Raises PayloadError if `side` is not valid.
 
-        An invalid `side` that is not refused here must be refused by _expand, before it writes anything.
+        If _count does not refuse an invalid `side`, _expand must refuse it before it writes anything.
         """
 
     @abstractmethod
     def _expand(self, side: Bytes, values: Floats, out: Floats) -> None:
-        """Overwrite `out`, which has the array's shape, with the array of `side`, which _count has checked, and `values`."""
+        """Overwrite `out`, which has the array's shape, with the array given by `values` and `side`, which _count has checked."""
 
     def _expand_add(self, side: Bytes, values: Floats, out: Floats, weight: np.float32) -> None:
         """Add weight * (the expanded array) to `out`. Subclasses override this if they need no dense temporary array."""
@@ -122,7 +122,7 @@ class Reducer(Codec):
     def _measure_parts(self, side: Bytes, values: Floats, shape: Shape) -> Measured | None:
         """Return the result of `measure` for finite `values`, or None if the norm can only be found by expanding them.
 
-        A sparse reducer's values are the decoded entries, so that their norm is that of the decoded array.
+        The values of a sparse reducer are the decoded entries, so that their norm equals the norm of the decoded array.
         """
         if not self.sparse:
             return None

@@ -1,9 +1,9 @@
 """Spectral ATOMO: a matrix as a few rank-one terms, sampled without bias.
 
 A tensor is read as an m x n matrix A = sum lambda_i u_i v_i^T. Term i is sent with probability p_i = min(1, c lambda_i), scaled
-by 1 / p_i, where the p_i add up to rank, the expected number of terms. The decoded matrix has expectation A and the squared error
-sum lambda_i^2 (1 - p_i) / p_i, the least for any p with this sum. A message takes about 32 rank (m + n) bits instead of 32 m n.
-It always holds floor(rank) or ceil(rank) terms, or all terms if A has no more than rank.
+by 1 / p_i, where the p_i add up to rank, the expected number of terms. The expectation of the decoded matrix is A. Its squared
+error is sum lambda_i^2 (1 - p_i) / p_i, which is the least for all p with this sum. A message takes about 32 rank (m + n) bits
+instead of 32 m n. It always holds floor(rank) or ceil(rank) terms, or all terms if A has no more than rank.
 
     side information   uint16 split: the number of dimensions that form the rows; 0: the values are the array itself
                        uint16 number of terms k
@@ -14,7 +14,7 @@ factor then leaves float32's range, and a quantiser after svd (`svd+qsgd`) sees 
 without bias, independently, their product is unbiased too. If the sum of the terms would exceed float32's range (gradients
 beyond 1e36), all terms are scaled down until it fits.
 
-Arrays that terms would not make smaller (vectors, scalars, small or narrow matrices) are sent unchanged.
+Arrays for which terms would take no fewer bytes (vectors, scalars, small or narrow matrices) are sent unchanged.
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018.
@@ -61,17 +61,17 @@ class Svd(Reducer):
     """svd:rank=3,method=exact,sample=true,cover=false.
 
     `rank`: the expected number of terms, real, at least 1 (with less, some messages would be empty, and the contractive form
-    would send nothing). `sample=false` sends the floor(rank) largest terms unscaled instead. This is biased, but the error is at
-    most (1 - floor(rank) / min(m, n)) ||x||^2: the form for feedback loops. The time of the exact spectrum grows with the cube of
-    the short side: 2 s at 2048, 20 s at 4096.
+    would send nothing). `sample=false` sends the floor(rank) largest terms unscaled instead. This form is biased, but its error
+    is at most (1 - floor(rank) / min(m, n)) ||x||^2; it is meant for feedback loops. The time for the exact spectrum grows with
+    the cube of the short side: 2 s at 2048, 20 s at 4096.
 
-    `method=deflated` samples terms of a basis close to that of the singular vectors: unbiased like the exact method, in less than
-    half the time and with hardly more variance (psnode/codecs/lowrank/deflated.py). With sample=false it sends the same as
-    randomised.
+    `method=deflated` samples terms of a basis close to that of the singular vectors. It is unbiased like the exact method, takes
+    less than half the time, and has hardly more variance (psnode/codecs/lowrank/deflated.py). With sample=false it sends the same
+    terms as randomised.
 
     `method=randomised` finds only the largest terms, in a random subspace. It is many times faster on large matrices. Since the
-    part outside the subspace is lost, terms are not sampled by default. `cover=true` samples, and adds a random term for that
-    part: unbiased, with a large variance, which `omega` computes.
+    part outside the subspace is lost, terms are not sampled by default. With `cover=true`, terms are sampled, and a random term
+    is added for that part. The result is unbiased, with a large variance, which `omega` computes.
 
     A matrix of rank one is one term, whose probability is 1:
 
@@ -85,7 +85,7 @@ class Svd(Reducer):
     rank: float = 3.0
     method: Literal["exact", "deflated", "randomised"] = "exact"
     sample: bool | None = None
-    """None: true if that is unbiased."""
+    """None: true if sampling is unbiased."""
     cover: bool = False
 
     id = "svd"
@@ -116,9 +116,10 @@ class Svd(Reducer):
         return dataclasses.replace(self, sample=False, cover=False) if self.sample else self
 
     def omega(self, x: Floats, key: Words | None = None) -> float:
-        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, but for float32 rounding; 0 for a zero array.
+        """Return E||decode(encode(x)) - x||^2 / ||x||^2 for this x, except for float32 rounding; 0 for a zero array.
 
-        For the methods other than exact, `key` (two uint64; zeros if None) determines the random subspace, which matters little.
+        For the methods other than exact, `key` (two uint64; zeros if None) determines the random subspace, whose influence is
+        small.
         """
         split, m, n = self.cut(x.shape)
         energy = float(np.sum(np.square(x, dtype=np.float64)))
@@ -162,7 +163,7 @@ class Svd(Reducer):
             return SIDE, fold(*found.terms(chosen), probabilities)
 
     def choose(self, values: Float64s, key: Words) -> tuple[Int64s, Float64s]:
-        """Return the indices of the terms to send, and the probabilities by which they are to be divided."""
+        """Return the indices of the terms to send, and the probabilities by which these terms must be divided."""
         if not self.sample:
             chosen = np.arange(min(int(self.rank), values.size))
             return chosen, np.ones(chosen.size)

@@ -1,8 +1,8 @@
-"""Table of all known stages: id, wire number (fixed for ever) and class.
+"""Table of all known stages: id, wire number (which never changes) and class.
 
 Numbers are never reused. A number without a class is reserved: specs and payloads that name it are refused. A class is imported
-when it is first needed, so that listing codecs imports none. The numbers 192 to 255 are for codecs from outside psnode, which
-come from a file (psnode.codecs.registry) or from a package with an entry point in the group psnode.codecs.
+when it is first needed, so that listing the codecs imports no codec. The numbers 192 to 255 are for codecs from outside psnode,
+which come from a file (psnode.codecs.registry) or from a package with an entry point in the group psnode.codecs.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ WRAPPERS = {
     "contractive": CodecEntry(96, "contractive:Contractive"),
 }
 
-# Names that papers use for codecs and that are schemes in psnode (psnode.config.schemes), each with the codec of the scheme
+# Names of codecs in papers that are names of schemes in psnode (psnode.config.schemes), each with the codec of the scheme
 SCHEMES = {
     "dense": "identity", "fp32": "identity", "sgd": "identity", "ecq": "qsgd:levels=15,bucket=512",
     "atomo": "svd:rank=3,method=deflated", "atomo-entrywise": "entrywise", "atomo-fourier": "fourier",
     "signsgd": "sign", "signum": "sign", "efsignsgd": "scaledsign", "dgc": "topk:ratio=0.001,sampled=true",
     "polar-2bit": "polar:rate=2,block=16384",
 }  # fmt: skip
-# Methods that psnode does not have, each with the codec nearest to it
+# Methods that psnode does not have, each with the most similar codec
 NEAREST = {"powersgd": "svd, with low-rank factors of every matrix anew in each step"}
 
 _STAGES = CODECS | LOSSLESS | WRAPPERS
@@ -81,7 +81,7 @@ _OUTSIDE: dict[str, Any] = {}  # id -> class
 
 
 def number_of(name: str) -> int:
-    """Return the wire number of stage `name`. CodecSpecError for a codec from outside psnode that is not registered."""
+    """Return the wire number of stage `name`. Raises CodecSpecError for a codec from outside psnode that is not registered."""
     if name in _OUTSIDE:
         number: int = _OUTSIDE[name].number
         return number
@@ -127,7 +127,7 @@ def offered() -> dict[str, EntryPoint]:
 
 
 def meaning(name: str) -> str:
-    """Return a sentence about a name of SCHEMES or NEAREST, which papers use but which is no codec here; else an empty string."""
+    """Return a sentence about a name of SCHEMES or NEAREST, which is not the id of a codec; an empty string for other names."""
     found = name.casefold().replace("_", "-")
     if found in SCHEMES:
         return f"{name} is a scheme, which psnode codecs {found} explains; its codec is {SCHEMES[found]}"

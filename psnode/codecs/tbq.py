@@ -7,8 +7,8 @@ feedback, which keeps x - decode. A residual grows if |gradient| > tau in every 
            blocks: see psnode.codecs.kernels.tbq. At most 1.6 bits per coordinate or 16 bits per value sent
 
 If tau is not given, it is 0.88 times the root mean square. This tau removes the most energy of a Gaussian array, 66 %, and some
-energy of any array, because at least one coordinate is as large as the root mean square. The codec is then a contraction,
-unlike with a fixed tau.
+energy of any array, because at least one coordinate is as large as the root mean square. The codec is then a contraction; with a
+fixed tau it is not.
 
 Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015.
 """
@@ -102,7 +102,7 @@ class Tbq(Quantiser):
         kernels.decode(blocks, np.float32(weight * tau), out.reshape(-1), True)
 
     def _read(self, body: Bytes, size: int) -> tuple[Bytes, np.float32]:
-        """Return blocks and tau of a body. PayloadError unless the body is valid."""
+        """Return blocks and tau of a body. Raises PayloadError unless the body is valid."""
         tau, blocks = _tau(body[:_SIDE]), body[_SIDE:]
         if not kernels.is_valid(blocks, size):
             raise PayloadError(f"tbq: {blocks.size} bytes that are not blocks of {size} coordinates")

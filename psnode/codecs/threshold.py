@@ -1,6 +1,6 @@
 """Threshold: the entries whose magnitude is at least tau, unchanged.
 
-Biased. With a fixed tau in a feedback loop every entry of the residual stays below tau.
+The codec is biased. In a feedback loop with a fixed tau, every entry of the residual stays below tau.
 
     body   see psnode.codecs.selection.selector
 
@@ -34,7 +34,7 @@ class Threshold(Selector):
 
     `tau`: an absolute value > 0. The scale of gradients differs between models, layers and steps, so that no default value would
     suit all. If `tau` is empty, it is three times the array's RMS: values above this are outliers at any scale, 0.3 % of a
-    Gaussian and never more than a ninth of the entries. If no entry reaches it, only the largest entry is sent, so that
+    Gaussian and never more than a ninth of the entries. If no entry reaches this value, only the largest entry is sent, so that
     feedback loops cannot stall.
 
     >>> from psnode.codecs import get_codec

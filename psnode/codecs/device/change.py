@@ -52,7 +52,7 @@ class ChangeOfRows:
         self._coder.add_to(self._weights, float(scale))
 
     def _behind_parameters(self, body: Bytes) -> Bytes:
-        """Return the part of the body that the kernels read, checked."""
+        """Return the checked part of the body that the kernels read."""
         from psnode.codecs.rows.codec import Generated
 
         head = self._head

@@ -64,7 +64,7 @@ def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict 
         problem = found.difference()
         if not problem:
             write_whole(mark, b"")
-    except Exception as error:  # a compiler, a driver or a device may raise anything
+    except Exception as error:  # a compiler, a driver or a device may raise any exception
         problem = f"its kernels failed: {in_one_line(error)}"
     return Verdict(repr(codec), None if problem else found, problem)
 

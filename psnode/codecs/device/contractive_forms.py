@@ -1,4 +1,4 @@
-"""Contractive forms on a device: see psnode.codecs.contractive. Their factor is known only after everything is coded.
+"""Contractive forms on a device: see psnode.codecs.contractive. Their factor is known only after all values are coded.
 
 `take` of these encoders makes a second sweep and writes x - decoded to the error, or x itself if x is not finite.
 """
@@ -100,7 +100,7 @@ class _Behind(ABC):
 class ContractiveSelected(_Behind):
     """The contractive form of `codec`, a selection followed by a stage that codes its values.
 
-    This stage runs on the host, which computes the inner products of the values and the decoded values.
+    The stage after the selection runs on the host, which computes the inner products of the values and the decoded values.
     """
 
     _encoder: SelectedEncoder

@@ -23,7 +23,7 @@ _LARGEST = torch.finfo(torch.float32).max
 class DeviceEntries(NamedTuple):
     """Selected coordinates on a device: ascending flat indices (int32) and their values (float32).
 
-    `known` holds the indices if the host had them first.
+    `known` holds the same indices on the host if the host has chosen them.
     """
 
     indices: torch.Tensor

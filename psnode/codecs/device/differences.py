@@ -100,8 +100,8 @@ def _named(name: str, pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str
 def inputs() -> Iterator[tuple[str, Floats]]:
     """Yield named inputs.
 
-    These are N(0,1), also with 62 % zeros; few large values; values on levels and half-way between them; values below 2^-126; all
-    exponents.
+    These are N(0,1), with and without 62 % zeros; a few large values; values on levels and half-way between levels; values below
+    2^-126; all exponents.
     """
     rng = np.random.default_rng(1)
     normal = rng.standard_normal(_SIZE, np.float32)

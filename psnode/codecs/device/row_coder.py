@@ -36,7 +36,7 @@ def kernels_for(codec: Codec, device: torch.device) -> CodecKernels | None:
 
 
 def stream_of(device: torch.device) -> int:
-    """Return the address of torch's current stream. Kernels launched on it run in order with torch's own."""
+    """Return the address of torch's current stream. Kernels launched on it run in order with torch's own kernels."""
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -100,7 +100,7 @@ class DeviceCoder:
     def _survey(self, x: torch.Tensor, stream: int) -> bool:
         """Find the extremes of all values. Return True if they are finite. Waits for the device."""
         self._tops.copy_(self._unknown)
-        x[self._size :].copy_(x[0])  # repeating a value changes no extreme, unlike zeros
+        x[self._size :].copy_(x[0])  # a repeated value changes no extreme, but zeros might
         self._kernels.survey(stream, x.data_ptr(), self._tops.data_ptr(), self._count)
         x[self._size :].zero_()
         return int(self._tops[0]) < INFINITY_BITS

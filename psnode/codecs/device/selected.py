@@ -55,7 +55,7 @@ class SelectedEncoder:
     def encode(self, x: torch.Tensor, key: Words, error: torch.Tensor | None = None) -> None:
         """Find the entries of `x` to send.
 
-        `take` then writes x - decoded to `error`, which may be `x`; x itself if it is not finite.
+        After `take`, `error` (which may be `x`) holds x - decoded; it holds x itself if x is not finite.
         """
         search = DeviceSearch(x, self._size, self._kernels)
         self._key = np.array(key, np.uint64)
@@ -112,7 +112,7 @@ class SelectedEncoder:
             self._error[there] = self._error[there] - decoded
 
     def _take_indices(self, found: DeviceEntries, out: Bytes) -> int:
-        """Write the coded indices to `out`. Return the bytes written."""
+        """Write the coded indices to `out`. Return the number of bytes written."""
         indices = found.known
         if indices is None and (code := written(found.indices, self._size)) is not None:
             first, rest = code

@@ -1,10 +1,10 @@
 """Singular values and rank-one terms of a matrix on a device, computed by torch as psnode.codecs.lowrank does on the host.
 
-The whole spectrum is computed from the float64 Gram matrix of the short side, the largest terms alone from a random subspace
-(psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough). Only singular values are copied to the host,
-8 bytes for each row of the short side, and the energy with `cover`. The host's random numbers are copied to the device.
+The whole spectrum is computed from the float64 Gram matrix of the short side, a few of the largest terms from a random subspace
+(psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough). Only the singular values, 8 bytes for each
+row of the short side, and with `cover` the energy are copied to the host. The host's random numbers are copied to the device.
 
-Values need no scaling, because the cube of a float32 is within the range of float64. float64 copies are made of blocks.
+Values need no scaling, because the cube of a float32 is within the range of float64. float64 copies are made block by block.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class DeviceSpectrum:
 
     core: DeviceCore
     values: Float64s
-    """(r,), on the host, positive: the singular values, descending; behind them the length of a random term, if there is one."""
+    """(r,), on the host, positive: the singular values, descending, followed by the length of a random term, if there is one."""
     vectors: torch.Tensor
     """(r, short side of the core), float64: orthonormal vectors of the short side."""
     products: torch.Tensor | None = None
-    """(r, long side of the core): those of the other side, as long as the values. None: made when asked for."""
+    """(r, long side of the core): the vectors of the other side, whose lengths are the values. None: computed on demand."""
 
     def terms(self, chosen: Int64s) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the factors (left, right) of the terms with the indices `chosen`: (k, m) and (k, n), float64."""

@@ -135,7 +135,7 @@ class SpectralChange:
 def add_terms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, weight: np.float32) -> None:
     """Add `weight` times the sum of the terms left (r, m) and right (r, n) to `out` (m, n): see lowrank.rank_one.add_terms.
 
-    Products and sums are separate operations, so that no pair is contracted to one that rounds once.
+    Products and sums are separate operations, so that no product and sum are contracted to one operation that rounds once.
     """
     (rank, m), n = left.shape, right.shape[1]
     step = max(1, _BLOCK // max(n, 1))

@@ -41,12 +41,12 @@ def problem(codec: Codec, device: torch.device) -> str:
         whole = Contractive(whole)
     try:
         return next(_differences(whole, small, device), "")
-    except Exception as error:  # a library, a driver or a device may raise anything
+    except Exception as error:  # a library, a driver or a device may raise any exception
         return f"its linear algebra failed: {in_one_line(error)}"
 
 
 def coded(codec: Codec, x: Floats, key: Key, device: torch.device) -> tuple[Payload, Floats]:
-    """Return the payload that `device` makes of `x`, and its x - decoded. Raise PayloadError if it takes `x` as not finite."""
+    """Return the payload that `device` makes of `x`, and its x - decoded. Raise PayloadError if it finds `x` not finite."""
     encoder, there = spectral_encoder(codec, x.shape, device), torch.tensor(x.reshape(-1)).to(device)
 
     def write(words: Words, body: Bytes) -> int:

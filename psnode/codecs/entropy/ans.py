@@ -40,7 +40,7 @@ class Ans(Lossless):
     id = "ans"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """Return the bytes of a length and the packed codes, which replace any longer code."""
+        """Return the number of bytes of a length and the packed codes, which are sent instead of any longer code."""
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:
@@ -135,7 +135,7 @@ def _decode_section(section: Section, codes: Codes, alphabet: int, words: Words1
 
 
 def _stand_in(section: Section) -> int:
-    """Return the lowest code without a table entry, as which the escape symbol is decoded before escaped codes are filled in."""
+    """Return the lowest code without a table entry: the escape symbol decodes to it before escaped codes are filled in."""
     gaps = np.flatnonzero(section.symbols != np.arange(section.symbols.size))
     return int(gaps[0]) if gaps.size else section.symbols.size
 

@@ -3,7 +3,8 @@
 Symbol i of a section is coded by state i mod 8. The encoder runs from the last symbol to the first and appends words; the decoder
 runs from the first to the last and takes words from the end. To encode a symbol of frequency f and cumulative frequency c, the
 encoder first moves the low 16 bits of the state x to a word if x >= f 2^18, and then sets x to
-(x div f) 2^14 + c + x mod f. As x < f 2^18 then, the division is exactly a multiplication by ceil(2^46 / f) and a shift.
+(x div f) 2^14 + c + x mod f. Since x < f 2^18 at this point, the division is exactly a multiplication by ceil(2^46 / f) and a
+shift.
 
 Source: Duda, "Asymmetric numeral systems", arXiv:1311.2540; Giesen, "Interleaved entropy coders", arXiv:1402.3392.
 """

@@ -7,7 +7,7 @@
          7      t  weight bytes: of the escape symbol, if there is one; then of codes 0, 1, ...; a zero byte and a
                    byte r stand for r symbols without a weight
 
-A section with only one symbol costs no more than these bytes. The weight of a pair is the product of its codes' frequencies.
+A section with only one symbol takes only these bytes. The weight of a pair is the product of its codes' frequencies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""rice: Golomb-Rice codes of the symbols' ranks by frequency. Simple, and near the entropy if frequencies decay geometrically.
+"""rice: Golomb-Rice codes of the symbols' ranks by frequency: simple, and near the entropy if frequencies decay geometrically.
 
     uint32 bits of all codewords together; 0: the codes follow, packed in as many bits as the alphabet needs
     uint32 (number of symbols that occur - 1) + 2^16 k
@@ -38,7 +38,7 @@ class Rice(Lossless):
     id = "rice"
 
     def max_nbytes(self, count: int, alphabet: int) -> int:
-        """Return the bytes of a length and the packed codes, which replace any longer code."""
+        """Return the number of bytes of a length and the packed codes, which are sent instead of any longer code."""
         return 4 + packed_nbytes(count, bits_for(alphabet))
 
     def compress(self, codes: Codes, alphabet: int, out: Bytes) -> int:

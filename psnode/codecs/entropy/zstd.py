@@ -2,7 +2,7 @@
 
     bytes   one Zstandard frame (RFC 8878) that states its content size
 
-The bytes depend on the version of the library; the decoded values do not. Needs the package zstandard.
+The bytes depend on the version of the library; the decoded values do not. The stage needs the package zstandard.
 """
 
 from __future__ import annotations

@@ -52,12 +52,12 @@ def _mark(values: Floats, added: Floats, limit: np.float32, marks: Bytes) -> Non
 def gather(
     x: Floats, parts: PartTable, length: int, start: int, first: int, found: Words32, count: int, totals: Float64s
 ) -> tuple[int, int, int]:
-    """Append the entries of x to be sent, from coordinate `start` on, to `found`, from place `count` on.
+    """Append the entries of x that must be sent, from coordinate `start` on, to `found`, from place `count` on.
 
-    An entry is an index, plus NEGATIVE for a value below zero. `parts` are added to their target, the memory of x, first; without
+    An entry is an index, plus NEGATIVE for a value below zero. `parts` are first added to their target, the memory of x. Without
     parts, all of x counts as new. The largest magnitudes of the bins are added to totals[0], the magnitudes of the entries to
-    totals[1]. Return (stop, first, count): if stop is not the end, the scan must continue at stop, because less than a stretch
-    was left in `found`. A count of -1 means that a value at or after stop is not finite.
+    totals[1]. Return (stop, first, count). If stop is not the end, the scan must continue at stop, because `found` has room for
+    less than a stretch. A count of -1 means that a value at or after stop is not finite.
     """
     wide()
     bits, step = x.view(np.uint32), length * max(1, STRETCH // length)

@@ -24,7 +24,7 @@ def _at_least(row: Any, limit: np.uint32) -> np.uint64:
 
 @instructions
 def mask_at_least(bits: Words32, start: int, limit: np.uint32) -> np.uint64:
-    """Return a word in which bit j is 1 if the float32 with bits[start + j] has a magnitude of at least that of `limit`."""
+    """Return a word in which bit j is 1 if the float32 with the bits bits[start + j] has at least the magnitude of `limit`."""
     return _at_least(load(bits, start, LANES), limit)
 
 

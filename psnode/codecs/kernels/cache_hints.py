@@ -2,7 +2,7 @@
 
 A kernel that works on one block at a time in the first-level cache leaves the memory idle while it computes, unless it prefetches
 the next block. On AMD processors up to Zen 4, kernels prefetch nothing. Processors of the Ice Lake family and later are not
-slowed down by vectors of 512 bits, which LLVM avoids for the sake of earlier processors.
+slowed down by vectors of 512 bits, which LLVM avoids because they slow down earlier processors.
 """
 
 from __future__ import annotations

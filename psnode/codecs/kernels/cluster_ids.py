@@ -1,8 +1,8 @@
 """Loops over the ids of clusters: assigning, averaging, and converting ids to values.
 
 K - 1 ascending edges separate K clusters: cluster k holds the values from edge k - 1 up to, but not including, edge k. The upper
-14 bits of a float32, mapped to the order of the values, index a table: the number of edges that are at most the least float32
-with these bits. The value is then compared with the next edges.
+14 bits of a float32, mapped to the order of the values, index a table, which holds the number of edges that are at most the least
+float32 with these bits. The value is then compared with the next edges.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def assign(x: Floats, edges: Floats, table: Bytes, codes: Bytes) -> None:
 
 @kernel
 def totals(x: Floats, codes: Bytes, sums: Float64s, counts: Int64s) -> None:
-    """Write the sum and the number of the coordinates in every cluster: added per lane of 8, then over lanes in order."""
+    """Write the sum and the number of the coordinates in every cluster. Eight lanes are summed, then added in order."""
     clusters = sums.size
     lane_sums, lane_counts = np.zeros((LANES, clusters), np.float64), np.zeros((LANES, clusters), np.int64)
     full = x.size // LANES * LANES

@@ -1,6 +1,6 @@
 """The orthonormal discrete cosine transform (DCT-II) of blocks of a power of two, and its inverse, in float64.
 
-16 blocks are transformed side by side; value i of all of them makes a row. The transform is Lee's recursion. The even
+16 blocks are transformed in parallel; value i of each of them is in row i. The transform is Lee's recursion. The even
 coefficients of n values are the coefficients of the sums x_i + x_{n-1-i}. For the odd ones, the differences x_i - x_{n-1-i} are
 divided by 2 cos((i + 1/2) pi / n); each odd coefficient is the sum of two neighbouring coefficients of these quotients. The
 inverse is the transpose: the same steps in reverse order. The remainder of a vector is cut into smaller powers of two, so that
@@ -132,7 +132,7 @@ def _backward(a: Float64s, b: Float64s, size: int, table: Float64s) -> None:
 
 @inlined
 def _scales(size: int, scale: float) -> tuple[float, float]:
-    """Return the factors that normalise the first coefficient and the other ones, times `scale`."""
+    """Return the factors that normalise the first coefficient and the other coefficients, times `scale`."""
     return scale * np.sqrt(1.0 / size), scale * np.sqrt(2.0 / size)
 
 
@@ -185,7 +185,7 @@ def restore(
     weight: np.float32,
     out: Floats,
 ) -> None:
-    """Add `weight` times y to `out` (flat). The coefficients of y are `scale` times `values` at ascending `indices`, else zero.
+    """Add `weight` times y to `out` (flat). The coefficients of y are `scale` times `values` at ascending `indices`, or zero.
 
     y is rounded to float32 and limited to +-`limit`; the product and the sum are both rounded to float32. With a weight of 0, y
     is written to `out`. `table`: factors().

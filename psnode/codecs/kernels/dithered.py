@@ -4,8 +4,8 @@ In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 is its 
 to the integer q = floor((2^16 a + k) / 2^16) and decoded as y = q - u. Ties (psnode.codecs.kernels.fixed_point) are settled as if
 k had further random bits, of which the 1/2 in u is the mean.
 
-Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, one in each. Only four of
-the orders occur: the class of coordinate 128 g + j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are
+Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, one in each. Only four
+orders occur: the class of coordinate 128 g + j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are
 independent.
 
 Blocks whose step * rms is outside 2^-50..2^50 are computed in float64, one coordinate at a time.
@@ -115,7 +115,7 @@ def reconstruct(q: Int32s, delta: float, k: Words32, y: Floats) -> None:
 def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
     """Write the codes of integers, and return the largest code.
 
-    0 has the code 0; the neighbour of 0 that the dither favours has the code 1, the other neighbour 2, and so on.
+    0 has the code 0. The neighbour of 0 that the dither favours has the code 1, the other neighbour has the code 2, and so on.
     """
     wide()
     top = np.uint32(0)

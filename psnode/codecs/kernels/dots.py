@@ -1,9 +1,9 @@
 """Inner products in a fixed order of summation, so that they are equal on every machine.
 
-The inner products of a payload, from which a contractive form computes its factor, are trees that any number of processors can
-keep. Within each row of 512, products and their sums are float32, added by the tree of psnode.codecs.kernels.norms. If <y, y> of
-a row is below 2^-100, or one of the two products is not finite, the row is computed in float64 by the same tree. Rows are added
-as psnode.codecs.kernels.trees describes.
+The inner products of a payload, from which a contractive form computes its factor, are summed by trees, in an order that any
+number of processors can keep. Within each row of 512, products and their sums are float32, added by the tree of
+psnode.codecs.kernels.norms. If <y, y> of a row is below 2^-100, or <x, y> or <y, y> is not finite, the row is computed in float64
+by the same tree. Rows are added as psnode.codecs.kernels.trees describes.
 
 Other inner products are sequential sums (chains) in float64.
 """
@@ -98,8 +98,8 @@ def add_row(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
 def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
     """Write the inner products of a row from 64 `lanes` of <x, y>, followed by 64 of <y, y>.
 
-    Return False if float32 is not enough for them. Both share one array, because LLVM vectorises loops that write to two arrays
-    only after many overlap checks.
+    Return False if float32 is not enough for them. The lanes of both products share one array, because LLVM vectorises loops that
+    write to two arrays only after many overlap checks.
     """
     xy, yy = np.float64(fold(lanes[:64])), np.float64(fold(lanes[64:]))
     dots[_SCRATCH + row], dots[_SCRATCH + row + (dots.size - _SCRATCH) // 2] = xy, yy

@@ -77,7 +77,7 @@ def _mean(table: Floats, rows: int, sums: Float64s, result: Floats) -> None:
 def estimate(cells: Floats, rows: int, key: Words, stream: int, median: bool, out: Floats, weight: np.float32, add: bool) -> None:
     """Estimate every coordinate as the median or the mean of its cells in all rows.
 
-    Write the estimates to `out`, or add `weight` times them with `add`.
+    Write the estimates to `out`; if `add`, add `weight` times the estimates to `out` instead.
     """
     columns = cells.size // rows
     words, places, signs = np.empty(HALF, np.uint32), np.empty(HALF, np.uint32), np.empty(HALF, np.uint32)

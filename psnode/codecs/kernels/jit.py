@@ -4,8 +4,8 @@ Numba recompiles a cached kernel when its module changes, but a kernel also cont
 that changes only the random words, for example, codecs would still draw the old ones. A cached kernel is therefore valid only for
 the current sources of all kernels.
 
-A cache holds machine code, which is executed. A cache is not used if users can write to it who cannot write to the sources. If
-Numba finds no directory that this user can write to, every process compiles the kernels anew.
+A cache holds machine code, which is executed. A cache is not used if users who cannot write to the sources can write to the
+cache. If Numba finds no directory that this user can write to, every process compiles the kernels anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wra
 
 
 class _Uncollected(event.Listener):
-    """Pauses the garbage collector while a function is compiled, which would take a tenth of the time.
+    """Pauses the garbage collector, which would take a tenth of the time, while a function is compiled.
 
     Events are nested like calls, and one thread at a time compiles.
     """
@@ -47,7 +47,7 @@ class _Uncollected(event.Listener):
         self.depth += 1
 
     def on_end(self, _: event.Event) -> None:
-        """Let the collector go on."""
+        """Resume the collector."""
         self.depth -= 1
         if not self.depth and self.paused:
             gc.enable()

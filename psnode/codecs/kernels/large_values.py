@@ -1,4 +1,4 @@
-"""The loops of a scan for large values: 64 comparisons at a time give a mask, and each of its few ones an index.
+"""The loops of a scan for large values: 64 comparisons at a time give a mask, and each of its few ones gives an index.
 
 A strip of 4096 coordinates is read from memory once; its masks, and the values computed from it, stay in the first-level cache.
 From place `count` on, each loop appends indices, plus `offset`, to `indices`, and the bits of the values to `found`. A loop
@@ -90,7 +90,7 @@ def gather_added(
 ) -> tuple[int, int]:
     """Add `x` to `target` while listing coordinates of `target` as `gather` does.
 
-    A strip of `x` that is not finite gives count -1.
+    If a strip of `x` is not finite, the count is -1.
     """
     wide()
     masks = np.empty(STRIP // LANES, np.uint64)
@@ -151,7 +151,7 @@ def places(size: int, key: Words, stream: int, found: Words32) -> None:
 
 @kernel
 def take(x: Floats, places: Words32) -> Floats:
-    """Return x[places], without the copy of the places to a wider type that NumPy makes."""
+    """Return x[places], without NumPy's copy of the places to a wider type."""
     values = np.empty(places.size, np.float32)
     for i in range(places.size):
         values[i] = x[places[i]]

@@ -1,4 +1,4 @@
-"""Norms of arrays and of buckets: one pass, in a fixed order of summation, which also detects values that are not finite.
+"""Norms of arrays and of buckets, summed in one pass in a fixed order. The pass also detects values that are not finite.
 
 For an L2 norm, the squares of 512 coordinates at a time are added in float32 by a tree (lane l of 64 adds coordinates l mod 64;
 64 lanes are reduced to 16, and 16 to 1), and the sums of 512 in float64. If the total is outside 2^-120..2^120, it is computed

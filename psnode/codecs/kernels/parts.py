@@ -1,4 +1,4 @@
-"""Addition of a vector that is split into parts to a target, a stretch at a time, while a kernel sweeps over the target.
+"""Addition of the parts of a vector to a target, a stretch at a time, while a kernel sweeps over the target.
 
 Parts are given by their addresses, so that one compiled kernel serves any number of them. Each row of 512 values is checked
 before it is added: a row that is not finite is not added, and earlier additions can be undone.

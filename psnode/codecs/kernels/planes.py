@@ -1,6 +1,6 @@
 """Codes of b bits, packed 512 at a time in planes, so that packing and unpacking are vertical operations.
 
-b is written as a sum of the widths 8, 8, 4, 2, 1 (largest first; each width but 8 occurs at most once). The plane of the first
+b is written as a sum of the widths 8, 8, 4, 2, 1 (largest first; each width except 8 occurs at most once). The plane of the first
 width holds the lowest bits of every code, the next plane the bits above them. In a plane of width w, a block of t codes (512;
 fewer in the last block) takes S = ceil(t w / 8) bytes: bits w k .. w k + w - 1 of byte j belong to code j + S k. The planes of a
 block follow one another.
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 def packed_nbytes(count: int, bits: int) -> int:
-    """Return the bytes that `count` codes of `bits` bits (1..16) take."""
+    """Return the number of bytes that `count` codes of `bits` bits (1..16) take."""
     rest = count % BLOCK
     widths = [8] * (bits // 8) + [width for width in (4, 2, 1) if bits % 8 & width]
     return count // BLOCK * (BLOCK // 8) * bits + sum(-(-rest * width // 8) for width in widths)
@@ -147,7 +147,7 @@ def unpack_row(data: Words32, bits: int, codes: Words32) -> None:
 
 @inlined
 def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
-    """Pack codes[:count] below 2**bits, for count < 512 and bits <= 8, and return the bytes written.
+    """Pack codes[:count] below 2**bits, for count < 512 and bits <= 8, and return the number of bytes written.
 
     Overwrites codes[count:] with 0.
     """
@@ -168,7 +168,7 @@ def pack_tail(codes: Bytes, count: int, bits: int, out: Bytes) -> int:
 
 @inlined
 def unpack_tail(data: Bytes, count: int, bits: int, codes: Bytes) -> int:
-    """Unpack `count` codes: the inverse of pack_tail. Return the bytes read."""
+    """Unpack `count` codes: the inverse of pack_tail. Return the number of bytes read."""
     codes[:] = 0
     used = 0
     for width in (8, 4, 2, 1):

@@ -150,7 +150,7 @@ def _code_any(part: Floats, span: BlockSpan, grid: Grid, draws: Draws, body: Bod
 
 @kernel
 def _lose_any(lost: Floats, span: BlockSpan, grid: Grid, norms: Floats, fits: bool, dots: Float64s, room: Scratch) -> None:
-    """Add to `dots` if inner products are wanted, else write lost = v - values, for any block."""
+    """Add inner products to `dots` if they are wanted, else write lost = v - values, for any block."""
     ordinary = values(norms, span, grid, room)
     if fits:
         _add_dots(room.v, room.y, room.lanes, ordinary, dots)
@@ -171,10 +171,10 @@ def _lose_bucket(x: Floats, first: int, stop: int, grid: Grid, body: Body, error
 
 @kernel
 def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, body: Body, lost: Lost) -> int:
-    """Quantise `x`, to whose memory `parts` are added first. Return the coordinates done: all of them if they are finite.
+    """Quantise `x`, after adding `parts` to its memory. Return the number of coordinates done: all if they are finite.
 
-    The error is written for the coordinates done. At most one output of `lost` is wanted; if norms are fitted, `dots` are two
-    zeros used as scratch. Named tuples of arrays are unpacked before the loop, because passing one to a function counts
+    The error is written for the coordinates done. At most one output of `lost` may be requested; if norms are fitted, `dots` are
+    two zeros used as scratch. Named tuples of arrays are unpacked before the loop, because passing one to a function counts
     references to its arrays.
     """
     wide()
@@ -184,7 +184,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
     levels, bits, bucket = grid.levels, grid.bits, grid.bucket
     in_place = error.ctypes.data == x.ctypes.data
     known, cursor, norm, added = 0, BEGIN, 0.0, 0 if len(parts) > 1 else x.size
-    # Norms are computed ahead of the codes, by a bucket at most; parts are added by stretches, which are coded while cached.
+    # Norms are computed at most one bucket ahead of the codes. A stretch, to which parts are added, is coded while it is cached.
     for start in range(0, x.size, BLOCK):
         fetch_row(x, start + AHEAD)
         if error.size:

@@ -123,7 +123,7 @@ def quantise_plain(v: Floats, factor: np.float32, levels: int, words: Words32, l
 
 @kernel
 def settle_ties_plain(v: Floats, factor: np.float32, levels: int, words: Words32, draws: Draws, start: int, low: Bytes) -> None:
-    """Let further random bits decide the ties of `quantise_plain`. The block begins at coordinate `start`."""
+    """Settle the ties of `quantise_plain` by further random bits. The block begins at coordinate `start`."""
     top = np.float32(levels * UNIT)
     for i in range(BLOCK):
         word = np.uint32(words[i] & np.uint32(ONES)) if i < HALF else np.uint32(words[i - HALF] >> np.uint32(16))
@@ -172,7 +172,7 @@ def _spread(norms: Floats, span: BlockSpan, grid: Grid, encoding: bool, out: Flo
 def quantise(norms: Floats, span: BlockSpan, grid: Grid, draws: Draws, room: Scratch) -> None:
     """Write the codes of any block, whose values are in room.v.
 
-    After the end of the block, room.v and room.scales are zero, so that the codes there mean zero.
+    After the end of the block, room.v and room.scales are zero, so that the codes after the end mean zero.
     """
     v, factors, ends, codes, words = room.v, room.scales, room.ends, room.codes, room.words
     ordinary = _spread(norms, span, grid, True, factors)

@@ -81,7 +81,8 @@ def unpack_signs(data: Words32, low: Bytes) -> None:
 def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) -> None:
     """Write a coin (0 or 1) for every coordinate of a row: bit i mod 32 of word i // 32, as in psnode.codecs.kernels.sign.
 
-    `words` caches 256 words, which serve 16 rows, followed by the number of these 16 rows plus 1. It is zero at first.
+    `words` caches 256 words, which serve 16 rows, followed by 1 plus the number of this group of 16 rows. `words` is zero at
+    first.
     """
     piece = row // 16
     if words[HALF] != np.uint32(piece + 1):
@@ -92,7 +93,7 @@ def draw_coins(key: Words, stream: int, row: int, words: Words32, coins: Bytes) 
 
 @inlined
 def settled(fixed: np.uint32, exact: float, key: Words, stream: int, index: int) -> np.uint32:
-    """Return floor(fixed / 2^16), plus 1 if 16 random bits leave a tie and further random bits decide to round up."""
+    """Return floor(fixed / 2^16), plus 1 if 16 random bits leave a tie and further random bits round up."""
     up = is_tie(fixed) and goes_up(exact, key, stream, index)
     return np.uint32(np.uint32(fixed >> np.uint32(16)) + np.uint32(up))
 
@@ -119,7 +120,7 @@ def least_of(place: np.int32) -> np.float32:
 def survey_ends(x: Floats, tops: Int32s, parts: PartTable) -> bool:
     """Update the first three `tops`: the largest magnitude, the least and the greatest value, as ordered integers.
 
-    `parts` are added to their target, the memory of `x`, first. Return False if a value or a part is not finite.
+    `parts` are first added to their target, the memory of `x`. Return False if a value or a part is not finite.
     """
     wide()
     bits = x.view(np.int32)

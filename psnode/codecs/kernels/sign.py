@@ -26,7 +26,7 @@ def _sum(v: Floats, row: Floats, scratch: Floats) -> float:
     """Return the sum of |v|, for at most 512 finite values. `row`: 512 float32 of scratch, `scratch`: 576."""
     for i in range(v.size):
         row[i] = abs(v[i])
-    if v.size <= 64:  # the tree adds only zeros to these
+    if v.size <= 64:  # the tree would add only zeros to these values
         for i in range(64):
             scratch[i] = row[i] if i < v.size else np.float32(0)
         found = float(fold(scratch))

@@ -84,10 +84,10 @@ def _add_entries(entries: Words16, tau: np.float32, out: Floats) -> None:
 def encode(
     x: Floats, parts: PartTable, tau: np.float32, threshold: np.float32, body: Bytes, error: Floats, copy: bool
 ) -> tuple[int, int]:  # fmt: skip
-    """Write blocks to `body`. Return the bytes written and the coordinates done, which are all unless a value is not finite.
+    """Write blocks to `body`. Return the numbers of bytes and of coordinates done (all, unless a value is not finite).
 
-    `error` becomes x - decoded for the coordinates done, unless it is empty. `parts` are added to their target, the memory of
-    `x`, first. `copy` is true if `error` does not share the memory of `x`.
+    `error` becomes x - decoded for the coordinates done, unless it is empty. `parts` are first added to their target, the memory
+    of `x`. `copy` is true if `error` does not share the memory of `x`.
     """
     digits, masks = np.empty(BLOCK, np.uint8), np.empty(BLOCK // LANES, np.uint64)
     limit = np.full(1, threshold, np.float32).view(np.uint32)[0]
@@ -147,7 +147,7 @@ def decode(body: Bytes, tau: np.float32, out: Floats, adding: bool) -> None:
 
 @kernel
 def pack_block(digits: Bytes, out: Bytes) -> int:
-    """Write a full block to `out`. Return the bytes written."""
+    """Write a full block to `out`. Return the number of bytes written."""
     sent = 0
     for place in range(BLOCK):
         sent += int(digits[place] != np.uint8(1))
@@ -166,7 +166,7 @@ def pack_block(digits: Bytes, out: Bytes) -> int:
 
 @kernel
 def unpack_block(data: Bytes, digits: Bytes) -> int:
-    """Unpack the valid block at the start of `data`: the inverse of pack_block. Return the bytes read."""
+    """Unpack the valid block at the start of `data`: the inverse of pack_block. Return the number of bytes read."""
     sent = int(data[0]) + 256 * int(data[1])
     if sent == _DENSE:
         unpack(data[2 : 2 + BLOCK // DIGITS], digits)

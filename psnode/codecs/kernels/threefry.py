@@ -2,8 +2,8 @@
 
 The generator is the cipher Threefish with words of 32 bits and 13 rounds, without the tweak. Round r = 0, 1, ... mixes two pairs
 of words, (0, 1) and (2, 3) if r is even, (0, 3) and (2, 1) if r is odd: x <- x + y, y <- (y rotated left) ^ x. Before round 0 and
-after every fourth round, the key is added to the words, shifted by one more place each time, and the number of the addition to
-the last word.
+after every fourth round, the key is added to the words, shifted by one more place each time, and the number of the addition is
+added to the last word.
 
 The functions are written as 32-bit instructions, because Numba widens the arithmetic of uint32, which would halve the lanes of a
 vectorised loop.

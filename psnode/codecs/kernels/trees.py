@@ -1,8 +1,8 @@
 """Sums over a whole input, in an order that any number of processors can keep: trees of 512.
 
-A row of 512 float32 (the last row is filled up with zeros) is summed in float32 by the tree of `fold`. If the sum is not finite,
+A row of 512 float32 (the last row is padded with zeros) is summed in float32 by the tree of `fold`. If the sum is not finite,
 2^-10 times the values are summed instead, which gives 2^-10 times the sum. Sums of rows are float64; the same tree adds them 512
-at a time (the last group is filled up with zeros) until one sum is left.
+at a time (the last group is padded with zeros) until one sum is left.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def count_512(conditions: npt.NDArray[np.bool_], count: int) -> float:
 @inlined
 def _tree_512(sums: Float64s, start: int, count: int, row: Float64s) -> float:
     """Return the sum of sums[start : start + count], with count <= 512. `row`: 512 float64 of scratch."""
-    if count <= 64:  # the tree adds only zeros to these
+    if count <= 64:  # the tree would add only zeros to these sums
         for i in range(64):
             row[i] = sums[start + i] if i < count else 0.0
     else:

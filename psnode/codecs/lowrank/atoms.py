@@ -6,7 +6,7 @@ correlation of the t_i. Two functions make the choices that remain:
 
 * `optimal_probabilities` returns the p with the least squared error for a given expected number of atoms, the budget s.
 * `systematic_sample` takes each atom with probability p_i, floor(s) or ceil(s) atoms in all, so that messages have nearly
-  constant size. With independent draws some messages would be empty, and to repeat the draw in that case would be biased.
+  constant size. With independent draws some messages would be empty, and repeating the draw in that case would cause a bias.
 
 Probabilities are multiples of 2^-48 and are added as integers. Therefore the probability with which an atom is taken is exactly
 the one that divides its coefficient, and with an integral budget the number of atoms is exactly the budget.
@@ -26,7 +26,7 @@ from psnode.errors import CodecValueError
 TICK_BITS = 48
 TICKS = 1 << TICK_BITS
 MAX_BUDGET = 1 << 14
-"""Above it the running sum of ticks would leave int64; no low-rank message has that many atoms."""
+"""With a larger budget, the running sum of ticks would leave int64; no low-rank message has that many atoms."""
 
 
 def optimal_probabilities(magnitudes: npt.ArrayLike, budget: float) -> Float64s:

@@ -1,17 +1,18 @@
-"""All terms of a matrix, close to the singular ones: the largest from a random subspace, the others computed in float32.
+"""All terms of a matrix, close to its singular terms: the largest from a random subspace, the others computed in float32.
 
 For any orthonormal basis u of the short side, sum u_i (u_i^T A) = A. The basis determines the variance of an unbiased sample of
-the terms, but not its mean. Therefore a cheap basis suffices whose sum of lengths ||u_i^T A|| is nearly the least:
+the terms, but not its mean. Therefore a cheap basis is enough if its sum of lengths ||u_i^T A|| is nearly the least:
 
 * `sketch` (psnode.codecs.lowrank.randomised) finds the largest terms in float64, with k orthonormal vectors B.
-* The reflection I - F F^T takes B to the first k coordinates, so that its other columns are a basis of B's complement. In this
+* The reflection I - F F^T takes B to the first k coordinates, so that the other columns of the reflection are a basis of B's
+complement. In this
   basis the remainder of A is A'. Its Gram matrix is formed in float32, and `eigenbasis` returns the eigenvectors of this matrix.
 
 The first step is needed because sums of squares in float32 lose values below 2^-12 of the largest value. For gradients of
 transformers such values make up most of the sum of lengths. After the first step, precision is relative to the largest value of
 the remainder. Terms still hidden by rounding get LEAST times this value as their length, so that every term has a positive
-probability. Terms below 2^-22 of the largest of all are within float32's rounding of it, and are dropped as in `spectrum`. The
-terms themselves are computed from A in float64.
+probability. Terms below 2^-22 of the largest of all terms are within the rounding error of the largest in float32, and are
+dropped as in `spectrum`. The terms themselves are computed from A in float64.
 
 The reflection: with B's first k columns B_1^T = W S Z^T (k x k), F = (B^T Z + [W; 0]) / sqrt(1 + S) gives
 (I - F F^T) B^T = [-W Z^T; 0].
@@ -44,7 +45,7 @@ class Deflated:
 
     head: Spectrum
     rest: Eigenbasis
-    """Of the Gram matrix of what the head leaves."""
+    """The eigenbasis of the Gram matrix of the remainder, which the head leaves."""
     reflector: Float64s
     """(short side, k): F."""
     order: Int64s

@@ -6,8 +6,8 @@ sum is Q Q^T A.
 
 These terms lack E = A - Q Q^T A, which is acceptable in feedback loops. For an unbiased estimate, `cover` adds one random term.
 Let z be uniform on the unit sphere of Q's complement, whose dimension is D. Then D z z^T A has expectation E and a mean squared
-length of D ||E||^2. In sampling it counts as an atom of length sqrt(D) ||E||. Its own variance is (D - 1) ||E||^2, so that this
-estimate is hardly useful unless E is small.
+length of D ||E||^2. In sampling, this term counts as an atom of length sqrt(D) ||E||. Its own variance is (D - 1) ||E||^2, so
+that this estimate is hardly useful unless E is small.
 
 Source: Halko, Martinsson, Tropp, "Finding structure with randomness", SIAM Review 53(2), 2011, Algorithms 4.3 and 5.1.
 """

@@ -38,8 +38,8 @@ def matricise(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Return (split, m, n): the cut of `shape` into shape[:split] and shape[split:] whose m x n matrix has the least m + n.
 
     A pair of factors takes m + n values, so that this cut makes the smallest message: 512 x 512 x 3 x 3 is read as 512 x 4608,
-    not as 262144 x 9. Of equal cuts the first is taken. Shapes with fewer than two dimensions or without elements are not cut,
-    and split is 0.
+    not as 262144 x 9. Among equal cuts, the first is taken. Shapes with fewer than two dimensions or without elements are not
+    cut, and split is 0.
     """
     if len(shape) < 2 or 0 in shape:
         return 0, 1, math.prod(shape)
@@ -80,9 +80,9 @@ class Spectrum:
     vectors: Float64s
     """(r, short side of the core): orthonormal vectors of the short side."""
     products: Float64s | None = None
-    """(r, long side of the core): those of the other side, as long as the values. None: core^T vectors."""
+    """(r, long side of the core): the vectors of the other side, whose lengths are the values. None: they are core^T vectors."""
     excess: float = 0.0
-    """Variance that the terms have before any is left out: 0 unless one of them is random."""
+    """Variance of the terms before sampling: 0 unless one of the terms is random."""
 
     def terms(self, chosen: npt.ArrayLike) -> tuple[Float64s, Float64s]:
         """Return factors (left, right) of the terms with the indices `chosen`: shapes (k, m) and (k, n), float64.

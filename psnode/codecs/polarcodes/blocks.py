@@ -33,14 +33,14 @@ from psnode.codecs.polarcodes.symbols import (
 )
 from psnode.codecs.polarcodes.vectors import LANES
 
-START, STOP, LOG_LENGTH, WIDTH, DESIGN, LEVELS, RAW, CODED, LIVE, COLUMNS = range(10)  # LIVE: 1 if not all values are zeros
+START, STOP, LOG_LENGTH, WIDTH, DESIGN, LEVELS, RAW, CODED, LIVE, COLUMNS = range(10)  # LIVE: 1 if a value is not zero
 STREAM = 21  # the stream of the random words of level 0; level l has STREAM + 256 l
 EXTRA = 96  # bits per lane by which a stream may exceed one bit per free bit; 32 of them are for its end
-SMALLEST = 2.0**-100  # the least root mean square that does not count as 0: scales are then normal numbers
+SMALLEST = 2.0**-100  # the least root mean square that does not count as 0, so that scales are normal numbers
 _BARE: int = np.int64(0)  # type: ignore[assignment]  # the shift of cells that have no bits of x
 _HUGE = float(np.finfo(np.float32).max)
 _LEAST = np.finfo(np.float32).smallest_subnormal
-_MOST = 1.02  # maximum, relative to the channel's own scale: outliers, which are corrected later, must not stretch others
+_MOST = 1.02  # maximum, relative to the channel's own scale: outliers, which are corrected later, must not increase it
 # Columns of a level: its steps for writing and for reading, rows of raw bits, random words, 1 if the whole level is flat, and the
 # offsets of its tables.
 _FIRST, _LAST, _FIRST_READ, _LAST_READ, _RAW_ROWS, _DRAWN, _FLAT, _POSTERIOR, _PRIOR = range(9)
@@ -71,7 +71,7 @@ class Workspace(NamedTuple):
 
 @kernel
 def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None:
-    """Write the root mean squares of all values with their own scale. `scratch`: 576 float32.
+    """Write the root mean square of each piece (the values that share a scale). `scratch`: 576 float32.
 
     A root mean square is negative if a value is not finite, and infinite if the norm exceeds float32.
     """
@@ -86,7 +86,7 @@ def measure(x: Floats, blocks: Int64s, scratch: Floats, sizes: Float64s) -> None
 
 @inlined
 def _pack(rows: Masks, count: int, lanes: int, out: Masks, at: int) -> None:
-    """Append the low `lanes` bits of rows[:count] to `out`, from bit `at` on. `out` must be 0 from there on."""
+    """Append the low `lanes` bits of rows[:count] to `out`, from bit `at` on. `out` must be 0 from this bit on."""
     used = np.uint32((1 << lanes) - 1)
     for i in range(count):
         bit = at + i * lanes
@@ -121,7 +121,7 @@ def draw(key: Words, stream: int, first: int, count: int, out: Masks) -> None:
 def _scale_of(x: Floats, size: float, energy: float, xy: float, yy: float, count: int, rotated: bool) -> np.float32:
     """Return the scale c that minimises the error of c y for `x`. x - c y must be finite, and c is never 0.
 
-    For rotated values, c = size ||x||^2 / <x, y>; less if this could give values beyond the largest float32.
+    For rotated values, c = size ||x||^2 / <x, y>; c is smaller if this could give values beyond the largest float32.
     """
     if rotated:
         best = size * energy / max(xy, SMALLEST * yy)
@@ -157,10 +157,10 @@ def write_blocks(
 ) -> int:
     """Code the live superblocks of finite `x`: write `scales`, bits to `raw`, and words. Return the number of words.
 
-    `steps_between` has the distance of the channel's points for each superblock. `sizes` has the root mean square of all values
-    with their own scale, 0 for zeros. If the values in `x` were divided by it and rotated, `energies` has their energies; else it
-    is empty. `decoded` is overwritten with the decoded values, unless it is empty. `scales`, `raw` and `decoded` must be zeros.
-    `capped` limits scales to those that fit the channel.
+    `steps_between` has the distance of the channel's points for each superblock. `sizes` has the root mean square of each piece
+    (the values that share a scale), 0 for zeros. If the values in `x` were divided by it and rotated, `energies` has their
+    energies; otherwise `energies` is empty. `decoded` is overwritten with the decoded values, unless it is empty. `scales`, `raw`
+    and `decoded` must be zeros. `capped` limits scales to those that fit the channel.
     """
     steps, levels, posteriors, priors = shelf
     cells, llrs, bits, rows, sums, squares = room
@@ -169,7 +169,7 @@ def write_blocks(
     left: Any = np.int64(0)  # a plain 0 would be a type of its own in Numba, and a second kernel would be compiled
     for b in range(blocks.shape[0]):
         left += blocks[b, CODED] * blocks[b, LIVE]
-    allowed = left + EXTRA * coder_lanes  # once it is spent, encode_level takes the likelier bits
+    allowed = left + EXTRA * coder_lanes  # when these bits are used up, encode_level takes the likelier bits
     rotated = energies.size > 0
     at, scale = 0, 0
     for b in range(blocks.shape[0]):
@@ -207,7 +207,7 @@ def write_blocks(
                     if capped:
                         own = np.float32(min(np.float64(own), _MOST * size * steps_between[b] / 2))
                     scales[scale + p] = own
-                # Decoded with the scale as it is stored, in float32, because the reader knows no other.
+                # Decode with the stored float32 scale, because the reader knows only this scale.
                 if decoded.size:
                     values_of(part, CELL_BITS, count, scales[scale + p], decoded[start:end])
         scale += pieces

@@ -16,7 +16,7 @@ from psnode.errors import PayloadError
 
 
 def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
-    """Return the superblocks of all classes, one class after another. EnergyClasses are small, and so are their blocks."""
+    """Return the superblocks of all classes, one class after another. Classes are small, and so are their blocks."""
     blocks: list[Superblock] = []
     start = 0
     for rate, size in zip(energy_groups.LADDER[1:], energy_groups.sizes(ids), strict=True):
@@ -26,7 +26,7 @@ def class_blocks(ids: Bytes, longest: int) -> list[Superblock]:
 
 
 def write_classes(classes: energy_groups.EnergyClasses, body: Bytes) -> int:
-    """Write the description of classes to `body`. Return the bytes written."""
+    """Write the description of classes to `body`. Return the number of bytes written."""
     start = write_section(body, Ans().compress(classes.ids, len(energy_groups.LADDER), body[4:]))
     flags = np.packbits(classes.taps, bitorder="little")
     end = start + padded(flags.size)
@@ -58,7 +58,7 @@ class CodedStream(NamedTuple):
     words: Words16
 
     def put(self, body: Bytes) -> int:
-        """Write the stream to `body`. Return the bytes written."""
+        """Write the stream to `body`. Return the number of bytes written."""
         start = 0
         for part in self:
             end = start + part.nbytes

@@ -5,9 +5,9 @@ the groups, and an error of D per coordinate, the optimal rates are log2(e_g / D
 ladder 0, .5, 1, 1.5, 2, 3, 4: group g gets the rate r that minimises e_g 4^-r + m r. m is the least multiplier for which all
 groups, including the bits of their description, keep to the rate.
 
-Neighbours in the weight of a convolution are its taps, which differ most. In each chunk of 65536 values, the values 0, 9, 18, ...
-may therefore come first, then the values 1, 10, ..., if this makes groups more alike. The product of the groups' energies
-decides.
+Neighbouring values in the weight of a convolution are its taps, which differ most. In each chunk of 65536 values, the values 0,
+9, 18, ... may therefore come first, then the values 1, 10, ...: the order of taps. It is used if the product of the groups'
+energies is then smaller, that is if the values of a group are more alike.
 
 Source: Berger, "Rate distortion theory", 1971 (reverse water-filling).
 """
@@ -42,7 +42,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class EnergyClasses(NamedTuple):
-    """`taps` (bool): whether each chunk is in the order of taps. `ids` (uint8): the class of every group, in that order."""
+    """`taps` (bool): true for chunks in the order of taps. `ids` (uint8): the class of every group, in this order."""
 
     taps: Flags
     ids: Bytes
@@ -80,7 +80,7 @@ def _prefers_taps(chunk: Floats, floor: float, scratch: Float64s) -> bool:
 
 @kernel
 def _arrange(x: Floats, floor: float, taps: Flags, y: Floats, energies: Float64s, scratch: Float64s) -> None:
-    """Overwrite `taps`, `y` (x in that order, then zeros) and the `energies` of its groups. `scratch`: 64 float64."""
+    """Overwrite `taps`, `y` (x in the chosen order, then zeros) and the `energies` of the groups. `scratch`: 64 float64."""
     for number in range(taps.size):
         start, stop = number * CHUNK, min((number + 1) * CHUNK, x.size)
         taps[number] = _prefers_taps(x[start:stop], floor, scratch)
@@ -108,8 +108,9 @@ def _allocate(
 ) -> tuple[int, float, float]:
     """Overwrite `ids` with the classes for the least m of `grid` (ascending) that keeps to `budget` bits, and count the classes.
 
-    `gains` holds the share of an energy that each class removes beyond the class before it (without the first class), `left` the
-    share that each class leaves. Return the index of m, the sum of the energies, and the sum of the energies that are left.
+    `gains` holds the share of an energy that each class removes in addition to the class before it (without the first class).
+    `left` holds the share that each class leaves. Return the index of m, the sum of the energies, and the sum of the energies
+    that are left.
     """
     # A group gets the next class if its energy reaches m times the extra rate over the gain. The number of bits falls as m rises,
     # so that bisection finds the least m within the budget.
@@ -181,7 +182,7 @@ def arrange(x: Floats, mean_square: float, rate: float) -> Arranged | None:
     _arrange(x, mean_square * 4.0**-rate / 4, taps, y, energies, np.empty(GROUP))
     grid, left = _powers() * (mean_square * 2.0**-48), shares()
     place, total, rest = _allocate(energies, grid, np.array(LADDER), -np.diff(left), left, rate * x.size, ids, counts)
-    alone = _GAP * 4.0**-rate * total  # the rest if the values are coded as they are, and are Gaussian
+    alone = _GAP * 4.0**-rate * total  # the error if the values are coded without classes, and are Gaussian
     if rest > _GAIN * alone and rest > _GAIN * (alone + _beyond(x, _reach(rate) * math.sqrt(mean_square)) / GROUP):
         return None
     z = np.empty(int(counts[1:].sum()) * GROUP, np.float32)

@@ -1,12 +1,12 @@
 """The randomised Hadamard rotation, which makes the values of any vector nearly Gaussian, of equal variance.
 
 U x = H S x / sqrt(m), with random signs S and the Hadamard matrix H of order m = 2^k. For another m, 2^k < m < 2^(k + 1), the
-first 2^k values are rotated in this way, and then, with their own signs, the last 2^k values. U is orthogonal: ||U x|| = ||x||.
+first 2^k values are rotated in this way, and then the last 2^k values, with other signs. U is orthogonal: ||U x|| = ||x||.
 
 If q is any reproduction of y = U x, the factor c = ||y||^2 / <y, q> makes the component of c U^-1 q along x equal to x. The
-components across x would cancel on average if U were uniformly distributed among rotations. They cancel exactly if all values of
-x have one magnitude, and nearly if many values matter. For x = (2, 1, 0, ...), y has only two magnitudes, and x is decoded as
-(1.96, 1.08) on average at one bit per value.
+components orthogonal to x would cancel on average if U were uniformly distributed among rotations. They cancel exactly if all
+values of x have the same magnitude, and nearly if many values contribute. For x = (2, 1, 0, ...), y has only two magnitudes, and
+x is decoded as (1.96, 1.08) on average at one bit per value.
 
 Source: Vargaftik et al., "DRIVE: one-bit distributed mean estimation", NeurIPS 2021; EDEN, ICML 2022.
 """

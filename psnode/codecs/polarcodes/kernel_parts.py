@@ -1,6 +1,7 @@
 """Parts of the polar code's kernels, which compile in parallel: each runs without the kernels of the others.
 
-The kernels take some thirty seconds of processor time. A reader is run on words that are not a code, so that it needs no writer.
+Compiling the kernels takes some thirty seconds of processor time. A reader is run on words that are not a code, so that it needs
+no writer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from psnode.codecs.polarcodes import body, energy_groups, outliers, stream
 from psnode.codecs.polarcodes.superblocks import superblocks
 from psnode.errors import PayloadError
 
-_SIZE, _RATE = 1 << 17, 2.0  # the classes of much smaller arrays are coded otherwise
+_SIZE, _RATE = 1 << 17, 2.0  # the classes of much smaller arrays are coded in another way
 _SMALL = 4096
 _KEY = readonly(np.zeros(2, np.uint64))
 

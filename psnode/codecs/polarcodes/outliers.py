@@ -1,11 +1,11 @@
-"""Values far from the decoded ones, which are corrected one by one: their places, and a byte each.
+"""Values far from their decoded values. Each is corrected separately, by its place and a byte.
 
 Gradients have heavier tails than the prior of any group, and the points of the code end three standard deviations from 0. An
-error r costs r^2. If a bit spent elsewhere saves m, the roughly 18 bits for a place and a byte are worth their cost where r^2 >
-18 m. The byte is the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); the geometric mean of both limits is added.
+error r costs r^2. If a bit spent elsewhere saves m, the roughly 18 bits for a place and a byte are worth their cost if r^2 > 18
+m. The byte is the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); the geometric mean of both limits is added.
 
-    uint32 length, then float32 T and selection.indices, nothing if there are none; zeros to a multiple of 4 bytes
-    uint8 sign 128 + k of each; zeros to a multiple of 4 bytes
+    uint32 length, then float32 T and selection.indices, or nothing if no value is corrected; zeros to a multiple of 4 bytes uint8
+    sign 128 + k of each; zeros to a multiple of 4 bytes
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def max_nbytes(size: int) -> int:
 
 
 def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
-    """Write the corrections from `y` to `x` where they differ most. Return the bytes written. `multiplier` is m."""
+    """Write the corrections from `y` to `x` where they differ most. Return the number of bytes written. `multiplier` is m."""
     limit = np.float32(min(np.sqrt(_WORTH * multiplier), _LARGEST / 4))
     limit = max(limit, np.finfo(np.float32).smallest_normal)
     limit, count = _affordable(x, y, limit)
@@ -76,7 +76,7 @@ def write(x: Floats, y: Floats, multiplier: float, body: Bytes) -> int:
 
 
 def _affordable(x: Floats, y: Floats, limit: np.float32) -> tuple[np.float32, int]:
-    """Return a limit that few enough errors exceed, and their number: `limit`, or about the least such limit above it."""
+    """Return `limit`, or about the least limit above it that few enough errors exceed, and the number of these errors."""
     most, least = x.size // _SHARE, limit
     while (count := _count(x, y, float(limit))) > most:
         limit *= np.float32(2)

@@ -1,10 +1,10 @@
-"""32 binary range coders side by side, one per lane, whose 16-bit words make one stream.
+"""32 parallel binary range coders, one per lane, whose 16-bit words make one stream.
 
 A lane's bit u has the LLR l of its prior. The coder codes e, which is 1 if u is the less likely value; its probability q(|l|), in
 units of 2^-14, comes from a table. With range r, r1 = floor(r / 2^14) q: e = 1 takes the upper r1 of the interval, e = 0 the
 rest. A lane whose range falls below 2^16 takes 16 bits. The reader takes the next word of the stream. The writer takes a place in
-the stream, for the word that will be known two such steps later. Both sides therefore see the words in the same order. Before the
-first bit, every lane takes two words.
+the stream for the word that will be known when the lane has taken two more places. Both sides therefore see the words in the same
+order. Before the first bit, every lane takes two words.
 
 Source: Martin, "Range encoding: an algorithm for removing redundancy from a digitised message", 1979.
 """

@@ -27,7 +27,7 @@ _shelf = Shelf(np.empty((0, 3), np.int64), np.empty((0, 9), np.int64), np.empty(
 
 
 def place_of(rate: float, log_length: int) -> Shelved:
-    """Return the place of the design on the shelf. Put the design on the shelf first if it is not there yet."""
+    """Return the place of the design on the shelf. Put the design on the shelf first if necessary."""
     found = _places.get((rate, log_length))
     return _put(rate, log_length) if found is None else found
 

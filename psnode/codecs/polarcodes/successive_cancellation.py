@@ -1,7 +1,7 @@
-"""Successive cancellation of 32 blocks side by side, along a schedule: the writer's with both trees, and the reader's.
+"""Successive cancellation of 32 blocks in parallel, along a schedule: the writer's, with two trees, and the reader's, with one.
 
-The posterior tree depends on the values to be coded; the prior tree does not. Frozen bits are drawn at random. Free bits take the
-value that is likelier given the values, and are coded with their prior, or raw where the prior is flat.
+The posterior tree depends on the values to be coded; the prior tree does not. Frozen bits are drawn at random. A free bit takes
+the value that is likelier given the values to code. It is coded with its prior, or raw if the prior is flat.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def encode_level(
                     raw[filled + i] = bits[place + i]
                 filled += count
             else:
-                # Coded as the difference from the likelier value of the prior, which the reader knows: mostly 0, which costs
-                # little.
+                # A bit is coded as its difference from the prior's likelier value, which the reader knows. The difference is
+                # mostly 0, which costs little.
                 for i in range(count):
                     likely = likely_of(llrs, prior + row + i, table, chances)
                     bit = likely if 16 * places[0] + left > allowed else negative(llrs, row + i)

@@ -1,9 +1,9 @@
-"""Division of a vector of any length into superblocks: up to 32 blocks of 2^k values side by side.
+"""Division of a vector of any length into superblocks: up to 32 blocks of 2^k values, which are coded in parallel.
 
 As long as 32 blocks of the longest allowed length fit, they are used. Then 32 blocks of each shorter length down to 2^10 are used
-if they fit; then fewer than 32 blocks of 2^10, as many as fit; then one block each of 2^9, 2^8 and 2^7, and 2^6. A remainder is
-filled up with zeros to a block of 2^6. Value i of a superblock of m blocks belongs to block i mod m. Each 2^16 neighbouring
-values of a superblock share a scale.
+if they fit; then fewer than 32 blocks of 2^10, as many as fit; then one block each of 2^9, 2^8, 2^7 and 2^6, if it fits. A
+remainder is padded with zeros to a block of 2^6. Value i of a superblock of m blocks belongs to block i mod m. Each 2^16
+neighbouring values of a superblock share a scale.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conversion of float32 to rows of cells of a channel, of cells to rows of LLRs, and of decisions back to float32.
 
 A cell is a uint16. Bits 0..9 are the cell of x, and bits 10 and up the bits of the levels decided so far, so that a cell is the
-index into the tables of the next level. The reader, who has no x, keeps only the decided bits.
+index into the tables of the next level. The reader, which has no x, keeps only the decided bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of 32 lanes, one for each of 32 blocks that are coded side by side."""
+"""Rows of 32 lanes, one for each of 32 blocks that are coded in parallel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from psnode.codecs.kernels.llvm import operations
 
 LANES = 32
-MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out the branches not taken
+MOVES_LANES = operations.moves()  # a constant for Numba, which leaves out the branches that are not taken
 
 
 def load_row(array: Any, row: Any) -> Any:

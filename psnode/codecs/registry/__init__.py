@@ -71,7 +71,7 @@ def known_codec(text: str) -> Codec:
 
 
 def load_codec(text: str) -> str:
-    """Execute the file in a spec (only once in a process), register its codec, and return the spec with its id for FILE:NAME.
+    """Execute the file in a spec (once per process), register its codec, and return the spec with the codec's id for FILE:NAME.
 
     A spec without a file is returned unchanged. Raises ConfigurationError if the file cannot be used, and CodecSpecError if the
     class is not a codec.
@@ -81,7 +81,7 @@ def load_codec(text: str) -> str:
 
 
 def codecs_in(file: Path) -> list[type[Codec]]:
-    """Execute a file and return the classes of codecs that it defines itself, sorted by name; none is registered.
+    """Execute a file and return the codec classes that it defines itself, sorted by name, without registering them.
 
     Raises ConfigurationError if the file cannot be used.
     """

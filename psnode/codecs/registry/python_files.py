@@ -55,7 +55,7 @@ def import_file(path: Path, kind: str) -> ModuleType:
 
 
 def extend_path(directory: Path) -> None:
-    """Make the modules in `directory` importable, after all others."""
+    """Make the modules in `directory` importable. All other directories are searched first."""
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
 
@@ -78,7 +78,7 @@ def class_in(spec: str) -> ClassInFile | None:
         raise CodecSpecError(f"codec {spec!r} must name a class: path/to/file.py:NAME, then :parameter=value")
     try:
         file = Path(path + ".py").expanduser().absolute()
-    except RuntimeError as error:  # ~NAME of a user who does not exist
+    except RuntimeError as error:  # ~NAME, where NAME is not the name of a user
         raise CodecSpecError(f"codec {spec!r}: {in_one_line(error)}") from None
     return ClassInFile(file, name, rest[len(name) :])
 

@@ -41,10 +41,10 @@ class Generated(FlatCodec):
 
     @abstractmethod
     def _read(self, body: Bytes, size: int) -> tuple[Decoder, Bytes]:
-        """Return the decoder that the parameters in `body` call for, and the program's output, checked. Raise PayloadError."""
+        """Return the decoder for the parameters in `body`, and the checked output of the program. Raise PayloadError."""
 
     def check_fields(self, body: Bytes) -> None:
-        """Raise PayloadError if `body` begins with numbers that encode never writes and the coder does not check."""
+        """Raise PayloadError if `body` begins with numbers that encode never writes and that the coder does not check."""
 
     def _preamble(self) -> bytes:
         return b""
@@ -79,12 +79,12 @@ class Generated(FlatCodec):
 
 
 class RowCodec(Generated):
-    """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with both, an `id` and a `number`.
+    """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with both, `id` and `number`.
 
     The fields of the dataclass are parameters of type int, float or bool, which the formulas may use as Python numbers. The body
     consists of the parameters (8 bytes each, int64 or float64), the fields, and the packing. If a decoded value would not be a
-    finite float32, it becomes the largest float32. Payloads with other parameters than the instance's are read by the
-    interpreter, so a peer's payload never causes a compilation.
+    finite float32, it becomes the largest float32. The interpreter reads payloads whose parameters differ from the instance's, so
+    that a peer's payload never causes a compilation.
     """
 
     number: ClassVar[int]
@@ -92,7 +92,7 @@ class RowCodec(Generated):
 
     @abstractmethod
     def to_fields(self, v: Value) -> Fields:
-        """Return the fields that are sent for the row `v` (512 float32; the last row is filled up with zeros)."""
+        """Return the fields that are sent for the row `v` (512 float32; the last row is padded with zeros)."""
 
     @abstractmethod
     def from_fields(self, *fields: Any, **named: Any) -> Value:
@@ -122,7 +122,7 @@ class RowCodec(Generated):
         try:
             other = type(self)(**values)
             program(other)
-        except Exception as error:  # a user's checks and formulas may raise anything at a peer's parameters
+        except Exception as error:  # a user's checks and formulas may raise any exception for a peer's parameters
             raise PayloadError(f"{self.id}: {values} are no parameters: {error}") from error
         return other
 
@@ -131,7 +131,7 @@ class RowCodec(Generated):
 
 
 def preamble(codec: Codec) -> bytes:
-    """Return the bytes of a body before the program's output: the parameters of a RowCodec, else nothing."""
+    """Return the number of bytes of a body before the program's output: the parameters of a RowCodec, no bytes for others."""
     return codec._preamble() if isinstance(codec, Generated) else b""
 
 

@@ -42,9 +42,9 @@ class Functions(Protocol):
     def encode(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats
     ) -> int:
-        """Write numbers to `side`, codes to `packed`, and x - decoded to `error` unless it is empty. Return the coordinates done.
+        """Write numbers to `side`, codes to `packed`, and x - decoded to a non-empty `error`. Return the coordinates done.
 
-        Fewer coordinates than all, but full units, are done if a row is not finite. `error` may share the memory of `x`.
+        If a row is not finite, fewer coordinates are done, but always full units. `error` may share the memory of `x`.
         """
 
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
@@ -68,7 +68,7 @@ class SumFunctions(Functions, Protocol):
     ) -> bool:
         """Add the parts, then code all full rows of `x`. Return False if a value or a part is not finite.
 
-        The sums of all rows are written to `found`, of shape (sums, rows). The numbers of the array are left to `encode`. Only
+        The sums of all rows are written to `found`, of shape (sums, rows). `encode` writes the numbers of the array. Only
         programs with Program.sums_beside have this function and `lose`.
         """
 
@@ -79,8 +79,8 @@ class SumFunctions(Functions, Protocol):
 class Sums(NamedTuple):
     """Work that is done in the sweep that codes.
 
-    `parts` are added to the values in their memory first. Inner products of the values and the decoded values are left in `dots`,
-    which begins as psnode.codecs.kernels.dots.begun makes it; an empty array means that they are not wanted.
+    `parts` are added to the values in their memory first. Inner products of the values and the decoded values are written to
+    `dots`, an array that psnode.codecs.kernels.dots.begun has made. If `dots` is empty, no inner products are computed.
     """
 
     parts: PartTable
@@ -98,7 +98,7 @@ class Coder:
         self._unit = ROW * program.packed.rows
 
     def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
-        """Write the body of `x` (flat). Return the coordinates done, fewer than all if a value is not finite.
+        """Write the body of `x` (flat). Return the number of coordinates done: all, unless a value is not finite.
 
         x - decoded is written to `error`, which may share the memory of `x`, unless it is empty. Only a SumCoder takes `sums`.
         """
@@ -128,7 +128,7 @@ class Coder:
         return x.size
 
     def _code_rest(self, x: Floats, key: Words, tops: Int32s, body: Bytes, error: Floats, dots: Float64s) -> bool:
-        """Code the remainder of `x` after full units. Return True if it is finite."""
+        """Code the remainder of `x` after full units. Return True if all its values are finite."""
         full, rows = x.size // self._unit * self._unit, rows_of(x.size)
         side, _, rest = self._split(body, x.size)
         last, lost = np.zeros(self._unit, np.float32), np.empty(self._unit if error.size else 0, np.float32)
@@ -154,7 +154,7 @@ class Coder:
         return self.functions.encode(x, 0, key, tops, side, rows, packed, error)
 
     def _multiply(self, last: Floats, full: int, size: int, side: Words32, room: Bytes, dots: Float64s) -> None:
-        """Write the inner products of the last unit, which is filled up with zeros from coordinate `size` on."""
+        """Write the inner products of the last unit, which is padded with zeros from coordinate `size` on."""
         decoded = np.empty(self._unit, np.float32)
         self.functions.decode(readonly(side), rows_of(size), full // ROW, readonly(room), decoded, np.float32(1), False)
         decoded[size - full :] = 0
@@ -221,7 +221,7 @@ class SumCoder(Coder):
         super().__init__(program, functions)
 
     def encode(self, x: Floats, key: Words, body: Bytes, error: Floats, sums: Sums = NO_SUMS) -> int:
-        """Encode like Coder.encode. If Program.sums_beside, one sweep codes and sums, and a second one computes the error."""
+        """Encode like Coder.encode. If Program.sums_beside, one sweep codes and sums, and a second sweep computes the error."""
         if not self.program.sums_beside or sums.dots.size:
             return super().encode(x, key, body, error, sums)
         if self.code_and_sum(x, key, body, error, sums.parts) is None:

@@ -84,7 +84,8 @@ class Program:
 
     `of_array`, `of_buckets` and `of_rows` are the columns of the body. `decoded` is the decoded value, computed from symbols for
     the fields; `kept` is the same value, computed from the values that encode has. Codes are a symbol in both. `width` is the
-    number of bits of the packing, computed from symbols for the fields; None if it is fixed, or `fitted`.
+    number of bits of the packing, computed from symbols for the fields; None if this number is fixed, or if the packing is
+    `fitted`.
     """
 
     id: str
@@ -163,7 +164,7 @@ class Program:
 
     @cached_property
     def place_of_key(self) -> int | None:
-        """The place of the four key words among the numbers of the array; None unless sent in order and consecutively."""
+        """The place of the four key words among the numbers of the array; None unless sent in order, without a gap."""
         return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
@@ -209,7 +210,7 @@ class Program:
         return found
 
     def nbytes(self, size: int) -> int:
-        """Return the bytes of a body of `size` coordinates; the maximum if the packing has a variable length."""
+        """Return the number of bytes of a body of `size` coordinates; the maximum if the packing has a variable length."""
         return 4 * self.side_words(size) + self.packed.nbytes(size)
 
     def length(self, body: Bytes, size: int) -> int:
@@ -263,7 +264,7 @@ def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value
 
 
 def _check_buckets(program: Program) -> None:
-    """Raise CodecSpecError unless numbers of buckets go with codes fitted to the same buckets, and kernels can compute them."""
+    """Raise CodecSpecError unless numbers of buckets come with codes fitted to these buckets, and kernels can compute them."""
     ends = [*(column.value for column in program.numbers), program.packed.value, program.kept]
     found = [value for value in below(ends) if value.op in OF_BUCKET]
     if any(program.packed.form != "fitted" or value.detail != program.packed.bucket for value in found):
@@ -279,7 +280,7 @@ def _column_span(value: Value) -> Span:
 
 
 def _place_of_key(numbers: Sequence[Value]) -> int | None:
-    """Return the place of the four key words among numbers of the array; None unless they are sent in order and consecutively."""
+    """Return the place of the four key words among numbers of the array; None unless they are sent in order, without a gap."""
     words = [value.detail if value.op == "key_word" else None for value in numbers]
     return next((at for at in range(len(words) - 3) if words[at : at + 4] == [0, 1, 2, 3]), None)
 

@@ -1,4 +1,4 @@
-"""The interpreter: runs a program with NumPy, one row at a time. It is slow, and the reference for the generated kernels.
+"""The interpreter: runs a program with NumPy, one row at a time. It is slow; it is the reference for the generated kernels.
 
 The interpreter also reads payloads of settings for which no kernels were compiled.
 """
@@ -27,7 +27,7 @@ class Interpreted:
         self.program = program
 
     def survey(self, x: Floats, tops: Any) -> bool:
-        """Update `tops` (as Program.of_input) with the extremes of `x`. Return True if all values are finite."""
+        """Update `tops` (laid out as Program.of_input) with the extremes of `x`. Return True if all values are finite."""
         bits = x.view(np.int32)
         ordered = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
         tops[0] = max(int(tops[0]), int((bits & np.int32(0x7FFFFFFF)).max(initial=0)))
@@ -57,8 +57,8 @@ class Interpreted:
     def encode(self, x: Floats, first: int, key: Words, tops: Any, side: Words32, rows: int, packed: Bytes, error: Floats) -> int:
         """Write numbers and codes of the full rows `x`; the first one is row number `first` of `rows`.
 
-        Return the coordinates done: all, or those before the first unit that is not finite. x - decoded is written to `error`
-        unless it is empty.
+        Return the number of coordinates done: all, or those before the first unit that is not finite. x - decoded is written to
+        `error` unless it is empty.
         """
         program, unit = self.program, ROW * self.program.packed.rows
         codes, used, size = np.empty(unit, np.uint32), 0, ROW * rows
@@ -98,7 +98,7 @@ class Interpreted:
     def decode(self, side: Words32, rows: int, first: int, packed: Bytes, out: Floats, weight: np.float32, adding: bool) -> None:
         """Write out = decoded, or out += weight * decoded, for the full rows `out`.
 
-        The first one is row number `first` of `rows`.
+        The first row of `out` is row number `first` of `rows`.
         """
         packing, unit = self.program.packing(side, ROW * rows), ROW * self.program.packed.rows
         used = 0
@@ -206,8 +206,8 @@ def _sixteen(key: Words, stream: int, row: int, rows: int) -> Words32:
 def _coins(key: Words, stream: int, row: int, rows: int) -> Any:
     """Return the coins of `rows` rows from row `row` on, a bool per coordinate.
 
-    The random words of 8192 coordinates come from 64 calls of the generator, of which each returns four words. Word w of the
-    256 is word w // 64 of call w mod 64, and the coin of coordinate i is bit i mod 32 of word i // 32.
+    The random words of 8192 coordinates come from 64 calls of the generator, each of which returns four words. Word w of the 256
+    is word w // 64 of call w mod 64, and the coin of coordinate i is bit i mod 32 of word i // 32.
     """
     found = np.empty((rows, ROW), bool)
     for at in range(rows):
@@ -235,7 +235,7 @@ def _top(op: str, tops: Any) -> Any:
 
 
 def _sum_of_row(x: Any, here: int) -> float:
-    """Return the sum of the first `here` values of a row, the number of its true conditions, or the only number of the row."""
+    """Return a row's part of a sum: the sum of its first `here` values, the number of its true conditions, or its only number."""
     if x.size == 1:
         return float(x.reshape(1)[0])
     if x.dtype == bool:

@@ -104,7 +104,7 @@ def largest(x: Value) -> Value:
 def given() -> Value:
     """Return a float32 per row that is sent, and that the caller has written to the body before encoding.
 
-    Such formulas run on CPUs only.
+    Formulas with a given number run on CPUs only.
     """
     return Value("given", Dtype.F32, span=Span.ROW)
 
@@ -169,8 +169,9 @@ def size_of_all() -> Value:
 def l2_norm_of_bucket(v: Value, rows: int) -> Value:
     """Return the L2 norm of a coordinate's bucket of `rows` rows, as a float64.
 
-    Rows are added as by `tree_sum`, and their sums one after another; if the total is outside 2^-120 to 2^120, all squares are
-    added one after another in float64 instead. The packing has to be `fitted`, with buckets of as many rows.
+    The squares of each row are added as by `tree_sum`, and the sums of the rows one after another. If the total is outside 2^-120
+    to 2^120, all squares are added one after another in float64 instead. The packing has to be `fitted`, with buckets of `rows`
+    rows.
     """
     if _of(v, Dtype.F32, "l2_norm_of_bucket").op != "input":
         raise CodecSpecError("l2_norm_of_bucket takes the input of encode itself")
@@ -208,7 +209,7 @@ def random16(period: int = ROW) -> Value:
 
 
 def coin() -> Value:
-    """Return a fair coin of a coordinate, true or false: the same one wherever the formula calls this.
+    """Return a fair coin of a coordinate, true or false: the same coin wherever the formula calls this.
 
     Rows that use no coin draw no random bits for it.
     """

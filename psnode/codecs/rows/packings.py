@@ -1,6 +1,7 @@
 """Packings: NumPy code that packs one code per coordinate into the last part of a body, and unpacks it.
 
-`planes`, `fitted`, `halves`, `trits` and `sparse` take codes, `signs` conditions. docs/payload-format.md describes the layouts.
+`planes`, `fitted`, `halves`, `trits` and `sparse` take codes, `signs` takes conditions. docs/payload-format.md describes the
+layouts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NO_WIDTHS = np.zeros(0, np.uint8)
 
 
 class Packed(NamedTuple):
-    """The codes of coordinates, each below 2^bits, to be packed in the way that `form` names.
+    """The codes of coordinates, each below 2^bits, which are packed in the way that `form` names.
 
     `width` is a number of the array, the bits per code, at most `bits`; None means that codes have `bits` bits. If codes are
     fitted to buckets, `bucket` is the number of rows in a bucket, and `widths` holds the bits per code of every bucket, once they
@@ -85,7 +86,7 @@ class Packed(NamedTuple):
         return self._replace(bits=int(self.widths[unit])) if self.form == "fitted" else self
 
     def nbytes(self, size: int) -> int:
-        """Return the bytes that `size` codes take; the maximum if the length varies."""
+        """Return the number of bytes that `size` codes take; the maximum if the length varies."""
         if self.form == "sparse":
             return 2 * -(-size // tbq.BLOCK) + -(-size // DIGITS)
         if self.form == "trits":
@@ -227,9 +228,9 @@ def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
 
 
 def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
-    """Pack uint32 codes below 2^most. In every bucket of `rows` rows, codes have the bits of the bucket's largest code.
+    """Pack uint32 codes below 2^most. In every bucket of `rows` rows, codes have as many bits as the largest.
 
-    Codes are packed in planes. The widths, a byte per bucket, are sent after the numbers, filled up with zeros to a multiple of 4
+    Codes are packed in planes. The widths, a byte per bucket, are sent after the numbers, padded with zeros to a multiple of 4
     bytes.
     """
     if not isinstance(most, int) or not 1 <= most <= 16:

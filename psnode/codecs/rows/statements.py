@@ -82,7 +82,7 @@ class Statements(ABC):
 
     @abstractmethod
     def stored(self, end: Value, store: Store) -> None:
-        """Append the statements that store a value of every coordinate which does not branch."""
+        """Append the statements that store a value of every coordinate. The value must not branch."""
 
     def put(self, *lines: str) -> None:
         """Append `lines` at the current indentation, leaving out empty ones."""
@@ -157,7 +157,7 @@ class Statements(ABC):
         self.put(self.closing)
 
     def run(self, ends: list[Value], then: Then) -> None:
-        """Append a loop that computes `ends`, after the values that it needs."""
+        """Append the statements that compute the values that `ends` need, and then a loop that computes `ends`."""
         self.prepare(ends)
         random = any(value.op == "random16" for value in self.inside(ends))
         if random and not self._filled:

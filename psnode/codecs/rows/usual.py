@@ -1,7 +1,8 @@
 """Programs without the branches that rows of N(0,1) never take, so that a kernel executes all of its text.
 
-Every condition on a number of the row or the array is evaluated on one such row, and only the branch taken is kept. From the CUDA
-header two branches are removed: for norms far from 1, and for coordinates that 16 random bits do not settle (in one row of 128).
+Every condition on a number of the row or the array is evaluated on one such row, and only the branch taken is kept. Two branches
+are removed from the CUDA header: the branch for norms far from 1, and the branch for coordinates that 16 random bits do not
+settle (in one row of 128).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SELDOM = {  # exactly as in psnode/codecs/rows/cuda/rows.h
 def usual(program: Program) -> Program:
     """Return a program with the same results for a row of N(0,1).
 
-    Of each choice by a number of the row or the array, only the operand that such a row selects is kept.
+    Where a number of the row or the array chooses between operands, only the operand that such a row selects is kept.
     """
     x = np.random.default_rng(1).standard_normal(ROW).astype(np.float32)
     tops, key = program.of_input(ROW), np.array(Key.derive(1, "usual").words, np.uint64)

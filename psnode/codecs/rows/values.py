@@ -156,7 +156,7 @@ def constant(number: Number, kind: Dtype) -> Value:
 
 
 def pair(a: Value | Number, b: object) -> tuple[Value, Value]:
-    """Return both as values of one kind; a Python number takes the kind of the other. Raise CodecSpecError if kinds differ."""
+    """Return `a` and `b` as values of one kind; a Python number takes the other's kind. Raise CodecSpecError if kinds differ."""
     if isinstance(a, Value) and isinstance(b, Value):
         if a.kind is not b.kind:
             raise CodecSpecError(f"{a.kind.value} and {b.kind.value} do not mix: convert one of them, as in f32(x)")

@@ -63,7 +63,7 @@ def _encode(bitmap: Bytes, edges: Words, states: Words, words: Words16) -> int:
 
 @kernel
 def _decode(words: Words16, states: Words, edges: Words, bytes_of: Bytes, bitmap: Bytes) -> bool:
-    """Invert _encode; return True if all words were used and each state ends as _encode began it."""
+    """Invert _encode; return True if all words were used and each state ends with the value with which _encode began."""
     used = 0
     for i in range(bitmap.size):
         state = states[i & (STATES - 1)]

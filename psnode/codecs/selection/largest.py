@@ -2,10 +2,11 @@
 
 A random sample of the vector gives a threshold that about k coordinates reach. The scan keeps the values that reach the
 threshold. If its buffer of bounded size is full, all but the k largest values so far are dropped and the threshold rises.
-Therefore the result does not depend on the sample. Of equal magnitudes the lowest indices are selected. Zeros are never
-selected, so that fewer than k entries result if fewer than k are not zero.
+Therefore the result does not depend on the sample. Among equal magnitudes, the lowest indices are selected. Zeros are never
+selected: if fewer than k values are not zero, the result has fewer than k entries.
 
-By their bits infinities and NaNs have the largest magnitudes; if the vector has any, at least one is among the values found.
+By their bits, infinities and NaNs have the largest magnitudes. If the vector has any, at least one of them is among the values
+found.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ def longer(array: Words32, most: int) -> Words32:
 
 
 class Scan(Search[Entries]):
-    """A search of `source` on the CPU. Its first full pass makes a sum or copy in memory, which later passes read."""
+    """A search of `source` on the CPU. Its first full pass writes a sum or copy to memory, which later passes read."""
 
     def __init__(self, source: Scanned) -> None:
         self._source = source
         self.size = source.size
 
     def _array(self) -> Floats:
-        """Return the whole array, flat, making it in a pass of its own if no search has made it."""
+        """Return the whole array, flat; compute it in a separate pass if no search has computed it."""
         array = self._source.made()
         self._source = self._source.gathered()
         return array

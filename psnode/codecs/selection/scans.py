@@ -1,6 +1,6 @@
 """Arrays to be searched for their largest values, either in memory or computed during the search.
 
-A copy, sum or difference needs no pass over memory of its own: the search computes it strip by strip.
+A copy, sum or difference needs no separate pass over memory: the search computes it strip by strip.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Scanned(ABC):
 
     @abstractmethod
     def made(self) -> Floats:
-        """Return the array, computing it in a pass of its own if necessary."""
+        """Return the array; compute it in a separate pass if necessary."""
 
     def gathered(self) -> Scanned:
         """Return the array in the form to use once all of it has been gathered or made."""

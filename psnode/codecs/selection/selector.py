@@ -1,7 +1,7 @@
 """Base class of the sparsifiers: codecs that send some coordinates of an array, unchanged or scaled.
 
 The body is a section (uint32 length, bytes, zeros to a multiple of 4) with the indices (see selection.indices), followed by the
-values as float32 or, in a chain, as coded by the quantiser.
+values. The values are float32 or, in a chain, the output of the quantiser.
 """
 
 from __future__ import annotations

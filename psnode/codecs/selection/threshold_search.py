@@ -38,7 +38,7 @@ class Search(ABC, Generic[F]):
     def at_least(self, limit: int, most: int, room: int) -> F:
         """Return the coordinates whose magnitudes have bits of at least `limit` >= 1, or the `most` largest if there are more.
 
-        Of equal magnitudes the lowest indices are preferred. `room` is the expected number of coordinates; a larger buffer is
+        Among equal magnitudes, the lowest indices are preferred. `room` is the expected number of coordinates; a larger buffer is
         allocated if there are more. Raises NonFiniteGradientError.
         """
 

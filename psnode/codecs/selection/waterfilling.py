@@ -6,7 +6,7 @@ the other entries divided by the rest of the budget. psnode.codecs.lowrank.atoms
 The draw is systematic: the entries occupy successive intervals of a line, entry i one of length p_i, and the entries whose
 intervals contain one of the points u, u + 1, u + 2, ... are taken. Probabilities are rounded to multiples of 2^-43, up or down
 by one uniform random number for all entries, so that the expectation of each rounded probability is exact. All entries may share
-this number, because E decode = x concerns each entry by itself.
+this number, because E decode = x is a condition on each entry separately.
 
 Sources: Wang et al., "ATOMO: Communication-efficient Learning via Atomic Sparsification", NeurIPS 2018, Theorem 3; Madow, "On
 the theory of systematic sampling", 1949.

@@ -1,1 +1,1 @@
-"""Sketches: arrays much shorter than those they summarise, filled by hashing."""
+"""Sketches: short arrays, filled by hashing, that summarise much longer arrays."""

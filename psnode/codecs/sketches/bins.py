@@ -72,7 +72,7 @@ class Bins(NamedTuple):
         return found
 
     def ranks(self, codes: Bytes, stream: int) -> Bytes:
-        """Return the rank of every coordinate sent, given all symbols. PayloadError if a symbol is not valid."""
+        """Return the rank of every coordinate sent, given all symbols. Raises PayloadError if a symbol is not valid."""
         labels, table = codes[: self.places.size], codes[self.places.size :].reshape(self.rows, -1 if self.rows else 0)
         numbers, ranks = np.zeros(labels.size, np.uint8), np.empty(labels.size, np.uint8)
         first = self.first

@@ -1,12 +1,12 @@
 """Allocation of a budget of buckets to clusters.
 
 A bucket holds the mean of its members. If n_k values of variance s_k are hashed at random into b_k buckets, the expected squared
-error is s_k (n_k - b_k (1 - exp(-n_k / b_k))), that is s_k times the number of values minus that of non-empty buckets. The total
-error is least if
+error is s_k (n_k - b_k (1 - exp(-n_k / b_k))), that is s_k times the difference between the number of values and the number of
+non-empty buckets. The total error is least if
 
     s_k g(n_k / b_k) = mu for all k,   g(r) = 1 - (1 + r) exp(-r)
 
-or b_k = 0 if s_k <= mu. Then b_k is limited to at least one bucket and at most n_k. Exponentials are computed by products alone,
+or b_k = 0 if s_k <= mu. Then b_k is limited to at least one bucket and at most n_k. Exponentials are computed only by products,
 so that the sizes are equal on every machine.
 """
 

@@ -16,7 +16,8 @@ _HALVINGS = 24
 def edges_of(x: Floats, clusters: int, rate: float | None, key: Words, stream: int) -> Floats:
     """Return the ascending edges of at most `clusters` clusters of the flat, finite x; at least one edge.
 
-    The squared error is the least, or if `rate` is given, the least at which the ids have an entropy of at most `rate` bits.
+    The edges have the least squared error or, if `rate` is given, the least squared error at which the ids have an entropy of at
+    most `rate` bits.
     """
     ordered = np.sort(sample(x, key, stream))
     values = ordered.astype(np.float64)

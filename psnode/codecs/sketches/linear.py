@@ -87,7 +87,7 @@ class LinearSketch(Linear, Codec):
         return dataclasses.replace(self, damped=True)
 
     def merge(self, payloads: Sequence[Payload]) -> Payload:
-        """Return the sketch of the sum. PayloadError unless all payloads have the same shape, rows, columns and key."""
+        """Return the sketch of the sum. Raises PayloadError unless all payloads have the same shape, rows, columns and key."""
         if not payloads:
             raise PayloadError(f"{self.id}: nothing to merge")
         first = payloads[0]

@@ -1,9 +1,9 @@
 """CUDA text on a device: compiled by NVRTC through CuPy, cached on disk, and launched on a stream of the caller.
 
-CuPy's RawModule passes `-ftz=true` to NVRTC after the caller's options, and the last option counts. Numbers below 2^-126 would
-become zero, and payloads would differ from the CPU's. Therefore, CuPy's compiler is called without this option, and RawModule
-loads the result. Memory belongs to the caller: kernels take addresses. This code has not yet run on a GPU; tests run it on a
-substitute for CuPy.
+CuPy's RawModule passes `-ftz=true` to NVRTC after the caller's options, and the last option counts. With this option, numbers
+below 2^-126 would become zero, and payloads would differ from the CPU's. Therefore, CuPy's compiler is called without this
+option, and RawModule loads the result. Memory belongs to the caller: kernels take addresses. This code has not yet run on a GPU;
+tests run it on a substitute for CuPy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def import_cupy() -> Any:
     """Return the module cupy. Raise ConfigurationError, with a remedy, if it is missing or broken."""
     try:
         import cupy
-    except Exception as error:  # an import that fails half-way can raise anything
+    except Exception as error:  # an import that fails half-way can raise any exception
         raise ConfigurationError(f"CuPy cannot be imported ({in_one_line(error)}): {installing('gpu')}") from error
     return cupy
 
@@ -74,7 +74,8 @@ class DeviceIdentity(NamedTuple):
 class Loaded:
     """The kernels of a text on CUDA device number `device`, compiled unless their file exists.
 
-    A call launches a kernel on `stream`, the address of a CUDA stream, and returns at once. Other addresses are of device memory.
+    A call launches a kernel on `stream`, the address of a CUDA stream, and returns immediately. All other addresses are addresses
+    of device memory.
     """
 
     names: ClassVar[tuple[str, ...]]  # kernels that every text has

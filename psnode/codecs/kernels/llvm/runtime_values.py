@@ -34,10 +34,10 @@ UNASKED = ("znver1", "znver2", "znver3", "znver4")  # processors, by LLVM's name
 
 @cache
 def wants_hints() -> bool:
-    """Return True if kernels are to prefetch.
+    """Return True if kernels should prefetch.
 
-    AMD's Zen 4 fetches memory in time by itself, and prefetching slows it down. Earlier Zen processors are assumed to be alike.
-    Zen 5 is sped up as much as Zen 4 is slowed down (docs/results/2026-11-24-processors.md, 2026-11-25-processors.md).
+    AMD's Zen 4 fetches memory in time by itself, and prefetching slows it down. Earlier Zen processors are assumed to behave
+    alike. Zen 5 is sped up as much as Zen 4 is slowed down (docs/results/2026-11-24-processors.md, 2026-11-25-processors.md).
     """
     return processor()[0] not in UNASKED
 
@@ -66,7 +66,7 @@ def _comparison(relation: str) -> Any:
 
 
 class RuntimeValue:
-    """A number, or a vector of numbers, that is known when the program runs. Comparisons are those of integers."""
+    """A number, or a vector of numbers, that is known when the program runs. Only integers are compared."""
 
     __array_ufunc__ = None  # NumPy leaves operators with an array to this class
 

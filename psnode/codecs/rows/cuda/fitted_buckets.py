@@ -1,7 +1,8 @@
 """The CUDA kernels for buckets of rows, each packed with the bits that its largest code needs: see rows/cuda/fitted.h.
 
-`measure` computes the numbers of each bucket, and its width by making its codes. `place_buckets` computes the offset of each
-bucket. With both, `encode`, which makes the codes again, and `decode` process single rows, as for other packings.
+`measure` computes the numbers of each bucket, and makes its codes to find their width. `place_buckets` computes the offset of
+each bucket. When widths and offsets are known, `encode` (which makes the codes again) and `decode` process single rows, as for
+other packings.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def measure(program: Program) -> list[str]:
 
 
 def read(program: Program, rows: CudaRows, span: Span, ends: Sequence[Value]) -> None:
-    """Name the fields of a span that `ends` depend on and that the body holds."""
+    """Name the fields of a span that are in the body and on which `ends` depend."""
     columns = {column.name: column for column in program.numbers}
     for value in below(ends):
         if value.op == "field" and value.span is span:

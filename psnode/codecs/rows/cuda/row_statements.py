@@ -1,6 +1,6 @@
 """Statements over a row in C++ for CUDA, with the macros of psnode/codecs/rows/cuda: a row is 16 registers of a warp.
 
-Numbers of a row have plain types, and are spread over the lanes where they are combined with coordinates. Arithmetic of int32 is
+Numbers of a row have plain types, and are spread over the lanes when they are combined with coordinates. Arithmetic of int32 is
 done in uint32, whose overflow is defined.
 """
 

@@ -172,8 +172,8 @@ def _with_starts(lines: list[str], starts: str) -> list[str]:
 def _decode_blocks(program: Program, rows: CudaRows) -> list[str]:
     """Return the kernel that decodes blocks.
 
-    Of a dense block, all coordinates are decoded. Of a sparse block, only the listed ones are decoded; unless the values are
-    added to `out`, all coordinates are written as code 1 first.
+    All coordinates of a dense block are decoded, but only the listed coordinates of a sparse block. Unless the values are added
+    to `out`, all coordinates of a sparse block are first written as code 1.
     """
     for at, column in enumerate(program.of_array):
         value = next((value for value in below([program.decoded]) if value.op == "field" and value.detail == column.name), None)

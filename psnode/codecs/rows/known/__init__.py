@@ -1,6 +1,6 @@
 """Formulas of psnode's own codecs, from which kernels for any processor can be generated.
 
-A formula belongs to a codec at its settings; it is None where rows cannot express these settings.
+A formula belongs to a codec at its settings; it is None if rows cannot express these settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANKED = ("graddrop", "threshold", "topk")
 
 
 def formula_of(codec: Codec) -> Formula | None:
-    """Return the formula of a codec, even if the codec also has hand-written kernels; None if there is none at its settings."""
+    """Return the formula of a codec, even if the codec also has hand-written kernels; None if it has no formula."""
     if isinstance(codec, Generated):
         return codec.formula()
     cls = _KNOWN.get(codec.id)

@@ -37,8 +37,8 @@ _QUARTER = 128  # a quarter of a row; the dithers of coordinates j, 128 + j, 256
 class DitheredRows(Known):
     """dithered: coordinates in units of delta = step times their bucket's root mean square are rounded with a dither.
 
-    The arithmetic is in units of 2^-16 delta: the rounded integer q has less than 15 bits, so 2^16 q fits into an int32. A delta
-    outside 2^-50 to 2^50 is divided by in float64.
+    The arithmetic is in units of 2^-16 delta: the rounded integer q has less than 15 bits, so 2^16 q fits into an int32. If delta
+    is outside 2^-50 to 2^50, the division by delta is done in float64.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -86,7 +86,7 @@ def _dither() -> Value:
 def _code(rounded: Value, dither: Value) -> Value:
     """Return the code of a rounded integer.
 
-    0 has the code 0; the neighbour of 0 that the dither favours has the code 1, the other neighbour 2, and so on.
+    0 has the code 0. The neighbour of 0 that the dither favours has the code 1, the other neighbour has the code 2, and so on.
     """
     flip = i32(-_sign(dither))
     signed = (i32(rounded << 16) >> 16 ^ flip) - flip

@@ -9,7 +9,7 @@ from psnode.codecs.rows.language import bits, f32, from_bits, minimum, where
 from psnode.codecs.rows.packings import halves
 from psnode.codecs.rows.values import Value
 
-_REBIASED = 112 << 23  # the difference of the exponent biases of binary32 and binary16, in place
+_REBIASED = 112 << 23  # the difference of the exponent biases of binary32 and binary16, shifted to the exponent's bits
 
 
 class Bf16Rows(Known):
@@ -27,7 +27,8 @@ class Bf16Rows(Known):
 class Fp16Rows(Known):
     """fp16: IEEE binary16, rounded to nearest even and limited to the largest finite value.
 
-    Below 2^-14, values are multiples of 2^-24, to which adding 1/2 rounds. Others keep 11 significant bits of the float32.
+    Values below 2^-14 become multiples of 2^-24; adding 1/2 rounds to these. Other values keep 11 significant bits of the
+    float32.
     """
 
     def to_fields(self, v: Value) -> Fields:

@@ -19,7 +19,7 @@ class MinMaxRows(Known):
         up = self._up(least, greatest)
         base = least * up
         scaled = (v * up - base) * factor(greatest * up - base, steps)
-        codes = stochastic(clip(scaled, 0.0, steps * 65536.0), 0)  # clips only the zeros that fill up the last row
+        codes = stochastic(clip(scaled, 0.0, steps * 65536.0), 0)  # clips only the zeros that pad the last row
         return Fields(width=u32(self.codec.bits), least=least, greatest=greatest, codes=planes(codes, self.codec.bits))
 
     def from_fields(self, width: Value, least: Value, greatest: Value, codes: Value) -> Value:

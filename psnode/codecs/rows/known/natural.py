@@ -33,7 +33,8 @@ class NaturalRows(Known):
     The code of a zero is 0. Any other code is 1 + 2 x (steps of the exponent below the largest one) + the sign bit. To round, the
     exponent and the top 16 bits of the mantissa are treated as one integer: adding 16 random bits carries into the exponent with
     the right probability. If any value is below 2^-126, all exponents are widened, so that subnormal numbers are represented too.
-    At most 255 exponents are kept; values smaller than the least of them are rounded at random to that power of two or to 0.
+    At most 255 exponents are kept. Values smaller than the least power of two that is kept are rounded at random to this power or
+    to 0.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -46,7 +47,7 @@ class NaturalRows(Known):
         return Fields(ends=ends, codes=planes(q, _width(ends), most=(2 * MAX_EXPONENTS).bit_length()))
 
     def _near(self, v: Value, t: Value) -> Value:
-        """Return the code of 0 or of a normal number, if no value but 0 is below 2^-126: all exponents then fit into 255."""
+        """Return the code of 0 or of a normal number, if only zeros are below 2^-126: all exponents then fit into 255."""
         magnitude = bits(v) & MAGNITUDE
         rounded = settle((magnitude >> 7) + random16(), _way(magnitude))
         return where(magnitude == 0, u32(0), _code(t + _BIAS - rounded, v))

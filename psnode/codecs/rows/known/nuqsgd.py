@@ -33,7 +33,7 @@ class NuqsgdRows(Known):
 
     Rows of larger buckets are coded like buckets of 512, with norms that the caller gives. To round, the exponent and 16 bits of
     the mantissa are treated as one integer: e 2^16 + f stands for 2^(e - 127) (1 + f / 2^16), and adding random bits carries into
-    the exponent. Norms outside 2^-50 to 2^50 are divided by in float64.
+    the exponent. Divisions by norms outside 2^-50 to 2^50 are done in float64.
     """
 
     def to_fields(self, v: Value) -> Fields:
@@ -54,7 +54,7 @@ class NuqsgdRows(Known):
         return settle(start + random16(), where(is_above, f32(i32(bits(r) & _FRACTION)) * 2.0**-7, below))
 
     def _far(self, r: Value) -> Value:
-        """Return the same for a float64."""
+        """Return the same as `_near`, for a float64."""
         s = self.codec.levels
         rounded = bits(f32(r)) >> 23
         exponent = where(f64(from_bits(rounded << 23)) > r, rounded - 1, rounded)

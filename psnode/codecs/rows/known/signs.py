@@ -11,7 +11,7 @@ from psnode.codecs.rows.values import Value
 
 
 class ScaledSignRows(Known):
-    """scaledsign without buckets: the mean magnitude of all coordinates, with the sign of each."""
+    """scaledsign without buckets: the mean magnitude of all coordinates, with the sign of each coordinate."""
 
     def to_fields(self, v: Value) -> Fields:
         mean = f32(minimum(sum_of_all(abs(v)) / f64(size_of_all()), LARGEST))

@@ -25,8 +25,8 @@ from psnode.codecs.rows.values import Value
 class TernGradRows(Known):
     """terngrad: -s, 0 or s, rounded at random without bias.
 
-    s is the largest magnitude of the input, or `clip` times the root mean square if that is less; values are limited to -s..s
-    first.
+    s is the largest magnitude of the input, or `clip` times the root mean square if this product is less. Values are first
+    limited to -s..s.
     """
 
     def to_fields(self, v: Value) -> Fields:

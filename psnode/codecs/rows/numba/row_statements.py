@@ -80,7 +80,7 @@ class NumbaRows(Statements):
     def summed(self, x: Value) -> str:
         """Append the sum of a row by the tree of `sum_512`, and return its name.
 
-        The sum is a float64, not finite if float32 overflows.
+        The sum is a float64; it is not finite if float32 overflows.
         """
         self.prepare([x])
         total = self.fresh()

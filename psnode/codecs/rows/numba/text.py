@@ -194,7 +194,7 @@ class Encode(Kernel):
             rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
 
     def _refused(self, ends: list[Value]) -> str | None:
-        """Return the condition under which a row is not coded, or an empty text; None if the loop over the row must find out."""
+        """Return the condition under which a row is not coded, or an empty text; None if the loop over the row must check."""
         if self.program.sweeps or self.program.sums:
             return ""  # the sweep has checked all of the input
         if self.program.packed.rows > 1:
@@ -207,10 +207,10 @@ class Encode(Kernel):
 
 class _Decode(Kernel):
     def _add_or_overwrite(self) -> None:
-        """Append two loops over a row, one of which runs."""
+        """Append two loops over a row, only one of which runs."""
         program, rows = self.program, self.rows
         form = "y[{at}] += weight * {x}"
-        if program.packed.form == "sparse":  # -0 must stay -0 where nothing was sent
+        if program.packed.form == "sparse":  # where nothing was sent, -0 must stay -0
             form = "y[{at}] = y[{at}] + weight * {x} if dense or part[{at}] != np.uint8(1) else y[{at}]"
         rows.put("if adding:")
         with rows.block():
