@@ -63,7 +63,7 @@ class Defaults(ABC):
         """Return the largest possible length in bytes of a payload of an array of `shape`, header included."""
 
     def _support(self, body: Bytes, shape: Shape) -> Indices:
-        """Return the flat indices sent, ascending."""
+        """Return the flat indices that the payload carries, ascending."""
         return np.arange(math.prod(shape), dtype=np.int64)
 
     def _entries(self, body: Bytes, shape: Shape) -> Entries | None:

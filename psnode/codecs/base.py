@@ -1,7 +1,7 @@
 """Codec: the base class of all codecs, with the pure functions encode and decode of one float32 array.
 
 A codec is a frozen dataclass whose fields are its configuration; it has no other state. A subclass implements the hooks at the
-end of the class. A hook receives C-contiguous arrays that Codec has checked, and never an empty array.
+end of the class. A hook receives only C-contiguous arrays that are not empty, and that Codec has checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blosc: the float32 values unchanged, with their bytes grouped by significance and compressed. Lossless.
+"""Blosc: lossless compression of the float32 values, whose bytes are first grouped by significance.
 
 The signs and exponents of gradients compress well, the mantissas hardly. Expect savings of 7 to 19 per cent, and far more if many
 values are exactly zero. The codec needs the package blosc. It sets the package to one thread, because with more threads the

@@ -1,7 +1,7 @@
 """The contractive form of a codec Q, for feedback loops: it decodes to c Q(x) with c = <x, Q(x)> / <Q(x), Q(x)>.
 
-This c minimises the error among all multiples of Q(x): ||x - c Q(x)||^2 = ||x||^2 (1 - cos^2(x, Q(x))) <= ||x||^2, whatever
-Q's variance. An unbiased Q has an expected error of omega ||x||^2, so that its residual grows without bound if omega >= 1.
+This c minimises the error among all multiples of Q(x): ||x - c Q(x)||^2 = ||x||^2 (1 - cos^2(x, Q(x))) <= ||x||^2, whatever the
+variance of Q is. An unbiased Q has an expected error of omega ||x||^2, so that its residual grows without bound if omega >= 1.
 
     body   float32 c, then the body of Q
 

@@ -51,8 +51,8 @@ class Entrywise(Sparse, Codec):
     `budget` s: the expected number of entries sent if s is at least 1, otherwise their share of all coordinates. The default is a
     share of 1/16, which takes 0.4 bits per coordinate, 80 times less than float32. E||decode - x||^2 is then 9 ||x||^2 if x is
     Gaussian, and about ||x||^2 for a gradient with most of its energy in few entries; averaging over workers reduces the error.
-    The error falls as 1 / s or faster. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, TernGrad to ||x||_1 /
-    ||x||_inf.
+    The error falls as 1 / s or faster. One-level QSGD corresponds to the budget ||x||_1 / ||x||_2, TernGrad to
+    ||x||_1 / ||x||_inf.
 
     An entry whose probability is 1 is sent unchanged:
 

@@ -1,4 +1,4 @@
-"""GradDrop: the entries that reach a threshold, which is estimated from a sample and is the same for the whole segment.
+"""GradDrop sends the entries that reach a threshold, which is estimated from a sample and holds for the whole segment.
 
 The sample consists of 0.1 % of the coordinates (at least 4096 or all, at most 65536): the array is divided into equal stretches,
 and one random coordinate of each is taken. The threshold is the magnitude that a share `ratio` of the sample reaches. The number

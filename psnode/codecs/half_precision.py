@@ -30,7 +30,7 @@ def _highest(codes: Halves) -> int:
 class HalfPrecision(Generated, Quantiser):
     """A cast to a 16-bit floating-point format. It is biased, because it rounds to nearest."""
 
-    limit: ClassVar[int]  # a code is infinity or NaN if it is at least this, the sign bit left out
+    limit: ClassVar[int]  # a code is infinity or NaN if, without its sign bit, it is at least this
 
     def check_fields(self, body: Bytes) -> None:
         """Raise PayloadError if a code is infinity or NaN."""

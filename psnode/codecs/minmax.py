@@ -99,7 +99,7 @@ class MinMax(Generated, Quantiser):
 
 
 def _bits(side: Bytes) -> int:
-    """Return the bits stated in side information. Raises PayloadError unless the side information is valid."""
+    """Return the number of bits that the side information states. Raises PayloadError unless `side` is valid."""
     if side.size != _SIDE:
         raise PayloadError(f"minmax: {side.size} bytes of side information instead of {_SIDE}")
     bits, ends = int(side[:4].view(np.uint32)[0]), side[4:].view(np.float32)

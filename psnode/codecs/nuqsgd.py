@@ -1,8 +1,8 @@
 """NUQSGD: every coordinate is rounded at random, without bias, to 0 or to its bucket's norm times a power of two.
 
 In a bucket with norm n the magnitudes are 0, 2^-s n, ..., n / 2, n. A value between neighbours a < |v| < b is rounded to b with
-probability (|v| - a) / (b - a), otherwise to a. Its expected squared error is (b - |v|)(|v| - a), which is at most v^2 / 8 if |v|
->= 2^-s n. The small values of a long-tailed bucket therefore have less error than on the even levels of qsgd.
+probability (|v| - a) / (b - a), otherwise to a. Its expected squared error is (b - |v|)(|v| - a), which is at most v^2 / 8 if
+|v| >= 2^-s n. The small values of a long-tailed bucket therefore have less error than on the even levels of qsgd.
 
     body   uint32 s, uint32 bucket B
            float32 norm of every bucket

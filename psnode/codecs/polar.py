@@ -2,19 +2,19 @@
 
 Reproduction values are a scale times the points a_k = 2 k - (M - 1), M = 2^levels. The bits of k are coded level by level, in
 blocks of N values. The bits b of a level are u G, where G is the polar transform. The u_i are decided in order, each given the
-ones before it. If the values say little about u_i, it is frozen: it is drawn at random, from a seed known to both sides, with its
+bits before it. If the values say little about u_i, it is frozen: it is drawn at random, from a seed known to both sides, with its
 probability under the prior. The prior is the distribution of the reproductions of a Gaussian source. Otherwise u_i is the bit
-that is likelier given the values, and it is arithmetic-coded with its prior. The error approaches the rate-distortion function D
-= 4^-R as N grows; see docs/results.
+that is likelier given the values, and it is arithmetic-coded with its prior. The error approaches the rate-distortion function
+D = 4^-R as N grows; see docs/results.
 
 Encoder and decoder compute the priors in the same integer arithmetic, so that they agree on every machine. The values that share
-a scale, 2^16 neighbours, are treated as Gaussian. The scale that is sent is the one with the least squared error, so that ||x -
-decode|| <= ||x||. Values whose root mean square is below 2^-100 become zeros. With `prior=empirical` groups of 64 neighbours are
-first sorted by energy and coded at rates between 0 and 4, if this gains enough (polarcodes.energy_groups). With `rotate=true` the
-values that share a scale are rotated at random, and the scale is chosen so that the decoded vector has no error in the direction
-of x (polarcodes.hadamard); an error of alpha ||x||^2 becomes alpha / (1 - alpha) ||x||^2. The mean of the decoded vector is then
-x, except for vectors in which a few non-zero values outweigh all others: the decoded values of these few differ from each other
-by some hundredths too little. Therefore the codec does not count as unbiased.
+a scale, 2^16 neighbours, are treated as Gaussian. The scale that is sent is the one with the least squared error, so that
+||x - decode|| <= ||x||. Values whose root mean square is below 2^-100 become zeros. With `prior=empirical` groups of 64
+neighbours are first sorted by energy and coded at rates between 0 and 4, if this gains enough (polarcodes.energy_groups). With
+`rotate=true` the values that share a scale are rotated at random, and the scale is chosen so that the decoded vector has no error
+in the direction of x (polarcodes.hadamard); an error of alpha ||x||^2 becomes alpha / (1 - alpha) ||x||^2. The mean of the
+decoded vector is then x, except for vectors in which a few non-zero values outweigh all others: the decoded values of these few
+differ from each other by some hundredths too little. Therefore the codec does not count as unbiased.
 
     body   uint8 rate in halves of a bit: 1, 2, 3, 4, 6 or 8; uint8 log2 of the longest block; uint8 1 if groups are sorted, 2 if
            values are rotated, or 0; uint8 edition of the designs; two uint64 key words

@@ -2,8 +2,8 @@
 
 In a bucket with norm n, a coordinate v is sent as level l = floor(s |v| / n), or as l + 1 with a probability equal to the
 fractional part of s |v| / n, and decodes to sign(v) n / s times its level. E decode = v. With the L2 norm and B coordinates per
-bucket, E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2. A code has bit_length(2 s) bits per coordinate, which is 1 +
-log2(s + 1) if s = 2^k - 1; a bucket adds 32 bits.
+bucket, E||decode - v||^2 <= min(B / s^2, sqrt(B) / s) ||v||^2. A code has bit_length(2 s) bits per coordinate, which is
+1 + log2(s + 1) if s = 2^k - 1; a bucket adds 32 bits.
 
 With `factors`, a bucket x that would decode to y is sent with n <x, y> / <y, y> in place of n. It then decodes to the multiple of
 y nearest to x, at a squared distance of ||x||^2 (1 - cos^2(x, y)). This form is biased, but it is a contraction of every bucket;

@@ -32,7 +32,7 @@ _SIDE = 20
 class Randk(Selector):
     """randk:ratio=0.01,scaled=true.
 
-    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false`: send the entries unscaled; this form is biased, and meant for
+    `ratio`: k / d, in (0, 1]; k is at least 1. `scaled=false`: send the entries unscaled; this form is biased and meant for
     feedback loops.
 
     Half of the entries are sent, doubled so that the expectation is x:

@@ -77,7 +77,7 @@ def _one(counter: Words32, key: Words32) -> Words32:
 
 
 def threefry(counter: Words32, key: Words32) -> Words32:
-    """Return Threefry 4x32-13 of a counter and a key, each four uint32: four uint32."""
+    """Return four uint32: Threefry 4x32-13 of a counter and a key, which are four uint32 each."""
     return _one(counter, key)
 
 

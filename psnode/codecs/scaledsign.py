@@ -1,4 +1,4 @@
-"""Scaled sign: every coordinate decodes to the mean magnitude of its bucket, with its own sign. 1 bit each, 32 bits per bucket.
+"""Scaled sign: every coordinate decodes to its sign times the mean magnitude of its bucket. A coordinate takes 1 bit.
 
 For a bucket v of B coordinates and s = ||v||_1 / B, the decoded w has ||v - w||^2 = ||v||^2 - ||v||_1^2 / B, the least error of
 any multiple of the signs. The codec is a contraction for any signs of the zeros; for a Gaussian, the error is .3634 ||v||^2. The

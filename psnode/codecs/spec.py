@@ -1,4 +1,4 @@
-"""Spec strings: a stage such as `qsgd:levels=15,bucket=512`, a chain of stages joined by `+`, or `contractive(...)` around one.
+"""Spec strings: a stage such as `qsgd:levels=15,bucket=512`, a chain of stages joined by `+`, or `contractive(CHAIN)`.
 
     spec   = chain | "contractive(" chain ")"
     chain  = stage { "+" stage }

@@ -14,7 +14,7 @@ factor then leaves float32's range, and a quantiser after svd (`svd+qsgd`) sees 
 without bias, independently, their product is unbiased too. If the sum of the terms would exceed float32's range (gradients
 beyond 1e36), all terms are scaled down until it fits.
 
-Arrays for which terms would take no fewer bytes (vectors, scalars, small or narrow matrices) are sent unchanged.
+Arrays for which terms would take no fewer values (vectors, scalars, small or narrow matrices) are sent unchanged.
 
 Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos, "ATOMO: Communication-efficient Learning via Atomic
 Sparsification", NeurIPS 2018.

@@ -11,7 +11,7 @@ class Traits:
 
     unbiased          E decode(encode(x)) = x for every x
     lossless          decode(encode(x)) = x, bit for bit
-    linear            `merge` adds payloads that were encoded under one key without decoding them
+    linear            `merge` adds payloads without decoding them, if they were encoded under one key
     decodes_linearly  a merged payload decodes to the sum of its decoded parts, up to rounding; linear codecs only
     shaped            the code depends on the shape of x as well as on its values
     one_scale         all of x shares one scale or one set of levels, so tensors of unlike magnitudes are better coded separately

@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
 
     @property
     def line(self) -> str:
-        """A line for a log or the doctor."""
+        """A line for a log or for `psnode doctor`."""
         if self.problem:
             return f"{self.spec} is coded on the host: {self.problem}"
         return f"{self.spec}: the device gives the processor's bytes" + (" (checked before)" if self.is_known else "")
@@ -85,7 +85,7 @@ def check_entries(codec: Codec, device: torch.device) -> Verdict:
     """Compare sums of weights and payloads of the sparse `codec` on `device` with those on the host."""
     try:
         problem = difference_of_entries(codec, device)
-    except Exception as error:  # a driver or a device may raise anything
+    except Exception as error:  # a driver or a device may raise any exception
         problem = f"adding failed: {in_one_line(error)}"
     return Verdict(repr(codec), None, problem)
 

@@ -1,8 +1,9 @@
 """Singular values and rank-one terms of a matrix on a device, computed by torch as psnode.codecs.lowrank does on the host.
 
-The whole spectrum is computed from the float64 Gram matrix of the short side, a few of the largest terms from a random subspace
-(psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough). Only the singular values, 8 bytes for each
-row of the short side, and with `cover` the energy are copied to the host. The host's random numbers are copied to the device.
+The whole spectrum is computed from the float64 Gram matrix of the short side; a few of the largest terms are computed from a
+random subspace (psnode.codecs.lowrank.spectrum and .randomised explain why this is accurate enough). Only the singular values, 8
+bytes for each row of the short side, and with `cover` the energy are copied to the host. The host's random numbers are copied to
+the device.
 
 Values need no scaling, because the cube of a float32 is within the range of float64. float64 copies are made block by block.
 """
@@ -124,7 +125,7 @@ def _covered(found: DeviceSpectrum, basis: torch.Tensor, direction: torch.Tensor
     missing = energy - float(np.sum(found.values**2))
     if missing <= NOISE**2 * energy:
         return found
-    for _ in range(2):  # after one pass, orthogonal up to rounding relative to the rest; after two, up to rounding
+    for _ in range(2):  # the second projection removes the rounding errors of the first
         direction = direction - (basis @ direction) @ basis
         direction = direction / torch.linalg.vector_norm(direction)
     dimension = direction.numel() - len(basis)

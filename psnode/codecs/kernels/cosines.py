@@ -1,11 +1,11 @@
 """The orthonormal discrete cosine transform (DCT-II) of blocks of a power of two, and its inverse, in float64.
 
 16 blocks are transformed in parallel; value i of each of them is in row i. The transform is Lee's recursion. The even
-coefficients of n values are the coefficients of the sums x_i + x_{n-1-i}. For the odd ones, the differences x_i - x_{n-1-i} are
-divided by 2 cos((i + 1/2) pi / n); each odd coefficient is the sum of two neighbouring coefficients of these quotients. The
-inverse is the transpose: the same steps in reverse order. The remainder of a vector is cut into smaller powers of two, so that
-the transform of any vector is orthonormal. No step depends on the processor. The cosines do not either, because they are computed
-with sums, products, quotients and square roots only (docs/decisions/fourier-atomo.md).
+coefficients of n values are the coefficients of the sums x_i + x_{n-1-i}. For the odd coefficients, the differences
+x_i - x_{n-1-i} are divided by 2 cos((i + 1/2) pi / n); each odd coefficient is the sum of two neighbouring coefficients of these
+quotients. The inverse is the transpose: the same steps in reverse order. The remainder of a vector is cut into smaller powers of
+two, so that the transform of any vector is orthonormal. No step depends on the processor. The cosines do not either, because they
+are computed with sums, products, quotients and square roots only (docs/decisions/fourier-atomo.md).
 
 Source: Lee, "A new algorithm to compute the discrete cosine transform", IEEE Trans. ASSP 32, 1984.
 """

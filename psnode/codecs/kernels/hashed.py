@@ -1,8 +1,8 @@
 """The loops of linear sketches: coordinates are added to hashed cells with hashed signs, and estimated from the cells.
 
-In row j, coordinate i of block b = i div 256 uses the word that rng.fill writes to i mod 256 for calls 64 b .. 64 b + 63 of the
-stream `stream` + 256 j. The lowest bit of the word is the sign (1: minus). The other 31 bits, as a fraction of 2^31, times the
-number of columns give the cell.
+In row j, coordinate i of block b = i div 256 uses the word that rng.fill writes to place i mod 256 in calls 64 b .. 64 b + 63 of
+the stream `stream` + 256 j. The lowest bit of the word is the sign (1: minus). The other 31 bits, as a fraction of 2^31, times
+the number of columns give the cell.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compilation of kernels: cached on disk, without the GIL, without reassociation of floating-point operations.
 
 Numba recompiles a cached kernel when its module changes, but a kernel also contains the functions that it calls. After a pull
-that changes only the random words, for example, codecs would still draw the old ones. A cached kernel is therefore valid only for
-the current sources of all kernels.
+that changes only the random words, for example, codecs would still draw the old words. A cached kernel is therefore valid only
+for the current sources of all kernels.
 
 A cache holds machine code, which is executed. A cache is not used if users who cannot write to the sources can write to the
 cache. If Numba finds no directory that this user can write to, every process compiles the kernels anew.

@@ -2,7 +2,7 @@
 
 A strip of 4096 coordinates is read from memory once; its masks, and the values computed from it, stay in the first-level cache.
 From place `count` on, each loop appends indices, plus `offset`, to `indices`, and the bits of the values to `found`. A loop
-returns (stop, count). `stop` is the end of the input, or the coordinate at which the scan must continue because less than STRIP
+returns (stop, count). `stop` is the end of the input, or the coordinate at which the scan must continue because fewer than STRIP
 places were left.
 """
 

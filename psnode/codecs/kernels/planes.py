@@ -41,7 +41,7 @@ def packed_nbytes(count: int, bits: int) -> int:
 
 
 def most_nbytes(count: int, bits: int) -> int:
-    """Return the maximum of the bytes that `count` codes of 1 to `bits` bits take.
+    """Return the maximum number of bytes that `count` codes of 1 to `bits` bits take.
 
     For a few codes, fewer bits may take more bytes, because they fill more planes.
     """

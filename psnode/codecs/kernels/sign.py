@@ -4,7 +4,7 @@ Bit i mod 8 of byte i // 8 belongs to coordinate i, and is 1 if the coordinate i
 (also of -0.0), so that a coordinate that is always zero is not pushed in one direction. The coin of coordinate i is bit i mod 32
 of word i // 32 of the stream, with words in the order in which `fill` writes them.
 
-Sums are those of psnode.codecs.kernels.trees; the rows of a bucket begin with the bucket.
+Sums are computed as in psnode.codecs.kernels.trees; the first row of a bucket begins with the bucket.
 """
 
 from __future__ import annotations

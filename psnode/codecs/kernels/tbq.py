@@ -179,7 +179,7 @@ def unpack_block(data: Bytes, digits: Bytes) -> int:
 
 @kernel
 def length(body: Bytes, size: int) -> int:
-    """Return the bytes of the valid blocks of `size` values at the start of `body`."""
+    """Return the number of bytes of the valid blocks of `size` values at the start of `body`."""
     used = 0
     for start in range(0, size, BLOCK):
         sent = int(body[used]) + 256 * int(body[used + 1])

@@ -8,7 +8,7 @@ from psnode.codecs.arrays import Words
 from psnode.codecs.kernels.jit import kernel
 from psnode.codecs.rng import call
 
-_TIES = 256  # added to a codec's number: the stream of these bits
+_TIES = 256  # added to a codec's number; the sum is the stream of these bits
 
 
 @kernel

@@ -5,8 +5,8 @@ the terms, but not its mean. Therefore a cheap basis is enough if its sum of len
 
 * `sketch` (psnode.codecs.lowrank.randomised) finds the largest terms in float64, with k orthonormal vectors B.
 * The reflection I - F F^T takes B to the first k coordinates, so that the other columns of the reflection are a basis of B's
-complement. In this
-  basis the remainder of A is A'. Its Gram matrix is formed in float32, and `eigenbasis` returns the eigenvectors of this matrix.
+  complement. In this basis the remainder of A is A'. The Gram matrix of A' is formed in float32, and `eigenbasis` returns its
+  eigenvectors.
 
 The first step is needed because sums of squares in float32 lose values below 2^-12 of the largest value. For gradients of
 transformers such values make up most of the sum of lengths. After the first step, precision is relative to the largest value of

@@ -40,7 +40,7 @@ SMALLEST = 2.0**-100  # the least root mean square that does not count as 0, so 
 _BARE: int = np.int64(0)  # type: ignore[assignment]  # the shift of cells that have no bits of x
 _HUGE = float(np.finfo(np.float32).max)
 _LEAST = np.finfo(np.float32).smallest_subnormal
-_MOST = 1.02  # maximum, relative to the channel's own scale: outliers, which are corrected later, must not increase it
+_MOST = 1.02  # largest scale, relative to the channel's own; outliers, which are corrected later, must not increase it
 # Columns of a level: its steps for writing and for reading, rows of raw bits, random words, 1 if the whole level is flat, and the
 # offsets of its tables.
 _FIRST, _LAST, _FIRST_READ, _LAST_READ, _RAW_ROWS, _DRAWN, _FLAT, _POSTERIOR, _PRIOR = range(9)

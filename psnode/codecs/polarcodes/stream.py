@@ -113,7 +113,7 @@ def write(
     *,
     capped: bool = False,
 ) -> tuple[int, int]:
-    """Code `x` (1-D): write `scales`, bits to `raw`, and `words`. Return the uint32 and the words written, or NOT_FINITE.
+    """Code `x` (1-D): write `scales`, bits to `raw`, and `words`. Return the numbers of uint32 and of words, or NOT_FINITE.
 
     `scales`, `raw` and `decoded` must be zeros, and `raw` one uint32 longer than its bits. `rotated`: pieces with their own scale
     are rotated first. `decoded` is overwritten with the decoded values, unless rotated. `capped`: see write_blocks.
@@ -162,7 +162,7 @@ def _sizes(x: Floats, table: Int64s, count: int) -> Float64s | None:
 
 
 def _turned(x: Floats, table: Int64s, sizes: Float64s, key: Words) -> tuple[Floats, Float64s]:
-    """Return the values divided by their root mean squares and rotated (zeros where it is 0), and their energies."""
+    """Return the values divided by their root mean squares and rotated (zeros if the root is 0), and their energies."""
     turned, energies = np.zeros_like(x), np.zeros_like(sizes)
     for number, (piece, size) in enumerate(zip(_pieces(table), sizes.tolist(), strict=True)):
         if size:

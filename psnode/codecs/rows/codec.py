@@ -79,7 +79,7 @@ class Generated(FlatCodec):
 
 
 class RowCodec(Generated):
-    """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with both, `id` and `number`.
+    """Base of codecs that are two formulas (docs/rows.md). A subclass is a frozen dataclass with an `id` and a `number`.
 
     The fields of the dataclass are parameters of type int, float or bool, which the formulas may use as Python numbers. The body
     consists of the parameters (8 bytes each, int64 or float64), the fields, and the packing. If a decoded value would not be a
@@ -131,7 +131,7 @@ class RowCodec(Generated):
 
 
 def preamble(codec: Codec) -> bytes:
-    """Return the number of bytes of a body before the program's output: the parameters of a RowCodec, no bytes for others."""
+    """Return the bytes of a body before the program's output: the parameters of a RowCodec; no bytes for other codecs."""
     return codec._preamble() if isinstance(codec, Generated) else b""
 
 

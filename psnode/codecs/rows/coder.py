@@ -31,7 +31,7 @@ class Functions(Protocol):
     """
 
     def survey(self, x: Floats, tops: Int32s) -> bool:
-        """Update the extremes in `tops` (laid out as Program.of_input) with those of `x`. Return True if all are finite."""
+        """Update the extremes in `tops` (see Program.of_input) with those of `x`. Return True if all values are finite."""
 
     def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
         """Write the program's sums over all of `x` into `tops`, after `survey`. Return True if all values are finite.
@@ -79,7 +79,7 @@ class SumFunctions(Functions, Protocol):
 class Sums(NamedTuple):
     """Work that is done in the sweep that codes.
 
-    `parts` are added to the values in their memory first. Inner products of the values and the decoded values are written to
+    `parts` are first added to the values, in their memory. Inner products of the values and the decoded values are written to
     `dots`, an array that psnode.codecs.kernels.dots.begun has made. If `dots` is empty, no inner products are computed.
     """
 
@@ -185,7 +185,7 @@ class Coder:
         return out
 
     def check(self, body: Bytes, size: int) -> None:
-        """Raise PayloadError unless `body` has the right length for `size` coordinates, finite numbers, and its constants."""
+        """Raise PayloadError unless `body` has the length for `size` coordinates, finite numbers, and the program's constants."""
         program, start = self.program, 4 * self.program.side_words(size)
         if body.size < start:
             raise PayloadError(f"{program.id}: a body of {body.size} bytes ends inside its numbers")

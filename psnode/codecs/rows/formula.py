@@ -18,7 +18,7 @@ from psnode.codecs.rows.values import Dtype, Span, Value, below, replaced
 from psnode.errors import CodecError, CodecSpecError, in_one_line
 
 _OF_ENCODE = ("input", "random16", "coin", "settle", "size_of_all", "size_of_bucket", "key_word")
-OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # need a sweep before the coding one
+OF_ALL = ("largest_of_all", "least_of_all", "greatest_of_all", "least_magnitude_of_all")  # need a sweep before coding
 PLACES = dict(zip(OF_ALL, (0, 1, 2, 4), strict=True))  # places among the numbers of the whole input (Program.of_input)
 SIZE, FIRST_SUM = 3, 3  # places among the same numbers; for FIRST_SUM, viewed as float64
 NORM = "l2_norm_of_all"

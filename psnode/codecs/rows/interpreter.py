@@ -1,4 +1,4 @@
-"""The interpreter: runs a program with NumPy, one row at a time. It is slow; it is the reference for the generated kernels.
+"""The interpreter: runs a program with NumPy, one row at a time. It is slow, but it is the reference for the generated kernels.
 
 The interpreter also reads payloads of settings for which no kernels were compiled.
 """
@@ -16,7 +16,7 @@ from psnode.codecs.rows.language import LARGEST, ROW
 from psnode.codecs.rows.numpy_words import apply, norm_of, tree
 from psnode.codecs.rows.values import Dtype, Span, Value, below
 
-_TIES = 256  # added to a codec's stream: the stream of the bits that settle ties
+_TIES = 256  # added to a codec's stream; the sum is the stream of the bits that settle ties
 _ONES = np.uint32(0xFFFF)
 
 

@@ -104,7 +104,7 @@ def largest(x: Value) -> Value:
 def given() -> Value:
     """Return a float32 per row that is sent, and that the caller has written to the body before encoding.
 
-    Formulas with a given number run on CPUs only.
+    A formula that calls this function runs on CPUs only.
     """
     return Value("given", Dtype.F32, span=Span.ROW)
 
@@ -138,7 +138,7 @@ def sum_of_all(x: Value) -> Value:
     """Return the sum over the whole input (float64) of a float32 of every coordinate, or of a number of every row.
 
     Rows are summed as by `tree_sum`, without overflow; the sums of rows are added 512 at a time by the same tree in float64. The
-    zeros that fill up the last row do not count.
+    zeros that pad the last row do not count.
     """
     if isinstance(x, Value) and x.kind.real and x.span is Span.ROW:
         return Value("sum_of_all", Dtype.F64, (f64(x),), Span.ARRAY)

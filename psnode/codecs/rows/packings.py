@@ -67,7 +67,7 @@ class Packed(NamedTuple):
         return self.form in ("sparse", "fitted")
 
     def length(self, data: Bytes, size: int) -> int:
-        """Return the bytes of the `size` codes at the start of `data`. If `width` is set, use the result of Program.packing."""
+        """Return how many bytes the `size` codes at the start of `data` take. Program.packing must have replaced a `width`."""
         if self.form == "fitted":
             full, rest = divmod(size, 512 * self.bucket)
             last = packed_nbytes(rest, int(self.widths[full])) if rest else 0
@@ -228,7 +228,7 @@ def planes(codes: Value, width: int | Value, most: int = 16) -> Packed:
 
 
 def fitted(codes: Value, rows: int, most: int = 16) -> Packed:
-    """Pack uint32 codes below 2^most. In every bucket of `rows` rows, codes have as many bits as the largest.
+    """Pack uint32 codes below 2^most. In every bucket of `rows` rows, codes have as many bits as the largest code.
 
     Codes are packed in planes. The widths, a byte per bucket, are sent after the numbers, padded with zeros to a multiple of 4
     bytes.

@@ -5,9 +5,9 @@ first, then the unary parts, each of g >> b zeros and a one. Both streams are fi
 padded with zeros.
 
 For k of d coordinates, chosen at random, b near log2(ln 2 d / k) costs about k (log2(d / k) + 1.5) bits. The cost of any k
-coordinates is at most k (1 + b) + (d - k) / 2^b bits. The large entries of a gradient lie in clusters, which a separate b for
-every 32 gaps exploits: the b take 5 bits each before the two streams, and the code may be a quarter shorter than
-log2 binomial(d, k). The shorter code, with one b or with many, is sent.
+coordinates is at most k (1 + b) + (d - k) / 2^b bits. The large entries of a gradient lie in clusters. A separate b for every 32
+gaps exploits this: each b takes 5 bits before the two streams, and the code may be a quarter shorter than log2 binomial(d, k).
+The shorter code, with one b or with many, is sent.
 
 Source: Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 12, 1966; Rice and Plaunt, "Adaptive variable-length coding
 for efficient compression of spacecraft television data", IEEE Trans. Commun. 19, 1971.

@@ -1,4 +1,4 @@
-"""Arrays to be searched for their largest values, either in memory or computed during the search.
+"""Arrays that are searched for their largest values, either in memory or computed during the search.
 
 A copy, sum or difference needs no separate pass over memory: the search computes it strip by strip.
 """

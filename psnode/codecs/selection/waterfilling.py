@@ -3,10 +3,10 @@
 With budget s the optimal probabilities are p_i = min(1, |x_i| / V). Entries above the level V are certain; V is the L1 norm of
 the other entries divided by the rest of the budget. psnode.codecs.lowrank.atoms computes the same for few atoms, by sorting.
 
-The draw is systematic: the entries occupy successive intervals of a line, entry i one of length p_i, and the entries whose
-intervals contain one of the points u, u + 1, u + 2, ... are taken. Probabilities are rounded to multiples of 2^-43, up or down
-by one uniform random number for all entries, so that the expectation of each rounded probability is exact. All entries may share
-this number, because E decode = x is a condition on each entry separately.
+The draw is systematic: the entries occupy successive intervals of a line. The interval of entry i has length p_i. The entries
+whose intervals contain one of the points u, u + 1, u + 2, ... are taken. Probabilities are rounded to multiples of 2^-43, up or
+down by one uniform random number for all entries, so that the expectation of each rounded probability is exact. All entries may
+share this number, because E decode = x is a condition on each entry separately.
 
 Sources: Wang et al., "ATOMO: Communication-efficient Learning via Atomic Sparsification", NeurIPS 2018, Theorem 3; Madow, "On
 the theory of systematic sampling", 1949.
@@ -110,7 +110,7 @@ def _half(level: float) -> int:
 def _draw(x: Floats, level: np.float32, scale: float, dither: float, point: np.uint64, indices: Words32, values: Floats) -> int:
     """Fill `indices` and `values` with the entries above `level` and the entries drawn; return their number.
 
-    Both arrays must have room for one group of entries more than can be taken.
+    Both arrays must have room for all entries that can be taken, and one group of entries more.
     """
     units = np.zeros(_BLOCK, np.uint64)
     certain = np.zeros(_BLOCK, np.uint64)

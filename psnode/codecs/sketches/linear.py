@@ -60,7 +60,8 @@ class LinearSketch(Linear, Codec):
     """A linear sketch with the parameters rows=5,ratio=0.1,damped=false.
 
     `rows`: the number of rows, 1..16. `ratio`: the number of cells in all rows together per coordinate, in (0, 1].
-    `damped=true`: multiply the cells by c = <x, Q> / <Q, Q>, where Q is the decoded array. This is a contraction but biased.
+    `damped=true`: multiply the cells by c = <x, Q> / <Q, Q>, where Q is the decoded array. The damped form is a contraction, but
+    biased.
     """
 
     rows: int = 5

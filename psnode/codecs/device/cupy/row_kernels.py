@@ -142,7 +142,8 @@ class Kernels(Loaded):
     def sum_up(self, stream: int, arrays: SumArrays, size: int, sums: int) -> None:
         """Write `sums` sums over all of `size` coordinates to `tops`, as Functions.sum_up does, and lower `done`.
 
-        Every row's part of each sum is computed first; then the parts are added 512 at a time until one number is left.
+        Every row's part of each sum is computed first; then the parts are added 512 at a time until one number is left. `done`
+        becomes the number of the first row that is not finite, if there is one.
         """
         count, source, target = rows_of(size), arrays.room, arrays.room + 8 * sums * rows_of(size)
         addresses = [np.uint64(address) for address in arrays]
@@ -209,8 +210,9 @@ def nbytes_of_sums(size: int, sums: int) -> int:
 class EncodeArrays(NamedTuple):
     """Addresses for `encode`, in the order of its arguments. `error` is 0 if no error is wanted, and may equal `x`.
 
-    Packings of variable length also need `starts` (uint32), the offset of each block or bucket in `packed` and the end of the
-    last one, and `rooms`, with ROOM bytes per block.
+    `done` (uint32) becomes the number of the first row that is not finite, if there is one. Packings of variable length also need
+    `starts` (uint32), the offset of each block or bucket in `packed` and the end of the last one, and `rooms`, with ROOM bytes
+    per block.
     """
 
     x: int
