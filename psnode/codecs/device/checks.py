@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
 
 
 def check(codec: Codec, device: torch.device, *, anew: bool = False) -> Verdict | None:
-    """Compare `codec` on `device` with `codec` on the host; None if it has no device form. `anew`: ignore remembered results.
+    """Compare `codec` on `device` with the host. Return None if it has no device form. `anew`: ignore remembered results.
 
     A form without kernels of psnode is compared each time. Raise ConfigurationError if the codec needs kernels and CuPy is
     missing. Every other failure gives a verdict.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
-    """Return `codec` on `device`, with kernels compiled unless cached; None if it has no device form.
+    """Return `codec` on `device`, with kernels compiled unless cached, or None if it has no device form.
 
     Raise ConfigurationError if the codec needs kernels and CuPy is missing.
     """
@@ -44,7 +44,7 @@ def on_device(codec: Codec, device: torch.device) -> DeviceCodec | None:
 
 
 def products_for(program: Program, device: torch.device) -> ProductKernels | None:
-    """Return the kernels that code the contractive form of a program's codec; None if its packing is in blocks."""
+    """Return the kernels that code the contractive form of a program's codec, or None if its packing is in blocks."""
     from psnode.codecs.device.cupy.product_kernels import ProductKernels
     from psnode.codecs.rows.cuda.text import measuring_text_of
 
@@ -52,7 +52,7 @@ def products_for(program: Program, device: torch.device) -> ProductKernels | Non
 
 
 def selection_for(codec: Codec, device: torch.device) -> SelectionKernels | None:
-    """Return the kernels with which `codec` selects coordinates; None if it does not select."""
+    """Return the kernels with which `codec` selects coordinates, or None if it does not select."""
     from psnode.codecs.device.cupy.selection_kernels import SelectionKernels
     from psnode.codecs.rows.known.selections import MagnitudeRanks
     from psnode.codecs.rows.selection_rank import text_of

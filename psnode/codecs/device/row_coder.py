@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def kernels_for(codec: Codec, device: torch.device) -> CodecKernels | None:
-    """Return the program of `codec` and its kernels on `device`, which are compiled unless cached; None without a formula."""
+    """Return the program of `codec` and its kernels on `device`, which are compiled unless cached, or None without a formula."""
     from psnode.codecs.device.cupy.row_kernels import Kernels
     from psnode.codecs.rows.cuda.text import text_of
     from psnode.codecs.rows.formula import program_of

@@ -29,7 +29,7 @@ _HALVES: dict[type[Codec], tuple[torch.dtype, float]] = {  # with the largest fi
 
 
 def selector_of(codec: Codec) -> Selector | None:
-    """Return the stage of `codec` that selects coordinates; None if there is none."""
+    """Return the stage of `codec` that selects coordinates, or None if there is none."""
     first = codec.reducer if isinstance(codec, Chain) else codec
     return first if isinstance(first, Selector) else None
 
@@ -95,7 +95,7 @@ class SelectedEncoder:
         return end
 
     def _narrowed(self) -> torch.Tensor | None:
-        """Return the values in the form in which they are sent; None if the host has to code them."""
+        """Return the values in the form in which they are sent, or None if the host has to code them."""
         values = self._found.values
         if not isinstance(self._codec, Chain):
             return values

@@ -38,7 +38,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 def svd_of(codec: Codec) -> Svd | None:
-    """Return the svd in `codec`: the codec itself, or the first stage of a chain; None if there is none."""
+    """Return the svd in `codec`: the codec itself, or the first stage of a chain, or None if there is none."""
     first = codec.reducer if isinstance(codec, Chain) else codec
     return first if isinstance(first, Svd) else None
 

@@ -15,13 +15,13 @@ from psnode.errors import PayloadError
 
 
 def bits_for(alphabet: int) -> int:
-    """Return the bits that a code below `alphabet` needs; 0 if `alphabet` is 1."""
+    """Return the number of bits that a code below `alphabet` needs; 0 if `alphabet` is 1."""
     return (alphabet - 1).bit_length()
 
 
 @inlined
 def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: Bytes) -> int:
-    """Pack `count` codes of `bits` bits (0..16) from their rows. Return the bytes written. `row`: ROW bytes of scratch."""
+    """Pack `count` codes of `bits` bits (0..16) from their rows. Return the number of bytes. `row`: ROW bytes of scratch."""
     used = 64 * bits
     if count == BLOCK:
         words = out[:used].view(np.uint32)
@@ -39,7 +39,7 @@ def pack_block(low: Bytes, high: Bytes, count: int, bits: int, row: Bytes, out: 
 
 @inlined
 def unpack_block(data: Bytes, count: int, bits: int, low: Bytes, high: Bytes) -> int:
-    """Unpack codes into their rows: the inverse of pack_block. Return the bytes read. `low`, `high`: ROW bytes, zero at first."""
+    """Unpack codes into their rows: the inverse of pack_block. Return the number of bytes. `low`, `high`: ROW zeros."""
     used = 64 * bits
     if count == BLOCK:
         words = data[:used].view(np.uint32)
@@ -90,7 +90,7 @@ def _unpack(data: Bytes, bits: int, codes: Codes) -> int:
 
 
 def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
-    """Write `codes`, each below `alphabet` (at most 65536), to `out`, which is 4-byte aligned. Return the bytes written."""
+    """Write `codes`, each below `alphabet` (at most 65536), to `out`, aligned to 4 bytes. Return the number of bytes."""
     bits = bits_for(alphabet)
     used = packed_nbytes(codes.size, bits)
     if used:
@@ -99,7 +99,7 @@ def pack(codes: Codes, alphabet: int, out: Bytes) -> int:
 
 
 def unpack(data: Bytes, codes: Codes, alphabet: int, owner: str) -> None:
-    """Overwrite `codes` from `data`, which is 4-byte aligned.
+    """Overwrite `codes` from `data`, which is aligned to 4 bytes.
 
     Raise PayloadError, naming `owner`, if `data` has another size, or a code that is not below `alphabet`.
     """

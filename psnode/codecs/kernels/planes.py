@@ -1,4 +1,4 @@
-"""Codes of b bits, packed 512 at a time in planes, so that packing and unpacking are vertical operations.
+"""Codes of b bits, packed 512 at a time in planes, so that one operation packs or unpacks all lanes of a vector.
 
 b is written as a sum of the widths 8, 8, 4, 2, 1 (largest first; each width except 8 occurs at most once). The plane of the first
 width holds the lowest bits of every code, the next plane the bits above them. In a plane of width w, a block of t codes (512;

@@ -1,7 +1,7 @@
 """Digits 0, 1, 2, packed five to a byte: 1.6 bits each, close to the log2(3) = 1.585 bits that they need.
 
 A block of t digits takes S = ceil(t / 5) bytes. Byte j is the sum over k = 0..4 of 3^k times digit j + S k (0 after the last
-digit). A byte is at most 242, and packing and unpacking are vertical operations.
+digit). A byte is at most 242. One operation packs or unpacks all lanes of a vector.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class CodedStream(NamedTuple):
 
 
 def code(x: Floats, blocks: list[Superblock], rotated: bool, key: Words, decoded: Floats, *, capped: bool) -> CodedStream | None:
-    """Return the stream of 1-D `x`; None if a value is not finite. `decoded` and `capped`: see stream.write."""
+    """Return the stream of 1-D `x`, or None if a value is not finite. `decoded` and `capped`: see stream.write."""
     most = stream.extent(blocks, [True] * len(blocks))
     scales = np.zeros(sum(block.scales for block in blocks), np.float32)
     raw = np.zeros(-(-most.raw // 32) + 2, np.uint32)

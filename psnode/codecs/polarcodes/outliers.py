@@ -2,7 +2,8 @@
 
 Gradients have heavier tails than the prior of any group, and the points of the code end three standard deviations from 0. An
 error r costs r^2. If a bit spent elsewhere saves m, the roughly 18 bits for a place and a byte are worth their cost if
-r^2 > 18 m. The byte is the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); the geometric mean of both limits is added.
+r^2 > 18 m. The byte is the sign and k, with |r| between T 2^(k / 8) and T 2^((k + 1) / 8); the geometric mean of both limits is
+added.
 
     uint32 length, then float32 T and selection.indices, or nothing if no value is corrected; zeros to a multiple of 4 bytes
     uint8 sign 128 + k of each corrected value; zeros to a multiple of 4 bytes

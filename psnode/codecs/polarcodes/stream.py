@@ -150,7 +150,7 @@ def _pieces(table: Int64s) -> list[slice]:
 
 
 def _sizes(x: Floats, table: Int64s, count: int) -> Float64s | None:
-    """Return the root mean squares of the values with their own scale, 0 if below 2^-100; None if a value is not finite."""
+    """Return the root mean squares of the values with their own scale, 0 if below 2^-100, or None if a value is not finite."""
     sizes = np.empty(count)
     measure(x, table, np.empty(_SCRATCH, np.float32), sizes)
     if sizes.min(initial=0) < 0:

@@ -42,7 +42,7 @@ class Functions(Protocol):
     def encode(
         self, x: Floats, first: int, key: Words, tops: Int32s, side: Words32, rows: int, packed: Bytes, error: Floats
     ) -> int:
-        """Write numbers to `side`, codes to `packed`, and x - decoded to a non-empty `error`. Return the coordinates done.
+        """Write numbers to `side`, codes to `packed`, x - decoded to a non-empty `error`. Return the number of coordinates done.
 
         If a row is not finite, fewer coordinates are done, but always full units. `error` may share the memory of `x`.
         """
@@ -236,7 +236,7 @@ class SumCoder(Coder):
     def code_and_sum(self, x: Floats, key: Words, body: Bytes, error: Floats, parts: PartTable) -> Float64s | None:
         """Write the body of `x` in one sweep; write the error of an incomplete last row to `error` unless it is empty.
 
-        Return the sums of rows, of shape (sums, rows); None if a value of `x` or of a part is not finite.
+        Return the sums of rows, of shape (sums, rows), or None if a value of `x` or of a part is not finite.
         """
         tops, full, rows = self.program.of_input(x.size), x.size // ROW * ROW, rows_of(x.size)
         side, packed = self._views(body, x.size)

@@ -164,7 +164,7 @@ class Program:
 
     @cached_property
     def place_of_key(self) -> int | None:
-        """The place of the four key words among the numbers of the array; None unless sent in order, without a gap."""
+        """The place of the four key words among the numbers of the array, or None unless sent in order, without a gap."""
         return _place_of_key([value for _, value in self.of_array])
 
     def side_words(self, size: int) -> int:
@@ -254,7 +254,7 @@ def program_of(formula: Formula) -> Program:
 
 
 def _width(formula: Formula, fields: Fields, symbols: dict[str, Value]) -> Value | None:
-    """Return the width of the packing, computed from symbols for the fields; None if it is not a number of the array."""
+    """Return the width of the packing, computed from symbols for the fields, or None if it is not a number of the array."""
     if fields.packed.width is None:
         return None
     width = replaced(fields.packed.width, {value: symbols[name] for name, value in fields.numbers.items()})
@@ -280,7 +280,7 @@ def _column_span(value: Value) -> Span:
 
 
 def _place_of_key(numbers: Sequence[Value]) -> int | None:
-    """Return the place of the four key words among numbers of the array; None unless they are sent in order, without a gap."""
+    """Return the place of the four key words among numbers of the array, or None unless they are sent in order, without a gap."""
     words = [value.detail if value.op == "key_word" else None for value in numbers]
     return next((at for at in range(len(words) - 3) if words[at : at + 4] == [0, 1, 2, 3]), None)
 

@@ -22,7 +22,7 @@ _RANKED = ("graddrop", "threshold", "topk")
 
 
 def formula_of(codec: Codec) -> Formula | None:
-    """Return the formula of a codec, even if the codec also has hand-written kernels; None if it has no formula."""
+    """Return the formula of a codec, even if the codec also has hand-written kernels, or None if it has no formula."""
     if isinstance(codec, Generated):
         return codec.formula()
     cls = _KNOWN.get(codec.id)
@@ -30,7 +30,7 @@ def formula_of(codec: Codec) -> Formula | None:
 
 
 def ranking_of(codec: Codec) -> Ranking | None:
-    """Return the formula that ranks the coordinates for a codec; None if the codec does not select by rank."""
+    """Return the formula that ranks the coordinates for a codec, or None if the codec does not select by rank."""
     return MagnitudeRanks() if codec.id in _RANKED else None
 
 

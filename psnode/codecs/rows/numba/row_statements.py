@@ -152,7 +152,7 @@ class NumbaRows(Statements):
         self.put(*then(at, self.named(ends, partial(self._leaf, at, word, first=first), at)))
 
     def _leaf(self, at: str, word: str, value: Value, first: int | None = None) -> str | None:
-        """Return the expression that reads `value` at place `at` of a loop; None if `value` must be computed instead."""
+        """Return the expression that reads `value` at place `at` of a loop, or None if `value` must be computed instead."""
         leaves = {"input": f"v[{at}]", "codes": self.codes.format(at), "coin": f"coins[{at}] != np.uint8(0)"}
         leaves["place_in_row"] = f"np.uint32({at})"
         if value.op != "random16" or value.detail == 512:

@@ -194,7 +194,7 @@ class Encode(Kernel):
             rows.into(self.program.kept, Store("lost[{at}] -= {x}"))
 
     def _refused(self, ends: list[Value]) -> str | None:
-        """Return the condition under which a row is not coded, or an empty text; None if the loop over the row must check."""
+        """Return the condition under which a row is not coded, or an empty text, or None if the loop over the row must check."""
         if self.program.sweeps or self.program.sums:
             return ""  # the sweep has checked all of the input
         if self.program.packed.rows > 1:
