@@ -148,5 +148,5 @@ def factor(xy: float, yy: float) -> np.float32:
 
 
 def _folds(weight: np.float32) -> bool:
-    """Return True if `weight` is plus or minus a power of two, so that (weight c) y and weight (c y) round alike."""
+    """Return True if `weight` is plus or minus a power of two: (weight c) y and weight (c y) are then rounded equally."""
     return abs(math.frexp(float(weight))[0]) == 0.5

@@ -1,4 +1,4 @@
-"""Identity: the float32 values unchanged, 32 bits per coordinate. Lossless and linear."""
+"""Identity: the float32 values unchanged, 32 bits per coordinate. The codec is lossless and linear."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _bits(levels: int) -> int:
 
 @lru_cache(maxsize=64)
 def _coder_of_rows(codec: Nuqsgd) -> SumCoder:
-    """Return a coder of rows that reads the norms from the body, whose layout is that of buckets of 512."""
+    """Return a coder of rows that reads the norms from the body. The body has the layout for buckets of 512."""
     made = program_of(NuqsgdRows(codec))
     return SumCoder(made, compiled(text_of(made)))
 
@@ -177,7 +177,7 @@ def _side_nbytes(size: int, bucket: int) -> int:
 
 
 def _checked(body: Bytes, size: int) -> tuple[int, int, Any]:
-    """Return _fields of a body. Raises PayloadError unless the fields, the norms and the length are valid."""
+    """Return `_fields` of a body. Raises PayloadError unless the fields, the norms and the length are valid."""
     levels, bucket, norms = _fields(body, size)
     if body.size != _side_nbytes(size, bucket) + packed_nbytes(size, _bits(levels)):
         raise PayloadError(f"nuqsgd: a body of {body.size} bytes cannot hold {size} codes with {levels=}, {bucket=}")

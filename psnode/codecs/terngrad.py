@@ -83,7 +83,7 @@ class TernGrad(Generated, Quantiser):
         return coder, body
 
     def _measure(self, body: Bytes, shape: Shape, room: Floats | None) -> Measured:
-        """Bound the norm by that of an array whose magnitudes are all s."""
+        """Bound the norm by the norm of an array whose magnitudes are all s."""
         size = math.prod(shape)
         self._read(body, size)
         scale = float(_scale(body[:_SIDE]))

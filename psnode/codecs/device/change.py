@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class ChangeOfRows:
     """Addition of payloads of `codec`, which codes rows, to `weights`, a flat float32 tensor on a device.
 
-    The result has the same bits as that of `codec.decode_add`. Only the bytes of a payload, and padding of the last rows, are
-    copied to the device. Two rare kinds of payloads are decoded on the host: payloads with a factor of more than 1, because the
-    host keeps values within float32, and bodies whose length is not the one for which the kernels are set up.
+    The result has the same bits as the result of `codec.decode_add`. Only the bytes of a payload, and padding of the last rows,
+    are copied to the device. Two rare kinds of payloads are decoded on the host: payloads with a factor of more than 1, because
+    the host keeps values within float32, and bodies of a length for which the kernels are not set up.
     """
 
     def __init__(self, codec: Codec, kernels: CodecKernels, weights: torch.Tensor) -> None:
@@ -69,7 +69,8 @@ class ChangeOfRows:
 class ChangeOfEntries:
     """Addition of payloads of `codec`, which is sparse, to `weights`, a flat float32 tensor on a device.
 
-    The result has the same bits as that of `codec.decode_add`. The host decodes the few entries, and copies them to the device.
+    The result has the same bits as the result of `codec.decode_add`. The host decodes the few entries, and copies them to the
+    device.
     """
 
     def __init__(self, codec: Codec, weights: torch.Tensor) -> None:

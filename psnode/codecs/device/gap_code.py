@@ -1,7 +1,7 @@
 """The code of gaps between indices, psnode.codecs.selection.gaps, computed on the device with operations on whole arrays.
 
-The code of every gap is a few bits at a place of its own. Codes are added to the words into which they fall: the integers have no
-common bit, so that any order of the additions gives the same sum.
+The code of every gap consists of a few bits, whose places no other code uses. Codes are added to the words that contain their
+places. Since no two codes have a bit in common, any order of the additions gives the same sum.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def selector_of(codec: Codec) -> Selector | None:
 class SelectedEncoder:
     """Encoder of a selection, alone or in a chain, for arrays of `shape`: a DeviceEncoder.
 
-    Values are sent as float32, or as halves if the next stage makes halves. Any other stage codes the values on the host, to
-    which they are copied as float32.
+    Values are sent as float32, or as 16-bit numbers if the next stage is fp16 or bf16. Any other stage codes the values on the
+    host, to which they are copied as float32.
     """
 
     def __init__(self, codec: Codec, kernels: SelectionKernels, shape: Shape, device: torch.device) -> None:

@@ -97,7 +97,7 @@ def spectrum(core: DeviceCore) -> DeviceSpectrum:
 
 
 def sketch(core: DeviceCore, count: int, key: Words, *, cover: bool = False) -> DeviceSpectrum:
-    """Return approximations of at least the `count` largest terms; with `cover`, followed by one random term for the rest.
+    """Return approximations of at least the `count` largest terms; with `cover`, one random term for the rest follows.
 
     The subspace is that of psnode.codecs.lowrank.randomised.sketch with the same `key`, up to rounding.
     """

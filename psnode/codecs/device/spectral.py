@@ -6,8 +6,8 @@ psnode.codecs.svd. A stage after svd, as in `svd+qsgd`, codes the factors on the
 everywhere, because they are float32 products and sums, each a separate torch operation. The factors themselves differ from the
 host's in their last bits, as the factors of two machines do.
 
-With `method=deflated`, the device computes the exact spectrum: the method exists to save a CPU's time, and its variance is no
-smaller.
+With `method=deflated`, the device computes the exact spectrum, because the deflated method exists only to save a CPU's time, and
+has no smaller variance.
 
 Factors whose sum might exceed float32 (gradients beyond 1e36) are copied as float64, and the host's own function scales them
 down.

@@ -103,7 +103,7 @@ def weights_of(codes: Bytes, weights: Int64s) -> None:
 def frequencies(weights: Int64s, result: Int64s) -> None:
     """Write to `result` frequencies in proportion to positive `weights`, at least 1 each, which add up to TOTAL.
 
-    There are at most MAX_SYMBOLS weights. Symbols whose exact share is below 1.5 get 1. The others divide the rest, with
+    There are at most MAX_SYMBOLS weights. Symbols whose exact share is below 1.5 get 1. The other symbols divide the rest, with
     cumulative sums rounded down.
     """
     total = weights.sum()

@@ -52,7 +52,7 @@ class Section(NamedTuple):
         return min(self.size, self.size * alphabet >> _RARE[1])
 
     def lut(self, alphabet: int) -> Int64s:
-        """Return for every code its index in `freqs`; 0, that of the escape symbol, for codes without a table entry."""
+        """Return for every code its index in `freqs`; for codes without a table entry 0, the index of the escape symbol."""
         lut = np.zeros(alphabet, np.int64)
         lut[self.symbols] = np.arange(self.symbols.size) + self.escape
         return lut
@@ -179,7 +179,7 @@ def _counts(codes: Codes, alphabet: int) -> Int64s:
 
 
 def read_sections(data: Bytes, count: int, alphabet: int) -> tuple[list[Section], Bytes]:
-    """Read the sections of `count` codes in all at the start of `data`; return them and the rest. Raises PayloadError."""
+    """Read the sections of `count` codes at the start of `data`; return them and the remaining bytes. Raises PayloadError."""
     sections: list[Section] = []
     start = 0
     while start < count and len(sections) < MAX_SECTIONS:

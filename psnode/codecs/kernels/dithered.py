@@ -2,7 +2,7 @@
 
 In units of step * rms, a is a coordinate and u = (k + 1/2) / 2^16 - 1/2 is its dither, with k uniform in 0..65535. a is rounded
 to the integer q = floor((2^16 a + k) / 2^16) and decoded as y = q - u. Ties (psnode.codecs.kernels.fixed_point) are settled as if
-k had further random bits, of which the 1/2 in u is the mean.
+k had further random bits; the 1/2 in u is the mean of these bits.
 
 Coordinates j, 128 + j, 256 + j and 384 + j of a block have their |u| in the four quarters of 0..1/2, one in each. Only four
 orders occur: the class of coordinate 128 g + j is g xor r_j, with r_j uniform in 0..3. Signs and the other bits of u are
@@ -57,7 +57,7 @@ def block_dither(key: Words, stream: int, block: int, words: Words32, orders: Wo
 
 @kernel
 def _settle_ties(v: Floats, factor: np.float32, k: Words32, key: Words, stream: int, start: int, q: Int32s) -> None:
-    """Add 1 to the integers whose ties further random bits round up."""
+    """Add 1 to each integer with a tie that further random bits round up."""
     for i in range(BLOCK):
         a = v[i] * factor
         if is_tie(fixed_point(a, np.uint32(0), k[i])) and goes_up(np.float64(a), key, stream, start + i):
@@ -129,7 +129,7 @@ def to_codes(q: Int32s, k: Words32, codes: Words32) -> np.uint32:
 
 @kernel
 def from_codes(codes: Words32, k: Words32, q: Int32s) -> None:
-    """Write the integers of codes: the inverse of to_codes."""
+    """Write the integers that the codes stand for: the inverse of to_codes."""
     wide()
     for i in range(BLOCK):
         s = np.int32(np.int32(codes[i] >> np.uint32(1)) ^ np.int32(-np.int32(codes[i] & np.uint32(1))))

@@ -22,7 +22,7 @@ from psnode.codecs.kernels.trees import ROW, tree_of
 
 LANES = 16
 BLOCK = 1024
-LEAST = 2.0**-100  # below this, the rounding of float32 products might matter
+LEAST = 2.0**-100  # if <y, y> is below this, the rounding of float32 products might matter
 _SCRATCH = 64
 
 
@@ -108,7 +108,7 @@ def put_row(lanes: Floats, row: int, dots: Float64s) -> bool:
 
 @kernel
 def put_row_carefully(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
-    """Write the same as add_row, computed in float64."""
+    """Write the same products as add_row, but compute them in float64."""
     place, lanes = _SCRATCH + row, dots[:_SCRATCH]
     dots[place] = _careful(x, y, lanes)
     dots[place + (dots.size - _SCRATCH) // 2] = _careful(y, y, lanes)
@@ -116,7 +116,7 @@ def put_row_carefully(x: Floats, y: Floats, row: int, dots: Float64s) -> None:
 
 @kernel
 def _careful(x: Floats, y: Floats, lanes: Float64s) -> float:
-    """Return <x, y> of a row, added by the same tree in float64, in which products are exact."""
+    """Return <x, y> of a row, added by the tree of a row in float64, in which products are exact."""
     for i in range(64):
         lanes[i] = _pair(x, y, i) + _pair(x, y, 128 + i)
     for i in range(64):
@@ -154,7 +154,7 @@ def _square_rows(x: Floats, sums: Float64s, lanes: Float64s) -> None:
 
 
 def square_sum(x: Floats) -> float:
-    """Return <x, x> of a flat array, as a tree in float64; 0 if the array is empty."""
+    """Return <x, x> of a flat array, summed by a tree in float64; 0 if the array is empty."""
     if not x.size:
         return 0.0
     sums = np.empty(-(-x.size // ROW))
@@ -169,7 +169,7 @@ def folded(dots: Float64s) -> tuple[float, float]:
 
 
 def tree_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """Return <x, y> and <y, y> of arrays of equal size, as trees; zeros for empty arrays."""
+    """Return <x, y> and <y, y> of arrays of equal size, summed by trees; zeros for empty arrays."""
     if not x.size:
         return 0.0, 0.0
     dots = begun(x.size)
@@ -178,7 +178,7 @@ def tree_products(x: Floats, y: Floats) -> tuple[float, float]:
 
 
 def inner_products(x: Floats, y: Floats) -> tuple[float, float]:
-    """Return <x, y> and <y, y> of arrays of equal size, as chains in float64."""
+    """Return <x, y> and <y, y> of arrays of equal size, each summed sequentially (a chain) in float64."""
     dots = np.zeros(2)
     add_inner_products(x.reshape(-1), y.reshape(-1), dots)
     return float(dots[0]), float(dots[1])

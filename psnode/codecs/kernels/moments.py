@@ -23,7 +23,7 @@ def root_mean_square(x: Floats, parts: PartTable = NO_PARTS) -> float:
     """
     if len(parts) > 1:
         norm = uncut(l2_of_sum(x, parts), x)
-    else:  # the same result, with fewer kernels to compile
+    else:  # the result is the same, but fewer kernels must be compiled
         norm = l2_norm(readonly(x), np.empty(_SCRATCH, np.float32))
         norm = norm if norm < _LARGEST else uncut(norm, x)
     return NOT_FINITE if norm < 0 else norm / math.sqrt(x.size)

@@ -26,7 +26,7 @@ _SCRATCH = 1024
 
 @inlined
 def fold_16(v: Floats | Float64s) -> Any:
-    """Return the sum of the first 16 values of `v`, of the same type, added in pairs of pairs. Overwrites them."""
+    """Return the sum of the first 16 values of `v`, in their type, added in pairs of pairs. Overwrites these values."""
     for i in range(8):
         v[i] = v[2 * i] + v[2 * i + 1]
     for i in range(4):
@@ -36,7 +36,7 @@ def fold_16(v: Floats | Float64s) -> Any:
 
 @inlined
 def fold(v: Floats | Float64s) -> Any:
-    """Return the sum of the first 64 values of `v`, of the same type. Overwrites some of them."""
+    """Return the sum of the first 64 values of `v`, in their type. Overwrites some of these values."""
     for i in range(16):
         v[i] = (v[i] + v[16 + i]) + (v[32 + i] + v[48 + i])
     return fold_16(v)

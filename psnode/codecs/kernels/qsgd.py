@@ -208,7 +208,7 @@ def encode(x: Floats, parts: PartTable, grid: Grid, form: Form, draws: Draws, bo
         # loops.
         plain = is_plain(span, grid, norms)
         if plain:
-            if first == 0:  # for example, a layer without a gradient; zeros need no random bits
+            if first == 0:  # zeros, for example of a layer without a gradient, need no random bits
                 low[:BLOCK] = levels
             else:
                 fill(words, draws.key, draws.stream, start // BLOCK * 64)

@@ -23,7 +23,8 @@ _CREATION = Lock()
 def one_thread() -> Iterator[None]:
     """Restrict BLAS to one thread within a `with` block. Blocks may be nested and may overlap in several threads.
 
-    The number of BLAS threads is a setting of the process: the first block entered sets it to 1, the last block left restores it.
+    The number of BLAS threads is a setting of the process: the first block that is entered sets it to 1, and the last block that
+    is left restores it.
     """
     with _CREATION:
         limit = _limit()

@@ -77,7 +77,7 @@ class Deflated:
 
 
 def deflated(matrix: Floats, count: int, key: Words) -> Spectrum | Deflated:
-    """Return all terms of `matrix`, of which at least `count` are close to those of the largest singular values.
+    """Return all terms of `matrix`; at least `count` of them are close to the terms of the largest singular values.
 
     On one BLAS thread the result depends only on `matrix`, `key`, machine and library version. A matrix of fewer than 96 non-zero
     rows or columns is decomposed exactly. Raises NonFiniteGradientError.

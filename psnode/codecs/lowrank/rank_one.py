@@ -1,8 +1,8 @@
 """Sums of rank-one matrices, out = sum_k left[k] right[k]^T or out += weight * (this sum), without a dense temporary array.
 
-Each entry is the float32 sum of the float32 products left[k, i] * right[k, j] in ascending k. `add_terms` multiplies it by the
-weight and adds the product to the target. The operations and their order are the same on every machine, and the result of
-`add_terms` equals that of `write_terms` followed by a multiplication and an addition.
+Each entry is the float32 sum of the float32 products left[k, i] * right[k, j] in ascending k. `add_terms` multiplies this sum by
+the weight and adds the product to the target. The operations and their order are the same on every machine, and the result of
+`add_terms` equals the result of `write_terms` followed by a multiplication and an addition.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Spectrum:
         return self.core.factors(short, long)
 
     def lengths(self) -> Float64s:
-        """Return the lengths of the terms, which are the values."""
+        """Return the lengths of the terms, which are `values`."""
         return self.values
 
 

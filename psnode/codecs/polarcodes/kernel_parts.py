@@ -1,4 +1,4 @@
-"""Parts of the polar code's kernels, which compile in parallel: each runs without the kernels of the others.
+"""Parts of the polar code's kernels, which compile in parallel: each part runs without the kernels of the other parts.
 
 Compiling the kernels takes some thirty seconds of processor time. A reader is run on words that are not a code, so that it needs
 no writer.

@@ -36,7 +36,7 @@ class Functions(Protocol):
     def sum_up(self, x: Floats, key: Words, tops: Int32s) -> bool:
         """Write the program's sums over all of `x` into `tops`, after `survey`. Return True if all values are finite.
 
-        `tops` is laid out as Program.of_input. Programs without sums need no such function.
+        `tops` is laid out as in Program.of_input. Programs without sums do not need this function.
         """
 
     def encode(

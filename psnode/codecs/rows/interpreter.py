@@ -27,7 +27,7 @@ class Interpreted:
         self.program = program
 
     def survey(self, x: Floats, tops: Any) -> bool:
-        """Update `tops` (laid out as Program.of_input) with the extremes of `x`. Return True if all values are finite."""
+        """Update `tops` (laid out as in Program.of_input) with the extremes of `x`. Return True if all values are finite."""
         bits = x.view(np.int32)
         ordered = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
         tops[0] = max(int(tops[0]), int((bits & np.int32(0x7FFFFFFF)).max(initial=0)))

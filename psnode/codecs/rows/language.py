@@ -199,7 +199,7 @@ def place_in_row() -> Value:
 
 
 def random16(period: int = ROW) -> Value:
-    """Return 16 random bits of a coordinate, as a uint32: the same bits wherever the formula calls this.
+    """Return 16 random bits of a coordinate, as a uint32: the same bits wherever the formula calls random16.
 
     With a `period` of 32, 64, 128 or 256, coordinate i of a row has the bits of coordinate i mod `period`.
     """
@@ -209,9 +209,9 @@ def random16(period: int = ROW) -> Value:
 
 
 def coin() -> Value:
-    """Return a fair coin of a coordinate, true or false: the same coin wherever the formula calls this.
+    """Return a fair coin of a coordinate, true or false: the same coin wherever the formula calls coin.
 
-    Rows that use no coin draw no random bits for it.
+    Rows that use no coin draw no random bits for coins.
     """
     return Value("coin", Dtype.BOOL, span=Span.COORDINATE)
 

@@ -1,4 +1,4 @@
-"""Selections: a formula ranks the coordinates, and those of the greatest ranks are sent as indices and values.
+"""Selections: a formula ranks the coordinates; the coordinates with the greatest ranks are sent as indices and values.
 
     def rank(self, v: Value) -> Value:          # u32 for each coordinate of a row; greater ranks are sent first, rank 0 never
         return bits(v) & 0x7FFFFFFF

@@ -30,7 +30,7 @@ class Store(NamedTuple):
 
 
 class Statements(ABC):
-    """Writer of statements for one program.
+    """Writer of statements for one program. `ends` are values that the statements compute or store.
 
     `rooms` lists the arrays of 512 that the statements need; `uses_random` and `uses_coins` are true if they draw random words or
     coins.

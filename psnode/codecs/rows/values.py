@@ -1,7 +1,7 @@
 """The values of a formula. Each is an operation with its operands, built by Python's operators; nothing is computed here.
 
 A value has a kind (the type of its numbers) and a span (the coordinates that share one number: those of all arrays for a
-constant, of one array, of a bucket of rows, or of a row of 512; or a single coordinate). Python numbers take the kind of the
+constant, of one array, of a bucket of rows, or of a row of 512; or only one coordinate). Python numbers take the kind of the
 other operand. There is no implicit conversion between kinds.
 """
 

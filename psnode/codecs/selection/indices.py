@@ -1,4 +1,4 @@
-"""Code of a set of indices: gaps or an entropy-coded bitmap, of the set or of its complement, whichever is shorter.
+"""Code of a set of indices: the shortest of gaps or an entropy-coded bitmap, of the set or of its complement.
 
     offset  bytes  field           little-endian
          0      4  m               number of coded indices; at most half of all

@@ -1,7 +1,8 @@
 """Entry-wise ATOMO on long vectors: the level V of the optimal probabilities, and the draw, each in O(d) time.
 
 With budget s the optimal probabilities are p_i = min(1, |x_i| / V). Entries above the level V are certain; V is the L1 norm of
-the other entries divided by the rest of the budget. psnode.codecs.lowrank.atoms computes the same for few atoms, by sorting.
+the other entries divided by the rest of the budget. psnode.codecs.lowrank.atoms computes the same probabilities for few atoms, by
+sorting.
 
 The draw is systematic: the entries occupy successive intervals of a line. The interval of entry i has length p_i. The entries
 whose intervals contain one of the points u, u + 1, u + 2, ... are taken. Probabilities are rounded to multiples of 2^-43, up or

@@ -61,7 +61,7 @@ class Bins(NamedTuple):
 
     @property
     def alphabet(self) -> int:
-        """The size of the alphabet: the number of labels or the largest number of ranks in a label, whichever is larger."""
+        """The size of the alphabet: the larger of the number of labels and the largest number of ranks in a label."""
         first = self.first
         return max(first.size - 1, int(np.diff(first).max()))
 

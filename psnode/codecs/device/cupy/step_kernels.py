@@ -25,7 +25,7 @@ class StepKernels(Loaded):
     ) -> None:
         """Launch the kernel `name` on `vectors` of `size` float32, with `numbers`.
 
-        `once`: a product and a sum are rounded together.
+        If `once`, a product and a sum are rounded together.
         """
         addresses = [np.uint64(vector) for vector in vectors]
         self._launch(name, stream, -(-size // _LANES), *addresses, *numbers, np.int32(once), np.uint64(size))

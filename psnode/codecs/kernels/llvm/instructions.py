@@ -5,7 +5,7 @@ function is compiled, the function is run once, with a `RuntimeValue` for every 
 operations on them become machine code: `low + 1` is an addition in all lanes. `plain` runs the same function on NumPy numbers and
 arrays.
 
-Numba itself never turns a loop into 16-bit lanes or masks. LLVM lowers the vectors to those of the processor.
+Numba itself never turns a loop into 16-bit lanes or masks. LLVM lowers the vectors to vectors of the processor.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def maximum(one: Any, other: Any) -> Any:
 
 
 def absolute(one: Any) -> Any:
-    """Return the magnitudes of signed integers. The least integer, which has no magnitude of its type, is returned as it is."""
+    """Return the magnitudes of signed integers. The least integer, whose magnitude exceeds the type, is returned unchanged."""
     if isinstance(one, RuntimeValue):
         return RuntimeValue(one.builder, call(one.builder, "abs", one.value.type, one.value, ir.Constant(I1, 0)), one.dtype)
     return np.abs(one)

@@ -36,8 +36,9 @@ UNASKED = ("znver1", "znver2", "znver3", "znver4")  # processors, by LLVM's name
 def wants_hints() -> bool:
     """Return True if kernels should prefetch.
 
-    AMD's Zen 4 fetches memory in time by itself, and prefetching slows it down. Earlier Zen processors are assumed to behave
-    alike. Zen 5 is sped up as much as Zen 4 is slowed down (docs/results/2026-11-24-processors.md, 2026-11-25-processors.md).
+    AMD's Zen 4 fetches memory in time by itself, and prefetching slows it down. Earlier Zen processors are assumed to behave like
+    Zen 4. Prefetching speeds up Zen 5 as much as it slows down Zen 4 (docs/results/2026-11-24-processors.md,
+    2026-11-25-processors.md).
     """
     return processor()[0] not in UNASKED
 

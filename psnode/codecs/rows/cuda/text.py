@@ -2,7 +2,7 @@
 
 The kernels `survey` and `fold_sums` are in psnode/codecs/rows/cuda/rows.h. A warp processes one row at a time and exchanges
 nothing with other warps. The same text is also C++ for a CPU, with a warp as a vector of 32 lanes: g++ -std=c++17
--ffp-contract=off -fwrapv. On a GPU, it needs --fmad=false; division and square root are those of IEEE 754 by default.
+-ffp-contract=off -fwrapv. On a GPU, it needs --fmad=false; division and square root follow IEEE 754 by default.
 """
 
 from __future__ import annotations

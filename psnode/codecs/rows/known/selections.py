@@ -9,7 +9,7 @@ MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign, which are orde
 
 
 class MagnitudeRanks:
-    """Coordinates rank by their magnitude; zeros are never sent."""
+    """The ranks of coordinates are their magnitudes; zeros are never sent."""
 
     id = "magnitude"
 
