@@ -1,7 +1,8 @@
 """The writing half of the range coder: words go to the places in the stream that were taken for them.
 
 A lane's last word may still be increased by a carry, so that the word waits until the next word is known. A carry into earlier
-words is rare. `places` makes them accessible, because it stores, for every word, the place of the lane's previous word.
+words is rare. `places` makes the earlier words accessible, because it stores, for every word, the place of the lane's previous
+word.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Code of a set of indices: the shortest of gaps or an entropy-coded bitmap, of the set or of its complement.
+"""Code of a set of indices: the shorter of gaps and an entropy-coded bitmap, of the set or, if smaller, of its complement.
 
     offset  bytes  field           little-endian
          0      4  m               number of coded indices; at most half of all
