@@ -161,7 +161,7 @@ class Polar(FlatCodec):
         return end
 
     def _fuses(self, source: Source, sink: Sink) -> bool:
-        """Accept sinks that move a target if values are not rotated: encoding then also yields the decoded values."""
+        """Accept NOTHING and, without rotation, sinks that move a target: encoding then also yields the decoded values."""
         return sink is NOTHING or (isinstance(sink, Moved) and not self.rotate)
 
     def _write_sorted(self, x: Floats, found: energy_groups.Arranged, key: Words, body: Bytes, sink: Sink) -> int:
