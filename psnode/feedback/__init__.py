@@ -1,7 +1,7 @@
 """Feedback rules: a sender's memories between steps.
 
-A Feedback is a rule without data of its own. Its memories are a State, a dict of flat float32 arrays, which the
-caller owns, saves in checkpoints and passes to every push; a push updates it in place.
+A Feedback is a rule without data of its own. Its memories are a State: a dict of flat float32 arrays. The caller owns the
+State, saves it in checkpoints and passes it to every push, which updates it in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RULES: dict[str, type[Feedback]] = {
 
 
 def get_feedback(text: str) -> Feedback:
-    """Return the rule of a spec such as `ef` or `dgc:momentum=0.9,nesterov=true`. ConfigurationError names the valid ones."""
+    """Return the rule of a spec such as `ef` or `dgc:momentum=0.9,nesterov=true`. ConfigurationError names the valid rules."""
     wrapped, stages = spec.parse(text)
     if wrapped or len(stages) != 1:
         raise ConfigurationError(f"feedback {text!r} must be one rule: choose from {', '.join(RULES)}")

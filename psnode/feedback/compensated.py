@@ -1,4 +1,4 @@
-"""Error compensated quantisation: a share of an accumulated, decaying error is added to the gradient before quantisation."""
+"""Error-compensated quantisation: a share of an accumulated, decaying error is added to the gradient before quantisation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from psnode.feedback.none import NoFeedback
 class CompensatedQuantisation(Feedback):
     """ECQ-SGD: p = g + alpha h, send q = Q(p), h = beta h + (g - q).
 
-    The accumulated error is the gradient minus the values sent for it: the paper's h is the sum of beta^(t - 1 - s) (g_s - q_s)
-    over the steps s before t, not of p_s - q_s. With e = p - q, h = (beta - alpha) h + e, and alpha = beta = 1 is error feedback.
-    An unbiased codec is used as it is, as in the paper: with a variance of at most omega ||p||^2, E||h||^2 stays bounded if
-    alpha^2 omega + (beta - alpha)^2 < 1.
+    The accumulated error is the gradient minus the sent values: the paper's h is the sum of beta^(t - 1 - s) (g_s - q_s) over
+    the steps s before t, not the sum with p_s - q_s. With e = p - q this gives h = (beta - alpha) h + e. So alpha = beta = 1
+    is error feedback. As in the paper, an unbiased codec is used unchanged: if its variance is at most omega ||p||^2, E||h||^2
+    stays bounded for alpha^2 omega + (beta - alpha)^2 < 1.
 
-    The sum with the weights of the decay is conserved: sum over t <= T of beta^(T - t) (g_t - q_t) = h_T, for every alpha. With
-    beta = 1 the sum of all sent values + h = the sum of g; with a smaller beta, old errors are forgotten.
+    The sum weighted by the decay is conserved for every alpha: sum over t <= T of beta^(T - t) (g_t - q_t) = h_T. With beta = 1
+    the sum of all sent values + h = the sum of g; with a smaller beta, old errors are forgotten.
 
     Wu, Huang, Huang, Zhang, "Error compensated quantized SGD and its applications to large-scale distributed optimization", ICML
     2018: the definition of h, its recursion, p and the bound above.

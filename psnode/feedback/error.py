@@ -21,12 +21,12 @@ from psnode.feedback.none import NoFeedback
 class ErrorFeedback(Feedback):
     """Error feedback, which adds the coding error to the next gradient: p = g + decay * e, send C(p), e = p - C(p).
 
-    It converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, algorithm 2); an
-    unbiased codec is therefore used in its contractive form. With decay=1 the sum of all sent values + e = the sum of g.
-    With rescale=true, e is multiplied by lr_s/lr_t, where s is the last step that was coded and t this one: the residual
-    is kept in units of weights when the learning rate changes (Zheng, Huang, Kwok, "Communication-efficient distributed
-    blockwise momentum SGD with error-feedback", NeurIPS 2019, algorithm 1). The sum of lr * sent values + lr * e = the
-    sum of lr * g, each with its own lr.
+    Error feedback converges for every contraction C (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019,
+    algorithm 2); an unbiased codec is therefore used in its contractive form. With decay=1 the sum of all sent values + e = the
+    sum of g. With rescale=true, e is multiplied by lr_s/lr_t, where s is the step of the last push and t the present step:
+    when the learning rate changes, the residual keeps its size in units of weights (Zheng, Huang, Kwok,
+    "Communication-efficient distributed blockwise momentum SGD with error-feedback", NeurIPS 2019, algorithm 1). Then the sum
+    of lr * sent values + lr * e = the sum of lr * g, where each term has the lr of its own step.
     """
 
     id: ClassVar[str] = "ef"

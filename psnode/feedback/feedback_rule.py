@@ -19,7 +19,7 @@ State = dict[str, Floats]
 class Context(NamedTuple):
     """Facts of the job that a rule may need.
 
-    `workers`: number of workers; `lr_ratio`: learning rate of the last push over that of this push.
+    `workers`: number of workers; `lr_ratio`: learning rate of the last push divided by the learning rate of this push.
     """
 
     workers: int = 1
@@ -30,7 +30,7 @@ ALONE = Context()
 
 
 class MomentumRule(NamedTuple):
-    """Momentum v = momentum v + gain g into which a gradient g is gathered.
+    """Momentum v = momentum v + gain g, which gathers the gradients g.
 
     g is replaced by v or, with nesterov, by gain g + momentum v.
     """
@@ -43,8 +43,8 @@ class MomentumRule(NamedTuple):
 class Feedback(ABC):
     """Rule of a sender: the memories of a segment, and the values coded in place of its gradient.
 
-    `memory`: name of the residual, the array of the coded values minus the decoded ones; None: the rule keeps none.
-    `masks`: True if momentum is set to 0 at sent coordinates, so that the rule is for codecs that leave coordinates out.
+    `memory`: name of the residual, the array of the coded values minus the decoded values; None: the rule keeps no residual.
+    `masks`: True if momentum is set to 0 at sent coordinates; such a rule is for codecs that leave coordinates out.
     `only_adds`: True if a gradient is only added to the residual, so that `push_parts` needs no array for the gradient.
     `scratch`: names of arrays that every push overwrites, and that are not saved in a checkpoint.
     """
@@ -57,17 +57,17 @@ class Feedback(ABC):
 
     @property
     def gathering(self) -> MomentumRule | None:
-        """The momentum into which gradients are gathered before coding, or None. With a momentum here the job uses no other."""
+        """The momentum that gathers gradients before coding, or None. If a rule has a momentum, the job uses no other one."""
         return None
 
     @property
     def rescales(self) -> bool:
-        """True if the residual is kept in units of weights. A gradient then counts with the learning rate of its own version."""
+        """True if the residual is kept in units of weights. Each gradient then counts with the learning rate of its version."""
         return False
 
     @property
     def sums(self) -> bool:
-        """True if the rule `only_adds`, and to the whole residual: subtracting the gradient then undoes a push."""
+        """True if the rule `only_adds` and keeps the whole residual, so that subtracting the gradient undoes a push."""
         return False
 
     @abstractmethod
@@ -81,8 +81,8 @@ class Feedback(ABC):
     def merges(self, codec: Codec) -> bool:
         """Return True if the senders of a step share a key, so that their payloads are summed undecoded and decoded once.
 
-        A residual holds the coded values minus the decoded values of the sender's own payload. So with a residual, merged
-        payloads must decode to the sum of these decoded values.
+        A residual holds the coded values minus the decoded values of the sender's own payload. So under a rule with a residual,
+        merged payloads must decode to the sum of these decoded values.
         """
         return codec.linear and (self.memory is None or codec.traits.decodes_linearly)
 
@@ -115,18 +115,18 @@ class Feedback(ABC):
         out: Bytes | None = None,
         context: Context = ALONE,
     ) -> Payload:
-        """Code, like `push`, a gradient of `shape` that consists of the flat `parts` and is zero elsewhere."""
+        """Code a gradient like `push`. It has `shape`, consists of the flat `parts`, and is zero elsewhere."""
         gradient = np.zeros(math.prod(shape), np.float32)
         for place, part in parts:
             gradient[place : place + part.size] = part
         return self.push(gradient.reshape(shape), state, codec, rng, out, context)
 
     def coded(self, gradient: Floats, state: State, decoded: Floats) -> Floats:
-        """Return the array that the last push gave to the codec. `gradient` and `state` are as this push left them."""
+        """Return the array that the last push gave to the codec. `gradient` and `state` are unchanged since that push."""
         return gradient if self.memory is None else state[self.memory].reshape(gradient.shape) + decoded
 
     def lost(self, gradient: Floats, state: State, decoded: Floats) -> tuple[float, float]:
-        """Return ||p - decoded||^2 and ||p||^2 of the values p that the last push coded."""
+        """Return ||p - decoded||^2 and ||p||^2, where p are the values that the last push coded."""
         coded = self.coded(gradient, state, decoded)
         return energy(coded - decoded), energy(coded)
 

@@ -49,7 +49,7 @@ class MomentumCorrection(_SenderMomentum):
     u = m u + g, v = v + u, send C(v), v = v - C(v), u = 0 on the support of C(v). With nesterov u = m (u + g), v = v + u
     + g.
 
-    A lossless codec leaves u unchanged, as no coordinate waits while another is sent. With clip > 0 a segment's gradient
+    After a lossless codec u is not set to 0, because all coordinates are sent together. With clip > 0 a segment's gradient
     is first scaled to a norm of at most clip / sqrt(workers). Lin et al., "Deep gradient compression", ICLR 2018, section
     3, appendix B.
     """
@@ -84,9 +84,9 @@ class MomentumCorrection(_SenderMomentum):
 
 @dataclass(frozen=True, repr=False)
 class LocalMomentum(_SenderMomentum):
-    """Momentum at the sender, without a residual: DGC's rule for the vectors that it sends uncompressed.
+    """Momentum at the sender, without a residual: DGC's rule for vectors that are sent uncompressed.
 
-    u = m u + g is coded; with nesterov u = m (u + g), and u + g is coded. The parameters are those of `dgc`.
+    The rule codes u = m u + g. With nesterov, u = m (u + g), and the rule codes u + g. The parameters are those of `dgc`.
     """
 
     id: ClassVar[str] = "momentum"

@@ -13,7 +13,7 @@ from psnode.feedback.feedback_rule import ALONE, Context, Feedback, State
 
 @dataclass(frozen=True, repr=False)
 class NoFeedback(Feedback):
-    """Rule that codes every gradient independently; for unbiased codecs."""
+    """Rule that codes every gradient without a memory; for unbiased codecs."""
 
     id: ClassVar[str] = "none"
 
