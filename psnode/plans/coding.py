@@ -1,7 +1,7 @@
 """Coding of a plan's segments: the codecs of both directions in every phase of a run, and the limits of payloads.
 
-A plan and a scheme name codecs and the feedback rule in text. A Coding parses the names once, for all code that
-encodes, decodes, checks or predicts a segment.
+A plan and a scheme name codecs and the feedback rule in text. A Coding parses these names once, for all code that encodes,
+decodes or checks segments, or predicts their cost.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from psnode.feedback import Feedback, MomentumRule, get_feedback
 from psnode.plans.groups import IDENTITY, Plan, Segment
 
 _HALF_PRECISION = frozenset({"fp16", "bf16"})
-ALL = 0  # in place of a rank: all workers of a step share one key, so that their payloads can be merged
+ALL = 0  # instead of a rank in a key: all workers of a step share the key, so that their payloads can be merged
 
 
 @dataclass(frozen=True)
 class SegmentCoding:
     """Coding of one segment in both directions.
 
-    `rule`: the run's feedback rule; `feedback`: the rule that this segment follows. `ups`: the codec of its gradient in
-    each phase of a warm-up, in the form that the rule needs; the last codec is used in all later steps. `down`: the codec
-    of a change of its weights; None if weights travel whole.
+    `rule`: the run's feedback rule; `feedback`: the rule that this segment follows. `ups`: the codec of the segment's gradient
+    in each phase of a warm-up, in the form that the rule needs; the last codec is used in all later steps. `down`: the codec of
+    a change of the segment's weights; None if weights travel whole.
     """
 
     segment: Segment
@@ -49,9 +49,9 @@ class SegmentCoding:
         clipped: bool = False,
         down: Codec | None = None,
     ) -> SegmentCoding:
-        """Return the coding of a segment with the codec that it names.
+        """Return the coding of a segment with the codec that the segment names.
 
-        `warmup`: the sparsifier's ratio in each phase before the codec's own ratio. `clipped`: True if the master may use a
+        `warmup`: the sparsifier's ratio in each phase before the codec's own ratio. `clipped`: True if the master may use only a
         part of a push; then a segment that travels uncompressed also needs the rule's residual.
         """
         codec = known_codec(segment.codec)
@@ -65,7 +65,7 @@ class SegmentCoding:
         return self.ups[-1]
 
     def in_phase(self, phase: int) -> Codec:
-        """Return the codec of the gradient in `phase`, counted from 0. Phases after the warm-up have the last codec."""
+        """Return the codec of the gradient in `phase`, counted from 0. Phases after the warm-up use the last codec."""
         return self.ups[min(phase, len(self.ups) - 1)]
 
     @cached_property
@@ -112,35 +112,35 @@ class Coding:
 
     @property
     def gathering(self) -> MomentumRule | None:
-        """Momentum with which the master gathers weight decay in place of the senders; None: the optimizer applies the decay."""
+        """Momentum with which the master, not the senders, gathers weight decay; None: the optimizer applies the decay."""
         return self.feedback.gathering if self.scheme.gathers_decay else None
 
     def phase(self, steps: int, steps_per_epoch: int) -> int:
-        """Return the phase of the warm-up, counted from 0, after `steps` steps. It keeps rising after the warm-up."""
+        """Return the phase of the warm-up, counted from 0, after `steps` steps. The number keeps rising after the warm-up."""
         return int(steps / (self.scheme.ratio_epochs * steps_per_epoch))
 
 
 def gradient_key(seed: int, rank: int, step: int, group: int, segment: int) -> Key:
-    """Return the key with which `rank` codes a segment of its gradient of `step`. If payloads are merged, `rank` is ALL."""
+    """Return the key with which `rank` codes a segment of its gradient in `step`. If payloads are merged, `rank` is ALL."""
     return Key.derive(seed, "gradient", rank, step, group, segment)
 
 
 def loses(spec: str) -> bool:
-    """Return True if a codec, or a downlink, has a noticeable loss: it is neither lossless nor one of half precision."""
+    """Return True if a codec or downlink has a noticeable loss: it is neither lossless nor a codec of half precision."""
     codec = None if spec == DENSE else known_codec(spec)
     return codec is not None and not codec.lossless and codec.id not in _HALF_PRECISION
 
 
 def is_in_vain(codec: Codec, shape: tuple[int, ...]) -> bool:
-    """Return True if payloads of `codec` may be as large as an array of `shape`, unless the codec is adaptive."""
+    """Return True if `codec` is not adaptive and its payloads may be as large as an array of `shape`."""
     return not codec.traits.adaptive and codec.max_nbytes(shape) >= 4 * math.prod(shape)
 
 
 def _downs(plan: Plan, spec: str) -> list[Codec]:
     """Return the codec of a change of each segment's weights.
 
-    Changes travel uncompressed if `spec` would not make them smaller. So do those of segments whose gradients travel
-    uncompressed while other segments are coded: these segments are the small tensors.
+    Changes travel uncompressed if `spec` would not make them smaller. If some gradients are coded, changes also travel
+    uncompressed for the segments whose gradients are not coded: these segments are the small tensors.
     """
     codec, identity = known_codec(spec).contractive(), known_codec(IDENTITY)
     some_coded = any(segment.codec != IDENTITY for segment in plan.segments)

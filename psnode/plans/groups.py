@@ -1,8 +1,8 @@
-"""Plans: segments that are coded, and groups that travel together.
+"""Plans: segments that are coded, and groups whose segments travel together.
 
 The trainable tensors of a model lie in one flat float32 vector, in the order in which back-propagation finishes their
 gradients. A Segment is the input of one encode call, and a Group is the content of one frame; both are ranges of this
-vector. Every rank works by the same Plan, and --resume reuses it.
+vector. Every rank uses the same Plan, and --resume reuses it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Coordinates [start, start + size) of the flat vector, coded by one call with codec `codec` as `shape`."""
+    """Coordinates [start, start + size) of the flat vector, which one call of `codec` codes as an array of `shape`."""
 
     index: int
     codec: str
@@ -75,7 +75,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`tensors` in the order in which they lie in the flat vector, and the groups that cover it."""
+    """The `tensors`, in the order in which they lie in the flat vector, and the `groups` that cover this vector."""
 
     tensors: tuple[Tensor, ...]
     groups: tuple[Group, ...]
@@ -99,13 +99,13 @@ class Plan:
         return found
 
     def covering(self, start: int, stop: int) -> dict[str, slice]:
-        """Return the ranges of the tensors with a part in coordinates [start, stop), by name and in order."""
+        """Return the ranges of the tensors that have a part in coordinates [start, stop), by name and in order."""
         return {name: place for name, place in self.slices().items() if place.start < stop and start < place.stop}
 
     def difference(self, shapes: Mapping[str, tuple[int, ...]]) -> str:
-        """Return a text about the first tensor that differs from those of a model, by name and shape; empty if all are equal.
+        """Return a text about the first tensor that differs between the plan and a model's `shapes`; empty if all are equal.
 
-        `there` in the text is the plan, `now` the model.
+        In the text, `there` means the plan and `now` means the model.
         """
         own = {tensor.name: tensor.shape for tensor in self.tensors}
         for name in (*own, *shapes):
@@ -126,7 +126,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Return a plan from the result of to_dict. ConfigurationError if the groups do not cover the tensors exactly."""
+        """Return a plan from the result of to_dict. Raises ConfigurationError if the groups do not cover the tensors exactly."""
         try:
             tensors = tuple(Tensor(str(name), tuple(map(int, shape))) for name, shape in data["tensors"])
             groups, index = [], 0

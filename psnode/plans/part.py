@@ -1,4 +1,4 @@
-"""Parts of a plan: some of its groups, with a flat vector of their own. Code that works by a plan can work by a part."""
+"""Parts of a plan: some of its groups, with a flat vector of their own. Code that uses a plan can also use a part of a plan."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from psnode.plans.groups import Group, Plan, Tensor
 
 @dataclass(frozen=True)
 class PlanPart:
-    """Part of the plan `whole`. `own`: the part's groups, laid one after another, as a plan.
+    """Part of the plan `whole`. `own`: a plan of the part's groups, placed one after another.
 
-    Groups and segments of `own` keep their numbers in `whole`, so that `own.groups[i].index` may differ from i. A tensor
-    of which only some coordinates belong to the part is flat in `own`. `pieces`: by name of such a tensor, the ranges of
-    these coordinates, in order.
+    Groups and segments of `own` keep their numbers in `whole`, so that `own.groups[i].index` may differ from i. If only some
+    coordinates of a tensor belong to the part, the tensor is flat in `own`, and `pieces` maps its name to the ranges of these
+    coordinates, in order.
     """
 
     whole: Plan
@@ -23,7 +23,7 @@ class PlanPart:
 
     @property
     def groups(self) -> dict[int, Group]:
-        """The groups by number, with their places in the part's vector."""
+        """The groups, by their numbers in the whole plan. Their coordinates are those of the part's vector."""
         return {group.index: group for group in self.own.groups}
 
     @property
@@ -38,7 +38,7 @@ def all_of(plan: Plan) -> PlanPart:
 
 
 def part_of(plan: Plan, groups: Iterable[int]) -> PlanPart:
-    """Return the part with these groups. ValueError for a number that no group has."""
+    """Return the part of `plan` with these `groups`. Raises ValueError for a number that no group has."""
     chosen = sorted(set(groups))
     if unknown := [index for index in chosen if not 0 <= index < len(plan.groups)]:
         raise ValueError(f"the plan has {len(plan.groups)} groups, and none of number {unknown[0]}")
@@ -63,7 +63,7 @@ def part_of(plan: Plan, groups: Iterable[int]) -> PlanPart:
 
 
 def _laid(groups: Iterable[Group]) -> Iterable[Group]:
-    """Yield the groups moved to places one after another, from 0."""
+    """Yield the groups, moved so that they follow one another from coordinate 0."""
     start = 0
     for group in groups:
         shift = start - group.start

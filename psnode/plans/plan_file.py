@@ -1,4 +1,4 @@
-"""Plan files: a plan with the settings of its scheme and its predicted step, as `psnode plan` saves them for `psnode train`."""
+"""Plan files, which `psnode plan` saves for `psnode train`: a plan, the settings of its scheme, and its predicted step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PlanFile:
     _path: Path = field(default=Path("-"), compare=False)
 
     def save(self, file: Path) -> None:
-        """Write the file as JSON, creating its folder if needed. Raises ConfigurationError if that fails."""
+        """Write the plan to `file` as JSON, and create its folder if needed. Raises ConfigurationError if this fails."""
         prediction = None if self.prediction is None else self.prediction.to_dict()
         content = {
             "format": _FIRST_FORMAT, "psnode": psnode.__version__, "told": self.told, "settings": self.settings,
@@ -60,7 +60,7 @@ class PlanFile:
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Return a saved plan. Raises ConfigurationError if `file` has another format."""
+        """Return a saved plan. Raises ConfigurationError if `file` cannot be read or is not a plan file of this format."""
         try:
             found = read_json(file)
             if found["format"] not in (_FIRST_FORMAT, FORMAT):
@@ -85,10 +85,10 @@ class PlanFile:
         return loaded
 
     def applied(self, config: Config) -> Config:
-        """Return `config` with the plan's settings. Raises ConfigurationError if it has others.
+        """Return `config` with the plan's settings. Raises ConfigurationError if `config` sets a different value.
 
-        The run's directory stays that of `config`, although its default is named after the scheme. The plan may name a codec in a
-        file of its own only if `config` names it too, since the file is executed.
+        The run's directory stays that of `config`, although the default directory is named after the scheme. The plan may name a
+        codec file only if `config` names the same file, since the file is executed.
         """
         usual = Config()
         for name in SETTINGS:
@@ -128,9 +128,9 @@ class PlanFile:
         return self.topology
 
     def coding(self, config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Coding:
-        """Return the coding under `config`, which has the plan's settings, of a model with trained tensors of these `shapes`.
+        """Return the coding of a model whose trained tensors have these `shapes`, under `config` with the plan's settings.
 
-        Raises ConfigurationError for another model, and for a plan that the optimizer cannot use.
+        Raises ConfigurationError if the plan is for another model, or if the optimizer cannot use it.
         """
         if problem := self.plan.difference(shapes):
             raise ConfigurationError(f"--plan {self._path} is of another model: {problem}; make a plan of this one")
@@ -146,7 +146,7 @@ class PlanFile:
 
 
 def stated_settings(config: Config) -> dict[str, Any]:
-    """Return the settings of `config` that make its scheme and are not the default, as a plan file holds them."""
+    """Return the settings of `config` that make its scheme and differ from the default, in the form of a plan file."""
     usual = Config()
     found = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
     return dict(json.loads(to_json({"scheme": config.scheme, **found})))

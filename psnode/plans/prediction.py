@@ -1,4 +1,4 @@
-"""The predicted step of a plan, which a run compares with its own."""
+"""The predicted step of a plan, which a run compares with its own steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, Self
 
 
 def _plain(text: object) -> str:
-    """Return a text of a file without characters that could control a terminal."""
+    """Return `text`, which was read from a file, without characters that could control a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 
 class PredictedSpan(NamedTuple):
-    """Work in a predicted step, of a kind of SPANS: of the group with this number, -1 without one, between two times in seconds.
+    """Work in a predicted step: its `kind` (of SPANS), its `group` (-1: no group), and its `begin` and `end` in seconds.
 
-    Times count from the end of the version before on the master.
+    The times count from the moment at which the previous version ends on the master.
     """
 
     kind: str
@@ -25,7 +25,7 @@ class PredictedSpan(NamedTuple):
     end: float
 
 
-# the kinds of spans, on one worker, on the master, or on the link between them
+# the kinds of spans, with names for people; a span is on one worker, on the master, or on the link between them
 SPANS = {
     "passes": "passes of the worker",
     "apply": "loading of weights",
@@ -35,14 +35,15 @@ SPANS = {
     "update": "update, coding of weights",
     "out": "weights on their way",
 }
-MOST_SPANS = 2000  # of a prediction; of a step with more, none are kept
+MOST_SPANS = 2000  # in a prediction; if a step has more spans, the prediction keeps no spans
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The `step` in seconds that was predicted for `workers` workers, from `source`, and the resource that `binds`, if known.
+    """The duration `step` in seconds that was predicted for `workers` workers, and the source of the prediction.
 
-    `spans`: the work in the step, on the master and on the worker whose gradient comes last; empty if unknown.
+    `binds`: the resource that limits the step, if known. `spans`: the work in the step, on the master and on the worker whose
+    gradient comes last; empty if unknown.
     """
 
     step: float
@@ -58,7 +59,7 @@ class Prediction:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the prediction that `to_dict` recorded. Raises ValueError for anything else."""
+        """Return the prediction that `to_dict` recorded. Raises ValueError if `fields` are not a prediction."""
         try:
             told = fields.get("spans", ())
             spans = tuple(PredictedSpan(str(kind), int(group), float(begin), float(end)) for kind, group, begin, end in told)
@@ -72,8 +73,8 @@ class Prediction:
         return found
 
     def beside(self, measured: float) -> dict[str, Any]:
-        """Return the prediction with the `measured` seconds of a step, and `off`, the share by which these are longer.
+        """Return the prediction, without its spans, and the `measured` seconds of a step.
 
-        Its spans are left out.
+        `off` in the result is the share by which the measured step is longer than the predicted step.
         """
         return {**replace(self, spans=()).to_dict(), "measured": measured, "off": measured / self.step - 1}

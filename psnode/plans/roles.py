@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MASTER = 0  # decides in every topology which ranks take part
+MASTER = 0  # the rank that decides, in every topology, which ranks take part
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Ranks of a job by role: the master, then `workers`, then `spares`, which follow all versions and wait for a place.
 
-    The last ranks are `servers`, which update weights as the master does, and compute nothing. So the ranks of workers, by which
-    random numbers and files of checkpoints are named, do not depend on the number of servers.
+    The last ranks are `servers`, which update weights as the master does and compute no gradients. So the ranks of workers do not
+    depend on the number of servers. Random numbers and the names of checkpoint files follow from these ranks.
     """
 
     workers: int
@@ -42,7 +42,7 @@ class Layout:
 
     @property
     def serving(self) -> range:
-        """The ranks of servers, without the master."""
+        """The ranks of servers, which exclude the master."""
         return range(self.waiting.stop, self.waiting.stop + self.servers)
 
     @property

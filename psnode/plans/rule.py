@@ -16,12 +16,12 @@ from psnode.plans.groups import IDENTITY, Group, Plan, Segment, Tensor
 
 GroupBy = Literal["layer", "bytes", "model"]
 PARTITION = 4096  # flat segments are cut at multiples of this many coordinates
-_TALL = 4  # blocks of a tensor that is coded by its shape have at least this many times as many rows as columns
+_TALL = 4  # least ratio of rows to columns in the blocks of a tensor that is coded by its shape
 DEFAULT_GROUP_BYTES = 16 << 20
 SMALL_MODEL_BYTES = 4 << 20  # a model up to this size is one group, if `group_bytes` allows it
-_LAST_GROUP_BYTES = 1 << 20  # the rest of a larger model up to this size is one group, too
-_SCRAP_BYTES = 1 << 16  # a smaller rest joins the previous group
-MAX_SEGMENT = 1 << 28  # number of coordinates; a payload holds no more
+_LAST_GROUP_BYTES = 1 << 20  # in a larger model, the remaining tensors form one group if they have at most this size
+_SCRAP_BYTES = 1 << 16  # remaining tensors up to this size join the previous group
+MAX_SEGMENT = 1 << 28  # largest number of coordinates in a payload
 
 
 def make_plan(
@@ -36,15 +36,15 @@ def make_plan(
 ) -> Plan:
     """Return the plan for `tensors`, which are given in the order in which their gradients finish.
 
-    Three kinds of tensors travel as identity: those with fewer than two dimensions, those smaller than
-    `min_compress_bytes`, and those whose payload could be as large as they are, unless the codec is adaptive. Within a
-    group the coded tensors come before the identity ones, so that each codec sees one long run. A codec that needs shapes
-    sees large embeddings in blocks of rows.
+    Three kinds of tensors travel uncompressed (codec `identity`): tensors with fewer than two dimensions, tensors smaller
+    than `min_compress_bytes`, and, unless the codec is adaptive, tensors whose payload could be as large as the tensor. Within
+    a group the coded tensors come before the uncompressed ones, so that each codec gets one long run. A codec that needs shapes
+    gets large embeddings in blocks of rows.
 
-    No segment and no group of several segments has more than MAX_SEGMENT coordinates. ConfigurationError for a larger
-    tensor that the codec cannot take in pieces. With `whole_tensors` groups end where tensors end. With `code_small`
-    small tensors are coded as well: a codec that joins tensors takes them whatever their size, as far as the joined
-    payload becomes smaller.
+    No segment and no group of several segments has more than MAX_SEGMENT coordinates. Raises ConfigurationError for a larger
+    tensor that the codec cannot code in pieces. With `whole_tensors` groups end where tensors end. With `code_small` small
+    tensors are coded as well. A codec that can code several tensors in one call then gets tensors of any size, except where
+    the common payload would not be smaller.
     """
     if not tensors:
         raise ConfigurationError("the model has no trainable parameters")
@@ -60,10 +60,10 @@ def assembled(
     whole_tensors: bool = False,
     code_small: bool = False,
 ) -> Plan:
-    """Return the plan whose groups are `runs`: neighbouring tensors, the codec of those that are coded, and bytes of a segment.
+    """Return the plan whose groups are `runs`: neighbouring tensors, the codec of the coded tensors, and the bytes of a segment.
 
-    Segments have about that many bytes, and a run that is larger becomes several groups. The other rules, and the errors, are
-    those of make_plan.
+    Segments have about this number of bytes, and a run that is larger becomes several groups. The other rules, and the errors,
+    are those of make_plan.
     """
     ordered: list[Tensor] = []
     groups: list[Group] = []
@@ -96,12 +96,12 @@ def assembled(
 
 
 def plan_of(tensors: Sequence[Tensor], scheme: Scheme, config: Config) -> Plan:
-    """Return the plan of `tensors` under `scheme` and the settings."""
+    """Return the plan of `tensors` under `scheme` and the settings of `config`."""
     return make_plan(tensors, scheme.codec, **grouping_of(config) | {"group_bytes": config.group_bytes or DEFAULT_GROUP_BYTES})
 
 
 def grouping_of(config: Config) -> dict[str, Any]:
-    """Return the settings by which make_plan groups tensors, by name. `group_bytes`: 0 if the size is found before the start."""
+    """Return the settings with which make_plan groups tensors, by name. `group_bytes`: 0 if the start of the job chooses it."""
     return {
         "group_by": config.group_by, "group_bytes": config.group_bytes, "min_compress_bytes": config.min_compress_bytes,
         "whole_tensors": config.whole_tensors, "code_small": config.small_tensors == "coded",
@@ -109,9 +109,9 @@ def grouping_of(config: Config) -> dict[str, Any]:
 
 
 def codec_in_plan(tensor: Tensor, spec: str, *, min_compress_bytes: int = 4096, code_small: bool = False) -> str:
-    """Return the codec with which a plan codes `tensor` where codec `spec` is asked for: `spec` or identity.
+    """Return the codec with which a plan codes `tensor` when `spec` is requested: `spec` or identity, by the rules of make_plan.
 
-    Raises ConfigurationError for a tensor that the codec cannot take; see make_plan.
+    Raises ConfigurationError for a tensor that the codec cannot code.
     """
     codec = known_codec(spec)
     if code_small and _joins(spec):
@@ -128,7 +128,7 @@ def codec_in_plan(tensor: Tensor, spec: str, *, min_compress_bytes: int = 4096, 
 
 
 def _joins(spec: str) -> bool:
-    """Return True if one call of the codec takes several tensors, whatever their sizes."""
+    """Return True if one call of the codec can code several tensors, whatever their sizes."""
     codec = known_codec(spec)
     return not codec.shaped and not codec.traits.one_scale
 
@@ -137,7 +137,7 @@ def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> lis
     """Return runs of neighbouring tensors, one run per group, before `_partition`.
 
     Groups of `group_bytes` need few frames. But the last group is coded, sent, added and sent back after the backward
-    pass, when there is nothing to overlap with. So a group ends as soon as it has two thirds of the remaining bytes.
+    pass, so no computation overlaps with this work. Therefore a group ends as soon as it has two thirds of the remaining bytes.
     """
     if group_by == "model":
         return [list(tensors)]
@@ -159,7 +159,7 @@ def _fuse(tensors: Sequence[Tensor], group_by: GroupBy, group_bytes: int) -> lis
 
 
 def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]]:
-    """Return the shapes of the segments, of about `limit` bytes each, made of a run of tensors with the same codec."""
+    """Return the shapes of the segments of a `run` of tensors with the same codec. A segment has about `limit` bytes."""
     codec = known_codec(spec)
     if codec.shaped:
         return [shape for tensor in run for shape in _row_blocks(tensor.shape, limit)]
@@ -169,9 +169,10 @@ def _cut(run: Sequence[Tensor], spec: str, limit: float) -> list[tuple[int, ...]
 
 
 def _row_blocks(shape: tuple[int, ...], limit: float) -> list[tuple[int, ...]]:
-    """Cut `shape` into blocks of rows of about `limit` bytes, if the blocks are much taller than wide, as those of an embedding.
+    """Cut `shape` into blocks of rows of about `limit` bytes, if the blocks (as in an embedding) are much taller than wide.
 
-    A term costs rows + columns, and every block has its own terms; for tall blocks they cost at most a quarter more.
+    A term of a block costs rows + columns values, and every block has its own terms. In tall blocks the columns add at most a
+    quarter to this cost.
     """
     rows, columns = shape[0], math.prod(shape[1:])
     limit = min(limit, 4 * MAX_SEGMENT)
@@ -190,7 +191,7 @@ def _pieces(size: int, limit: float) -> list[tuple[int, ...]]:
 
 
 def _partition(shapes: Sequence[tuple[str, tuple[int, ...]]], limit: float) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Cut a list of segments into groups of less than `limit` bytes, or of one segment."""
+    """Cut a list of segments into groups. Each group has less than `limit` bytes or only one segment."""
     pieces: list[list[tuple[str, tuple[int, ...]]]] = []
     total = math.inf
     for spec, shape in shapes:
