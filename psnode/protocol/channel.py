@@ -1,4 +1,4 @@
-"""Frames over a transport, with the message handling that worker and master share."""
+"""Frames sent over a transport, and the message handling that worker and master share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LOG = logging.getLogger(__name__)
 _LONGEST = 20_000  # characters of a traceback
 
 TAG = 0  # transport tag of master and workers
-SHARD_TAG = 2  # of shards on other ranks than the master's, which have an inbox of their own
-RELAY_TAG = 3  # of frames that a worker passes on to others before it uses them, which have an inbox of their own
+SHARD_TAG = 2  # transport tag of the shards on ranks other than the master, which have inboxes of their own
+RELAY_TAG = 3  # transport tag, with an inbox of its own, of the frames that a worker forwards to other ranks before it uses them
 ENOUGH = "enough"  # reason of a StopRequest: the training program wants no more steps
 
 
@@ -48,14 +48,16 @@ def tag_of(root: int) -> int:
 
 
 class StopRequest(NamedTuple):
-    """The event in a rank's inbox that this process was asked to stop. `reason`: a signal's name, or ENOUGH."""
+    """The event, in a rank's inbox, that this process was asked to stop. `reason`: a signal's name, or ENOUGH."""
 
     reason: str
 
 
 class ControlBytes(NamedTuple):
-    """Bytes of control messages at one end, with headers. Control messages are all except group frames and those
-    that measure links."""
+    """Bytes of control messages at one end of a channel, headers included.
+
+    Control messages are all messages except group frames and PROBE frames, which measure links.
+    """
 
     received: int
     sent: int
@@ -64,8 +66,8 @@ class ControlBytes(NamedTuple):
 class FrameChannel:
     """Receives the frames with `tag` that come to this rank, and sends frames to other ranks.
 
-    Frames are sent with the tag `to`, by default `tag`, unless a call names another one. `job`: the digest in all frames, 0 until
-    the configuration is agreed on. `watched`: the ranks whose loss ends a wait; None means all ranks.
+    Frames are sent with the tag `to` (by default `tag`), unless a call names another tag. `job`: the digest in all frames, 0
+    before the ranks agree on the configuration. `watched`: the ranks whose loss ends a wait; None means all ranks.
     """
 
     def __init__(
@@ -102,15 +104,15 @@ class FrameChannel:
         return self.send_frame(ranks, frame, tag)
 
     def send_frame(self, ranks: int | Sequence[int], frame: Bytes, tag: int | None = None) -> list[Pending]:
-        """Send a sealed frame without copying it. The frame must not change until every Pending is done. Thread-safe."""
+        """Send a sealed frame without copying it; thread-safe. The frame must not change before every Pending is done."""
         ranks = (ranks,) if isinstance(ranks, int) else ranks
         return [self.transport.send(rank, self.tag if tag is None else tag, (frame,)) for rank in ranks]
 
     def fail(self, ranks: int | Sequence[int], error: BaseException, *, debug: bool = False) -> None:
         """Inform other ranks that this rank cannot continue because of `error`.
 
-        The message includes the traceback if psnode does not raise the error itself (a bug, or a fault of the task), and always
-        with `debug`.
+        The message includes the traceback if `debug` is True, or if psnode did not raise the error on purpose (a bug, or a fault
+        of the task).
         """
         if isinstance(error, PsnodeError):
             failure = Failure(" ".join(str(error).split()), error.exit_code, _formatted(error) if debug else "")
@@ -144,7 +146,7 @@ class FrameChannel:
         return event
 
     def forward_requests(self, rank: int) -> None:
-        """Pass on to `rank` the requests to stop received so far. Everything else stays in the inbox."""
+        """Forward to `rank` all requests to stop that are in the inbox. Everything else stays in the inbox."""
         others: list[object] = []
         while (event := self.inbox.poll()) is not None:
             if isinstance(event, StopRequest):
@@ -154,7 +156,7 @@ class FrameChannel:
         self.inbox.put_back(others)
 
     def expect(self, kind: Kind, seconds: float, *others: Kind) -> Frame:
-        """Return the next frame, which must be of `kind` or of one of `others`. Requests to stop stay in the inbox.
+        """Return the next frame, which must be of `kind` or of a kind in `others`. Requests to stop stay in the inbox.
 
         Raises DeadlineExceededError after `seconds`, and PsnodeError for any other frame or event.
         """
@@ -176,10 +178,10 @@ class FrameChannel:
 
     def _count(self, kind: Kind, *, received: int = 0, sent: int = 0) -> None:
         if kind not in wire.CODED and kind is not Kind.PROBE:
-            with self._counting:  # the heartbeat sends from a thread of its own
+            with self._counting:  # the heartbeat sends from another thread
                 self._control = ControlBytes(self._control.received + received, self._control.sent + sent)
 
 
 def _formatted(error: BaseException) -> str:
-    """Return the traceback as Python prints it, or only its end if it is very long."""
+    """Return the traceback as Python prints it, or only its end if the traceback is very long."""
     return "".join(traceback.format_exception(error))[-_LONGEST:]

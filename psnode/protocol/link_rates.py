@@ -16,15 +16,15 @@ from psnode.protocol.wire import Frame, Kind
 
 _SIZE = struct.Struct("<Q")
 _SMALLEST, _LARGEST = 1 << 14, 1 << 23  # bytes of a frame
-_LONG = 0.25  # seconds after which no larger frames are sent
+_LONG = 0.25  # a frame that takes this number of seconds is the largest
 _TRIPS = 9
 
 
 class LinkRates(NamedTuple):
-    """The master's link under the load of all workers at once.
+    """Rates of the master's link while all workers use it simultaneously.
 
-    `round_trip`: of a small message to all workers and back, in seconds. `up`, `down`: bytes per second into and out of the
-    master.
+    `round_trip`: seconds that a small message takes to all workers and back. `up`, `down`: bytes per second into and out of
+    the master.
     """
 
     round_trip: float
@@ -33,7 +33,7 @@ class LinkRates(NamedTuple):
 
     @classmethod
     def recorded(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the rates that `_asdict` recorded. Raises ValueError, TypeError or KeyError for anything else."""
+        """Return the rates that `_asdict` recorded. Raises ValueError, TypeError or KeyError if `fields` are not valid rates."""
         found = cls(float(fields["round_trip"]), float(fields["up"]), float(fields["down"]))
         if not all(map(math.isfinite, found)) or found.round_trip < 0 or min(found.up, found.down) <= 0:
             raise ValueError(f"no link carries {found.up} bytes per second up and {found.down} down")
@@ -41,12 +41,12 @@ class LinkRates(NamedTuple):
 
 
 def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -> LinkRates:
-    """Measure the links of `workers`, which are between READY and PLAN, on the master.
+    """Measure, on the master, the links of `workers`, which have sent READY and wait for PLAN.
 
-    All workers send at once, then all receive at once, frames of twice the size each time, until they take a quarter of a second
-    or have 8 MiB each. A rate is that of the bytes by which the last two sizes differ, so that neither the time of a small
-    message nor the bytes that a link lets pass at once after a pause count. `patience`: the longest wait for an answer, in
-    seconds.
+    First all workers send simultaneously, then all receive simultaneously. The frames double in size until they take a quarter
+    of a second or have 8 MiB each. The difference between the last two sizes, divided by the difference of their times, gives
+    the rate. So the rate does not depend on the time of a small message, nor on the bytes that a link carries immediately after
+    a pause. `patience`: the longest wait for an answer, in seconds.
     """
 
     def seconds(up: int, down: int) -> float:
@@ -65,7 +65,7 @@ def measure_links(link: FrameChannel, workers: Sequence[int], patience: float) -
 def _rate(seconds: Callable[[int], float], trip: float) -> float:
     """Return the bytes per second of one worker.
 
-    `seconds`: returns the time that a frame of the given size takes, from each worker or to each. `trip`: the time of an empty
+    `seconds`: returns the time in which each worker sends, or receives, a frame of the given size. `trip`: the time of an empty
     frame. The last two sizes are timed twice and the shorter time counts, since a pause of the network only makes a time longer.
     """
     size, now = _SMALLEST, seconds(_SMALLEST)
@@ -77,7 +77,7 @@ def _rate(seconds: Callable[[int], float], trip: float) -> float:
 
 
 def answer(link: FrameChannel, frame: Frame) -> None:
-    """Answer a frame of `measure_links`, on a worker. Raises WireError for one that asks for more than it may."""
+    """Answer, on a worker, a frame of `measure_links`. Raises WireError if the frame asks for more bytes than are allowed."""
     body = bytes(frame.body[: _SIZE.size])
     frame.release()
     size = _SIZE.unpack(body)[0] if len(body) == _SIZE.size else _LARGEST + 1
@@ -87,6 +87,6 @@ def answer(link: FrameChannel, frame: Frame) -> None:
 
 
 def _noise(size: int) -> bytes:
-    """Return bytes that no link makes smaller."""
+    """Return `size` bytes that no link can compress."""
     block = os.urandom(min(size, _SMALLEST))
     return (block * -(-size // max(len(block), 1)))[:size]

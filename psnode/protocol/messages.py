@@ -1,11 +1,11 @@
-"""The bodies of control frames: JSON objects with one dataclass per kind, strictly checked when read.
+"""The bodies of control frames: JSON objects, with one dataclass per kind, which are strictly checked when read.
 
-Messages at the start of a job between master M and worker W (docs/architecture.md):
+Messages between master M and worker W at the start of a job (docs/architecture.md):
 
-    W HELLO   "host, process, version, source", and its cores
-    M CONFIG  the resolved configuration and scheme, and a mark to find in the run's directory if that is shared
-    W READY   the model's tensors, and where they are computed; from worker 1 also when their gradients finish
-    M PLAN    segments and groups, and the version to start from; then STATE and WEIGHTS, if this rank's own differ
+    W HELLO   host, process, version and source of the worker, and its cores
+    M CONFIG  the resolved configuration and scheme, and a mark by which the worker finds out if it shares the run's directory
+    W READY   the model's tensors, and the machine that computes; from worker 1 also the times at which gradients finish
+    M PLAN    segments and groups, and the version to start from; then STATE and WEIGHTS, if those of this worker differ
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from psnode.protocol.wire import Bytes
 @dataclass(frozen=True)
 class _Message:
     def to_bytes(self) -> bytes:
-        """Return the JSON text, UTF-8."""
+        """Return the message as JSON text in UTF-8."""
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
@@ -48,7 +48,7 @@ class _Message:
         return message
 
     def _is_sound(self) -> bool:
-        """Return True if the fields, whose types are right, have values that a sender of this version could mean."""
+        """Return True if the fields, whose types are right, have values that a sender of this version could send."""
         return True
 
 
@@ -58,17 +58,17 @@ def plain(text: str) -> str:
 
 
 def _is_integer(value: object) -> bool:
-    """Return True if `value` fits 64 bits, signed or not. JSON has integers of any length; true does not count as one."""
+    """Return True if `value` is an integer (not a bool) that fits into 64 bits, signed or not. JSON's integers can be longer."""
     return type(value) is int and -(2**63) <= value < 2**64
 
 
 def _is_real(value: object) -> bool:
-    """Return True if `value` can be converted to a float64. NaN and infinity can."""
+    """Return True if `value` is a number that can be converted to float64. NaN and infinity are such numbers."""
     return type(value) is float or (type(value) is int and abs(value) < 2**1023)
 
 
 def _is_name(value: object) -> bool:
-    """Return True if `value` is a text of limited length, without characters that control a terminal."""
+    """Return True if `value` is a text of limited length without characters that control a terminal."""
     if not isinstance(value, str) or len(value) > _LONGEST_NAME:
         return False
     return value.isprintable() or not any(map(_is_control, value))
@@ -86,7 +86,7 @@ def _is_metric(item: tuple[object, object]) -> bool:
 
 _LONGEST_NAME = 1000
 _MOST_METRICS = 100_000
-_MOST_BYTES = 1 << 53  # bytes in a report: other readers of JSON round larger numbers
+_MOST_BYTES = 1 << 53  # limit of byte counts in a report, since other readers of JSON round larger numbers
 _SHOWN = 100  # characters of a name in an error message
 _TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 _CHECKS: dict[str, Callable[[Any], bool]] = {
@@ -105,7 +105,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 
 
 def _accepted(declared: str, value: object) -> bool:
-    """Return True if `value`, read from JSON, is of the type that a field declares."""
+    """Return True if `value`, which was read from JSON, is of the type `declared` by a field."""
     kind, _, optional = declared.partition(" | ")
     return (optional == "None" and value is None) or _CHECKS[kind](value)
 
@@ -114,7 +114,7 @@ def _accepted(declared: str, value: object) -> bool:
 class Hello(_Message):
     """HELLO: the identity of a rank.
 
-    `source`: the digest of the source of its psnode. `cores`: the number of cores that the rank may use. Ranks with the same
+    `source`: the digest of the rank's psnode source. `cores`: the number of cores that the rank may use. Ranks with the same
     `pool` share these cores.
     """
 
@@ -127,7 +127,7 @@ class Hello(_Message):
 
     @classmethod
     def of_any_version(cls, body: Bytes | bytes, source: int) -> Self:
-        """Read a greeting, which may come from another version of psnode and have other fields; then `source` is empty.
+        """Read a greeting. If it comes from another version of psnode and has other fields, `source` is empty.
 
         Raises WireError for an invalid greeting.
         """
@@ -150,7 +150,7 @@ class Hello(_Message):
 class Setup(_Message):
     """CONFIG: the settings of the run and the resolved scheme.
 
-    `mark`: the contents of a file in the run's directory, by which a worker finds out if it shares the directory. `threads`: the
+    `mark`: the contents of a file in the run's directory; a worker that finds this file shares the directory. `threads`: the
     number of threads for the worker.
     """
 
@@ -194,13 +194,13 @@ class Ready(_Message):
     of the bytes of every parameter and buffer, trained or not. `examples`: the size of the data set. `shared_directory`: True if
     the worker can read the run's directory.
 
-    Only worker 1 sends the next three. `backward`: [[name, seconds], ...] in the order in which gradients finish, with the
-    seconds from the beginning of a backward pass; a tensor without a gradient has the seconds of the whole pass. `late`: the
-    parameters to whose gradients one pass adds repeatedly. `waits`: the reason for which forward passes have to wait for all
+    Only worker 1 sends `backward`, `late` and `waits`. `backward`: [[name, seconds], ...] in the order in which gradients finish,
+    with the seconds from the beginning of a backward pass; a tensor without a gradient has the seconds of the whole pass. `late`:
+    the parameters whose gradients receive several additions in one pass. `waits`: the reason why forward passes must wait for all
     weights; empty if they need not wait.
 
     `host`, `cores` and `arithmetic`: see psnode.exchange.machine. `free`: the free memory of the host in bytes, None if unknown.
-    `streams`: the examples are those of an iterable data set, and come only once.
+    `streams`: True if the examples come from an iterable data set and therefore only once.
     """
 
     tensors: list[Any]
@@ -227,7 +227,7 @@ class Ready(_Message):
         return sizes and all(map(_is_tensor, self.tensors)) and known and self._is_timed() and _is_arithmetic(self.arithmetic)
 
     def _is_timed(self) -> bool:
-        """Return True if `backward` is None, or holds each tensor once, with seconds that never decrease."""
+        """Return True if `backward` is None, or if it holds each tensor once, with seconds that never decrease."""
         if self.backward is None:
             return True
         if not all(map(_is_timed, self.backward)):
@@ -243,12 +243,12 @@ class Start(_Message):
 
     These frames follow: `tensors` STATE frames with parameters and buffers of rank 0 that the worker lacks; a STATE frame with
     the worker's own state if `state_follows`; and WEIGHTS of all groups if `weights_follow`. Without `weights_follow` the worker
-    has the weights already.
+    already has the weights.
 
     `rehearsal`: take some steps with this plan, discard their results, and wait for another PLAN. `restore`: the name of the
     checkpoint to resume from, or None. `shift` and `sample_shift`: the epoch offsets of the schedules and of the data
-    (psnode.records.generations). `late`: see Ready. `waits`: forward passes wait for all weights. `scheme`: the resolved
-    scheme, None if it is that of CONFIG.
+    (psnode.records.generations). `late`: see Ready. `waits`: True if forward passes wait for all weights. `scheme`: the resolved
+    scheme, or None if the scheme in CONFIG is used.
     """
 
     plan: dict[str, Any]
@@ -286,10 +286,10 @@ class Reshard(_Message):
 class Report(_Message):
     """REPORT: a worker's figures for one step.
 
-    `loss`: the mean over `samples` examples, None if unknown. `metrics`: sums over the samples. `forward_backward`, `encode` and
-    `wait`: seconds by the worker's clock. `replica_hash`: the xxh3_64 of the weights that the worker computed on, in steps in
-    which weights are compared. `up` and `down`: bytes of gradients and of weights that the worker sent, with frame headers.
-    `memory`: the worker's peak memory in bytes, reported with its last step; 0 with all others.
+    `loss`: the mean over `samples` examples, None if unknown. `metrics`: sums over these examples. `forward_backward`, `encode`
+    and `wait`: seconds by the worker's clock. `replica_hash`: the xxh3_64 of the weights that the worker computed on, in steps in
+    which weights are compared. `up` and `down`: bytes of gradients and of weights that the worker sent, frame headers included.
+    `memory`: the worker's peak memory in bytes in its last report; 0 in all other reports.
     """
 
     loss: float | None
@@ -311,7 +311,7 @@ class Report(_Message):
 
 
 def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
-    """Return the reason for which a Report cannot hold these values, in words for the author of the task; empty if it can."""
+    """Return the reason why a Report cannot hold these values, in words for the author of the task; empty if it can."""
     if not _is_integer(samples) or cast(int, samples) < 0:
         return f"Task.size must return a whole number of examples, not {samples!a}"
     if len(metrics) > _MOST_METRICS:
@@ -329,7 +329,7 @@ def unreportable(samples: object, metrics: Mapping[Any, Any]) -> str:
 class Evaluated(_Message):
     """EVALUATED of a worker: the result of the program's own evaluation of the weights of a version.
 
-    `loss` and `metrics` are means over the evaluated examples. `examples`: the number of these examples, and `seconds`: the time
+    `loss` and `metrics` are means over the evaluated examples. `examples` is the number of these examples, and `seconds` the time
     of the evaluation; each is 0 if the program does not state it. `saves`: True if the worker can contribute to a checkpoint of
     the version, since no checkpoint of the version was due.
     """
@@ -346,9 +346,10 @@ class Evaluated(_Message):
 
 @dataclass(frozen=True)
 class Failure(_Message):
-    """FAILED: the reason for which a rank cannot continue, and its exit code, which is never 0.
+    """FAILED: the reason why a rank cannot continue, and the rank's exit code, which is never 0.
 
-    `traceback`: as Python prints it, or empty. `loss`: "nan", "inf" or "-inf" if such a loss is the reason, else None.
+    `traceback`: the traceback as Python prints it, or empty. `loss`: "nan", "inf" or "-inf" if such a loss is the reason,
+    otherwise None.
     """
 
     message: str

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Round:
     """The round in which every worker takes `steps` steps on the weights of `version`, and sends one gradient.
 
-    `version` counts finished rounds, `first_step` counts from 1. Frames name the round by its last step and its version
-    (docs/wire-format.md).
+    `version` is the number of finished rounds; `first_step` counts from 1. Frames identify the round by its last step and its
+    version (docs/wire-format.md).
     """
 
     version: int
@@ -23,12 +23,12 @@ class Round:
         return cls(version, version * steps + 1, steps)
 
     def at(self, version: int) -> Round:
-        """Return the round on the weights of another version, if all rounds between have as many steps as this one."""
+        """Return the round on the weights of `version`, for a run in which all rounds have as many steps as this round."""
         return Round(version, self.first_step + (version - self.version) * self.steps, self.steps)
 
     @property
     def following(self) -> Round:
-        """The next round, on the version that this round makes."""
+        """The next round, on the weights of the version that this round makes."""
         return self.at(self.version + 1)
 
     @property

@@ -6,17 +6,17 @@
          5      1  kind            see Kind
          6      2  flags           see Flag
          8      4  sender          rank
-        12      4  group           index in the plan, 0 where it means nothing
-        16      8  step            1, 2, ...; 0 before the first
-        24      8  version         of the weights: finished updates
+        12      4  group           index in the plan, 0 if the frame is not about a group
+        16      8  step            1, 2, ...; 0 before the first step
+        24      8  version         of the weights: the number of finished updates
         32      8  body length
         40      8  job             digest of configuration, scheme, plan and this start of the job; 0 until PLAN
         48      4  CRC32C          of bytes 0..47 and the body (RFC 3720, appendix B.4)
         52         body
 
-The body of a group frame is a count n, n payload lengths (both uint32), and the n payloads, each padded with zeros to a multiple
-of 4 bytes so that float32 bodies stay aligned. GRADIENT and DELTA hold one payload per segment. GRADIENT holds one more with the
-flag PARTIAL, and one more with the flag WEIGHED. WEIGHTS holds one payload for the group.
+The body of a group frame is a count n, n payload lengths (both uint32), and the n payloads. Each payload is padded with zeros to
+a multiple of 4 bytes, so that float32 payloads stay aligned. GRADIENT and DELTA hold one payload per segment. GRADIENT holds one
+more payload with the flag PARTIAL, and one more with the flag WEIGHED. WEIGHTS holds one payload for the group.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FIELDS = struct.Struct("<4sBBHIIQQQQ")
 _CHECKSUM = struct.Struct("<I")
 _WEIGHT = struct.Struct("<Q")
 _NORM = struct.Struct("<d")
-MOST_WEIGHT = 1 << 53  # larger weights have no exact float64
+MOST_WEIGHT = 1 << 53  # float64 cannot hold all larger integers exactly
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 _GIL_RELEASE_BYTES = 1 << 16
 
@@ -53,28 +53,28 @@ class Kind(IntEnum):
     READY = 3  # worker -> master: the model's tensors, the order of their gradients
     PLAN = 4  # master -> worker: segments, groups, the starting point
     WEIGHTS = 5  # master -> worker: a group's weights, which replace the old ones
-    DELTA = 6  # master -> worker: a group's change of weights, to be added
+    DELTA = 6  # master -> worker: a change of a group's weights, which the worker adds
     GRADIENT = 7  # worker -> master: a group's coded gradient
     REPORT = 8  # worker -> master: loss and timings of a step
     VERSION_COMPLETE = 9  # master -> worker: a version is complete; the groups of the worker's gradient that will not be used
     STATE = 10  # worker -> master: its part of a checkpoint; master -> worker: state at the start
     STOP_REQUEST = 11  # worker -> master: write a checkpoint and stop
-    FAILED = 12  # both ways: the sender cannot continue, and the reason
+    FAILED = 12  # both ways: the sender cannot continue, with the reason
     END = 13  # master -> worker: leave the job
     TRACE = 14  # worker -> master: the worker's timed spans
-    SKIP_STEP = 15  # worker -> master and shards: the gradient of this step is left out, and the reason
+    SKIP_STEP = 15  # worker -> master and shards: the gradient of this step is left out, with the reason
     PING = 16  # master -> worker: the master is alive
     RESHARD = 17  # master -> worker: the ranks among which the examples are dealt from the next step on
     ASK = 18  # master -> worker: answer once all earlier frames are processed; worker -> master: the answer
-    EPOCH = 19  # master -> worker: the number of gradients applied, if a version's number does not imply it
+    EPOCH = 19  # master -> worker: the number of applied gradients, if it does not follow from the version's number
     CLIP = 20  # master -> worker: by group, the factor with which a version used the worker's gradient
     NORM = 21  # master -> worker in a session: the norm of the mean gradient in a version, before clipping
-    EVALUATED = 22  # worker -> master: the result of the program's own evaluation; master -> worker: 1 if none is better
-    PROBE = 23  # both ways: bytes that measure a link; the first 8 from the master are the size of the answer
-    ORDER = 24  # master -> shard on a worker: a call of one of its methods
+    EVALUATED = 22  # worker -> master: the result of the program's own evaluation; master -> worker: 1 if no result is better
+    PROBE = 23  # both ways: bytes that measure a link; the master's first 8 bytes are the size of the answer
+    ORDER = 24  # master -> shard on a worker: a call of one of the shard's methods
     ANSWER = 25  # shard on a worker -> master: the result of an order, if it has one
     EVENT = 26  # shard on a worker -> master: a group is closed, or a push is refused
-    PASSED_ON = 27  # master -> shard on a worker: the GRADIENT frame of a lost worker, which another shard has
+    PASSED_ON = 27  # master -> shard on a worker: a lost worker's GRADIENT frame, which another shard has received
 
 
 CODED = frozenset({Kind.WEIGHTS, Kind.DELTA, Kind.GRADIENT})  # kinds of group frames; all others are control messages
@@ -87,14 +87,14 @@ class Flag(IntFlag):
     CHECKPOINT = 1  # VERSION_COMPLETE: contribute to the checkpoint of this version
     STOP = 2  # VERSION_COMPLETE: this version is the last
     SPARE = 4  # VERSION_COMPLETE: the rank is a spare and waits for the next version
-    WRITTEN = 8  # STATE: the part is a file in the run's directory, or failed to be written; only buffers are in this frame
+    WRITTEN = 8  # STATE: the part was written to the run's directory, or this failed; the frame holds only buffers
     PARTIAL = 16  # GRADIENT: the last payload marks tensors that have no gradient in this step
-    HOLD = 32  # ASK: no version follows before the answer; then the whole weights follow
+    HOLD = 32  # ASK: no version follows before the answer, and the whole weights follow after it
     WEIGHED = 64  # GRADIENT: the last payload is the gradient's weight in the mean
 
 
 def _nothing() -> None:
-    """Do nothing: the `release` of memory that has no other owner."""
+    """Do nothing. This is the `release` of memory that no pool owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +143,9 @@ def unpack(
 ) -> Frame:
     """Open a message. `source` is the rank that the transport names as its sender; `release` becomes part of the frame.
 
-    `origin`: the rank that has sealed the frame, if `source` may have passed it on.
+    `origin`: the rank that sealed the frame, if `source` may have forwarded it.
 
-    Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError, WireError, in this order of checks: length of the header,
+    Raises TruncatedFrameError, ForeignFrameError, AlteredFrameError or WireError. The order of checks is: length of the header,
     magic and protocol, length of the body, checksum, job, kind, flags, sender.
     """
     if data.size < HEADER_BYTES:
@@ -173,7 +173,7 @@ def unpack(
 
 
 def frame_bytes(data: Bytes, source: int | None = None) -> int:
-    """Return the size of the frame that `data` begins with, as its header states it. TruncatedFrameError without a header."""
+    """Return the size that the header at the start of `data` states for the frame. Raises TruncatedFrameError if it is cut."""
     if data.size < HEADER_BYTES:
         raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, and {data.size} are left", source)
     length: int = _FIELDS.unpack_from(data.data, 0)[8]
@@ -181,7 +181,7 @@ def frame_bytes(data: Bytes, source: int | None = None) -> int:
 
 
 def group_table_bytes(segments: int) -> int:
-    """Return the length of the table that starts a group frame's body."""
+    """Return the length in bytes of the table at the start of a group frame's body."""
     return 4 * (1 + segments)
 
 
@@ -193,8 +193,8 @@ def padded(nbytes: int) -> int:
 class GroupFrame:
     """An unfinished group frame: payloads are written one after another into `room`, then the frame is sealed.
 
-    `payloads`: the number of payloads, of at most `nbytes` bytes together, padding included. `reuse`: memory for the frame, used
-    if it is large enough.
+    `payloads`: the number of payloads. `nbytes`: the most bytes of all payloads together, padding included. `reuse`: memory for
+    the frame, which is used if it is large enough.
     """
 
     def __init__(self, payloads: int, nbytes: int, reuse: Bytes | None = None) -> None:
@@ -227,7 +227,7 @@ class GroupFrame:
 
 
 def split_group(body: Bytes, segments: int, source: int | None = None) -> list[Bytes]:
-    """Return the payloads of a group frame, which must hold `segments` payloads. Raises WireError if lengths do not add up."""
+    """Return the payloads of a group frame. Raises WireError if their number is not `segments` or their lengths do not add up."""
     start = group_table_bytes(segments)
     if body.size < start:
         raise WireError(f"group frame of {body.size} bytes has no room for {segments} payload lengths", source)
@@ -244,9 +244,9 @@ def split_group(body: Bytes, segments: int, source: int | None = None) -> list[B
 
 
 def pack_groups(groups: Collection[int], count: int) -> bytes:
-    """Return a set of groups out of `count` as the body of VERSION_COMPLETE.
+    """Return `groups`, a set out of `count` groups, as the body of VERSION_COMPLETE.
 
-    Group i is bit i % 8 of byte i // 8. The empty set has no bytes.
+    Group i is bit i % 8 of byte i // 8. The body of the empty set is empty.
     """
     bits = np.zeros(count if groups else 0, np.uint8)
     bits[list(groups)] = 1
@@ -256,7 +256,7 @@ def pack_groups(groups: Collection[int], count: int) -> bytes:
 def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[int]:
     """Return the groups in `body` in ascending order: the inverse of pack_groups.
 
-    Raises WireError unless the body has the right length and no bit beyond the last group.
+    Raises WireError if the body has a wrong length or a set bit beyond the last group.
     """
     bits = np.unpackbits(body, bitorder="little")
     if body.size not in (0, -(-count // 8)) or bits[count:].any():
@@ -265,7 +265,7 @@ def unpack_groups(body: Bytes, count: int, source: int | None = None) -> list[in
 
 
 def pack_factors(factors: Mapping[int, float], count: int) -> bytes:
-    """Return factors of groups out of `count`, as the body of CLIP: a float32 for every group, 1 for all others."""
+    """Return the body of CLIP: a float32 for each of `count` groups, which is the group's factor in `factors`, or 1."""
     values = np.ones(count, "<f4")
     for group, factor in factors.items():
         values[group] = factor
