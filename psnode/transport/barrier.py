@@ -11,15 +11,15 @@ HELLO_TAG = MAX_TAG
 
 
 def send_hello(transport: Transport, hello: bytes) -> Pending:
-    """Report to rank 0, as a worker. The next message from rank 0 means that all ranks have reported."""
+    """Report to rank 0 as a worker. The next message from rank 0 means that all ranks have reported."""
     return transport.send(0, HELLO_TAG, [hello])
 
 
 def gather_hello(transport: Transport, hello: bytes, seconds: float) -> dict[int, bytes]:
-    """Wait for the reports of all ranks, as rank 0, and return them by rank, including its own `hello`.
+    """Wait, as rank 0, for the reports of all ranks. Return the reports by rank, including rank 0's own `hello`.
 
-    Raises MissingRanksError that names all ranks that have not reported after `seconds`, or at once one that is lost before it
-    has reported. Raises the transport's own error if the transport fails.
+    Raises MissingRanksError after `seconds`, with the names of all ranks that have not reported, or immediately if a rank is lost
+    before it has reported. Raises the transport's own error if the transport fails.
     """
     inbox, end = transport.inbox(HELLO_TAG), time.monotonic() + seconds
     heard = {transport.rank: hello}

@@ -1,7 +1,7 @@
 """The interface of a network, with messages between ranks and a deadline on every wait.
 
-A transport moves opaque byte buffers from any rank to any other. It does not interpret frames, gradients or training. Each role
-of a rank has its own inbox, and a message's tag selects the role that receives it.
+A transport moves byte buffers from any rank to any other rank, and knows nothing about frames, gradients or training. Each role
+of a rank has its own inbox, and a message's tag selects the role that receives the message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TAG = 4095
 class Arrival(NamedTuple):
     """A received message. `data` is exactly as long as the sent message and starts at an address divisible by 16.
 
-    Call `release()` when nothing refers to `data` any more. The transport then reuses the memory.
+    Call `release()` when no object refers to `data` any more. The transport then reuses the memory.
     """
 
     source: int
@@ -46,7 +46,7 @@ class PeerLost(NamedTuple):
 
 
 class Pending(ABC):
-    """A send in progress. The buffers passed to `send` belong to the transport until `done`."""
+    """A send in progress. The buffers passed to `send` belong to the transport until `done` is True."""
 
     @property
     @abstractmethod
@@ -70,15 +70,15 @@ class Inbox:
         self._first: deque[object] = deque()
 
     def post(self, event: object) -> None:
-        """Append an event; any thread may call it."""
+        """Append an event; any thread may call this."""
         self._events.put(event)
 
     def put_back(self, events: Iterable[object]) -> None:
-        """Return events to the queue in the order in which they came; only the waiting thread may call it."""
+        """Put events, in the order in which they came, back at the front of the queue; only the reading thread may call this."""
         self._first.extendleft(reversed(list(events)))
 
     def poll(self) -> object | None:
-        """Return the next event, or None if there is none now."""
+        """Return the next event, or None if the queue is empty now."""
         if self._first:
             return self._first.popleft()
         try:
@@ -87,7 +87,7 @@ class Inbox:
             return None
 
     def wait(self, seconds: float) -> object:
-        """Return the next event; raises DeadlineExceededError if there is none within `seconds`."""
+        """Return the next event. Raises DeadlineExceededError if no event comes within `seconds`."""
         if self._first:
             return self._first.popleft()
         try:
@@ -123,11 +123,11 @@ class Inboxes:
             return found
 
     def deliver(self, arrival: Arrival) -> None:
-        """Put a message into the inbox of its tag; any thread may call it."""
+        """Put a message into the inbox of its tag; any thread may call this."""
         self.of(arrival.tag).post(arrival)
 
     def tell(self, event: object) -> None:
-        """Put an event into every inbox; any thread may call it."""
+        """Put an event into every inbox, including inboxes created later; any thread may call this."""
         with self._lock:
             self._told.append(event)
             for inbox in self._inboxes.values():
@@ -135,7 +135,7 @@ class Inboxes:
 
 
 class Transport(ABC):
-    """One rank's end of point-to-point messages among `size` ranks.
+    """One rank's access to point-to-point messages among `size` ranks.
 
     `rank`: the number of this rank. `local_rank`: its number among the ranks on its host. Both count from 0.
     """
@@ -153,7 +153,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, rank: int, tag: int, buffers: Sequence[Buffer]) -> Pending:
-        """Queue one message that consists of `buffers` end to end, and return at once. Any thread may call this.
+        """Queue one message that consists of `buffers` end to end, and return immediately. Any thread may call this.
 
         Messages between two ranks arrive in the order in which they were sent, whatever their tags. Tags are 0..4095. A single
         contiguous buffer is sent without a copy. Sending to a lost rank is not an error: the message is dropped and the Pending
@@ -162,14 +162,14 @@ class Transport(ABC):
 
     @abstractmethod
     def alive(self) -> frozenset[int]:
-        """Return the ranks, this one included, that are not known to be lost."""
+        """Return the ranks, including this rank, that are not known to be lost."""
 
     @abstractmethod
     def close(self, seconds: float = 5.0) -> None:
-        """Finish the sends in progress, for at most `seconds`, and leave. Idempotent."""
+        """Wait at most `seconds` for the sends in progress, and leave. Further calls do nothing."""
 
     def poll(self, tag: int) -> Arrival | None:
-        """Return the next message with `tag` if there is one. For callers that post no events of their own."""
+        """Return the next message with `tag`, or None. For callers that post no events, since other events are skipped."""
         inbox = self.inbox(tag)
         event = inbox.poll()
         while event is not None and not isinstance(event, Arrival):
@@ -180,7 +180,7 @@ class Transport(ABC):
     def wait(self, tag: int, seconds: float) -> Arrival:
         """Return the next message with `tag`. Raises DeadlineExceededError after `seconds`.
 
-        For callers that post no events of their own, since other events are skipped.
+        For callers that post no events, since other events are skipped.
         """
         inbox, end = self.inbox(tag), time.monotonic() + seconds
         while True:

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SLICE = 1.0  # longest wait in seconds, so that a wait that takes longer is detected
+_SLICE = 1.0  # longest wait in seconds; waits are short so that the clock notices a wait that takes too long
 _LEAST = 0.2  # seconds to wait even after a deadline, for messages that came while no thread listened
-_OVERSHOOT = 0.5  # seconds by which a wait may exceed its length before the excess is left out
-_BUSY = 1.0  # seconds between two waits, above which the time between them is left out
+_OVERSHOOT = 0.5  # if a wait exceeds its length by more seconds than this, the excess does not count
+_BUSY = 1.0  # if there are more seconds than this between two waits, the time between them does not count
 
 
 class Clock:
@@ -30,10 +30,10 @@ class Clock:
 
     @contextmanager
     def listening(self, until: float) -> Iterator[float]:
-        """Wrap a wait, and yield its maximum length: the seconds until `until`, at least 0.2 and at most 1.
+        """Wrap a wait, and yield its maximum length: the seconds before the time `until`, at least 0.2 and at most 1.
 
-        If the wait takes over half a second longer, the excess does not count. If the last wait ended more than a second ago, the
-        time since then does not count either.
+        If the wait takes more than half a second longer, the excess does not count. If the last wait ended more than a second
+        ago, the time between the two waits does not count either.
         """
         begun = self._monotonic()
         if begun - self._left > _BUSY:

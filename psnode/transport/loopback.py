@@ -13,7 +13,7 @@ _POOL_BYTES = 256 << 20
 
 
 def loopback_group(size: int) -> list[LoopbackTransport]:
-    """Return `size` connected transports. Element r is the end of rank r, for the thread of rank r."""
+    """Return `size` connected transports. Element r is for the thread of rank r."""
     if size < 1:
         raise TransportError(f"size is {size}: a group has at least 1 rank")
     group: list[LoopbackTransport] = []
@@ -23,7 +23,7 @@ def loopback_group(size: int) -> list[LoopbackTransport]:
 
 
 class LoopbackTransport(Transport):
-    """Puts a copy of each message into an inbox of the receiver, so the sender may change its buffers at once."""
+    """Puts a copy of each message into an inbox of the receiver, so the sender may change its buffers immediately."""
 
     def __init__(self, rank: int, size: int, group: list[LoopbackTransport], pool: Pool) -> None:
         self.rank, self.size, self.inboxes = rank, size, Inboxes()

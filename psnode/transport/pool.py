@@ -1,4 +1,4 @@
-"""Memory for received messages, kept for reuse because the first use of a fresh page is many times slower than later uses."""
+"""Memory for received messages. It is kept for reuse, since the first use of a page is many times slower than later uses."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SMALLEST = 4096
 
 
 class PooledBuffer(NamedTuple):
-    """A block from a pool. `data` has exactly the requested length; `release()` gives it back and may be called repeatedly."""
+    """A block from a pool. `data` has exactly the requested length. `release()` returns the block; repeated calls do nothing."""
 
     data: Bytes
     release: Callable[[], None]
 
 
 class Pool:
-    """A thread-safe pool of blocks, in size classes a quarter of a power of two apart.
+    """A thread-safe pool of blocks, whose size classes are a quarter of a power of two apart.
 
     The pool holds no reference to blocks in use, so a block that is never released is garbage-collected like any other array. At
     most `limit` bytes of released blocks are kept.
@@ -62,7 +62,7 @@ class Pool:
 
 
 class _Return:
-    """The `release` of a block, which gives it back at the first call only."""
+    """The `release` of a block, which only at the first call returns the block to the pool."""
 
     __slots__ = ("_memory", "_pool")
 
@@ -72,14 +72,14 @@ class _Return:
 
     def __call__(self) -> None:
         try:
-            memory = self._memory.pop()  # atomic, so that two releases give it back once
+            memory = self._memory.pop()  # atomic, so that two simultaneous releases return the block only once
         except IndexError:
             return
         self._pool.give(memory)
 
 
 def size_class(nbytes: int) -> int:
-    """Return the smallest k * 2**e >= nbytes with k in 4..7, which is at most a quarter more than `nbytes`."""
+    """Return the smallest number k * 2**e >= nbytes with k in 4..7. It is at most a quarter larger than `nbytes`."""
     step = 1 << max(0, (nbytes - 1).bit_length() - 3)
     return -(-nbytes // step) * step
 
@@ -91,4 +91,4 @@ def _aligned(nbytes: int) -> Bytes:
 
 
 def _nothing() -> None:
-    """Do nothing, since small blocks are left to the garbage collector."""
+    """Do nothing, since the garbage collector frees small blocks."""

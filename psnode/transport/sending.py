@@ -1,4 +1,4 @@
-"""The preparation of a message that all transports share: checks of the address, the layout in memory, and completion."""
+"""The steps of a send that all transports share: checks of the address, the layout in memory, and completion."""
 
 from __future__ import annotations
 

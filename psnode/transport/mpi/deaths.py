@@ -1,4 +1,4 @@
-"""Detection of dead ranks by MPI's user-level fault tolerance (ULFM). Without ULFM no death is detected."""
+"""Detection of dead ranks with MPI's user-level failure mitigation (ULFM). Without ULFM no death is detected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 class Deaths:
     """Reports new deaths among the ranks of `world`, a communicator of mpi4py.
 
-    Failures are acknowledged, so that receives from any source continue without the dead ranks.
+    Failures are acknowledged, so that receives from any source continue to work without the dead ranks.
     """
 
     def __init__(self, mpi: Any, world: Any) -> None:
@@ -21,7 +21,7 @@ class Deaths:
             self._code = None
 
     def is_one(self, error: Any) -> bool:
-        """Return True if an MPI exception means that a process has failed."""
+        """Return True if `error`, an MPI exception, means that a process has failed."""
         return self._code is not None and error.Get_error_class() == self._code
 
     def new(self) -> frozenset[int]:

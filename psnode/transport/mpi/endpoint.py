@@ -1,7 +1,7 @@
-"""One rank's end of the MPI transport. This is the only module that imports mpi4py.
+"""One rank's access to the MPI transport. This is the only module that imports mpi4py.
 
-One thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread). Threads that call `send`, `close` or
-`call` only queue an order for the MPI thread.
+Only one thread calls MPI, from MPI_Init_thread to MPI_Finalize (psnode.transport.mpi.thread). Threads that call `send`, `close`
+or `call` only queue an order for this thread.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def start(*, seconds: float = 60.0, piece_bytes: int = LARGEST_PIECE_BYTES, pool
     Args:
         seconds: time limit of MPI_Init, which returns only when every rank has called it.
         piece_bytes: the largest size of the pieces in which messages are sent, at most 1 GiB (psnode.transport.mpi.piece_size).
-        pool_bytes: maximum memory of released messages that is kept for the next ones.
+        pool_bytes: maximum memory of released messages that is kept for later messages.
 
     Raises:
         MissingRanksError, DeadlineExceededError: some rank has not called MPI_Init in time. MissingRanksError names the missing
-            ranks, which is possible if all ranks are on this host. Leave with `os._exit`, since MPI_Init cannot be interrupted.
+            ranks; they are known only if all ranks are on this host. Leave with `os._exit`, since MPI_Init cannot be interrupted.
         TransportError: MPI cannot be initialised or was initialised without thread support.
         ConfigurationError: mpi4py is not installed, an argument is out of bounds, this process already takes part in a job, or
             MPI was finalised in this process and cannot be initialised again.
@@ -84,10 +84,10 @@ def _load() -> Any:
 
 
 class MpiTransport(Transport):
-    """One rank's end. After `close`, `clean` is True if MPI was finalised together with all other ranks.
+    """One rank's access to the MPI transport. After `close`, `clean` is True if MPI was finalised together with all other ranks.
 
-    If `clean` is False, some rank has died, has not closed or is stuck. Then flush files and leave with `os._exit`, since exit
-    handlers of MPI libraries wait for the other ranks.
+    If `clean` is False, some rank has died, has not closed or is stuck. In this case flush files and leave with `os._exit`, since
+    the exit handlers of MPI libraries wait for the other ranks.
     """
 
     def __init__(self, body: MpiThread, inboxes: Inboxes, pool: Pool) -> None:
@@ -118,11 +118,11 @@ class MpiTransport(Transport):
         self._closed = True
         end = time.monotonic() + seconds
         self._body.close(seconds)
-        # One second more than the thread's own deadline, since MPI_Finalize follows.
+        # Wait one second more than the thread's own deadline, since MPI_Finalize follows.
         self.clean = self._body.ended.wait(end + 1.0 - time.monotonic()) and self._body.agreed
 
     def abort(self, code: int) -> NoReturn:
-        """End every process of the job at once with exit code `code`, after errors that would leave the others waiting."""
+        """End every process of the job immediately with exit code `code`, after an error that would leave other ranks waiting."""
         if not self._body.ended.is_set():
             self._body.order(Call(lambda mpi: mpi.COMM_WORLD.Abort(code)))
             self._body.ended.wait(_ABORT_SECONDS)
@@ -131,7 +131,7 @@ class MpiTransport(Transport):
     def call(self, function: Callable[[Any], T], seconds: float) -> T:
         """Run `function(mpi4py.MPI)` in the MPI thread and return its value, for measurements.
 
-        No messages move meanwhile. Raises the errors of `function`, and DeadlineExceededError after `seconds`.
+        During this call no messages move. Raises the errors of `function`, and DeadlineExceededError after `seconds`.
         """
         self._check_open()
         done = threading.Event()

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-# Most specific first: mpirun inside a Slurm allocation takes precedence over Slurm. Slurm's own variables count only in a job
-# step (srun), since a batch script has them too.
+# The most specific names come first: mpirun inside a Slurm allocation takes precedence over Slurm. Slurm's own variables count
+# only in a job step (srun), since a batch script has them too.
 _PAIRS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -19,7 +19,7 @@ _PAIRS = (
 )
 
 
-UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun forward bytes at once instead of whole lines
+UNBUFFERED = ("--stream-buffering", "0")  # makes Open MPI's mpirun forward bytes immediately instead of whole lines
 
 
 class WorldRank(NamedTuple):
@@ -40,9 +40,10 @@ def place(environ: Mapping[str, str] = os.environ) -> WorldRank | None:
 
 
 def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return this process's number among the ranks of its host, from 0; None if the launcher does not give one.
+    """Return this process's number among the ranks of its host, from 0; None if the launcher does not give a number.
 
-    Slurm's number is used only in processes that Slurm started. Under mpirun in an allocation it belongs to mpirun's own process.
+    Slurm's number is used only in processes that Slurm started. If mpirun runs in an allocation, Slurm's number is that of
+    mpirun's own process.
     """
     names = ["OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"]
     here = place(environ)
@@ -60,7 +61,7 @@ def on_one_host(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return a name that all ranks of this job and no other job on this host have; None if the launcher gives no name."""
+    """Return a name that all ranks of this job share and no other job on this host has; None if the launcher gives no name."""
     for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMI_JOBID",)):
         if all(environ.get(name) for name in names):
             return ".".join(environ[name] for name in names)
@@ -68,9 +69,9 @@ def job_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def moves_on_a_terminal(launcher: Path | None = None) -> bool:
-    """Return True if the launcher's output is a terminal that shows a rank's output before the line is complete.
+    """Return True if the launcher's output is a terminal that shows a rank's output before a line is complete.
 
-    `launcher`: the launcher's directory in /proc, by default that of this process's parent, which is mpirun on mpirun's own host.
+    `launcher`: the launcher's directory in /proc, by default that of this process's parent, which is mpirun on mpirun's host.
     """
     found = launcher or Path(f"/proc/{os.getppid()}")
     try:

@@ -1,14 +1,14 @@
-"""Agreement of all ranks to leave together. Without it, MPI_Finalize hangs if some rank never calls it.
+"""Agreement of all ranks to leave together. Without this agreement, MPI_Finalize hangs if some rank never calls it.
 
-Every rank informs rank 0 that it has closed. When all have closed, rank 0 informs all ranks. A rank that does not hear from rank
-0 in time leaves without MPI_Finalize.
+Every rank informs rank 0 when it has closed. When all ranks have closed, rank 0 informs all ranks. A rank that does not hear from
+rank 0 in time leaves without MPI_Finalize.
 """
 
 from __future__ import annotations
 
 
 class Farewell:
-    """The state of the agreement on one rank. The caller sends the farewells, to the ranks that `due` returns."""
+    """The state of the agreement on one rank. The caller sends farewells to the ranks that `due` returns."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -20,16 +20,16 @@ class Farewell:
         self._heard.add(source)
 
     def due(self, alive: frozenset[int]) -> frozenset[int]:
-        """Return the ranks to which a farewell is to be sent now, after this rank has closed. Each rank is returned once."""
+        """Return the ranks to which this rank, which has closed, must send a farewell now. Each rank is returned once."""
         if self._said or (self._rank == 0 and not self._all_heard(alive)):
             return frozenset()
         self._said = True
         return (alive if self._rank == 0 else frozenset({0})) - {self._rank}
 
     def agreed(self, alive: frozenset[int]) -> bool:
-        """Return True if all ranks leave, or if rank 0 is gone and cannot be asked.
+        """Return True if all ranks have agreed to leave, or if rank 0 is lost.
 
-        On rank 0, the farewells to the others may still have to be delivered then.
+        On rank 0, the farewells to the other ranks may still be undelivered at this time.
         """
         return self._said and self._all_heard(alive)
 

@@ -1,8 +1,8 @@
 """The split of a message into MPI messages: either the whole message, or its total length followed by pieces.
 
-With pieces, several ranks share a link evenly (`piece_size`). MPI counts bytes with 32-bit integers, so that a message of 2 GiB
-cannot be one MPI message. The lowest two bits of an MPI tag give the kind of part. The largest tag, 4 * 4095 + 3 = 16383, is
-below the 32767 that every MPI supports.
+With pieces, several ranks share a link evenly (`piece_size`). MPI counts bytes with signed 32-bit integers, so a message of
+2 GiB cannot be one MPI message. The lowest two bits of an MPI tag give the kind of the part. The largest tag, 4 * 4095 + 3 =
+16383, is below the 32767 that every MPI supports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Fragment(IntEnum):
     WHOLE = 0
     TOTAL = 1  # the length of a message whose pieces follow, 8 bytes little-endian
     PIECE = 2
-    FAREWELL = 3  # between transports, see farewell.py
+    FAREWELL = 3  # a message between transports, see farewell.py
 
 
 def join_tag(tag: int, part: Fragment) -> int:
@@ -41,7 +41,7 @@ def split_tag(mpi_tag: int) -> tuple[int, Fragment]:
 
 
 class Part(NamedTuple):
-    """An MPI message: its bytes, its tag, and True if it ends the message that it is a part of."""
+    """An MPI message: its bytes and its tag. `last` is True if it is the last part of a message."""
 
     data: Bytes
     mpi_tag: int
@@ -51,8 +51,8 @@ class Part(NamedTuple):
 def cut(data: Bytes, tag: int, size: Callable[[], int], whole: int = 0) -> Iterator[Part]:
     """Yield the MPI messages that carry `data`.
 
-    `size`: returns the largest size of the next one in bytes, which may change from call to call. `whole`: the largest size of a
-    message that is not cut, if this is more than a piece.
+    `size`: returns the largest size of the next piece in bytes, which may change from call to call. A message of up to `whole`
+    bytes is not cut, even if it is larger than a piece.
     """
     if data.size <= max(size(), whole):
         yield Part(data, join_tag(tag, Fragment.WHOLE), True)

@@ -1,4 +1,4 @@
-"""Messages in transit from one rank, of which few are received at a time. They are delivered whole and in order."""
+"""Messages in transit from one rank. Only a few are received simultaneously, and they are delivered whole and in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Matched(NamedTuple):
 
 
 class _IncomingMessage:
-    """A message in transit. `begun`: bytes received or in progress; `flying`: the number of receives in progress."""
+    """A message in transit. `begun`: bytes received or being received; `flying`: the number of receives in progress."""
 
     def __init__(self, tag: int, part: Fragment, block: PooledBuffer) -> None:
         self.tag, self.part, self.block = tag, part, block
@@ -41,9 +41,9 @@ class Incoming:
     """Receives the messages of one rank.
 
     `start(handle, buffer, then)` begins a receive, and `deliver(tag, part, block)` takes each complete message. `refuse(reason)`
-    is called once if parts do not form a message or a receive fails; nothing is delivered after that. `window`: returns the most
-    receives at a time. With more large ones, messages would share the link, need more memory, and the earliest sent would
-    not arrive first.
+    is called once if parts do not form a message or a receive fails; after this call nothing is delivered. `window`: returns the
+    limit of simultaneous receives. Without this limit, large messages would share the link, need more memory, and not arrive in
+    the order in which they were sent.
     """
 
     def __init__(self, pool: Pool, start: Start, deliver: Deliver, refuse: Refuse, window: Callable[[], int]) -> None:
@@ -52,7 +52,7 @@ class Incoming:
         self._matched: deque[_Matched] = deque()
         self._messages: deque[_IncomingMessage] = deque()
         self._flying = 0
-        self._announced = False  # a TOTAL is in transit, and its pieces have to wait for it
+        self._announced = False  # True while a TOTAL is in transit; its pieces must wait for it
         self._broken = False
 
     @property
@@ -61,7 +61,7 @@ class Incoming:
         return bool(self._matched) or self._flying > 0
 
     def match(self, handle: Any, mpi_tag: int, nbytes: int) -> None:
-        """Queue an MPI message that a probe has matched, and begin to receive it if the window allows."""
+        """Queue an MPI message that a probe has matched, and begin to receive it if the window allows this."""
         if not self._broken:
             self._matched.append(_Matched(handle, mpi_tag, nbytes))
             self._advance()

@@ -1,8 +1,8 @@
 """Sleep until a message comes. MPI has no call for this: a thread either polls MPI or occupies a core.
 
 The kernel reports bytes that arrive on MPI's TCP sockets. Ranks of one host exchange messages through shared memory, so they
-wake each other with datagrams to a socket called the doorbell. Both only end a sleep early. A thread that is not woken still
-polls (psnode.transport.mpi.pace).
+wake each other with datagrams to a socket called the doorbell. Both signals only end a sleep early: a thread that is not woken
+still polls (psnode.transport.mpi.pace).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _TCP_SOCKETS = "/proc/self/fd"
 
 
 class Woken(Enum):
-    """The reason for which a sleep ended."""
+    """The reason why a sleep ended."""
 
     TIMEOUT = 0
     ORDER = 1  # another thread of this process called `wake`
-    SOUND = 2  # something may have arrived
+    SOUND = 2  # a message may have arrived
 
 
 def can_listen() -> bool:
@@ -61,27 +61,27 @@ class Listener:
         return Woken.SOUND if sound else Woken.ORDER if events else Woken.TIMEOUT
 
     def wake(self) -> None:
-        """End the present sleep, or the next one if no thread sleeps. Any thread may call this."""
+        """End the present sleep, or the next sleep if no thread sleeps now. Any thread may call this."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._orders, 1)
 
     def knock(self, rank: int) -> bool:
-        """Wake `rank` if it is on this host. Return False if no such rank listens here."""
+        """Wake `rank` if it is on this host. Return False if `rank` is on another host or does not listen."""
         if self._job is None or rank in self._silent:
             return False
         try:
             self._doorbell.sendto(b"", _address(self._job, rank))
         except BlockingIOError:
-            pass  # others have knocked already
+            pass  # other ranks have already knocked
         except OSError:
-            self._silent.add(rank)  # on another host, or not listening
+            self._silent.add(rank)  # it is on another host, or does not listen
             return False
         return True
 
     def look(self) -> None:
         """Register the sockets that MPI has opened since the last call. MPI connects two ranks at their first message."""
         for number in stream_sockets():
-            # Edge-triggered, so that bytes that MPI does not read, or another library's bytes, wake this thread only once.
+            # Edge-triggered, so that bytes that MPI does not read, such as another library's, wake this thread only once.
             with contextlib.suppress(OSError):
                 self._epoll.register(number, select.EPOLLIN | select.EPOLLET)
 
@@ -98,7 +98,7 @@ def _address(job: str, rank: int) -> str:
 
 
 def stream_sockets() -> Iterator[int]:
-    """Yield the descriptors of this process's stream sockets over IP; none on a system without /proc."""
+    """Yield the descriptors of this process's stream sockets over IP; yield nothing on a system without /proc."""
     entries = list[str]()
     with contextlib.suppress(OSError):
         entries = os.listdir(_TCP_SOCKETS)

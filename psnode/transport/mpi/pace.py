@@ -1,4 +1,4 @@
-"""The sleeps of the polling thread, since MPI moves bytes only inside its calls and processes share few cores."""
+"""The sleeps of the polling thread. MPI moves bytes only inside its calls, but processes share few cores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY_SPINS = 8
 BUSY_FIRST = 0.05e-3
 BUSY_LAST = 0.5e-3
 BUSY_GROWTH = 2.0
-# A poll that ran for longer than this has copied about 100 kB, so the thread polls without sleeping.
+# A poll that ran longer than this has copied about 100 kB, so the thread polls again without a sleep.
 MOVED_NANOSECONDS = 40_000
 
 
@@ -29,16 +29,16 @@ class Nap(NamedTuple):
 
 
 class Pace:
-    """Decides on the time until the next poll, from the results of the last polls.
+    """Decides on the time before the next poll, from the results of the last polls.
 
-    With transfers in progress: poll at once while bytes come fast and for BUSY_SPINS polls after that, then sleep for BUSY_FIRST,
-    rising to BUSY_LAST. So a slow link costs few polls, since the sockets' buffers hold more than the link delivers in BUSY_LAST
-    (62 kB at 1 Gbit/s), and a fast link gets the core.
+    While transfers are in progress: poll without sleeping while bytes come fast and for BUSY_SPINS polls after that. Then sleep
+    for BUSY_FIRST, rising to BUSY_LAST. So a slow link costs few polls, since the sockets' buffers hold more bytes than the link
+    delivers in BUSY_LAST (62 kB at 1 Gbit/s). A fast link gets the whole core.
 
     Idle without a listener: sleep for IDLE_FIRST, rising to IDLE_LAST. Idle with a listener: listen for LISTEN seconds at a time.
     After a sound without a complete message, sleep for IDLE_FIRST, so that a slow link does not wake the thread for each packet.
-    Messages of a network that wakes no listener lower the trust in listening. Below TRUST_ENOUGH, sleeps are as short as without
-    a listener, but the longest of them are spent listening, and each sound raises the trust.
+    On some networks messages do not wake the listener. Each of them lowers the trust in listening, and each sound raises it.
+    Below TRUST_ENOUGH, sleeps are as short as without a listener, but the thread still listens during the longest of them.
     """
 
     def __init__(self, ears: bool) -> None:
@@ -49,8 +49,8 @@ class Pace:
     def next(self, moved: bool, busy: bool, woken: Woken | None) -> Nap:
         """Return the next sleep.
 
-        `moved`: the last poll made progress. `busy`: transfers are in progress. `woken`: the reason for which listening ended,
-        None without listening.
+        `moved`: the last poll made progress. `busy`: transfers are in progress. `woken`: the reason why listening ended, or None
+        if the thread did not listen.
         """
         if moved:
             self._idle, self._busy, self._spins = IDLE_FIRST, BUSY_FIRST, 0
@@ -70,7 +70,7 @@ class Pace:
         return self._trust < TRUST_ENOUGH
 
     def judge(self, woken: Woken | None) -> None:
-        """Record that a message arrived. `woken`: the reason for which listening ended, None without listening."""
+        """Record that a message arrived. `woken`: the reason why listening ended, or None if the thread did not listen."""
         if woken is Woken.SOUND:
             self._trust = min(TRUST_FULL, self._trust + 1)
         elif woken is Woken.TIMEOUT:

@@ -1,4 +1,4 @@
-"""MPI operations in progress, each with a callback for its end."""
+"""MPI operations in progress, each with a callback that is called when the operation ends."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Requests:
             self._statuses.append(self._mpi.Status())
 
     def test(self) -> bool:
-        """Let MPI make progress and run the callbacks of operations that have ended. Return True if any has."""
+        """Let MPI make progress, and run the callbacks of operations that have ended. Return True if any has ended."""
         if not self._requests:
             return False
         try:
             ended = self._mpi.Request.Testsome(self._requests, self._statuses)
             errors = [0] * len(ended) if ended else []
         except self._mpi.Exception:
-            # Some operation failed. Requests that have ended are null now, and their statuses are in the same order.
+            # An operation failed. Requests that have ended are null now, and the first statuses are theirs, in the same order.
             ended = [i for i, request in enumerate(self._requests) if request == self._mpi.REQUEST_NULL]
             errors = [status.Get_error() for status in self._statuses[: len(ended)]]
         if not ended:

@@ -1,4 +1,4 @@
-"""The round trip of this process's connections, as the kernel knows it, and the pieces in transit that it asks for."""
+"""The round trip of this process's connections, as the kernel measures it, and the number of pieces in transit that it needs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterable
 from psnode.transport.mpi.listening import stream_sockets
 from psnode.transport.mpi.piece_size import SECONDS
 
-LEAST_PIECES = 2  # so that one is in progress while another ends
+LEAST_PIECES = 2  # so that one piece is in progress while another ends
 MOST_PIECES = 32
-_EVERY = 1.0  # seconds between two looks
+_EVERY = 1.0  # seconds between two queries of the kernel
 _MIN_RTT = struct.Struct("=148xI")  # struct tcp_info of Linux, up to tcpi_min_rtt, in microseconds
-_NEVER = 0xFFFFFFFF  # nothing has been measured yet
+_NEVER = 0xFFFFFFFF  # the kernel has not measured a round trip yet
 
 
 def longest_round_trip(sockets: Iterable[int]) -> float:
-    """Return the longest of the least round trips, in seconds, of the TCP connections with the descriptors `sockets`.
+    """Return the maximum, over the TCP connections with the descriptors `sockets`, of the least round trip in seconds.
 
-    The least round trip of a connection has no part of a queue. Returns 0 if the kernel tells none.
+    The least round trip of a connection contains no time in a queue. Returns 0 if the kernel gives no round trip.
     """
     found = [0]
     for number in sockets:
-        with contextlib.suppress(OSError, AttributeError):  # closed meanwhile, no TCP, or another system
+        with contextlib.suppress(OSError, AttributeError):  # the socket is closed now or is not TCP, or the system is not Linux
             probe = socket.socket(fileno=number)
             try:
                 info = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
@@ -37,11 +37,11 @@ def longest_round_trip(sockets: Iterable[int]) -> float:
 
 
 class Window:
-    """Returns, when called, the number of pieces from one rank that are received at a time.
+    """Returns, when called, the number of pieces from one rank that are received simultaneously.
 
-    Two keep a link busy whose round trip is short, and with more in transit TCP would share links unevenly (`piece_size`). Over a
-    long way the pieces of two round trips are in transit, as every piece is first announced, then asked for. `look`: returns
-    the longest round trip in seconds. `clock`: returns seconds.
+    If the round trip is short, two pieces keep a link busy, and with more pieces in transit TCP would divide links unevenly
+    (`piece_size`). If the round trip is long, the pieces of two round trips are in transit too, since every piece is first
+    announced and then requested. `look`: returns the longest round trip in seconds. `clock`: returns seconds.
     """
 
     def __init__(

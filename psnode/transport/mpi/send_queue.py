@@ -1,4 +1,4 @@
-"""Messages in transit to one rank. MPI gets a bounded number of them at a time; the others are queued here in order."""
+"""Messages in transit to one rank. MPI gets a bounded number of them at a time; the rest wait in a queue, in order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from psnode.transport.mpi.fragments import Part
 from psnode.transport.mpi.piece_size import PieceSize
 from psnode.transport.mpi.requests import Then
 
-# MPI messages that the receiver finds announced beyond those that it receives: enough to keep a link busy, and few enough to test
-# all in one call.
+# Number of MPI messages that are announced to the receiver in addition to those that it receives now: enough to keep a link busy,
+# and few enough to test all of them in one call.
 AHEAD = 6
 
 Start = Callable[[Part, Then], None]
@@ -19,7 +19,7 @@ Finish = Callable[[], None]
 
 
 class _OutgoingMessage:
-    """A message of which `flying` parts are in transit. MPI may end them in any order. `queued`: parts are still to leave."""
+    """A message with `flying` parts in transit, which MPI may end in any order. `queued`: True while parts have not left."""
 
     def __init__(self, parts: Iterator[Part], finish: Finish) -> None:
         self.parts, self.finish = parts, finish
@@ -34,7 +34,7 @@ class _OutgoingMessage:
 class Outgoing:
     """The messages to one rank. `start(part, then)` sends an MPI message and calls `then(error)` when it has left.
 
-    `size` is told of all that leaves. `window`: returns the number of messages that the receiver takes at a time.
+    `size` is informed of all bytes that leave. `window`: returns the number of messages that the receiver takes simultaneously.
     """
 
     def __init__(self, start: Start, size: PieceSize, window: Callable[[], int]) -> None:
@@ -49,7 +49,7 @@ class Outgoing:
         return bool(self._queue) or self._flying > 0
 
     def put(self, parts: Iterator[Part], finish: Finish) -> None:
-        """Queue a message, whose parts are taken from `parts` when they are due.
+        """Queue a message. Each part is taken from `parts` only when it can leave.
 
         `finish()` is called when all parts have left or are dropped.
         """
@@ -73,7 +73,7 @@ class Outgoing:
             self._start(part, partial(self._left, message, part.data.size))
 
     def drop(self) -> None:
-        """Drop all parts that are queued, since the rank is lost. Those that MPI already has end with an error."""
+        """Drop all queued parts, since the rank is lost. The parts that MPI already has end with an error."""
         self._dropped = True
         while self._queue:
             message = self._queue.popleft()

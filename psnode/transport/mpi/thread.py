@@ -31,7 +31,7 @@ class Call(NamedTuple):
 class MpiThread:
     """The thread that calls MPI. `run` is its body; the other methods are for other threads. `mpi`: the module mpi4py.MPI.
 
-    `traffic` exists once `started` is set, unless there is an `error`. After `ended` is set, `agreed` is True if all ranks left
+    When `started` is set, `traffic` exists unless there is an `error`. When `ended` is set, `agreed` is True if all ranks left
     together.
     """
 
@@ -51,7 +51,7 @@ class MpiThread:
         self._next_deaths = 0.0
 
     def order(self, order: Message | Call | None) -> None:
-        """Queue an order. The thread carries it out at once unless it is blocked inside MPI."""
+        """Queue an order. The MPI thread carries it out immediately unless MPI blocks this thread."""
         self._orders.put(order)
         if self._listening and self._listener is not None:
             self._listener.wake()
@@ -59,22 +59,22 @@ class MpiThread:
             self._sweep()
 
     def absent(self) -> list[int]:
-        """Return the ranks that have not called MPI_Init, while MPI_Init blocks. Empty unless all ranks are on this host."""
+        """Return, while MPI_Init blocks, the ranks that have not called it; empty unless all ranks are on this host."""
         found = place()
         if found is None or self._listener is None or job_name() is None or not on_one_host():
             return []
         return [rank for rank in range(found.size) if not self._listener.knock(rank)]
 
     def close(self, seconds: float) -> None:
-        """Ask the thread to finish the queue, agree with the other ranks to leave, and end. Return at once.
+        """Ask the thread to finish the queue, agree with the other ranks to leave, and end. Return immediately.
 
-        `seconds`: the time after which the thread ends without agreement.
+        `seconds`: the time after which the thread ends even without agreement.
         """
         self._closing_deadline = time.monotonic() + seconds
         self.order(None)
 
     def run(self) -> None:
-        """Initialise MPI, poll until closed, and finalise it if all ranks leave together."""
+        """Initialise MPI, poll until the transport is closed, and finalise MPI if all ranks leave together."""
         try:
             owner = self._begin()
             self.started.set()
@@ -94,7 +94,7 @@ class MpiThread:
     def _begin(self) -> bool:
         """Initialise MPI and the traffic. Return True if MPI was not initialised before."""
         mpi = self._mpi
-        if can_listen():  # before MPI_Init, which is a barrier, so that all doorbells exist after it
+        if can_listen():  # before MPI_Init: MPI_Init is a barrier, so all doorbells exist after it
             self._listener = Listener(job_name(), _rank())
         owner = not mpi.Is_initialized()
         level = init_thread(mpi) if owner else mpi.Query_thread()
@@ -116,7 +116,7 @@ class MpiThread:
                 self._look_for_deaths()
             if arrived and self._listener is not None:
                 if woken is Woken.TIMEOUT or (woken is None and pace.deaf):
-                    woken = self._listener.wait(0)  # check if the listener would have heard it now
+                    woken = self._listener.wait(0)  # check if the message would have woken the listener
                 pace.judge(woken)
                 if woken is Woken.TIMEOUT:
                     self._look_for_sockets(self._listener)
@@ -125,13 +125,13 @@ class MpiThread:
             self._take_orders(0.0 if nap.listening else nap.seconds)
 
     def _look_for_deaths(self) -> None:
-        """Ask MPI for dead ranks, at most every 10 ms unless a loss is to be announced."""
+        """Ask MPI for dead ranks, at most every 10 ms unless a loss has not been announced yet."""
         if self.traffic.dying or time.monotonic() > self._next_deaths:
             self.traffic.look_for_deaths()
             self._next_deaths = time.monotonic() + _DEATHS_SECONDS
 
     def _listen(self, listener: Listener, seconds: float) -> Woken:
-        self._listening = True  # now an order wakes the listener; earlier ones are in the queue
+        self._listening = True  # from now on an order wakes the listener; earlier orders are in the queue
         try:
             return listener.wait(seconds) if self._orders.empty() else Woken.ORDER
         finally:
@@ -144,7 +144,7 @@ class MpiThread:
             listener.look()
 
     def _take_orders(self, seconds: float) -> None:
-        """Carry out all queued orders. If there are none, first sleep for `seconds` at most, until the first order comes."""
+        """Carry out all queued orders. If the queue is empty, first wait for at most `seconds` for an order."""
         if not seconds and self._orders.empty():
             return
         try:
@@ -166,7 +166,7 @@ class MpiThread:
         return leave or time.monotonic() > self._closing_deadline
 
     def _sweep(self) -> None:
-        """Finish with an error the sends that came too late."""
+        """Finish the sends that came too late, with an error."""
         while True:
             try:
                 order = self._orders.get_nowait()
@@ -177,15 +177,15 @@ class MpiThread:
 
 
 def _rank() -> int:
-    """Return this process's rank, as far as it is known before MPI is initialised."""
+    """Return this process's rank from the launcher, since MPI is not initialised yet; 0 if the launcher gives no rank."""
     found = place()
     return found.rank if found is not None else 0
 
 
 def _local_rank(mpi: Any) -> int:
-    """Return this process's number among the ranks of its host, from the launcher or else from MPI.
+    """Return this process's number among the ranks of its host, from the launcher if it gives one, otherwise from MPI.
 
-    Asking MPI involves all ranks. This works because a launcher gives the number either to all ranks or to none.
+    The call of MPI involves all ranks. This works because a launcher gives the number either to all ranks or to no rank.
     """
     if (said := local_rank()) is not None:
         return said

@@ -1,4 +1,4 @@
-"""Messages in transit between this rank and all others over one MPI communicator, for the thread that calls MPI."""
+"""Messages in transit between this rank and all other ranks over one MPI communicator, for the thread that calls MPI."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from psnode.transport.mpi.send_queue import Outgoing
 from psnode.transport.pool import Pool, PooledBuffer
 from psnode.transport.sending import Send
 
-# Seconds for which a rank's loss is not announced while its last messages may still complete or fail.
+# A rank's loss is announced at most this number of seconds late, while its last messages may still complete or fail.
 _LAST_WORDS_SECONDS = 1.0
-# Most messages matched between two tests of the operations in progress: enough for any burst, few enough not to delay sends.
+# Limit of messages matched between two tests of the operations in progress: enough for any burst, few enough not to delay sends.
 _PROBES = 64
 _EMPTY = np.empty(0, np.uint8)
 
 
 class Message(NamedTuple):
-    """A message to be sent to `rank`, and the Send that is finished when it has left."""
+    """A message for `rank`, and the Send that is finished when the message has left."""
 
     rank: int
     tag: int
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 class Traffic:
     """Sends and receives the messages of this rank.
 
-    `mpi`: the module mpi4py.MPI, initialised. `sent(rank)` is called after each MPI message to `rank`.
+    `mpi`: the module mpi4py.MPI, already initialised. `sent(rank)` is called after each MPI message to `rank`.
     """
 
     def __init__(self, mpi: Any, inboxes: Inboxes, pool: Pool, piece_bytes: int, sent: Callable[[int], object]) -> None:
@@ -79,9 +79,9 @@ class Traffic:
         self._outgoing[message.rank].put(cut(message.block.data, message.tag, size, size.whole), finish)
 
     def probe(self) -> bool:
-        """Begin to receive the messages that have come. Return True if there were any, or if a rank has died."""
+        """Begin to receive the messages that have come. Return True if any message has come, or if a rank has died."""
         found = misses = 0
-        while found < _PROBES and misses < 2:  # a probe that finds nothing makes MPI progress: the next may find a message
+        while found < _PROBES and misses < 2:  # a probe lets MPI make progress, so the probe after a miss may find a message
             try:
                 handle = self._world.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, self._status)
             except self._mpi.Exception as error:
@@ -98,7 +98,7 @@ class Traffic:
         return found > 0
 
     def test(self) -> bool:
-        """Let MPI move bytes, and handle the operations that have ended. Return True if any has."""
+        """Let MPI move bytes, and handle the operations that have ended. Return True if any has ended."""
         return self._requests.test()
 
     def look_for_deaths(self) -> None:
@@ -112,11 +112,11 @@ class Traffic:
 
     @property
     def dying(self) -> bool:
-        """True while the loss of a rank is still to be announced."""
+        """True while the loss of a rank has not been announced yet."""
         return bool(self._dying)
 
     def take_leave(self) -> bool:
-        """Make progress in leaving. Return True once everything is sent and all living ranks leave too."""
+        """Make progress in leaving. Return True when everything is sent and all living ranks leave too."""
         if self._dying or any(self._outgoing[rank].busy for rank in self.alive):
             return False
         due = self._farewell.due(self.alive)
@@ -161,7 +161,7 @@ class Traffic:
             self._inboxes.deliver(Arrival(source, tag, block.data, block.release))
 
     def _lose(self, rank: int, reason: str) -> None:
-        """Send nothing more to `rank`. Its last messages are still delivered, then its loss is announced."""
+        """Send nothing more to `rank`. The last messages from it are still delivered; then its loss is announced."""
         if rank in self.alive and rank != self.rank:
             self.alive -= {rank}
             self._dying[rank] = (time.monotonic() + _LAST_WORDS_SECONDS, reason)

@@ -1,7 +1,7 @@
 """MPI_Init_thread and MPI_Finalize, called without holding Python's GIL.
 
-Both return only when all ranks have called them. mpi4py holds the GIL meanwhile, so no other thread could notice that a deadline
-has passed. Therefore the C functions of the MPI library are called directly.
+Both functions return only when all ranks have called them. mpi4py would hold the GIL during this time, so no other thread could
+notice that a deadline has passed. Therefore this module calls the C functions of the MPI library directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from psnode.errors import TransportError
 
 
 def init_thread(mpi: Any) -> int:
-    """Initialise MPI for threads that call it in turn, and return the level of thread support that MPI grants."""
+    """Initialise MPI for threads that never call it simultaneously, and return the level of thread support that MPI grants."""
     function = _function(mpi, "MPI_Init_thread")
     if function is None:
         level: int = mpi.Init_thread(mpi.THREAD_SERIALIZED)
