@@ -4,8 +4,8 @@
     model.register_comm_hook(*psnode.ddp.comm_hook("polar:rate=2"))
 
 Every rank encodes its gradients of a bucket, and an all-gather sends the payloads to all ranks. Every rank decodes the payloads
-and adds them in the order of ranks, so that replicas stay bit-identical. Payloads of linear codecs are summed by an all-reduce
-instead. The hook replaces only DDP's own all-reduce; model, loop, optimizer and samplers stay as they are. For Lightning,
+and adds them in the order of ranks, so that replicas stay bit-identical. Payloads of linear codecs are instead summed by an
+all-reduce. The hook replaces only DDP's own all-reduce; model, loop, optimizer and samplers do not change. For Lightning,
 `psnode.ddp.lightning` offers the hook as a callback. `RunRecords` records a DDP training for `psnode report`.
 """
 

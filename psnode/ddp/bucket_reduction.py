@@ -25,9 +25,9 @@ _FAILED = -2  # sent as the size of a payload: coding raised an exception on thi
 
 
 class BucketReduction:
-    """Reduces the buckets of this rank with those of all others.
+    """Reduces the buckets of this rank with those of all other ranks.
 
-    `memories`: the residuals and other state of the codecs and feedback rules. Their values before a step are kept in `undo`.
+    `memories`: the residuals and other state of the codecs and feedback rules. `undo` keeps their values from before a step.
     """
 
     def __init__(self, memories: TensorMemories, undo: Undo, seed: int) -> None:
@@ -75,7 +75,7 @@ class BucketReduction:
         self.received_by_all += (len(sizes) - 1) * (sent - summed) + summed
 
     def _leave_out(self, job: Job, bucket: Bucket, used: Sequence[bool], flat: Floats, mean: Floats) -> None:
-        """Restore gradients and residuals of tensors that no rank has used, since DDP discards the mean of their gradients."""
+        """Restore gradients and residuals of tensors that no rank used, since DDP discards the mean of their gradients."""
         places = bucket.plan.slices()
         for (name, place), one_has in zip(job.places(), used, strict=True):
             if not one_has:
@@ -85,7 +85,7 @@ class BucketReduction:
     def _coded(
         self, bucket: Bucket, gradient: Floats, index: int, step: int, exchange: Collectives
     ) -> tuple[list[Payload], Exception | int | None]:
-        """Return a payload for every segment, and None. On failure, the second value is _NOT_FINITE or an exception."""
+        """Return a payload for every segment, and None. After a failure, the second value is _NOT_FINITE or an exception."""
         if not all_finite(gradient):
             return [], _NOT_FINITE
         payloads = []

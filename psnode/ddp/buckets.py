@@ -1,4 +1,4 @@
-"""Buckets of gradients, and the change between DDP's order of tensors and the order in which they are coded."""
+"""Buckets of gradients, and the conversion between DDP's order of tensors and the order in which they are coded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Names = tuple[str, ...]
 
 
 class Job(NamedTuple):
-    """A bucket of a step, in DDP's order. `buffer`: flat, any floating dtype and device, to be overwritten with the mean."""
+    """A bucket of a step, in DDP's order. `buffer`: flat, any floating dtype and device; the mean will overwrite it."""
 
     number: int
     names: Names
@@ -44,7 +44,7 @@ class Bucket(NamedTuple):
 
 
 def rearranged(flat: Floats, job: Job, plan: Plan) -> Floats:
-    """Return a copy of a bucket's gradients `flat`, in the order of its plan instead of DDP's."""
+    """Return a copy of a bucket's gradients `flat`, in the order of the bucket's `plan` instead of DDP's order."""
     places, out = plan.slices(), np.empty(plan.size, np.float32)
     for name, place in job.places():
         out[places[name]] = flat[place]
@@ -52,7 +52,7 @@ def rearranged(flat: Floats, job: Job, plan: Plan) -> Floats:
 
 
 def put_back(total: Floats, job: Job, plan: Plan) -> Floats:
-    """Return a copy of `total` in DDP's order instead of the order of the plan: the inverse of `rearranged`."""
+    """Return a copy of `total` in DDP's order instead of the order of `plan`: the inverse of `rearranged`."""
     places, out = plan.slices(), np.empty(plan.size, np.float32)
     for name, place in job.places():
         out[place] = total[places[name]]
@@ -83,7 +83,7 @@ def regrouped(jobs: Sequence[Job], order: Sequence[Names]) -> list[Job] | None:
 
 
 def hand_back(made: Sequence[Job], jobs: Sequence[Job]) -> None:
-    """Copy the buffers of `made`, which `regrouped` has made of `jobs`, back into the buffers of `jobs`."""
+    """Copy the buffers of `made`, which `regrouped` made from `jobs`, back into the buffers of `jobs`."""
     means = {name: job.buffer[place] for job in made for name, place in job.places()}
     for job in jobs:
         for name, place in job.places():

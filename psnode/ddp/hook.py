@@ -35,10 +35,10 @@ class HookState:
     """The hook's state on one rank: codec, feedback rule, residuals and other feedback state.
 
     The feedback state is kept by parameter, so that it survives when DDP rebuilds its buckets after the first step. `state_dict`
-    returns it. Every rank saves and loads its own state, or `AllRanks` saves the states of all ranks. During the backward pass, a
-    thread encodes and exchanges buckets in the order in which DDP submits them. DDP's first buckets differ from its later
+    returns this state. Every rank saves and loads its own state, or `AllRanks` saves the states of all ranks. During the backward
+    pass, a thread encodes and exchanges buckets in the order in which DDP submits them. DDP's first buckets differ from its later
     buckets. So in the first step after a state was loaded, the thread waits for all buckets and regroups their tensors into the
-    buckets of that state.
+    buckets of the loaded state.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class HookState:
         if model is not None:
             self.name(model)
         self._parent = process_group
-        self._assumed: list[int] | None = None  # ranks of the group that was used before the first step, if any
+        self._assumed: list[int] | None = None  # ranks of the group that was used before the first step, or None
         self._scale = LossScale(scaler)
         self._memories = TensorMemories(codec, rule, min_compress_bytes)
         self._undo = Undo()
         self._reduction = BucketReduction(self._memories, self._undo, seed)
-        self._spoilt = False  # a bucket of this step is not finite or has failed, so the step's feedback is undone
-        self._open = False  # a step has begun, and its last bucket has not come
+        self._spoilt = False  # True if a bucket of this step is not finite or has failed, so the step's feedback is undone
+        self._open = False  # True if a step has begun and its last bucket has not come
         self._order: list[Names] = []  # tensor names in each bucket of the last step
-        self._loaded = False  # a state was loaded, and no step has been taken since
+        self._loaded = False  # True if a state was loaded and no step has been taken since
         self._step = 0
         self._jobs: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._exchange: Collectives | None = None
@@ -88,14 +88,14 @@ class HookState:
     def traffic(self) -> tuple[int, int]:
         """The payload bytes that all ranks together have sent and received so far; the same on every rank.
 
-        A rank sends each payload once. It receives the payloads of all other ranks, or one sum if the payloads of the codec are
-        summed. Payloads that are not exchanged because a gradient is not finite do not count.
+        A rank sends each payload once. It receives the payloads of all other ranks, or one sum if the codec's payloads are
+        summed. Payloads do not count if they are not exchanged because a gradient is not finite.
         """
         return self._reduction.sent_by_all, self._reduction.received_by_all
 
     @property
     def exchange(self) -> Collectives:
-        """The exchange among the ranks. At the first use, all ranks must read this together, outside a backward pass."""
+        """The exchange among the ranks. All ranks must make the first access together, outside a backward pass."""
         if self._exchange is None:
             self._exchange = Collectives.among(self._group())
         return self._exchange
@@ -108,21 +108,22 @@ class HookState:
         return dist.get_rank(group), dist.get_world_size(group)
 
     def name(self, model: nn.Module) -> None:
-        """Use the parameter names of `model` in saved states. If `model` is DDP, use those of the wrapped module."""
+        """Use the parameter names of `model` in saved states. If `model` is DDP, use the names in the wrapped module."""
         model = getattr(model, "_orig_mod", model)
         model = model.module if isinstance(model, DistributedDataParallel) else model
         self._used.watch(model.parameters())
         self._names |= {id(parameter): name for name, parameter in parameters(model)}
 
     def take_back(self) -> None:
-        """Restore the feedback state from before the last step, because the program skips that step.
+        """Restore the feedback state from before the last step, because the program skips this step.
 
-        Call this on all ranks after the backward pass and before the next. No call is needed if a gradient was not finite.
+        Call this on all ranks after the step's backward pass and before the next one. If a gradient was not finite, no call is
+        needed.
         """
         self._undo.restore()
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Queue a bucket, and return a future that gets the bucket's buffer once it holds the mean."""
+        """Queue a bucket, and return a future for the bucket's buffer, which then holds the mean."""
         if self._thread is None:
             self._look_around(bucket)
             self._thread = threading.Thread(target=self._serve, args=[self.exchange], name="psnode-ddp", daemon=True)
@@ -154,7 +155,7 @@ class HookState:
         return {"step": self._step, "buckets": [list(names) for names in self._order], **scale}
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the feedback state and codebooks as in `state_dict`, but as views, which the next step changes."""
+        """Return the feedback state and codebooks as in `state_dict`, but as views of arrays that the next step changes."""
         return self._memories.arrays(len(self._order))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -177,15 +178,15 @@ class HookState:
         raise ConfigurationError("the state of psnode's hook is saved by its state_dict()")
 
     def _group(self) -> dist.ProcessGroup | None:
-        """Return the process group that the program named, or else DDP's, or else the default group of all ranks."""
+        """Return the process group that the program named, otherwise DDP's group, otherwise the default group of all ranks."""
         found = self._parent or group_of(self, self._names) or dist.group.WORLD
         self._assumed = dist.get_process_group_ranks(found)
         return found
 
     def _look_around(self, bucket: GradBucket) -> None:
-        """Find DDP's process group and the scaler of the loss, at the first bucket.
+        """Find DDP's process group and the scaler of the loss when the first bucket comes.
 
-        Raises ConfigurationError if no DDP is found, or if its ranks are not those for which a state was saved or loaded.
+        Raises ConfigurationError if no DDP is found, or if a state was saved or loaded for ranks other than those of DDP.
         """
         self._scale.seek()
         assumed = self._assumed
@@ -255,7 +256,7 @@ class HookState:
         self._step += 1
 
     def _check_start(self, order: list[Names], exchange: Collectives) -> None:
-        """Raise ConfigurationError if the ranks continue from different states, or only some have loaded a state."""
+        """Raise ConfigurationError if the ranks continue from different states, or if only some ranks have loaded a state."""
         starts = exchange.sizes([self._step, zlib.crc32(repr(order).encode())])
         if (starts != starts[0]).any():
             steps = ", ".join(f"rank {rank} from step {row[0]}" for rank, row in enumerate(starts))
@@ -263,7 +264,7 @@ class HookState:
 
 
 def _end(jobs: queue.SimpleQueue[_Queued | None], thread: threading.Thread) -> None:
-    """End a hook's thread before Python exits, since a thread inside torch at exit would crash the process."""
+    """End a hook's thread before Python exits, since a thread that is still inside torch at exit would crash the process."""
     jobs.put(None)
     thread.join(_LAST_BUCKET)
 

@@ -1,4 +1,4 @@
-"""The communication hook as a Lightning callback: one argument of the Trainer, which also handles checkpoints."""
+"""The communication hook as a Lightning callback, which is one argument of the Trainer and also handles checkpoints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from psnode.errors import ConfigurationError, installing
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    Callback = object  # a new callback imports Lightning and becomes a subclass of Lightning's Callback
+    Callback = object  # __new__ imports Lightning and makes a subclass of Lightning's Callback
 
 
 class CodedGradients(Callback):
-    """Registers the hook after Lightning has wrapped the module in DDP, and keeps the states of all ranks in its checkpoints.
+    """Registers the hook when Lightning has wrapped the module in DDP, and saves the states of all ranks in checkpoints.
 
-    `codec` and `options`: the arguments of `psnode.ddp.comm_hook`. Raises ConfigurationError if Lightning is not installed, and
-    at the start of training for a strategy other than DDP.
+    `codec` and `options`: the arguments of `psnode.ddp.comm_hook`. Raises ConfigurationError if Lightning is not installed, and,
+    at the start of training, for a strategy other than DDP.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:

@@ -1,4 +1,4 @@
-"""The coders of buckets, and the feedback state of tensors (residuals, momenta), which outlives the buckets."""
+"""The coders of buckets, and the feedback state of tensors (residuals, momenta), which is kept when buckets change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TensorMemories:
         return found | {key: book.numpy() for key, book in self._codebooks.items()}
 
     def load(self, tensors: Mapping[str, Any]) -> None:
-        """Replace the state by `tensors`, which `arrays` has returned. Raises ConfigurationError for any other entry."""
+        """Replace the state by `tensors`, the result of `arrays`. Raises ConfigurationError for any other entry."""
         memories: dict[str, dict[str, Floats]] = {}
         books: dict[str, torch.Tensor] = {}
         for key, value in tensors.items():
@@ -71,7 +71,7 @@ class TensorMemories:
                 part *= np.float32(factor)
 
     def forget_codebooks(self) -> None:
-        """Drop the loaded codebooks that no segment has taken over."""
+        """Drop the loaded codebooks that no segment uses yet."""
         self._codebooks = {}
 
     def bucket(self, job: Job) -> Bucket:

@@ -18,17 +18,17 @@ _log = logging.getLogger(__name__)
 class AllRanks:
     """Combines the hook's state on all ranks, with the methods `state_dict` and `load_state_dict`.
 
-    This is for libraries in which rank 0 saves objects with these two methods, such as `Accelerator.register_for_checkpointing`.
-    The residual of one rank is as large as the coded gradients in float32. Saving sends the states of all ranks to rank 0, tensor
-    by tensor, so it needs memory for all of them on rank 0, and no memory on other ranks. Loading briefly needs that amount on
-    every rank.
+    This class is for libraries in which rank 0 saves objects with these two methods: `Accelerator.register_for_checkpointing` is
+    an example. The residual of one rank is as large as the coded gradients in float32. Saving sends the states of all ranks to
+    rank 0, tensor by tensor. So rank 0 needs memory for all states, and the other ranks need no memory. During loading every rank
+    needs memory for all states.
     """
 
     def __init__(self, state: HookState) -> None:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, on rank 0, the states of all ranks. Other ranks get the same dict without feedback states.
+        """Return, on rank 0, the states of all ranks. On other ranks, return the same dict without feedback states.
 
         All ranks must call this together.
         """
@@ -45,9 +45,8 @@ class AllRanks:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue with this rank's own state, or with the mean of all states if the number of ranks has changed.
 
-        The mean preserves the correction that the residuals still owe to the weights
-        (docs/decisions/another-number-of-workers.md). Rank 0 then logs a warning. Raises ConfigurationError unless `saved` is the
-        result of rank 0.
+        The mean preserves the correction that the weights have not received yet (docs/decisions/another-number-of-workers.md). If
+        the mean is used, rank 0 logs a warning. Raises ConfigurationError unless `saved` is the result of rank 0.
         """
         if not {"ranks", "states", "step", "buckets"} <= saved.keys():
             raise ConfigurationError("not a state of all ranks' communication hooks: load the result of AllRanks.state_dict()")

@@ -1,4 +1,4 @@
-"""Records of a training under DistributedDataParallel in a run's directory, for `psnode report` and `psnode runs`."""
+"""Records, in a run's directory, of a training under DistributedDataParallel, for `psnode report` and `psnode runs`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _FLOAT32 = 4  # bytes
 class RunRecords:
     """Writes config.json, metrics.jsonl, evaluations.jsonl and summary.json of a DDP training, in a with statement.
 
-    All ranks enter the statement and may call the methods. Rank 0 writes, and arguments of other ranks are ignored. `model`: the
-    network; the records count its parameters that require gradients. `state`: the state of psnode's hook; None for DDP without
-    the hook, whose all-reduce counts as one float32 gradient sent and one received by every rank. `settings`: values of JSON
-    types by name, which reports compare. Completed runs that differ by the setting `seed` alone are one line of a report.
+    All ranks enter the statement and may call the methods. Only rank 0 writes, and arguments of other ranks are ignored. `model`:
+    the network; the records count its parameters that require gradients. `state`: the state of psnode's hook, or None for DDP
+    without the hook; then every rank's all-reduce counts as one float32 gradient sent and one received. `settings`: values of
+    JSON types, by name, which reports compare. Completed runs that differ only by the setting `seed` are one line of a report.
     `step`: the number of updates before this start. If it is not 0, the run continues, and its records of later updates are
     deleted.
 
-    Entering raises ConfigurationError if `directory` holds a run and `step` is 0, or if another program is recording in it.
+    Entering raises ConfigurationError if `directory` holds a run and `step` is 0, or if another program records in `directory`.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class RunRecords:
         self._lock.release()
 
     def step(self, *, loss: float | None = None, lr: float | None = None, examples: int | None = None, **metrics: float) -> None:
-        """Record an update, after `optimizer.step()`.
+        """Record an update. Call this after `optimizer.step()`.
 
-        `loss` and `metrics`: values of this batch, recorded as rank 0 passes them. `examples`: number of examples on all ranks
+        `loss` and `metrics`: values of this batch; those of rank 0 are recorded. `examples`: number of examples on all ranks
         together. The recorded time of the update is the time since the last call, or since the statement was entered.
         """
         self._step += 1
@@ -92,7 +92,7 @@ class RunRecords:
         self._metrics.append(to_json(record).encode())
 
     def evaluated(self, *, loss: float | None = None, top1: float | None = None, **metrics: float) -> None:
-        """Record an evaluation after the last update. `top1`: a fraction, not per cent."""
+        """Record an evaluation after the last update. `top1`: a fraction, not a percentage."""
         if self._rank == 0:
             record = {"step": self._step, "loss": loss, "top1": top1, "metrics": metrics}
             self._evaluations.append(to_json(record).encode())

@@ -17,10 +17,10 @@ _T = TypeVar("_T")
 
 
 def group_of(state: object, parameters: Collection[int]) -> dist.ProcessGroup | None:
-    """Return the process group of the DDP that has registered `state`, or else of a DDP with some of `parameters` (ids).
+    """Return the process group of the DDP that has registered `state`, otherwise of a DDP with some of `parameters` (ids).
 
-    DDP passes neither itself nor its group to a hook, so this searches all objects. Returns None if no DDP is found. Raises
-    ConfigurationError if several are found whose groups have different ranks.
+    DDP passes neither itself nor its group to a hook, so this function searches all objects. Returns None if no DDP is found.
+    Raises ConfigurationError if it finds several whose groups have different ranks.
     """
     models = [each for each in _alive(DistributedDataParallel) if "_comm_hooks" in vars(each)]
     found = [each for each in models if any(known is state for _, known in each._comm_hooks)]
@@ -36,7 +36,7 @@ def group_of(state: object, parameters: Collection[int]) -> dist.ProcessGroup | 
 
 
 def scaler_in_use() -> torch.amp.GradScaler | None:
-    """Return the GradScaler that has scaled a loss; None if there is none. Raises ConfigurationError if there are several."""
+    """Return the GradScaler that has scaled a loss, or None. Raises ConfigurationError if several GradScalers have done so."""
     found = [each for each in _alive(torch.amp.GradScaler) if each.is_enabled() and each._scale is not None]
     if len(found) > 1:
         raise ConfigurationError(
@@ -47,5 +47,5 @@ def scaler_in_use() -> torch.amp.GradScaler | None:
 
 
 def _alive(kind: type[_T]) -> Iterator[_T]:
-    """Yield all objects of a class."""
+    """Yield all live objects of a class."""
     return (each for each in gc.get_objects() if issubclass(type(each), kind))

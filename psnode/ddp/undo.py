@@ -9,7 +9,7 @@ from psnode.feedback import State
 
 
 class Undo:
-    """Copies of each bucket's feedback state from before its last push. They are as large as that state."""
+    """Copies of each bucket's feedback state from before the bucket's last push. They are as large as the state itself."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[Bucket, list[State]]] = {}  # by bucket number
@@ -21,7 +21,7 @@ class Undo:
         self._step = set()
 
     def keep(self, number: int, bucket: Bucket) -> None:
-        """Copy a bucket's feedback state before its push changes the state."""
+        """Copy a bucket's feedback state before the bucket's push changes it."""
         bucket_of, copies = self._copies.get(number, (None, []))
         if bucket_of is not bucket:
             copies = [
@@ -47,7 +47,7 @@ class Undo:
         self._copies, self._step = {}, set()
 
     def restore_part(self, number: int, place: slice) -> None:
-        """Restore the feedback state of the coordinates at `place` in a bucket's plan."""
+        """Restore the feedback state of the coordinates at `place` in the plan of bucket `number`."""
         bucket, copies = self._copies[number]
         for k, copy in enumerate(copies):
             segment = bucket.coders[k].segment

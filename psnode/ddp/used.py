@@ -1,4 +1,4 @@
-"""Detection of the parameters that a backward pass has used, on this rank and on others."""
+"""Detection of the parameters that a backward pass has used, on this rank and on other ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Used:
         self._reached: set[int] = set()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Record from now on the gradients that `parameters` receive."""
+        """From now on, record which of `parameters` receive a gradient."""
         for each in parameters:
             if each.requires_grad and each.is_leaf and not is_lazy(each) and not self._watches(each):
                 self._watched[id(each)] = weakref.ref(each)
@@ -33,7 +33,7 @@ class Used:
                 each.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def take(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[bool, ...]:
-        """Return for each parameter True if it has received a gradient, and reset the record.
+        """Return, for each parameter, True if it has received a gradient. Reset the record.
 
         A parameter that was not watched counts as used if its gradient is not 0.
         """
@@ -54,12 +54,12 @@ class Used:
 
 
 def packed(used: Sequence[bool]) -> list[int]:
-    """Return `used` as numbers, with one bit for each tensor."""
+    """Return `used` as integers, with one bit for each tensor."""
     starts = range(0, len(used), _BITS)
     return [sum(flag << k for k, flag in enumerate(used[start : start + _BITS])) for start in starts]
 
 
 def by_any(rows: Sizes, tensors: int) -> list[bool]:
-    """Return for each tensor True if any rank has used it. `rows`: the numbers from `packed` of each rank, one row per rank."""
+    """Return, for each tensor, True if any rank has used it. `rows`: the result of `packed` on each rank, one row per rank."""
     words = np.bitwise_or.reduce(rows, axis=0)
     return [bool(int(words[k // _BITS]) >> k % _BITS & 1) for k in range(tensors)]
