@@ -1,4 +1,4 @@
-"""Exchange of payloads through torch.distributed: gathered by all ranks, or summed undecoded by an all-reduce."""
+"""Exchange of payloads through torch.distributed: all ranks gather them, or an all-reduce sums them undecoded."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Collectives:
 
     @classmethod
     def among(cls, parent: dist.ProcessGroup | None) -> Self:
-        """Create an exchange with a process group of its own among the ranks of `parent`, or of all ranks.
+        """Create an exchange with a process group of its own, among the ranks of `parent`, or among all ranks if it is None.
 
-        All these ranks call it together.
+        All these ranks must make this call together.
         """
         ranks = dist.get_process_group_ranks(parent or dist.group.WORLD)
         return cls(dist.new_group(ranks, backend="gloo", use_local_synchronization=True))
 
     def sizes(self, own: Sequence[int]) -> Sizes:
-        """Gather a list of integers from every rank, all of the same length. Returns an array of shape (ranks, numbers)."""
+        """Gather a list of integers from every rank. The lists have the same length. Return an array of shape (ranks, length)."""
         mine = torch.tensor(own, dtype=torch.int64)
         return np.stack([each.numpy() for each in self._gather(mine)])
 
     def gathered(self, own: Sequence[Payload], sizes: Sizes) -> Iterator[list[Payload]]:
-        """Yield the payloads of each rank, in order of rank. `sizes`: their bytes, of shape (ranks, payloads).
+        """Yield the payloads of each rank, in order of rank. `sizes`: their sizes in bytes, of shape (ranks, payloads).
 
         In the messages each payload starts at a multiple of 4 bytes.
         """
@@ -56,24 +56,24 @@ class Collectives:
             yield [Payload.from_bytes(array[a : a + n]) for a, n in zip(ends - _padded(lengths), lengths, strict=True)]
 
     def merged(self, payload: Payload) -> Payload:
-        """Return the sketch of the sum of all ranks' arrays. All ranks' sketches were made with the same key."""
+        """Return the sketch of the sum of all ranks' arrays. All ranks must have made their sketches with the same key."""
         data = payload.data.copy()
         dist.all_reduce(torch.from_numpy(cells_of(data, len(payload.shape))), group=self._group)
         return Payload(data)
 
     def at_first(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks on rank 0, and an empty list elsewhere. All have the shape of `mine`."""
+        """Return the tensors of all ranks on rank 0, and an empty list on other ranks. All tensors have the shape of `mine`."""
         found = [torch.empty_like(mine) for _ in range(self.ranks if self.rank == 0 else 0)]
         dist.gather(mine, found or None, dst=dist.get_global_rank(self._group, 0), group=self._group)
         return found
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, all of the shape of `mine`."""
+        """Return the tensors of all ranks, which all have the shape of `mine`."""
         found = [torch.empty_like(mine) for _ in range(self.ranks)]
         dist.all_gather(found, mine, group=self._group)
         return found
 
 
 def _padded(nbytes: Any) -> Any:
-    """Return the bytes of payloads with their padding of zeros."""
+    """Return the sizes of payloads in bytes, with their padding of zeros."""
     return -(-nbytes // _ALIGNED) * _ALIGNED

@@ -1,9 +1,9 @@
-"""Compilation of the kernels of a step before the first step: once per machine, in parallel processes, cached on disk.
+"""Compilation of a step's kernels before the first step: once per machine, in parallel processes, with a cache on disk.
 
 A step consists of pieces, each with kernels of its own: gradients are coded and added, weights are updated, coded and
-read. To compile its kernels, a piece is run on a few values like those of the job. Numba loads cached kernels; all
-others are compiled by processes that import neither torch nor MPI. One rank of a host compiles, and the others wait
-for it.
+read. To compile its kernels, a piece is run on a few values like those of the job. Numba loads cached kernels.
+Processes that import neither torch nor MPI compile the other kernels. On each host one rank compiles, and the other
+ranks wait for it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class _ColdError(Exception):
 
 
 class _Watch(numba_events.Listener):
-    """Listener that counts the kernels this thread compiles, without kernels compiled inside others.
+    """Listener that counts the kernels that this thread compiles. A kernel compiled as part of another one does not count.
 
-    With `refuses` it raises _ColdError instead of letting a kernel be compiled.
+    With `refuses` it raises _ColdError when a kernel would be compiled.
     """
 
     def __init__(self, *, refuses: bool) -> None:
@@ -60,7 +60,7 @@ class _Watch(numba_events.Listener):
         self._refuses, self._thread, self._depth = refuses, threading.get_ident(), 0
 
     def on_start(self, event: Any) -> None:
-        """Count a kernel that is about to be compiled, or refuse it."""
+        """Count a kernel whose compilation begins, or refuse to compile it."""
         if threading.get_ident() != self._thread:
             return
         if self._refuses:
@@ -69,7 +69,7 @@ class _Watch(numba_events.Listener):
         self._depth += 1
 
     def on_end(self, event: Any) -> None:
-        """Note that a kernel is compiled, or could not be."""
+        """Record that the compilation of a kernel has ended, with or without success."""
         if threading.get_ident() == self._thread:
             self._depth -= not self._refuses
 
@@ -86,7 +86,7 @@ def watched(*, refuses: bool = False) -> Iterator[_Watch]:
 
 
 def prepare(coding: Coding, config: Config) -> None:
-    """Load or compile all kernels that a step needs, and log those that are compiled."""
+    """Load or compile all kernels that a step needs, and log the compiled ones."""
     pieces = pieces_of(coding, config)
     if missing := [piece for piece in pieces if not _is_cached(piece)]:
         with _alone():
@@ -96,7 +96,7 @@ def prepare(coding: Coding, config: Config) -> None:
 
 
 def _is_cached(piece: Piece) -> bool:
-    """Return True if nothing had to be compiled for `piece`. All of its kernels are then loaded."""
+    """Return True if all kernels of `piece` were cached. They are then loaded."""
     try:
         with watched(refuses=True):
             _load(piece)
@@ -107,7 +107,7 @@ def _is_cached(piece: Piece) -> bool:
 
 @cache
 def _load(piece: Piece) -> None:
-    """Run `piece`, once per process, which then keeps its kernels."""
+    """Run `piece`, once per process. The process then keeps the piece's kernels."""
     run_piece(piece)
 
 
@@ -126,7 +126,7 @@ def _compile(pieces: Sequence[Piece]) -> None:
 
 
 def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
-    """Compile `pieces`. Yield each piece when it is compiled, with the number of kernels compiled for it."""
+    """Compile `pieces`. Yield each piece when it is compiled, with its number of compiled kernels."""
     jobs = _jobs(pieces)
     processes = min(len(jobs), usable_cores())
     if processes < 2 or _nothing_is_kept():
@@ -162,10 +162,10 @@ def _compiled(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int]]:
 
 
 def _jobs(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Return `pieces` in jobs: pieces that share stages of codecs share kernels, and are put in one job.
+    """Return `pieces` in jobs. Pieces that share stages of codecs also share kernels, and therefore form one job.
 
-    In two jobs the shared kernels would be compiled twice. Parts of codecs are jobs of their own, the first ones; `_compiled`
-    begins other jobs with the same stages when all parts are done.
+    In two jobs the shared kernels would be compiled twice. Each part of a codec is a job of its own, and these jobs come first.
+    `_compiled` begins other jobs with the same stages when all parts are done.
     """
     parts = [[piece] for piece in pieces if piece.what == PART]
     jobs: list[tuple[set[str], list[Piece]]] = []
@@ -186,7 +186,7 @@ def _stages(piece: Piece) -> set[str]:
 def _feed(
     child: subprocess.Popen[str], waiting: queue.SimpleQueue[Sequence[Piece] | None], done: queue.SimpleQueue[tuple[Piece, int]]
 ) -> None:
-    """Let `child` compile the pieces of waiting jobs until None comes. A piece that the child cannot compile counts as done."""
+    """Make `child` compile the pieces of waiting jobs until None comes. A piece that it cannot compile counts as done."""
     assert child.stdin is not None and child.stdout is not None
     while (job := waiting.get()) is not None:
         for piece in job:
@@ -217,13 +217,13 @@ def serve() -> None:
 
 
 def _nothing_is_kept() -> bool:
-    """Return True if compiled kernels are not cached: psnode.codecs.kernels.jit has no place for them, or Numba is off."""
+    """Return True if compiled kernels are not cached: psnode.codecs.kernels.jit found no directory for them, or Numba is off."""
     return isinstance(getattr(add_scaled, "_cache", NullCache()), NullCache)
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the lock of the cache, so that no other process of this host compiles for it; do without if it cannot be locked."""
+    """Hold the lock of the cache, so that no other process compiles for it. If the cache cannot be locked, hold no lock."""
     lock: BaseFileLock | None = None
     dispatcher: Any = add_scaled
     if not _nothing_is_kept():

@@ -1,4 +1,4 @@
-"""Early frames: frames that a worker has received before they are due. Frames of different senders come in any order."""
+"""Early frames: frames that a worker receives before it can use them. Frames of different senders come in any order."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PARTS = (Kind.WEIGHTS, Kind.DELTA)
 
 
 class EarlyFrames:
-    """Store of early frames: parts of versions by version and group, and the master's other frames in their order.
+    """Store of early frames: parts of versions, by version and group, and the master's other frames in their order.
 
-    `sources[g]` is the rank that sends group g. Frames of one rank come in the order in which it sent them. At most
-    `limit` bytes are kept, not counting STATE frames, of which there is only one per promotion of a spare.
+    A part is a frame with the weights of one group. `sources[g]` is the rank that sends group g. Frames of one rank come in the
+    order in which it sent them. At most `limit` bytes are kept. STATE frames do not count, since only one comes when a spare
+    takes over a place.
 
-    With a `root`, which may send every group as well, the parts of a version come on two ways, in any order and more than once;
-    a part that is not needed any more is then dropped.
+    A `root` is a rank that may also send every group. Then the parts of a version come by two routes, in any order and possibly
+    twice, and a part that is no longer needed is dropped.
 
-    Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last
-    part, and if more than `limit` bytes are kept. The error names the sender; in the last case, the sender of most of the
-    bytes.
+    Raises WireError for a frame that its sender must not send, for a part of an older version than the sender's last part, and
+    if more than `limit` bytes are kept. The error names the sender; if there are too many bytes, the sender of most of them.
     """
 
     def __init__(self, sources: Sequence[int], limit: int, root: int | None = None) -> None:
@@ -32,14 +32,14 @@ class EarlyFrames:
         self._limit = limit
         self._parts: dict[int, dict[int, Frame]] = {}
         self._others: deque[Frame] = deque()
-        self._newest = dict.fromkeys(sources, 0)  # by sender, the version of its last part
+        self._newest = dict.fromkeys(sources, 0)  # the version of each sender's last part
         self._bytes: Counter[int] = Counter()  # number of bytes kept, by sender
         self._total = 0
         self._due = 0
-        self._whole = -1  # the newest version in place as a whole; later ones before `_due` were skipped
+        self._whole = -1  # the newest version that was completely put in place; later versions before `_due` were skipped
 
     def expect(self, version: int, *, skipping: bool = False) -> None:
-        """Expect frames of `version`. Earlier parts are dropped; unless `skipping`, version - 1 is in place as a whole."""
+        """Expect frames of `version`, and drop earlier parts. Unless `skipping`, version - 1 is completely in place."""
         self._due = version
         if not skipping:
             self._whole = version - 1
@@ -50,7 +50,7 @@ class EarlyFrames:
     def put(self, frame: Frame) -> None:
         """Keep a frame until it is due.
 
-        A part of an earlier version is dropped if it is whole weights or if that version was skipped; otherwise it is an error.
+        A part of an earlier version is dropped if it holds whole weights or if its version was skipped. Otherwise it is an error.
         """
         if frame.kind not in _PARTS:
             if frame.sender != MASTER:
@@ -84,7 +84,7 @@ class EarlyFrames:
         parts[frame.group] = frame
 
     def part(self, version: int) -> Frame | None:
-        """Remove and return the oldest part of `version`; None if there is none."""
+        """Remove and return the oldest part of `version`, or return None."""
         if not (parts := self._parts.get(version)):
             return None
         frame = parts.pop(next(iter(parts)))
@@ -92,35 +92,35 @@ class EarlyFrames:
         return frame
 
     def has(self, version: int, group: int) -> bool:
-        """Return True if this part has come and was not taken."""
+        """Return True if the part of `group` in `version` has come and was not taken."""
         return group in self._parts.get(version, ())
 
     def is_whole(self, version: int) -> bool:
-        """Return True if all parts of `version` have come and none was taken."""
+        """Return True if all parts of `version` have come and no part was taken."""
         return len(self._parts.get(version, ())) == len(self._sources)
 
     def is_replaced(self, version: int) -> bool:
-        """Return True if the next of `others` is of a version after `version`, the whole weights of which have come."""
+        """Return True if the next of `others` is of a version after `version`, all whole weights of which have come."""
         following = self._others[0].version if self._others else version
         whole = [frame for frame in self._parts.get(following, {}).values() if frame.kind is Kind.WEIGHTS]
         return following > version and len(whole) == len(self._sources)
 
     def passed(self, group: int, version: int) -> bool:
-        """Return True if the sender of `group`, the only one, has sent a part of a version after `version`."""
+        """Return True if `group` has only one sender, and it has sent a part of a version after `version`."""
         return self._root is None and self._newest[self._sources[group]] > version
 
     @property
     def others(self) -> Iterator[Frame]:
-        """The master's other frames, the oldest first."""
+        """The master's frames that are not parts of versions, oldest first."""
         return iter(self._others)
 
     @property
     def ended(self) -> bool:
-        """True if the newest of `others` closes the last version of the job; later frames are not for the receiver."""
+        """True if the newest of `others` closes the job's last version. Later frames are then not for the reader of weights."""
         return bool(self._others) and Flag.STOP in self._others[-1].flags
 
     def other(self) -> Frame | None:
-        """Remove and return the oldest of `others`; None if there is none."""
+        """Remove and return the oldest of `others`, or return None."""
         if not self._others:
             return None
         frame = self._others.popleft()
@@ -153,5 +153,5 @@ def describe(frame: Frame) -> str:
 
 
 def unexpected(frame: Frame) -> WireError:
-    """Return the error for a frame that is never expected, whatever came before it."""
+    """Return the error for a frame that must not come, whichever frames came before it."""
     return WireError(f"no rank is to send {describe(frame)} now", frame.sender)

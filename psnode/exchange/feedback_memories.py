@@ -21,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 class FeedbackMemories:
     """Storage of memories: one float32 vector per memory, in plan order. A segment or a tensor has a slice of the vector.
 
-    Pages of a vector that no segment uses are never written to, and so take no memory.
+    Pages of a vector that no segment uses are never written, so they take no memory.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -30,7 +30,7 @@ class FeedbackMemories:
         self._vectors: dict[str, Floats] = {}
 
     def vector(self, name: str) -> Floats:
-        """Return the vector of memory `name`, at first all zeros."""
+        """Return the vector of memory `name`, which begins with zeros."""
         if name not in self._vectors:
             self._vectors[name] = untouched(self._plan.size)
         return self._vectors[name]
@@ -51,10 +51,10 @@ class FeedbackMemories:
         return found | {f"{FEEDBACK}{RATE}/{name}": value for name, value in by_tensor.items()}
 
     def load(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `state`, also if another plan wrote it. CheckpointError if it does not fit this run.
+        """Load the result of `state`, which another plan may have written. Raises CheckpointError if it does not fit this run.
 
-        The memory of a tensor that was not compressed before begins with zeros. A tensor that is no longer compressed keeps
-        its memory if it holds values still owed, which are sent with the next gradient. Codebooks of segments that no longer
+        The memory of a tensor that was not compressed before begins with zeros. A tensor that is no longer compressed keeps its
+        memory if a value in it is not 0; the memory is then sent with the next gradient. Codebooks of segments that no longer
         exist are ignored.
         """
         own = {key: value for key, value in tensors.items() if key.startswith(FEEDBACK)}
@@ -72,13 +72,13 @@ class FeedbackMemories:
                 coder.restore()
 
     def _check(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise CheckpointError for an entry that belongs to no memory of `coders` or no tensor, or that has the wrong size."""
+        """Raise CheckpointError if an entry's memory or tensor does not exist in this run, or if its size is wrong."""
         memories = {name for coder in coders for name in (*coder.state, coder.forgone)}
         for key, value in tensors.items():
             memory, _, name = key.removeprefix(FEEDBACK).partition("/")
             where = self._places.get(name, slice(0, 0))
             fits = value.dim() == 1 and memory in memories and value.numel() == where.stop - where.start > 0
-            if memory == RATE:  # its size is checked where it is read
+            if memory == RATE:  # the code that reads the rate checks its size
                 fits = name in self._places
             elif memory == CODEBOOK:
                 fits = value.shape == (CODEBOOK_BYTES,)
@@ -87,7 +87,7 @@ class FeedbackMemories:
                 raise CheckpointError(f"the checkpoint's worker state does not fit this run: {problem}")
 
     def _held(self, coders: Sequence[SegmentCoder]) -> dict[str, Floats]:
-        """Return the memories as MEMORY/TENSOR, for each tensor of which some segment has the memory."""
+        """Return the memories by name MEMORY/TENSOR, for each tensor with a segment that has the memory."""
         return {
             f"{memory}/{name}": self._vectors[memory][self._places[name]]
             for coder, inside in zip(coders, state_names.overlaps(self._plan, self._plan.segments), strict=True)
@@ -104,8 +104,8 @@ class FeedbackMemories:
     def _load_rates(self, coders: Sequence[SegmentCoder], tensors: Mapping[str, torch.Tensor]) -> None:
         """Load the learning rates that are the units of rescaled residuals.
 
-        If the coordinates of a segment have different rates, the segment gets the largest, and its residual is converted to
-        that unit.
+        If the coordinates of a segment have different rates, the segment gets the largest rate, and its residual is converted
+        to this unit.
         """
         runs = state_names.collected(self._plan, tensors, f"{FEEDBACK}{RATE}/")
         for coder in coders if any(run.value for run in runs) else ():

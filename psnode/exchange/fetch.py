@@ -21,8 +21,8 @@ Fetch = Callable[[torch.Tensor, torch.Tensor], Coming]  # (source on the device,
 class SideStream:
     """Copier from a CUDA device to pinned memory, in a stream of its own and in the order of the calls.
 
-    A copy waits for the work submitted to the calling thread's current stream before the call, and for nothing submitted
-    later: the gradient of a layer is copied while the layers before it are still computed.
+    A copy waits only for the work that was submitted to the calling thread's current stream before the call. So the gradient
+    of a layer is copied while the backward pass computes the next layers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,14 +33,14 @@ class SideStream:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-            source.record_stream(self._stream)  # torch does not reuse its memory before the copy is done
+            source.record_stream(self._stream)  # so that torch does not reuse the memory of `source` before the copy is done
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         return done
 
 
 class OnDemand:
-    """Tensor that stays on its device, and is copied to `target` on the host when the host first needs it."""
+    """Tensor that stays on its device. It is copied to `target` on the host when the host needs it."""
 
     def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
         self._source, self._target = source, target
@@ -51,7 +51,7 @@ class OnDemand:
         """Return the tensor, for work submitted to the calling thread's current stream: the stream waits for the tensor."""
         stream = torch.cuda.current_stream()
         stream.wait_event(self._computed)
-        self._source.record_stream(stream)  # torch does not reuse its memory before that work is done
+        self._source.record_stream(stream)  # so that torch does not reuse the tensor's memory before this work is done
         return self._source
 
     def synchronize(self) -> None:

@@ -14,7 +14,7 @@ from psnode.tasks import tensor_names
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that take part in the exchange, in state-dict order. ConfigurationError unless all are float32."""
+    """Return the parameters to exchange, in state-dict order. Raises ConfigurationError if one of them is not float32."""
     found = {name: parameter for name, parameter in tensor_names.parameters(model) if parameter.requires_grad}
     for name, parameter in found.items():
         if parameter.dtype is not torch.float32:
@@ -28,7 +28,7 @@ def describe(model: nn.Module) -> list[Tensor]:
 
 
 class MovedParameter(NamedTuple):
-    """Parameter that has left its place in the vector. `view`: that place."""
+    """Parameter that has left its place in the vector. `view`: a view of this place."""
 
     name: str
     parameter: nn.Parameter
@@ -38,7 +38,7 @@ class MovedParameter(NamedTuple):
 class FlatModel:
     """`model` with its trained `parameters` as views of `vector`, a float32 vector of length `plan.size`.
 
-    `vector` is given with any values; the model's values are copied into it.
+    The model's values are copied into `vector`, which may hold any values before.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, vector: torch.Tensor) -> None:
@@ -54,7 +54,7 @@ class FlatModel:
             parameter.grad = None
 
     def moved(self) -> Iterator[MovedParameter]:
-        """Yield the parameters that the model has moved to other memory or given another order of coordinates."""
+        """Yield the parameters that the model has moved to other memory, or whose order of coordinates it has changed."""
         for name, view in self.views.items():
             parameter = self.parameters[name]
             if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():

@@ -1,10 +1,10 @@
 """Flow control: a bound on the bytes of weights in flight to each rank.
 
 Rounds that do not wait for all workers outpace a slow worker, and no round waits for a spare. Weights that a rank has
-not yet taken fill the master's memory while the rank's host receives nothing, and the rank's memory while its main
-thread is busy. If more than half of the limit is outstanding, the rank is asked to answer once it has taken
-everything sent so far. Above the limit it is held: it is sent no version until it has answered, and then all weights
-of the newest version.
+not taken yet fill the master's memory while the rank's host receives no data, and fill the rank's memory while its main
+thread is busy. If more than half of the limit is outstanding, the master asks the rank to answer when it has taken all
+weights sent so far. If more than the limit is outstanding, the rank is held: it gets no version before it has answered.
+Then it gets all weights of the newest version.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def limit_of(weights: int) -> int:
 
 @dataclass
 class Hold:
-    """Hold on a rank, which is sent no version from `version` on.
+    """Hold on a rank: `version` and later versions are not sent to it.
 
-    `unused`: the groups of the rank's gradient computed on `version` - 1 that were not used.
+    `unused`: the groups that were not used of the rank's gradient on the weights of `version` - 1.
     """
 
     version: int
@@ -36,7 +36,7 @@ class Hold:
 
 @dataclass
 class _Account:
-    """Bytes sent to and taken by one rank since the start.
+    """Bytes that were sent to one rank since the start, and bytes that the rank has taken.
 
     `asked`: number of the question that is not answered yet; `mark`: the bytes that had been sent before this question.
     """
@@ -50,9 +50,9 @@ class _Account:
 class FlowControl:
     """Bound on the bytes of weights in flight from one root to each rank.
 
-    `sent` is called by the threads that send; every other method by the thread that decides which ranks are asked and held.
-    `weights`: bytes of a whole set of float32 weights. The limit is max(64 MiB, twice `weights`). At most the version that passed
-    the limit and one whole set of weights are in flight beyond it.
+    The threads that send call `sent`. The thread that decides which ranks are asked and held calls every other method. `weights`:
+    bytes of a whole set of float32 weights. The limit is max(64 MiB, twice `weights`). It can be exceeded by at most the version
+    that reached the limit and one whole set of weights.
     """
 
     def __init__(self, weights: int) -> None:
@@ -68,18 +68,18 @@ class FlowControl:
                 self._accounts.setdefault(rank, _Account()).sent += nbytes
 
     def settle(self, ranks: Iterable[int]) -> None:
-        """Count everything sent to `ranks` as taken, as these ranks do nothing before they have it."""
+        """Count all bytes sent to `ranks` as taken, since these ranks do no other work before they have taken them."""
         for rank in ranks:
             if (account := self._accounts.get(rank)) is not None:
                 account.taken = account.sent
 
     def outstanding(self, rank: int) -> int:
-        """Return the number of bytes that were sent to `rank` and that it is not known to have taken."""
+        """Return the number of bytes that were sent to `rank` and are not known to be taken."""
         account = self._accounts.get(rank, _Account())
         return account.sent - account.taken
 
     def ask(self, rank: int, number: int) -> bool:
-        """Return True if `rank` has to be asked now. Question `number` then counts as asked."""
+        """Return True if the caller must ask `rank` now. Then question `number` counts as asked."""
         account = self._accounts.get(rank)
         if account is None or account.asked is not None or 2 * self.outstanding(rank) <= self.limit:
             return False
@@ -87,7 +87,7 @@ class FlowControl:
         return True
 
     def hold(self, rank: int, version: int) -> bool:
-        """Return True if `rank` has to be held from `version` on. It is then held, and question `version` counts as asked."""
+        """Return True if `rank` must be held from `version` on. Then it is held, and question `version` counts as asked."""
         if rank in self.held or self.outstanding(rank) <= self.limit:
             return False
         account = self._accounts[rank]
@@ -107,12 +107,12 @@ class FlowControl:
         return True
 
     def release(self, *, everybody: bool) -> dict[int, Hold]:
-        """Release and return the held ranks that have answered, or with `everybody` all held ranks."""
+        """Release and return the held ranks that have answered, or all held ranks with `everybody`."""
         found = {rank: hold for rank, hold in self.held.items() if hold.answered or everybody}
         for rank in found:
             del self.held[rank]
         return found
 
     def let_go(self, rank: int) -> Hold | None:
-        """Release `rank`, which takes no part any more. Return its hold, or None if it was not held."""
+        """Release `rank`, which no longer takes part. Return its hold, or None if it was not held."""
         return self.held.pop(rank, None)

@@ -1,8 +1,8 @@
-"""Memory that the exchange takes on a master and on a worker, by purpose and before a job starts.
+"""Memory that the exchange will take on a master and on a worker, by purpose, computed before a job starts.
 
-The unit is a vector: float32, one value per trained parameter. Not counted are activations of the forward pass,
-libraries, and buffers that every program has. So the figures depend only on the scheme, the optimizer and the number
-of workers.
+The unit is a vector: float32, one value per trained parameter. The figures do not include activations of the forward
+pass, libraries, or buffers that every program has. So they depend only on the plan, the settings and the number of
+workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psnode.exchange.routes.topologies import shares_of
 from psnode.plans.coding import Coding
 from psnode.tasks.optimizers import COORDINATEWISE, made, memories_of
 
-_SIDE = 64  # sides of the matrix on which an optimizer of whole tensors is tried
+_SIDE = 64  # rows, and columns, of the matrix on which an optimizer of whole tensors is tried
 
 
 class Use(NamedTuple):
@@ -40,22 +40,22 @@ class Footprint(NamedTuple):
 
     @property
     def master_bytes(self) -> float:
-        """Bytes that the master holds in all."""
+        """Bytes that the master holds in total."""
         return sum(use.nbytes for use in self.master)
 
     @property
     def worker_bytes(self) -> float:
-        """Bytes that one worker holds in all."""
+        """Bytes that one worker holds in total."""
         return sum(use.nbytes for use in self.worker)
 
     @property
     def server_bytes(self) -> float:
-        """Bytes that one server holds in all, the master left out."""
+        """Bytes that one server other than the master holds in total."""
         return sum(use.nbytes for use in self.server)
 
 
 def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
-    """Return the memory use in a job of `workers` workers. Codes some values to estimate the size of payloads."""
+    """Return the memory use in a job of `workers` workers. It codes some values to estimate the size of payloads."""
     vector = 4 * coding.plan.size
     up, down = step_bytes(coding)
     root, worker = _root(vector, up, down, coding, config, workers), _worker(vector, up, down, coding)
@@ -66,7 +66,7 @@ def footprint(coding: Coding, config: Config, workers: int) -> Footprint:
 
 
 def _to_update(root: Sequence[Use], share: float) -> Sequence[Use]:
-    """Return the memory of a rank for the part `share` of the weights, from 0 to 1. `root`: that of a rank that updates all."""
+    """Return the memory in which a rank updates the `share` (0 to 1) of the weights. `root`: the memory for all weights."""
     return [Use(f"{'its part' if share < 1 else 'to update'}: {use.purpose}", share * use.nbytes) for use in root if share]
 
 
@@ -103,7 +103,7 @@ def _worker(vector: int, up: float, down: float, coding: Coding) -> Sequence[Use
 
 
 def optimizer_vectors(coding: Coding, config: Config) -> float:
-    """Return the number of vectors that the master's optimizer keeps; 0 for a task's own optimizer, as it is unknown."""
+    """Return the number of vectors that the master's optimizer keeps; 0 for a task's own optimizer, which is unknown."""
     if config.optimizer == "sgd":
         return float(coding.scheme.momentum > 0 or (coding.gathering is not None and config.weight_decay > 0))
     if config.optimizer == OWN:

@@ -1,4 +1,4 @@
-"""Gradients of one backward pass: they stay where torch put them, unless a caller needs them contiguous."""
+"""Gradients of one backward pass. They stay in torch's memory unless a caller needs them contiguous."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def sparse_gradients(name: str) -> ConfigurationError:
 
 
 class GradientSource(Laid, Protocol):
-    """Gradient of one round, as a sender reads it. `Gradients` holds the gradient of one backward pass."""
+    """Gradient of one round, in the form that a sender reads. `Gradients` holds the gradient of one backward pass."""
 
     def pieces(self, start: int, stop: int) -> Sequence[tuple[int, torch.Tensor]]:
-        """Return the `parts` of gradients that are kept on the device."""
+        """Return the same as `parts`, but of the gradients that stay on the device."""
 
     def absent(self, start: int, stop: int) -> list[int]:
         """Return the indices of tensors without a gradient, because the loss did not depend on them, in ascending order.
@@ -37,15 +37,15 @@ class GradientSource(Laid, Protocol):
         """Leave the gradients of these parameters on the device."""
 
     def clear(self) -> None:
-        """Release the gradient after it was sent."""
+        """Release the gradient, which was sent."""
 
 
 class Gradients:
     """Store that takes over the gradients of `parameters`, laid out by `plan` as one float32 vector.
 
     The training thread calls `collect` and `clear`; the coding thread calls the methods that read. With a GPU, `fetch`
-    copies each gradient to its place on the host as soon as it is finished, in the order in which gradients finish. A
-    reader waits only for the gradients in its range.
+    copies each gradient to its place on the host as soon as the gradient is finished. A reader waits only for the gradients
+    in its range.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Gradients:
     def collect(self, name: str) -> None:
         """Take a parameter's finished gradient and set its `grad` to None; a missing gradient counts as zeros.
 
-        This is cheaper than accumulation by torch in a buffer of ours: no buffer is cleared before the pass, added to, or
-        copied.
+        This is cheaper than a buffer of psnode's own in which torch accumulates: such a buffer is cleared before the pass,
+        gradients are added to it, and it is copied.
         """
         parameter, place = self._parameters[name], self._places[name]
         gradient, parameter.grad = parameter.grad, None
@@ -90,7 +90,7 @@ class Gradients:
         self._stays = frozenset(names)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """Return the `parts` of gradients kept on the device, for work submitted to the calling thread's current CUDA stream."""
+        """Return the same as `parts`, but of gradients on the device, for work in the calling thread's current CUDA stream."""
         found = []
         for name in self._names(start, stop):
             if self._taken[name] is not None:
@@ -112,7 +112,7 @@ class Gradients:
         return found
 
     def flat(self, start: int, stop: int) -> Floats:
-        """Return coordinates [start, stop) as one array. A later call for any of these coordinates may overwrite it."""
+        """Return coordinates [start, stop) as one array, which a later call for any of these coordinates may overwrite."""
         found = self._flat[start:stop]
         for name in self._names(start, stop):
             if self._taken[name] is None:

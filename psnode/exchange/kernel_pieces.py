@@ -1,4 +1,4 @@
-"""Pieces of a step, each with kernels of its own, and runs of the pieces on a few values."""
+"""Pieces of a step, each with kernels of its own, and functions that run a piece on a few values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from psnode.feedback import Context, get_feedback
 from psnode.plans.coding import Coding, SegmentCoding
 from psnode.plans.groups import IDENTITY, Segment
 
-_MOST = 1 << 20  # the most values of an array
+_MOST = 1 << 20  # the most values of an array on which a piece is run
 _ROW = 512  # number of values that codecs pack together
 _LEAST_SCALE, _FAR_OUT, _FAR_APART = 1e-4, 32, 2048
 CODED, ADDED, MOVED, READ = "gradients coded", "gradients added", "weights coded", "weights read"
@@ -35,12 +35,12 @@ PART = "kernels of the codec, part"
 
 
 class Piece(NamedTuple):
-    """Piece of a step: an operation, one of the constants above, done to segments of `shapes` with `codec`.
+    """Piece of a step: the operation `what`, one of the constants above, on segments of `shapes` with `codec`.
 
-    `rule`: further parameters. For coded gradients it is the feedback rule, and for added gradients also the aggregator.
-    For an update by SGD it is momentum, weight decay, Nesterov's form, and True if weight decay is gathered beside a
-    momentum of the senders. For weights it is True if they are coded as changes. For a part of a codec it is the part's number in
-    Codec.kernel_parts.
+    `rule`: further parameters. For coded gradients it is the feedback rule, and for added gradients also the aggregator. For
+    an update by SGD it is momentum, weight decay, Nesterov's form, and True if the master gathers weight decay with the
+    momentum of the senders. For weights it is True if they are coded as changes. For a part of a codec it is the part's
+    number in Codec.kernel_parts.
     """
 
     what: str
@@ -56,12 +56,12 @@ class Piece(NamedTuple):
 
 
 def pieces_of(coding: Coding, config: Config) -> list[Piece]:
-    """Return all pieces of a step: those with most to compile first, as far as this is known."""
+    """Return all pieces of a step. The pieces that probably take longest to compile come first."""
     segments, down, momentum = coding.plan.segments, coding.down, coding.scheme.momentum
     moved = _by_codec(segments, [known_codec(IDENTITY)] * len(segments) if down is None else down)
     coded = _by_codec(segments, coding.up)
     for codec, shapes in _by_codec(segments, [each.ups[0] for each in coding.segments]).items():
-        coded.setdefault(codec, shapes)  # with a larger ratio, kernels may differ
+        coded.setdefault(codec, shapes)  # the codec of the warm-up, whose larger ratio may need other kernels
     found = _parts(codec for codecs in (coded, moved) for codec in codecs)
     rules = {repr(codec): repr(each.feedback) for each in coding.segments for codec in each.ups}
     found += [Piece(CODED, codec, shapes, (rules[codec],)) for codec, shapes in coded.items()]
@@ -78,13 +78,13 @@ def pieces_of(coding: Coding, config: Config) -> list[Piece]:
 
 
 def _parts(specs: Iterable[str]) -> list[Piece]:
-    """Return the parts of the codecs with these specs, once for each class of codecs, whose instances share kernels."""
+    """Return the parts of the codecs with these specs. Instances of a class share kernels, so each class is used once."""
     codecs = {codec.id: codec for codec in map(known_codec, specs)}
     return [Piece(PART, repr(codec), (), (number,)) for codec in codecs.values() for number in range(len(codec.kernel_parts()))]
 
 
 def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return, by codec, the shapes that `_chosen` chooses from its segments."""
+    """Return, by codec, the shapes that `_chosen` chooses from the codec's segments."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for segment, codec in sorted(zip(segments, codecs, strict=True), key=lambda pair: (pair[1].id == IDENTITY, pair[0].size)):
         if segment.size:
@@ -93,7 +93,7 @@ def _by_codec(segments: Iterable[Segment], codecs: Iterable[Codec]) -> dict[str,
 
 
 def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...], ...]:
-    """Return the smallest shape, one that ends inside a row, and the largest of at most _MOST values.
+    """Return the smallest shape, a shape that ends inside a row, and the largest shape of at most _MOST values.
 
     Arrays of different sizes may use different kernels.
     """
@@ -108,8 +108,8 @@ def _chosen(shapes: list[tuple[int, ...]], codec: Codec) -> tuple[tuple[int, ...
 def run_piece(piece: Piece) -> None:
     """Run `piece` on normally distributed values of each shape.
 
-    Unless its codec is the identity, also run it on values like those of gradients, of the last shape: with outliers, and with a
-    scale that varies along the array.
+    Unless the piece's codec is the identity, also run it on values of the last shape that resemble gradients: they have outliers,
+    and their scale varies along the array.
     """
     if piece.what == PART:
         known_codec(piece.codec).kernel_parts()[piece.rule[0]]()
@@ -124,7 +124,7 @@ def run_piece(piece: Piece) -> None:
 
 
 class _Laid:
-    """Gradient of two tensors, as psnode.exchange.gradients lays it out."""
+    """Gradient of two tensors, in the layout of psnode.exchange.gradients."""
 
     def __init__(self, values: Floats) -> None:
         self._values = values.reshape(-1)

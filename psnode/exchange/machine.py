@@ -1,4 +1,4 @@
-"""Machine of a rank, and the rounding of its processor: reported at the start, and kept in the run's machines.json."""
+"""Machine of a rank, and the rounding of its processor. Ranks report both at the start, and machines.json records them."""
 
 from __future__ import annotations
 

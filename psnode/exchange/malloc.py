@@ -1,7 +1,7 @@
-"""Settings of malloc: the process keeps freed memory from step to step, and gives it back once after the start.
+"""Settings of malloc: the process keeps freed memory from step to step, and returns it to the system once after the start.
 
 Every step allocates and frees the same activations and gradients. By default glibc returns such blocks to the kernel,
-which clears each page again: a quarter of the time of a ResNet-18 step at batch 16.
+which clears each page again. This takes a quarter of the time of a ResNet-18 step at batch 16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LARGEST = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc serve blocks of up to 1 GiB from memory that it keeps. Return False if malloc is not glibc's or refuses."""
+    """Make malloc serve blocks of up to 1 GiB from memory that it keeps. Return False if malloc is not glibc's or refuses."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -25,10 +25,9 @@ def keep_freed_memory() -> bool:
 
 
 def give_back() -> bool:
-    """Give all freed memory back to the system, also from between blocks in use. Return False if malloc cannot do so.
+    """Return all freed memory to the system, even between blocks in use. Return False if malloc cannot do this.
 
-    This is for the end of the start-up, whose models, gradients and copies lay at other addresses than those of the
-    steps.
+    This is for the end of the start-up. Its models, gradients and copies had other addresses than those of the steps.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

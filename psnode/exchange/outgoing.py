@@ -11,9 +11,9 @@ from psnode.transport.base import Pending
 
 
 class OutgoingFrames:
-    """Buffers of the last frame of every group. Once it has left, the group's next frame reuses them, as fresh pages are slow.
+    """Buffers of the last frame of every group. When this frame has left, the group's next frame reuses its buffer.
 
-    A group is used by one thread at a time.
+    Fresh pages would be slow. Only one thread at a time uses a group.
     """
 
     def __init__(self, link: FrameChannel) -> None:
@@ -21,7 +21,7 @@ class OutgoingFrames:
         self._last: dict[int, tuple[Bytes, list[Pending]]] = {}
 
     def begin(self, group: int, payloads: int, nbytes: int) -> GroupFrame:
-        """Return an unfinished frame with room for `payloads` payloads of at most `nbytes` bytes together, padding included."""
+        """Return an unfinished frame for `payloads` payloads, which have at most `nbytes` bytes together, padding included."""
         last = self._last.get(group)
         free = last is not None and all(pending.done for pending in last[1])
         return GroupFrame(payloads, nbytes, last[0] if last is not None and free else None)
@@ -37,12 +37,12 @@ class OutgoingFrames:
         flags: Flag = Flag.NONE,
         tag: int | None = None,
     ) -> Bytes:
-        """Seal the frame and send it to `ranks`, with `tag` if given. Return the sealed frame, which must not be written to."""
+        """Seal the frame and send it to `ranks`, with `tag` if given. Return the sealed frame, which must not be changed."""
         link = self._link
         sealed = frame.seal(kind, flags=flags, sender=link.rank, job=link.job, group=group, step=step, version=version)
         self._last[group] = frame.buffer, link.send_frame(ranks, sealed, tag)
         return sealed
 
     def send_also(self, group: int, sealed: Bytes, ranks: Sequence[int], tag: int) -> None:
-        """Send the group's last frame, which `send` has returned, to more ranks, with another tag."""
+        """Send the group's last frame, the result of `send`, to more ranks with another tag."""
         self._last[group][1].extend(self._link.send_frame(ranks, sealed, tag))

@@ -1,4 +1,4 @@
-"""A worker's copy y of the published weights. Versions change y, and digests are computed from y."""
+"""A worker's copy y of the published weights. Each version changes y. Digests are computed from y."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Replica:
     """Copy y of the published weights, flat in plan order, in the memory of the model's own vector `theta`.
 
     If theta is on a device, y also exists on the host, and `publish` copies it to theta. `weights`: y on the host,
-    float32. Segments that are changed on the device have current values only in theta; in `weights` they have those that
-    last came whole.
+    float32. Segments that are changed on the device have current values only in theta; `weights` holds the values that last
+    came whole.
     """
 
     def __init__(self, theta: torch.Tensor) -> None:
@@ -35,9 +35,9 @@ class Replica:
         self._changed_there: dict[int, Change] = {}
 
     def change_on_device(self, plan: Plan, codecs: Sequence[Codec]) -> list[Verdict]:
-        """Decode changes on the model's device from now on, where this gives the same weights as the host. Return the verdicts.
+        """From now on, decode changes on the model's device, if this gives the same weights as the host. Return the verdicts.
 
-        `codecs`: the codec of each segment's changes. ConfigurationError if CuPy is absent.
+        `codecs`: the codec of each segment's changes. Raises ConfigurationError if CuPy is absent.
         """
         self._changed_there, verdicts = changes_on(plan, codecs, self._theta)
         self._stream = torch.cuda.current_stream(self._device)
@@ -57,7 +57,7 @@ class Replica:
             self.publish(segment.start, segment.stop)
 
     def _order(self) -> None:
-        """Complete a change that is queued in a CUDA stream of the model's own before other streams use these weights."""
+        """If a change is queued in a CUDA stream of the model's own, wait for it, before other streams use these weights."""
         if (stream := torch.cuda.current_stream(self._device)) != self._stream:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(stream)
@@ -65,7 +65,7 @@ class Replica:
 
     def publish(self, start: int, stop: int) -> None:
         """Make a change of `weights` in [start, stop) visible to the model."""
-        if not self._on_host:  # a copy in the background could meet the next version in `weights`
+        if not self._on_host:  # not copied in the background: meanwhile the next version could change `weights`
             self._theta[start:stop].copy_(self._host[start:stop])
 
     def digest(self) -> int:
@@ -74,6 +74,6 @@ class Replica:
         return xxhash.xxh3_64_intdigest(weights.data)
 
     def release(self) -> None:
-        """Release the vector, as no further version will come."""
+        """Release the vector, since no further version will come."""
         self._theta = self._host = torch.empty(0)
         self.weights = self._host.numpy()

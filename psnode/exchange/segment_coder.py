@@ -36,9 +36,9 @@ class Laid(Protocol):
 class SegmentCoder:
     """Coder of one segment, with its codec, feedback rule and memories.
 
-    With refit=k a codec codes the first of every k rounds unfitted; it is then fitted to the coded values, and codes the
-    next k - 1 rounds in the fitted form. There is no fit during the warm-up. `memory` returns, by name, the vector in
-    plan order whose slice is the segment's memory; None: the segment has arrays of its own.
+    With refit=k a codec codes the first of every k rounds unfitted. Then it is fitted to the coded values, and codes the next
+    k - 1 rounds in the fitted form. During the warm-up it is not fitted. `memory`: returns the vector, in plan order, of the
+    memory with a given name, of which the segment uses its slice; None: the segment has arrays of its own.
     """
 
     def __init__(self, coding: SegmentCoding, *, memory: Callable[[str], Floats] | None = None) -> None:
@@ -57,7 +57,7 @@ class SegmentCoder:
     def state(self) -> State:
         """The newest memories, on the host, for callers that read or change them.
 
-        If a device holds newer values, they are copied from it first.
+        If a device holds newer values, these are copied to the host first.
         """
         if self.on_device is not None:
             self.on_device.settle()
@@ -72,21 +72,21 @@ class SegmentCoder:
 
     @property
     def forgone(self) -> str | None:
-        """Name of the memory in which the run's rule keeps the loss of coding, if this segment has no such memory.
+        """Name of the memory in which the run's rule keeps the coding error, if this segment has no such memory; else None.
 
-        A segment that travels uncompressed has none.
+        A segment that travels uncompressed has no such memory.
         """
         return self._coding.rule.memory if self.feedback.memory is None else None
 
     def remember(self) -> None:
-        """Give the segment the memory `forgone` after all: values are still owed from when its tensors were compressed."""
+        """Give the segment the memory `forgone` after all, since its tensors were compressed before and left a coding error."""
         self.feedback = self._coding.rule
         self._state = self._begin()
 
     def context(self, workers: int, rate: float, before: float) -> Context:
         """Return the context of the next push, in a step with learning rate `rate`.
 
-        `before`: learning rate of the step before; it is used if no earlier push has recorded a rate.
+        `before`: learning rate of the previous step; it is used if no earlier push has recorded a rate.
         """
         last = self.rate or before
         if rate > 0:
@@ -95,7 +95,7 @@ class SegmentCoder:
 
     def use(self, codecs: Mapping[str, DeviceCodec], device: torch.device) -> None:
         """Code on `device` from now on. `codecs`: the device's forms of `codecs_by_spec`."""
-        from psnode.exchange.device.segment import DeviceSegment  # imports torch, of no use to `compilation`
+        from psnode.exchange.device.segment import DeviceSegment  # it imports torch, which `compilation` does not need
 
         self.on_device = DeviceSegment(codecs, device, self.feedback, self.segment.shape, self._state)
 
@@ -116,8 +116,8 @@ class SegmentCoder:
     def push(self, gradients: Laid, codec: Codec, key: Key, out: Bytes, context: Context) -> tuple[Floats, Payload]:
         """Code the segment's part of `gradients` with `codec`.
 
-        Returns this part of the gradient and the payload. If the rule only adds the gradient to a memory, an array of the
-        segment's shape, with other values, is returned in place of the gradient.
+        Returns this part of the gradient and the payload. If the rule only adds the gradient to a memory, the first value is an
+        array of the segment's shape with other values than the gradient.
         """
         segment, feedback = self.segment, self.feedback
         if feedback.only_adds and feedback.memory is not None:
@@ -128,9 +128,9 @@ class SegmentCoder:
         return gradient, feedback.push(gradient, self.state, codec, key, out, context)
 
     def fit(self, gradient: Floats, payload: Payload, key: Key, phase: int, number: int) -> None:
-        """Fit the codec to the values that were coded as `payload`, and keep the codebook, if a fit is due in round `number`.
+        """If a fit is due in round `number`, fit the codec to the values that were coded as `payload`, and keep the codebook.
 
-        `gradient` and `payload` are the input and the result of the last push. There is no fit in a phase of the warm-up.
+        `gradient` and `payload` are the input and the result of the last push. During the warm-up the codec is not fitted.
         """
         if self._refit == 1 or not self._due(number) or phase < len(self._coding.ups) - 1:
             return

@@ -1,4 +1,4 @@
-"""Coding and sending of a worker's gradients in a thread beside back-propagation, and return of unused parts to the residuals."""
+"""Coding and sending of a worker's gradients in a thread during back-propagation; unused parts return to the residuals."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _SKIPS = 3
 class GradientSender:
     """Sender that codes and sends finished groups, in the order in which their indices are pushed.
 
-    `targets`: by group, the ranks to which it is sent. `gradients` must not change between the first push and the return
-    of `drain`.
+    `targets`: by group, the ranks to which the group is sent. `gradients` must not change between the first push and the
+    return of `drain`.
 
-    If a group's gradient is not finite, this group and all later ones of the step are neither coded nor sent. Their
-    memories keep their values, except for rounding, and the master and all targets are told to proceed without them
-    (SKIP_STEP). The third such step in a row is an error.
+    If a group's gradient is not finite, this group and all later groups of the step are neither coded nor sent. Their
+    memories keep their values, except for rounding, and a SKIP_STEP frame tells the master and all targets to proceed
+    without these groups. The third such step in a row is an error.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class GradientSender:
         self.before_change: Callable[[int], None] = lambda group: None  # called before a group's memories change
         self._frames = OutgoingFrames(link)
         self._forgotten: frozenset[int] = frozenset()
-        self._sent: dict[int, tuple[Bytes, int]] = {}  # by group: its frame of this round, and the number of payloads
+        self._sent: dict[int, tuple[Bytes, int]] = {}  # by group: the group's frame in this round, and its number of payloads
         self._round = Round(0, 0)  # before the first round
         self._seconds = 0.0
         self._nbytes = 0
-        self.weight: int | None = None  # of this step's gradient in the mean; set between `begin` and the first push
+        self.weight: int | None = None  # weight of this step's gradient in the mean; set between `begin` and the first push
         self._lost: tuple[float, float] | None = None
         self._skipped: NonFiniteGradientError | None = None
         self._skips = 0  # number of skipped steps in a row
@@ -92,7 +92,7 @@ class GradientSender:
         self._thread.start()
 
     def code_on(self, device: torch.device) -> list[Verdict]:
-        """Code on `device` where possible. Call this before the first push. Return the verdicts on the codecs."""
+        """Code on `device` where possible, and return the verdicts on the codecs. Call this before the first push."""
         placed = place_on(self._plan, [coder for coders in self._coders for coder in coders], device)
         self._gradients.keep(placed.names)
         if placed.stream is not None:
@@ -105,7 +105,7 @@ class GradientSender:
         return sum(coder.segment.size for coders in self._coders for coder in coders if coder.on_device is not None)
 
     def begin(self, now: Round, *, measure: bool) -> None:
-        """Begin round `now`: the groups pushed from now on belong to its gradient.
+        """Begin round `now`. Groups that are pushed after this call belong to the round's gradient.
 
         `measure`: decode every payload again, to compute `relative_error`.
         """
@@ -119,7 +119,7 @@ class GradientSender:
         self._rate_before = self._lr(now.finished - now.steps) if now.finished else self._rate
 
     def reschedule(self, lr: Schedule, steps_per_epoch: int, epoch_offset: int, workers: int) -> None:
-        """Use another learning-rate schedule from the next step on.
+        """From the next step on, use another learning-rate schedule.
 
         `steps_per_epoch` and `epoch_offset`, both in steps, determine the phase of the warm-up. `workers`: number of workers
         in the job.
@@ -139,13 +139,13 @@ class GradientSender:
         return self._lr(finished)
 
     def push(self, index: int) -> None:
-        """Queue group `index`, whose gradient is finished. Returns at once; any thread may call it."""
+        """Queue group `index`, whose gradient is finished, and return immediately. Any thread may call this."""
         self._queue.put(index)
 
     def drain(self) -> float:
-        """Wait until all groups of the step are coded and handed to the transport. Return the seconds spent on coding.
+        """Wait until all groups of the step are coded and the transport has them. Return the seconds spent on coding.
 
-        Raises errors of coding. NonFiniteGradientError at the third step in a row whose gradient is not finite.
+        Raises errors of coding, and NonFiniteGradientError for the third step in a row whose gradient is not finite.
         """
         for _ in self._plan.groups:
             self._idle.acquire()
@@ -158,17 +158,17 @@ class GradientSender:
         return self._seconds
 
     def give_back(self, step: int, groups: Collection[int]) -> None:
-        """Add the payloads of `groups` back to the residuals, if any: the master did not use them in the gradient of `step`.
+        """Add the payloads of `groups` back to the residuals, if any, since the master did not use these groups in `step`.
 
-        Call this after `drain` and before the next `begin`. Groups that were not sent are ignored, and so is an earlier
-        `step`.
+        Call this after `drain` and before the next `begin`. Groups that were not sent are ignored. An earlier `step` is
+        ignored too.
         """
         self.give_back_parts(step, dict.fromkeys(groups, np.float32(0)))
 
     def give_back_parts(self, step: int, factors: Mapping[int, np.float32]) -> None:
-        """Like `give_back` for groups of which the master used a part: `factors` holds the factor of each group, from 0 to 1.
+        """Return to the residuals, like `give_back`, the unused parts of groups. `factors`: by group, the used part, 0 to 1.
 
-        The part 1 - factor returns. It is float32, and so is its product with the decoded payload.
+        The part 1 - factor returns. This number is float32, and its product with the decoded payload is float32 too.
         """
         for index, factor in factors.items() if step == self._round.last_step else ():
             if (sent := self._sent.pop(index, None)) is not None:
@@ -176,13 +176,13 @@ class GradientSender:
                 frame, payloads = sent
                 coders = self._coders[index]
                 parts = wire.split_group(frame[wire.HEADER_BYTES :], payloads)
-                for coder, data in zip(coders, parts, strict=False):  # the last parts are absent tensors and the weight
+                for coder, data in zip(coders, parts, strict=False):  # further parts are the absent tensors and the weight
                     codec = coder.codec(self._phase, self._round.number)
                     _put_back(coder, codec, Payload.from_bytes(data), float(np.float32(1) - factor))
 
     @property
     def relative_error(self) -> float | None:
-        """||p - decoded|| / ||p|| over all values p that were coded in the step; None if `begin` did not ask to measure."""
+        """||p - decoded|| / ||p|| over all values p that were coded in the step; None if `begin` was called without `measure`."""
         return None if self._lost is None else math.sqrt(self._lost[0] / self._lost[1]) if self._lost[1] else 0.0
 
     @property
@@ -196,7 +196,7 @@ class GradientSender:
         self._thread.join()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the memories of all segments for a checkpoint: views, by memory and tensor (psnode.records.state_names)."""
+        """Return views of all segments' memories for a checkpoint, by memory and tensor (psnode.records.state_names)."""
         return self._memories.state([coder for coders in self._coders for coder in coders])
 
     def memory(self) -> list[list[torch.Tensor]]:
@@ -205,7 +205,7 @@ class GradientSender:
         return [[torch.from_numpy(array) for array in found] for found in arrays]
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `state`, also if another plan wrote it. CheckpointError for another model or feedback rule."""
+        """Load the result of `state`, even of another plan. Raises CheckpointError for another model or feedback rule."""
         self._memories.load([coder for coders in self._coders for coder in coders], tensors)
 
     def _run(self) -> None:
@@ -238,7 +238,7 @@ class GradientSender:
                 segment = coder.segment
                 if coder.on_device is not None:
                     coder.on_device.check(self._gradients.pieces(segment.start, segment.stop))
-                elif fitted or not coder.feedback.sums:  # else coding itself finds such parts, and is undone
+                elif fitted or not coder.feedback.sums:  # otherwise coding finds values that are not finite, and is undone
                     self._check(segment)
             for coder, codec in pairs:
                 segment = coder.segment
@@ -262,14 +262,14 @@ class GradientSender:
         self._nbytes += sealed.size * sum(root != self._link.rank for root in roots)
 
     def forget(self, rank: int) -> None:
-        """Send nothing more to `rank`, if others get the same. Any thread may call it."""
+        """Send nothing more to `rank`. Other ranks must get the same groups. Any thread may call this."""
         self._forgotten |= {rank}
 
     def _present(self, ranks: Sequence[int]) -> Sequence[int]:
         return [rank for rank in ranks if rank not in self._forgotten] if self._forgotten else ranks
 
     def _tell_of_the_skip(self, reason: bytes) -> None:
-        """Tell the master and the shards that no more gradients of this step follow, each behind those that it has been sent."""
+        """Tell the master and the shards, after the frames already sent to them, that no more gradients of this step follow."""
         shards = self._present(sorted({root for roots in self._targets for root in roots} - {MASTER}))
         for ranks, tag in ((MASTER, None), *(((shards, SHARD_TAG),) if shards else ())):
             self._link.send(ranks, Kind.SKIP_STEP, reason, step=self._round.last_step, version=self._round.version, tag=tag)
@@ -281,7 +281,7 @@ class GradientSender:
                 raise_nonfinite(part, place, NonFinitePartError)
 
     def _undo(self, coder: SegmentCoder, codec: Codec, payload: Payload) -> None:
-        """Restore a segment's memory to its values before the gradient was added to it and `payload` subtracted."""
+        """Restore a segment's memory to its values before the gradient was added to it and `payload` was subtracted."""
         if coder.feedback.memory is not None:
             parts = self._gradients.parts(coder.segment.start, coder.segment.stop)
             decoded = codec.decode(payload).reshape(-1)
@@ -307,6 +307,6 @@ class GradientSender:
 
 
 def _put_back(coder: SegmentCoder, codec: Codec, payload: Payload, weight: float = 1.0) -> None:
-    """Add the decoded `payload` times `weight` back to the residual from which it was subtracted, if there is one."""
+    """Add the decoded `payload`, times `weight`, back to the residual from which it was subtracted, if there is a residual."""
     if coder.feedback.memory is not None:
         codec.decode_add(payload, coder.state[coder.feedback.memory], weight)

@@ -18,7 +18,7 @@ class Stopwatch:
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to `name`."""
+        """Add the time that the block takes to the sum `name`."""
         start = time.perf_counter()
         try:
             yield

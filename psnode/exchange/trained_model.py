@@ -1,4 +1,4 @@
-"""A worker's model, with weights theta. No other code may write its parameters, and its buffers keep their types."""
+"""A worker's model, whose weights are theta. No other code may write its parameters, and its buffers keep their types."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(name: str, *, trained: bool = True) -> ConfigurationError:
 
 
 class TrainedModel(FlatModel):
-    """`model` on `device`, with its parameters in `vector`, which is theta and begins with the model's values."""
+    """`model` on `device`, with its parameters in `vector`. This vector is theta and begins with the model's values."""
 
     def __init__(self, model: nn.Module, plan: Plan, device: torch.device) -> None:
         super().__init__(model.to(device), plan, torch.empty(plan.size, device=device))
@@ -41,9 +41,9 @@ class TrainedModel(FlatModel):
     def check(self, *, settled: bool = True) -> None:
         """Check that the model computes with `vector`. Call this after a step of the model.
 
-        A parameter that the model moved to other memory becomes a view of `vector` again, if it has equal values
-        (flatten_parameters). ConfigurationError for a parameter that the model wrote or gave other values. `settled`: False
-        if the weights have changed since the step, so that values cannot be compared.
+        If the model moved a parameter to other memory and kept its values (flatten_parameters), the parameter becomes a view of
+        `vector` again. Raises ConfigurationError for a parameter that the model wrote or whose values it changed. `settled`:
+        False if the weights have changed since the step, so that values cannot be compared.
         """
         moved = {each.name: each for each in self.moved()}
         for name in self.views:
@@ -60,7 +60,7 @@ class TrainedModel(FlatModel):
                 raise written(name, trained=False)
 
     def marks(self) -> dict[str, int]:
-        """Return xxh3_64 of each parameter, to find a write that leaves no trace, such as weight.data.clamp_()."""
+        """Return xxh3_64 of each parameter, to detect a write that torch does not record, such as weight.data.clamp_()."""
         return {name: xxhash.xxh3_64_intdigest(bits(value)) for name, value in (*self.views.items(), *self._frozen.items())}
 
     def compare(self, marks: dict[str, int]) -> None:
@@ -70,7 +70,7 @@ class TrainedModel(FlatModel):
                 raise written(name, trained=name in self.views)
 
     def release(self) -> None:
-        """Give the parameters memory of their own, and release the vector, as no further step will come."""
+        """Give the parameters memory of their own, and release the vector, since no further step will come."""
         self.views.clear()
         give_own_memory(self.model)
         self.vector = torch.empty(0)
@@ -78,7 +78,7 @@ class TrainedModel(FlatModel):
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return copies of the model's persistent buffers (batch-norm statistics), by state-dict name, on the model's device.
 
-        Raises ConfigurationError if the dtype of a buffer, or the shape of a normalisation layer's buffer, differs from that at
+        Raises ConfigurationError if the dtype of a buffer, or the shape of a normalisation layer's buffer, has changed since
         the first call.
         """
         own = dict(tensor_names.buffers(self.model, aliases=True))

@@ -1,10 +1,10 @@
-"""Receiving of published weights: a worker applies them group by group, as late as possible and as early as needed.
+"""Receiving of published weights: a worker applies each group as late as possible, before the group's first use.
 
-Between a worker's backward pass and its next forward pass a new version of the weights arrives: one frame per group, and a
-VERSION_COMPLETE frame that closes the version. The forward pass need not wait for the whole version: each layer waits only for
-its own weights. Groups may come from several ranks. The frames of one rank arrive in the order sent, but between ranks there is
-no order: a part of the next version may arrive before the VERSION_COMPLETE frame of this one, and that frame before the last
-part of this version.
+Between a worker's backward pass and its next forward pass a new version of the weights arrives: one frame (a part) per group,
+and a VERSION_COMPLETE frame that closes the version. The forward pass need not wait for the whole version: each layer waits
+only for its own weights. Groups may come from several ranks. The frames of one rank arrive in the order in which they were sent,
+but frames of different ranks arrive in any order. So the VERSION_COMPLETE frame of a version may arrive before the version's last
+part, or after a part of the next version.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from psnode.records.timeline import Tracer
 from psnode.transport.clock import Clock
 
 _IDENTITY = known_codec("identity")
-_SLACK = 4  # times the master's own limit, which does not count all frames
+_SLACK = 4  # factor on the master's own limit, which does not count all frames
 
 
 class Receiver:
     """Receiver that puts versions of the weights in place, one after another. Only the training thread uses it.
 
-    `sources`: by group, the rank that its weights come from. `downlink`: by segment, the codec of DELTA frames.
+    `sources`: by group, the rank that sends the group's weights. `downlink`: by segment, the codec of DELTA frames.
     `patience`: the longest silence of the master that is tolerated, in seconds. `returned(step, groups)` is called with
-    the groups of this worker's gradient of `step` that were not used, and `clipped(step, factors)` with the groups used
-    only in part. `root`: a rank that may send all groups as well, see EarlyFrames. `waited`: the seconds spent waiting for the
-    expected version.
+    the groups of this worker's gradient of `step` that were not used, and `clipped(step, factors)` with the groups that were
+    used only in part. `root`: a rank that may also send all groups, see EarlyFrames. `waited`: the seconds spent waiting for
+    the expected version.
     """
 
     def __init__(
@@ -70,22 +70,22 @@ class Receiver:
         self._returned = returned
         self._clipped = clipped
         self._early = EarlyFrames(sources, _SLACK * limit_of(4 * plan.size), root)
-        self.version = 0  # the expected version: in place, or arriving
+        self.version = 0  # the expected version, which is in place or arriving
         self._closing: Frame | None = None  # VERSION_COMPLETE, while parts of the version are missing
         self._flags: Flag | None = None
-        self._skipped = False  # True if the version before is not complete here: a DELTA has no base
-        self._spare = False  # the last closed version had Flag.SPARE: this rank computes no gradients
-        self.missing: set[int] = set()  # groups whose weights here are still of an older version
+        self._skipped = False  # True if this rank lacks the previous version, so that a DELTA has no base
+        self._spare = False  # True if the last closed version had Flag.SPARE: this rank computes no gradients
+        self.missing: set[int] = set()  # groups whose weights in place are still those of an older version
         self.waited = 0.0
         self.deal: Reshard | None = None  # the newest RESHARD received, until the training loop takes it
-        self.statistics: dict[str, torch.Tensor] = {}  # buffers sent along with `deal` to a rank without its own
-        self.applied: int | None = None  # number of gradients applied; None: the version number implies it
-        self.gradient_norm: float | None = None  # of the mean gradient in the version, before clipping; None if not received
+        self.statistics: dict[str, torch.Tensor] = {}  # buffers that come with `deal` for a rank that has no buffers of its own
+        self.applied: int | None = None  # number of applied gradients; None if it follows from the version's number
+        self.gradient_norm: float | None = None  # norm of the version's mean gradient, before clipping; None if not received
         self._answer_to_evaluation: Frame | None = None
-        self.checkpoints: list[int] = []  # checkpoints to which this rank has still to contribute
+        self.checkpoints: list[int] = []  # checkpoints to which this rank must still contribute
 
     def expect(self, version: int) -> None:
-        """Expect `version`. Every weight must be requested by `require` before it is used."""
+        """Expect `version`. The caller must call `require` for every weight before the weight is used."""
         self.waited = 0.0
         self._expect(version, skipping=False)
 
@@ -102,12 +102,12 @@ class Receiver:
         self.missing = set()
 
     def assume(self, version: int) -> None:
-        """Declare that the weights in place are the whole of `version`, and that it is closed."""
+        """Declare that all weights of `version` are in place, and that the version is closed."""
         self.expect(version)
         self.missing, self._flags = set(), Flag.NONE
 
     def require(self, start: int, stop: int) -> None:
-        """Block until coordinates [start, stop) are of the expected version. Other frames are handled as they arrive."""
+        """Block until coordinates [start, stop) have the values of the expected version. Handle other frames as they arrive."""
         if any(start < self._plan.groups[index].stop and self._plan.groups[index].start < stop for index in self.missing):
             wanted = {g.index for g in self._plan.groups if start < g.stop and g.start < stop}
             self._take_while(lambda: bool(wanted & self.missing))
@@ -119,17 +119,17 @@ class Receiver:
         return self._flags
 
     def await_answer(self) -> Frame:
-        """Block until the master answers this worker's report of an evaluation, and return the answer. Keep all other frames."""
+        """Block until the master answers this worker's report of an evaluation. Return the answer, and keep all other frames."""
         while (found := self._answer_to_evaluation) is None:
             self._keep(self.listen())
         self._answer_to_evaluation = None
         return found
 
     def behind(self) -> bool:
-        """Return True if this worker lags and has to catch up before it computes.
+        """Return True if this worker lags and must apply later versions before it computes.
 
-        That is so if a later version has arrived as a whole, or if the master sends no more weights until this worker answers
-        (ASK with HOLD). All frames that have arrived are kept; the call does not wait for more.
+        It lags if a later version has completely arrived, or if the master sends no more weights before this worker's answer
+        (ASK with HOLD). All frames that have arrived are kept; the call does not wait for more frames.
         """
         try:
             while not self._early.ended:
@@ -139,7 +139,7 @@ class Receiver:
         return any(frame.version > self.version and self._is_there(frame) for frame in self._early.others)
 
     def _is_there(self, frame: Frame) -> bool:
-        """Return True if `frame` closes a version of which all parts have come, or has Flag.HOLD."""
+        """Return True if `frame` has Flag.HOLD, or if it closes a version of which all parts have come."""
         return Flag.HOLD in frame.flags or (frame.kind is Kind.VERSION_COMPLETE and self._early.is_whole(frame.version))
 
     def _keep(self, event: object) -> None:
@@ -165,7 +165,7 @@ class Receiver:
         self.waited += time.perf_counter() - begin
 
     def _take(self) -> None:
-        """Put a part in place, or follow the master's next control frame, if one is due; otherwise wait for a frame."""
+        """Put a part in place, or carry out the master's next control frame, if either is due. Otherwise wait for a frame."""
         if (part := self._early.part(self.version)) is not None:
             self._place(part)
         elif (self._closing is None or self._is_cut_off()) and (word := self._early.other()) is not None:
@@ -175,11 +175,11 @@ class Receiver:
             self._check_senders()
 
     def _is_cut_off(self) -> bool:
-        """Return True if parts of the version were lost on their way, and the root has sent a later version whole instead."""
+        """Return True if parts of the version were lost, and the root has sent all weights of a later version instead."""
         return self._root is not None and self._early.is_replaced(self.version)
 
     def _place(self, part: Frame) -> None:
-        """Apply a part of the version. Whole weights may come twice, to a worker that is suspended and readmitted at once."""
+        """Apply a part of the version. Whole weights may come twice if a worker is suspended and readmitted immediately."""
         useless = part.group not in self.missing
         without_base = part.kind is Kind.DELTA and self._skipped
         if self._root is not None and (useless or without_base):
@@ -201,7 +201,7 @@ class Receiver:
             self._skip(word)
             return
         if self._spare and word.version == self.version - 1 and len(self.missing) == len(self._plan.groups):
-            self.hold(word.version)  # its round has no worker left: this spare may join, or no version follows
+            self.hold(word.version)  # no worker of the round is left: this spare may take its place, or no version follows
         if word.version != self.version:
             raise self._untimely(word)
         match word.kind:
@@ -236,16 +236,16 @@ class Receiver:
         self._early.put_back(word)  # the parts that have come are applied first
 
     def _close(self, word: Frame) -> None:
-        """Close the version, all parts of which are in place: keep the flags of `word`, report this worker's unused groups."""
+        """Close the version, whose parts are all in place. Keep the flags of `word`, and report this worker's unused groups."""
         if unused := wire.unpack_groups(word.body, len(self._plan.groups), word.sender):
             self._returned(word.step, unused)
         self._closing, self._flags = None, word.flags
         self._spare = Flag.SPARE in word.flags
 
     def _check_senders(self) -> None:
-        """Raise WireError if the version is declared complete but a missing part cannot come any more.
+        """Raise WireError if the version is declared complete but a missing part can no longer come.
 
-        A part cannot come any more if its sender has sent parts of a later version.
+        A part can no longer come if its sender has sent parts of a later version.
         """
         for group in self.missing if self._closing is not None else ():
             if self._early.passed(group, self.version) and not self._early.has(self.version, group):
@@ -260,14 +260,14 @@ class Receiver:
         return WireError(f"rank {self._link.rank} did not expect {describe(frame)}", frame.sender)
 
     def _answer(self, question: Frame) -> None:
-        """Answer `question`, since everything sent before it has been taken. A question about a checkpoint is only noted."""
+        """Answer `question`, since all frames sent before it have been taken. For a checkpoint, only record its step."""
         if Flag.CHECKPOINT in question.flags:
             self.checkpoints.append(question.step)
         else:
             self._link.send(MASTER, Kind.ASK, step=question.step, version=question.version)
 
     def listen(self) -> object:
-        """Return the next event. DeadlineExceededError if the master stays silent for longer than `patience`."""
+        """Return the next event. Raises DeadlineExceededError if the master stays silent for longer than `patience`."""
         clock = Clock()
         end = clock.now() + self._patience
         while True:

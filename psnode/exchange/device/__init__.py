@@ -1,1 +1,1 @@
-"""Coding of a plan's segments on the CUDA device that has their values (docs/gpu.md)."""
+"""Coding of a plan's segments on the CUDA device that holds their values (docs/gpu.md)."""

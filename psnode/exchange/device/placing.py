@@ -1,4 +1,4 @@
-"""Decisions about a device: the segments of a plan that it codes, and the changes of weights that it decodes."""
+"""Decisions about a device: which segments of a plan it codes, and which changes of weights it decodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHER_BITS = "a device makes other last bits of its factors"
 
 
 class Placed(NamedTuple):
-    """Decision of `place_on`: `names` of tensors with a part coded on the device, its CUDA stream, and a verdict per codec."""
+    """Result of `place_on`: `names` of tensors with a part coded on the device, the CUDA stream, and a verdict per codec."""
 
     names: frozenset[str]
     stream: torch.cuda.Stream | None
@@ -30,9 +30,9 @@ class Placed(NamedTuple):
 
 
 def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -> Placed:
-    """Let a coder use `device` if its codecs have kernels with the host's results, and a device can follow its rule.
+    """Make a coder use `device` if kernels of its codecs give the host's results and a device can follow its rule.
 
-    Segments that travel uncompressed need no verdict. ConfigurationError if CuPy is absent.
+    Segments that travel uncompressed need no verdict. Raises ConfigurationError if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     names: set[str] = set()
@@ -58,17 +58,17 @@ def place_on(plan: Plan, coders: Sequence[SegmentCoder], device: torch.device) -
 
 
 class Encoders(NamedTuple):
-    """Encoders of segments, by number, on the device of their values, and a verdict on each codec."""
+    """Encoders of segments, by the segment's number, on the device of the segments' values, and a verdict on each codec."""
 
     by_segment: dict[int, DeviceEncoder]
     verdicts: list[Verdict]
 
 
 def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> Encoders:
-    """Return encoders on `device` for `codecs`, one per segment, as far as they give the host's bytes.
+    """Return encoders on `device` for those of `codecs`, one per segment, that give the same bytes as on the host.
 
-    The factors of svd differ in their last bits, so that svd has no encoder. Segments that travel uncompressed need no
-    verdict, and empty segments no encoder. ConfigurationError if CuPy is absent.
+    The factors of svd differ in their last bits, so svd has no encoder. Segments that travel uncompressed need no verdict,
+    and empty segments no encoder. Raises ConfigurationError if CuPy is absent.
     """
     verdicts: dict[str, Verdict] = {}
     found: dict[int, DeviceEncoder] = {}
@@ -82,16 +82,17 @@ def encoders_on(plan: Plan, codecs: Sequence[Codec], device: torch.device) -> En
 
 
 class Changes(NamedTuple):
-    """Changes of segments, by number, that are decoded on the device of the weights, and a verdict on each codec."""
+    """Changes of segments, by the segment's number, that the device of the weights decodes, and a verdict on each codec."""
 
     by_segment: dict[int, Change]
     verdicts: list[Verdict]
 
 
 def changes_on(plan: Plan, codecs: Sequence[Codec], weights: torch.Tensor) -> Changes:
-    """Return changes that add payloads of `codecs`, one per segment, to `weights`, the plan's flat vector, on its device.
+    """Return changes that add payloads of `codecs`, one per segment, to `weights`, the plan's flat vector on a device.
 
-    Segments that travel uncompressed need no verdict, and empty segments no change. ConfigurationError if CuPy is absent.
+    Segments that travel uncompressed need no verdict, and empty segments no change. Raises ConfigurationError if CuPy is
+    absent.
     """
     verdicts: dict[str, Verdict] = {}
     found: dict[int, Change] = {}

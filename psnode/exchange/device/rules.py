@@ -1,6 +1,6 @@
-"""Feedback rules on a device: the host's operations in the host's order, each rounded by itself.
+"""Feedback rules on a device: the same operations as on the host, in the same order, each rounded separately.
 
-Products and sums are separate operations, so that they are not fused into one that rounds once.
+Products and sums are separate operations, so that the device does not fuse them into one operation that rounds once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _Gather: TypeAlias = Callable[[Any, torch.Tensor, Memories, Pieces, Context], No
 class DeviceRule(NamedTuple):
     """Device form of a feedback rule: `gather` turns a gradient into the values to code.
 
-    `coded`: the memory in which these values lie; None: they lie in a buffer that is no memory. `keeps`: True if that
-    memory keeps the loss of coding.
+    `coded`: the memory that holds these values; None: a buffer that is not a memory holds them. `keeps`: True if this
+    memory keeps the coding error.
     """
 
     coded: str | None
@@ -35,12 +35,12 @@ class DeviceRule(NamedTuple):
 
 
 def rule_of(rule: Feedback) -> DeviceRule | None:
-    """Return the device form of `rule`; None if only the host can follow it, for example a user's own."""
+    """Return the device form of `rule`, or None if only the host can follow the rule, for example a user's own rule."""
     return _RULES.get(type(rule))
 
 
 def _covering(pieces: Pieces, size: int) -> Iterator[tuple[slice, torch.Tensor | float]]:
-    """Yield the pieces and, for coordinates in no piece, 0.0, each with its slice of a segment of `size` values."""
+    """Yield the pieces, each with its slice of a segment of `size` values, and 0.0 for slices without a piece."""
     end = 0
     for place, piece in pieces:
         if end < place:
@@ -100,7 +100,7 @@ def _clipped(rule: MomentumCorrection | LocalMomentum, values: torch.Tensor, pie
     for place, piece in pieces:
         gradient[place : place + piece.numel()].copy_(piece)
     norm, limit = square_sum(gradient).sqrt_(), rule.clip / math.sqrt(workers)
-    scale = torch.where(norm > limit, torch.full_like(norm, limit) / norm, 1.0)  # torch computes number / tensor as a product
+    scale = torch.where(norm > limit, torch.full_like(norm, limit) / norm, 1.0)  # torch would turn number / tensor into a product
     return gradient.mul_(scale.float())
 
 

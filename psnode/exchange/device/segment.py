@@ -1,4 +1,4 @@
-"""A segment of a worker's gradient, coded on a device where its memories lie between steps."""
+"""A segment of a worker's gradient, coded on a device that also holds the segment's memories between steps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from psnode.feedback import Context, Feedback, State
 
 
 class DeviceSegment:
-    """Values of a segment of `shape` on a device, with its memories under `rule`. `codecs`: its device codecs, by spec.
+    """Values of a segment of `shape` on a device, with the memories that `rule` needs. `codecs`: device codecs, by spec.
 
-    `homes`: the memories' arrays on the host. A caller that reads or changes them first calls `settle`, which copies the
-    newest memories to them; the next push reads them again.
+    `homes`: the arrays of the memories on the host. Before a caller reads or changes these arrays it calls `settle`, which
+    copies the newest memories to them. The next push reads the arrays again.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DeviceSegment:
             self._is_home = True
 
     def check(self, pieces: Pieces) -> None:
-        """Raise NonFinitePartError for the first coordinate that is not finite."""
+        """Raise NonFinitePartError for the first coordinate in `pieces` that is not finite."""
         finite = [torch.isfinite(piece).all() for _, piece in pieces]
         if finite and not bool(torch.stack(finite).all()):
             for place, piece in pieces:
@@ -58,13 +58,13 @@ class DeviceSegment:
     def push(self, pieces: Pieces, codec: Codec, key: Key, out: Bytes, context: Context) -> Payload:
         """Code a finite gradient with `codec` under the feedback rule. Only the payload's bytes are copied to the host.
 
-        NonFiniteGradientError if the sum with the residual is not finite.
+        Raises NonFiniteGradientError if the sum with the residual is not finite.
         """
         encoder = self._encoder(codec)
         payload = assemble(codec, self._shape, key, lambda words, body: self._code(encoder, pieces, words, body, context), out)
         if self._feedback.masks and not codec.lossless:
             self._forget(codec, payload)
-        self._pushed.record()  # `settle` uses another stream, and must wait for the masking
+        self._pushed.record()  # after the masking, since `settle` uses another stream and must wait for it
         return payload
 
     def _code(self, encoder: DeviceEncoder, pieces: Pieces, words: Words, body: Bytes, context: Context) -> int:
@@ -90,7 +90,7 @@ class DeviceSegment:
             momentum.zero_()
 
     def _encoder(self, codec: Codec) -> DeviceEncoder:
-        """Return the encoder of `codec`. It takes memory at its first push, when the encoder of an earlier phase is released."""
+        """Return the encoder of `codec`. A new encoder takes the place of the encoder of an earlier phase, which is released."""
         spec = repr(codec)
         if spec not in self._encoders:
             encoder = self._codecs[spec].encoder(self._shape)
@@ -102,14 +102,14 @@ class DeviceSegment:
         return self._encoders[spec]
 
     def _take_memory(self, padded: int) -> None:
-        """Allocate `padded` float32 for the values, and arrays for those memories that do not lie among the values."""
+        """Allocate `padded` float32 for the values, and an array for each memory that is not a part of the values."""
         self._values = torch.zeros(padded, dtype=torch.float32, device=self._device)
         for name, home in self._homes.items():
             coded = name == self._rule.coded
             self._memories[name] = self._values[: self._size] if coded else torch.zeros(home.size, device=self._device)
 
     def _grow(self, padded: int) -> None:
-        """Move the values to an array of `padded` float32, for a codec that needs more than the codec of an earlier phase."""
+        """Move the values to an array of `padded` float32, for a codec that needs more values than that of an earlier phase."""
         values = torch.zeros(padded, dtype=torch.float32, device=self._device)
         values[: self._size] = self._values[: self._size]
         self._values = values

@@ -1,1 +1,1 @@
-"""Routes of groups: to which ranks gradients go, and from which rank weights come, by topology."""
+"""Routes of groups, by topology: to which ranks gradients go, and from which rank weights come."""

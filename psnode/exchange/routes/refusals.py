@@ -14,15 +14,15 @@ from psnode.exchange.shard.consistency import waits_for_all
 
 
 def require_central(config: Config, program: str) -> None:
-    """Raise ConfigurationError unless all ranks exchange frames with the master alone, which is all that `program` knows."""
+    """Raise ConfigurationError unless all ranks exchange frames only with the master. `program` supports nothing else."""
     if not is_plain(config.topology):
         raise ConfigurationError(f"{program} knows --topology star alone")
 
 
 def require_straight(config: Config, program: str) -> None:
-    """Raise ConfigurationError for jobs of other ranks or bytes than `program` counts.
+    """Raise ConfigurationError for a job with servers, or with workers that forward weights.
 
-    It starts one rank beside the workers, and would take weights that workers pass on for their own.
+    `program` starts only one rank in addition to the workers, and would count forwarded weights twice.
     """
     if config.servers:
         raise ConfigurationError(f"{program} starts no servers: leave out --topology {config.topology}")
@@ -31,10 +31,10 @@ def require_straight(config: Config, program: str) -> None:
 
 
 def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool = False, downlink: str = DENSE) -> None:
-    """Raise ConfigurationError for settings that need all weights, or decisions about a round, in one place.
+    """Raise ConfigurationError for settings that the job's topology does not support.
 
-    Nothing is refused if the master is the root of all groups. `constrains`: the task has a constraint. `downlink`: that of the
-    scheme.
+    Nothing is refused if all ranks exchange frames only with the master. `constrains`: the task has a constraint. `downlink`:
+    the downlink of the scheme.
     """
     if not is_central(config.topology):
         _require_weights_to_send(config, downlink)
@@ -44,7 +44,7 @@ def refuse_other_roots(config: Config, aggregator: str = "", *, constrains: bool
 
 
 def _reasons(config: Config, aggregator: str, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
-    """Return by setting whether it is given, and the reason for which it is refused."""
+    """Return, by setting, True if the configuration has the setting, and the reason why the topology refuses it."""
     if is_plain(config.topology):
         return {}
     if is_central(config.topology):
@@ -55,7 +55,7 @@ def _reasons(config: Config, aggregator: str, *, constrains: bool) -> Mapping[st
 
 
 def _reasons_of_passed_on(config: Config) -> Mapping[str, tuple[bool, str]]:
-    """Return the reasons by setting if workers pass on weights that all of them are to get."""
+    """Return the reasons, by setting, if workers forward weights to other workers."""
     return {
         "--consistency": (
             not waits_for_all(config), "other than bsp lets workers lag, on which those behind them would wait"
@@ -65,7 +65,7 @@ def _reasons_of_passed_on(config: Config) -> Mapping[str, tuple[bool, str]]:
 
 
 def _reasons_of_parts(config: Config, aggregator: str, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
-    """Return the reasons by setting if every root has a part of the weights."""
+    """Return the reasons, by setting, if every root has a part of the weights."""
     root = "every server" if config.servers else "every worker"
     return {
         "Task.constrain": (constrains, f"changes all weights at once, and {root} has a part of them"),
@@ -89,7 +89,7 @@ def _reasons_of_parts(config: Config, aggregator: str, *, constrains: bool) -> M
 
 
 def _reasons_of_copies(config: Config, *, constrains: bool) -> Mapping[str, tuple[bool, str]]:
-    """Return the reasons by setting if every worker updates all weights."""
+    """Return the reasons, by setting, if every worker updates all weights."""
     return {
         "Task.constrain": (constrains, "changes the model of rank 0, and every worker updates weights of its own"),
         "--consistency": (not waits_for_all(config), "leaves gradients out, and every worker would have to leave out the same"),
@@ -101,7 +101,7 @@ def _reasons_of_copies(config: Config, *, constrains: bool) -> Mapping[str, tupl
 
 
 def _require_weights_to_send(config: Config, downlink: str) -> None:
-    """Raise ConfigurationError for a coded `downlink` where no weights are sent."""
+    """Raise ConfigurationError for a coded `downlink` in a job that sends no weights."""
     if downlink != DENSE and not config.sends_weights:
         raise ConfigurationError(
             f"--downlink {downlink} codes weights, and none are sent under --topology {config.topology}: begin the run with "
@@ -110,10 +110,10 @@ def _require_weights_to_send(config: Config, downlink: str) -> None:
 
 
 def refuse_unlike_processors(config: Config, arithmetic: Mapping[int, Mapping[str, object]], threads: Mapping[int, int]) -> None:
-    """Raise ConfigurationError unless all workers round alike, if each of them updates all weights.
+    """Raise ConfigurationError if each worker updates all weights, but not all workers round alike.
 
-    By rank of each worker, `arithmetic`: see psnode.exchange.machine; `threads`: their number, by which torch divides
-    a tensor that it adds up.
+    `arithmetic`: by worker's rank, see psnode.exchange.machine. `threads`: by worker's rank, the number of threads, on which
+    the order of torch's sums depends.
     """
     if config.sends_weights:
         return

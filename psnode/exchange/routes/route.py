@@ -1,7 +1,7 @@
 """The route of a group: its gradients to a root, and its weights from the root to every reader.
 
-A sender is given the ranks to which a group's gradient goes, a receiver the rank from which its weights come, and a shard the
-routes of which its rank is a root.
+A sender gets the ranks to which a group's gradient goes. A receiver gets the rank from which the group's weights come. A shard
+gets the routes that have its rank as a root.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Sends(NamedTuple):
-    """Ranks to which a root sends a group's weights: those that pass them on to their heirs, and those that only use them."""
+    """Ranks to which a root sends a group's weights. Ranks in `passed_on` forward them to their heirs; others only use them."""
 
     passed_on: tuple[int, ...]
     used: tuple[int, ...]
@@ -20,7 +20,7 @@ class Sends(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Route of one group. `root`: the rank that completes the sum of its gradients; `readers`: the ranks that get its weights."""
+    """Route of one group. `root`: the rank that completes the sum of its gradients. `readers`: the ranks that get its weights."""
 
     root: int
     readers: Sequence[int]
@@ -39,7 +39,7 @@ class Route:
         return self.root
 
     def heirs(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks to which `rank` sends the weights. A root that is a reader sends them to itself as well."""
+        """Return the ranks to which `rank` sends the weights. A root that is a reader also sends them to itself."""
         return tuple(self.readers) if rank == self.root else ()
 
     def of_root(self, root: int) -> Route:
@@ -47,17 +47,17 @@ class Route:
         return self
 
     def behind(self, rank: int) -> frozenset[int]:
-        """Return the readers to which weights come by way of the reader `rank`."""
+        """Return the readers that get weights through the reader `rank`, directly or indirectly."""
         return frozenset()
 
     def sends(self, readers: Collection[int]) -> Sends:
-        """Return the ranks to which the root sends the weights, so that they reach those of `readers` that the route names."""
+        """Return the ranks to which the root sends the weights, so that all of `readers` on this route get them."""
         return Sends((), tuple(rank for rank in self.readers if rank in readers))
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedRoute(Route):
-    """Route on which every reader is a root, which completes the sum and updates the weights for itself alone."""
+    """Route on which every reader is a root: it completes the sum and updates the weights, only for itself."""
 
     @property
     def roots(self) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ class CopiedRoute(Route):
         return tuple(self.readers)
 
     def down(self, rank: int) -> int:
-        """Return `rank`, which has its weights from itself."""
+        """Return `rank`, since a rank gets its weights from itself."""
         return rank
 
     def heirs(self, rank: int) -> tuple[int, ...]:
@@ -79,28 +79,28 @@ class CopiedRoute(Route):
 
 @dataclass(frozen=True, slots=True)
 class PassedOnRoute(Route):
-    """Route on which weights go down a tree: the root sends them to `fanout` ranks, each of which passes them on to as many.
+    """Route on which weights go down a tree: the root and every rank in the tree send them to `fanout` ranks.
 
-    `passing`: the readers that are in the tree, in its order. All other readers get the weights from the root.
+    `passing`: the readers in the tree, in the order of the tree. All other readers get the weights from the root.
     """
 
     passing: Sequence[int]
     fanout: int
 
     def down(self, rank: int) -> int:
-        """Return the rank from which `rank` gets the weights. In a round without some readers it may be the root instead."""
+        """Return the rank from which `rank` gets the weights. In a round that lacks some readers, the root may send them."""
         place = self._place(rank)
         return self.root if place is None or place < self.fanout else self.passing[place // self.fanout - 1]
 
     def heirs(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks to which `rank` sends the weights, or passes them on."""
+        """Return the ranks to which `rank` sends or forwards the weights."""
         if rank == self.root:
             return (*self.passing[: self.fanout], *(rank for rank in self.readers if rank not in self.passing))
         place = self._place(rank)
         return () if place is None else tuple(self.passing[self.fanout * (place + 1) : self.fanout * (place + 2)])
 
     def behind(self, rank: int) -> frozenset[int]:
-        """Return the readers to which weights come by way of the reader `rank`."""
+        """Return the readers that get weights through the reader `rank`, directly or indirectly."""
         found, ahead = set[int](), list(self.heirs(rank))
         while ahead:
             found.add(heir := ahead.pop())
@@ -108,12 +108,12 @@ class PassedOnRoute(Route):
         return frozenset(found)
 
     def sends(self, readers: Collection[int]) -> Sends:
-        """Return the ranks to which the root sends the weights, so that they reach those of `readers` that the route names.
+        """Return the ranks to which the root sends the weights, so that all of `readers` on this route get them.
 
-        A rank passes weights on only if all ranks below it are in `readers`. Otherwise the root itself sends to those that are.
+        A rank forwards weights only if it and all ranks below it are in `readers`. Otherwise the root sends the weights directly.
         """
         whole: dict[int, bool] = {}
-        for rank in reversed(self.passing):  # heirs come behind their rank
+        for rank in reversed(self.passing):  # in the tree's order, heirs come after their rank
             whole[rank] = rank in readers and all(whole[heir] for heir in self.heirs(rank))
         passed_on, used, ahead = list[int](), list[int](), list(self.heirs(self.root))
         while ahead:

@@ -1,6 +1,6 @@
 """Topologies: functions from the ranks and the plan to routes.
 
-Only this package refers to topologies by name, beside the setting that selects one.
+Only this package, and the setting that selects a topology, refer to topologies by name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from psnode.plans.groups import Plan
 from psnode.plans.roles import MASTER, Layout
 from psnode.plans.rule import DEFAULT_GROUP_BYTES
 
-_FANOUT = 2  # ranks to which each rank of a tree passes weights on
-_MASTERS_SHARES = 2  # of a mesh with the master, where a worker has one
+_FANOUT = 2  # number of ranks to which each rank of a tree forwards weights
+_MASTERS_SHARES = 2  # number of shares of the master in a mesh; a worker has one share
 _GROUPS_A_ROOT = 4
 _LEAST_GROUP_BYTES = 1 << 16
 
@@ -28,36 +28,36 @@ def star(layout: Layout, plan: Plan) -> tuple[Route, ...]:
 
 
 def star_with_tree(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a star whose weights go down a tree of the workers. Spares get theirs from the master.
+    """Return the routes of a star whose weights go down a tree of the workers. The master sends the weights to spares.
 
-    So no worker depends on a spare. The silence of a spare holds up no round, so it would be found late.
+    So no worker depends on a spare. The silence of a spare delays no round, so the master would detect it late.
     """
     return (PassedOnRoute(MASTER, layout.readers, layout.computing, _FANOUT),) * len(plan.groups)
 
 
 def mesh(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a mesh, by group: every worker is the root of some groups, of about equal sizes together."""
+    """Return the routes of a mesh, by group. Every worker is the root of some groups, with about the same total size."""
     return _dealt(layout, plan, dict.fromkeys(layout.computing, 1))
 
 
 def mesh_with_master(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a mesh in which the master is the root of some groups too, of twice the size of a worker's.
+    """Return the routes of a mesh, by group. The master is a root too, of groups with twice the total size of a worker's.
 
-    The link of the master, which computes no gradient, then carries as much as that of a worker, if weights take as many
-    bytes as gradients: with n workers and k servers without a worker, the least load of the busiest link is that of shares of
-    2 (n - 1) / (n^2 + k n - 2 k) for such a server and (n - k) / (n^2 + k n - 2 k) for a worker (Jiang et al., "A unified
-    architecture for accelerating distributed DNN training in heterogeneous GPU/CPU clusters", OSDI 2020). For k = 1 these are
+    The master computes no gradient. If weights take as many bytes as gradients, its link then carries as many bytes as that of a
+    worker. In general, for n workers and k servers without a worker, the load of the busiest link is least if such a server has
+    a share of 2 (n - 1) / (n^2 + k n - 2 k) and a worker of (n - k) / (n^2 + k n - 2 k) (Jiang et al., "A unified architecture
+    for accelerating distributed DNN training in heterogeneous GPU/CPU clusters", OSDI 2020). For k = 1 these shares are
     2 / (n + 2) and 1 / (n + 2).
     """
     return _dealt(layout, plan, {MASTER: _MASTERS_SHARES, **dict.fromkeys(layout.computing, 1)})
 
 
 def _dealt(layout: Layout, plan: Plan, shares: Mapping[int, int]) -> tuple[Route, ...]:
-    """Return the routes of groups that are dealt among the ranks of `shares`, which get coordinates in proportion to them.
+    """Return the routes, by group, if groups are dealt among the ranks in `shares`, in proportion to their shares.
 
-    The largest group goes to the rank whose load would be the least for its share, then the next one. With equal shares this is
-    the longest-processing-time rule (Graham, SIAM Journal on Applied Mathematics 1969), whose largest load is at most 4/3 of the
-    least possible one.
+    The groups are dealt in order of size, largest first. Each goes to the rank that would then have the least load relative to
+    its share. With equal shares this is the longest-processing-time rule (Graham, SIAM Journal on Applied Mathematics 1969),
+    whose largest load is at most 4/3 of the least possible one.
     """
     loads = dict.fromkeys(shares, 0)
     roots: dict[int, int] = {}
@@ -68,12 +68,12 @@ def _dealt(layout: Layout, plan: Plan, shares: Mapping[int, int]) -> tuple[Route
 
 
 def sharded(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes by group if the master and every server are the roots of some groups, of about equal sizes together."""
+    """Return the routes, by group, if the master and every server are roots of groups with about the same total size."""
     return _dealt(layout, plan, dict.fromkeys((MASTER, *layout.serving), 1))
 
 
 def gather(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a gather, by group: every worker sends to all workers, each of which updates all weights."""
+    """Return the routes of a gather, by group. Every worker sends to all workers, and each of them updates all weights."""
     return tuple(CopiedRoute(layout.first, layout.computing) for _ in plan.groups)
 
 
@@ -95,7 +95,7 @@ def routes_of(layout: Layout, plan: Plan, topology: str = "star") -> tuple[Route
     return _TOPOLOGIES[topology.rstrip(digits)](layout, plan)
 
 
-COMPARED = (_STAR, _STAR_WITH_TREE, _MESH, _MESH_WITH_MASTER, _GATHER)  # by default; all have one rank beside the workers
+COMPARED = (_STAR, _STAR_WITH_TREE, _MESH, _MESH_WITH_MASTER, _GATHER)  # the default; all have one rank besides the workers
 
 
 def is_central(topology: str) -> bool:
@@ -104,27 +104,27 @@ def is_central(topology: str) -> bool:
 
 
 def is_plain(topology: str) -> bool:
-    """Return True if all gradients go straight to the master, and all weights come straight from it."""
+    """Return True if all gradients go directly to the master, and all weights come directly from it."""
     return topology in (_STAR, f"{SHARDED}1")
 
 
 def passed_on(routes: Sequence[Route]) -> bool:
-    """Return True if workers pass weights on to others."""
+    """Return True if workers forward weights to other workers."""
     return any(isinstance(route, PassedOnRoute) for route in routes)
 
 
 def sent_by_master(topology: str, workers: int) -> int:
-    """Return the number of coded sets of weights that leave the master in a step of `workers` workers; 0 if it has none."""
+    """Return how often the master sends all coded weights in a step of `workers` workers; 0 if it does not hold all weights."""
     return min(workers, {_STAR: workers, _STAR_WITH_TREE: _FANOUT}.get(topology, 0))
 
 
 def are_parts(topology: str) -> bool:
-    """Return True if there are several roots, each with a part of the weights; otherwise each root updates all of them."""
+    """Return True if several roots each update a part of the weights; otherwise each root updates all weights."""
     return not is_central(topology) and topology != _GATHER
 
 
 class Shares(NamedTuple):
-    """Parts of the weights, from 0 to 1, that the master updates, that each worker does, and that each other server does."""
+    """Parts of the weights, from 0 to 1, that the master, each worker and each server other than the master update."""
 
     master: float
     worker: float
@@ -132,7 +132,7 @@ class Shares(NamedTuple):
 
 
 def shares_of(topology: str, workers: int) -> Shares:
-    """Return the parts of the weights that ranks update in a job of `workers` workers, if groups can be dealt evenly."""
+    """Return the parts of the weights that ranks update in a job of `workers` workers, if the groups divide evenly."""
     if is_central(topology):
         return Shares(1.0, 0.0)
     if not are_parts(topology):
@@ -144,20 +144,20 @@ def shares_of(topology: str, workers: int) -> Shares:
 
 
 def sent_in_a_step(topology: str, workers: int, up: float, down: float) -> tuple[float, float]:
-    """Return the bytes of gradients and of weights that a step of the job moves between ranks, if groups can be dealt evenly.
+    """Return the bytes of gradients and of weights that a step of the job moves between ranks, if the groups divide evenly.
 
-    `up`: the bytes of one worker's coded gradient; `down`: those of the weights that one worker gets.
+    `up`: the bytes of one worker's coded gradient; `down`: the bytes of the weights that one worker gets.
     """
     if not is_central(topology) and not are_parts(topology):
         return workers * (workers - 1) * up, 0.0
-    sent = workers * (1 - shares_of(topology, workers).worker)  # every worker keeps those of its own part
+    sent = workers * (1 - shares_of(topology, workers).worker)  # a worker does not send the bytes of its own part
     return sent * up, sent * down
 
 
 def group_bytes_of(topology: str, whole: int, workers: int) -> int:
     """Return the size of groups for a model of `whole` bytes in a job of `workers` workers.
 
-    If weights are dealt, there are about four groups for the smallest part, none below 64 KiB and none above the usual size.
+    If weights are dealt, each root has about four groups. A group has at least 64 KiB and at most the usual size.
     """
     if not are_parts(topology):
         return DEFAULT_GROUP_BYTES

@@ -17,9 +17,9 @@ from psnode.errors import ConfigurationError
 
 
 class Aggregator(ABC):
-    """Rule that adds payloads to an accumulator one by one, without state of its own.
+    """Rule, without state of its own, that adds payloads to an accumulator one by one.
 
-    `merges`: True if payloads of a linear codec may first be merged, and their sum added in their place. `clips`: True if
+    `merges`: True if payloads of a linear codec may first be merged into one payload, which is then added. `clips`: True if
     payloads are added with weights that depend on all pushes of the round (psnode.exchange.shard.median_clipping).
     """
 
@@ -28,15 +28,15 @@ class Aggregator(ABC):
 
     @abstractmethod
     def add(self, codec: Codec, payload: Payload, out: Floats, weight: float = 1.0) -> None:
-        """Add one worker's payload of a segment, times `weight`, to the segment's accumulator `out` (flat, zeros at first)."""
+        """Add one worker's payload of a segment, times `weight`, to the segment's flat accumulator `out`, which begins with 0."""
 
     def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
-        """Add a payload that was measured, like `add`, but where possible without checking it again."""
+        """Add a measured payload. This is like `add`, but does not check the payload again if this is possible."""
         self.add(codec, payload, out, weight)
 
     @abstractmethod
     def finish(self, out: Floats, count: float, rng: RandomSource | None = None) -> float:
-        """Turn the accumulator of `count` gradients into the gradient to apply, up to a factor, which is returned.
+        """Turn the accumulator of `count` gradients into the gradient to apply, except for a factor. Return the factor.
 
         Random decisions are drawn from `rng`.
         """
@@ -67,8 +67,8 @@ class ClippedMean(Mean):
 class Majority(Aggregator):
     """Majority vote: the sign that most workers sent, 1 or -1. Ties and coordinates without votes are decided at random.
 
-    A worker's vote is the sign of its values, so that tensors which travel uncompressed vote as well; 0 abstains. The
-    random decision is that of the codec `sign`, drawn anew with every `rng`.
+    A worker's vote is the sign of its values, so tensors that travel uncompressed also vote. A value of 0 is an abstention.
+    The codec `sign` makes the random decision, which is drawn anew with every `rng`.
 
     Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019.
     """
@@ -93,7 +93,7 @@ _AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"mean": Mean, MAJORITY: Maj
 
 
 def get_aggregator(name: str) -> Aggregator:
-    """Return the aggregator called `name`. ConfigurationError names the valid ones."""
+    """Return the aggregator called `name`. ConfigurationError names the valid aggregators."""
     if name not in _AGGREGATORS:
         raise ConfigurationError(f"unknown aggregator {name!r}: choose from {', '.join(_AGGREGATORS)}")
     return _AGGREGATORS[name]()

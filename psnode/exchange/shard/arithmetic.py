@@ -18,7 +18,7 @@ from psnode.plans.groups import Group, Plan, Segment
 
 
 class Arithmetic(Protocol):
-    """Sums of all groups, zeros at first, and optimizer steps. It is called in lanes, for one group by one thread at a time."""
+    """Sums of all groups, which begin with zeros, and optimizer steps. Lanes call it, only one thread at a time for a group."""
 
     def add(self, part: MeasuredPayload, weight: float) -> None:
         """Add the decoded part of a push, times `weight`."""
@@ -27,10 +27,10 @@ class Arithmetic(Protocol):
         """Add a payload that was not measured, times `weight`. Raises CodecError."""
 
     def total(self, group: Group) -> Floats:
-        """Return the group's sum on the host. The caller must not write to it."""
+        """Return the group's sum on the host. The caller must not change it."""
 
     def is_finite(self, group: Group) -> bool:
-        """Return True if all of the group's sum is finite."""
+        """Return True if all values of the group's sum are finite."""
 
     def is_zero(self, group: Group, where: slice) -> bool:
         """Return True if the coordinates `where` of the group's sum are all 0."""

@@ -2,7 +2,7 @@
 
 There is one sequence of versions: the open round of version v makes version v + 1 of a group. A gradient computed on
 version u and applied to version v has staleness v - u. A worker computes on the newest version that it has, and only
-if this is newer than the version of its last gradient.
+if this version is newer than the version of its last gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rule(ABC):
     """Decisions about one group.
 
     `k`: the number of gradients that close a round. `patient`: True if a gradient that comes after its round has closed
-    waits for the next round; otherwise it is dropped, and returns to its sender's residual.
+    waits for the next round; otherwise the gradient is dropped and returns to its sender's residual.
     """
 
     k: int
@@ -32,7 +32,7 @@ class Rule(ABC):
     @property
     @abstractmethod
     def rounds_go_on(self) -> bool:
-        """True if rounds close without the slowest workers, which then compute on older versions than the others."""
+        """True if rounds close without the slowest workers, which then compute on older versions than other workers."""
 
     @abstractmethod
     def accepts(self, based: int, version: int) -> bool:
@@ -42,17 +42,18 @@ class Rule(ABC):
     def closes(self, arrived: int, awaited: Mapping[int, int], version: int) -> bool:
         """Return True if the round of `version` closes with `arrived` gradients.
 
-        `awaited`: the workers whose gradients may still come, each with the oldest version on which its gradient can be
-        computed.
+        `awaited`: the workers whose gradients may still come, each with the oldest version on which the worker may have
+        computed its gradient.
         """
 
 
 @dataclass(frozen=True)
 class Synchronous(Rule):
-    """The first `k` gradients computed on the newest version close the round; later ones are dropped.
+    """The first `k` gradients computed on the newest version close the round; later gradients are dropped.
 
-    k = the number of workers is BSP (Valiant, CACM 1990); a smaller k leaves the slowest as backup workers (Chen et al.,
-    "Revisiting distributed synchronous SGD", 2016, section 3). With fewer than k workers left, all of them are waited for.
+    If k is the number of workers, this is BSP (Valiant, CACM 1990). With a smaller k the slowest workers are backup workers
+    (Chen et al., "Revisiting distributed synchronous SGD", 2016, section 3). If fewer than k workers are left, the round waits
+    for all of them.
     """
 
     k: int
@@ -72,11 +73,11 @@ class Synchronous(Rule):
 
 @dataclass(frozen=True)
 class Bounded(Rule):
-    """`k` gradients close the round, unless that would leave an awaited worker's gradient staler than `staleness`.
+    """`k` gradients close the round, unless an awaited worker's gradient would then become staler than `staleness`.
 
-    SSP (Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013), with
-    staleness counted in versions. With None a round never waits: ASP (Dean et al., "Large scale distributed deep
-    networks", NIPS 2012, section 4.1). No gradient of a living worker is dropped.
+    This is SSP (Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013),
+    with staleness counted in versions. If `staleness` is None, a round never waits; this is ASP (Dean et al., "Large scale
+    distributed deep networks", NIPS 2012, section 4.1). No gradient of a living worker is dropped.
     """
 
     staleness: int | None
@@ -115,27 +116,27 @@ def waits_for_all(config: Config) -> bool:
 
 
 def gradients_a_round(config: Config, workers: int) -> int:
-    """Return the number of batches that workers compute per version if all are equally fast. Epochs are counted with it."""
+    """Return the number of batches that equally fast workers compute per version. Epochs are counted with this number."""
     rule = rule_of(config, workers)
     return min(workers, rule.k) if rule.patient else workers
 
 
 def examples_a_round(config: Config, workers: int) -> int:
-    """Return the number of examples in the batches that workers compute per version if all are equally fast."""
+    """Return the number of examples in the batches that equally fast workers compute per version."""
     return gradients_a_round(config, workers) * config.batch_size * config.batches_per_step
 
 
 class AdditionOrder(Generic[T]):
-    """Order of additions by ascending rank, whatever the order of arrival, so that sums are reproducible.
+    """Order of additions by ascending rank, independent of the order of arrival, so that sums are reproducible.
 
-    `expected`: the awaited ranks, ascending. An item waits until the items of all lower expected ranks have been handed
-    out. With `by_rank=False` items are handed out as they come. An arrival costs the logarithm of the number of items
-    that wait.
+    `expected`: the awaited ranks, ascending. An item waits until the items of all lower expected ranks have been returned.
+    With `by_rank=False` items are returned in the order of arrival. The time for an arrival grows with the logarithm of the
+    number of waiting items.
     """
 
     def __init__(self, expected: Sequence[int], *, by_rank: bool) -> None:
         self._expected = expected if by_rank else ()
-        self._passed = 0  # number of leading expected ranks that have offered or are excused
+        self._passed = 0  # number of ranks, at the beginning of `expected`, that have offered an item or are excused
         self._excused: set[int] = set()
         self._held: list[tuple[int, T]] = []  # a heap by rank, with at most one item per rank
         self.arrived: set[int] = set()
@@ -149,12 +150,12 @@ class AdditionOrder(Generic[T]):
         return self._ready()
 
     def excuse(self, rank: int) -> list[T]:
-        """Expect no item from `rank` any more. Return the items that waited only for it. An item it has offered counts."""
+        """Expect no further item from `rank`, and return the items that waited only for it. An item already offered is kept."""
         self._excused.add(rank)
         return self._ready()
 
     def rest(self) -> list[T]:
-        """Return all items that still wait, in ascending rank. No further item is expected."""
+        """Return all items that still wait, by ascending rank. No further item is expected."""
         self._passed = len(self._expected)
         return self._ready()
 

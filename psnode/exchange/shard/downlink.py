@@ -1,4 +1,4 @@
-"""Sending of the weights to the workers, coded or dense."""
+"""The downlink, which sends weights to the workers, coded or dense."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _PURPOSE = "downlink"
 
 
 class Mover(Protocol):
-    """Arithmetic of the downlink. It is called in lanes, for one group by one thread at a time."""
+    """Arithmetic of the downlink. Lanes call it, only one thread at a time for a group."""
 
     def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
         """Code the segment's x - y with `codec` into `out`, and move y by the decoded values. Return the payload."""
 
     def whole(self, group: Group) -> Floats:
-        """Return the group's y on the host. The caller must not write to it."""
+        """Return the group's y on the host. The caller must not change it."""
 
 
 class HostMover:
@@ -44,7 +44,7 @@ class HostMover:
 
     def __init__(self, x: Floats, y: Floats, largest: int) -> None:
         self._x, self._y, self._largest = x, y, largest
-        self._scratch: list[Floats] = []  # buffers for a change, as many as threads have used at one time
+        self._scratch: list[Floats] = []  # buffers for a change, one per thread that has run simultaneously
 
     def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
         scratch = self._scratch.pop() if self._scratch else np.empty(self._largest, np.float32)
@@ -62,14 +62,14 @@ class Downlink:
 
     Dense: y is x, and a group's frame replaces the weights of a worker. Coded: the frame carries D = E(x - y) segment by
     segment, where E is the codec in its contractive form; y += decode(D) is computed here and on every worker, with the
-    same bits. The loss of D is a part of the next x - y, so y needs no error feedback of its own.
+    same bits. The error of D is a part of the next x - y, so y needs no error feedback of its own.
 
-    `mover` may be replaced by a mover with x and y elsewhere; `replica` then keeps old values. `routes`: by group, the
-    route of which this rank is the root. New versions go to all readers at first. `flow_control` counts the bytes of all
+    `mover` may be replaced by a mover that holds x and y elsewhere; `replica` then keeps old values. `routes`: by group, the
+    route that has this rank as its root. At first, new versions go to all readers. `flow_control` counts the bytes of all
     frames.
 
-    The loss of a codec is sent in later steps, so y lags x. With a `lead`, y moves towards x + lead (x - x before the
-    update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x before its update.
+    The error of a codec is sent in later steps, so y lags x. With a `lead`, y moves towards x + lead (x - x before the
+    update), the look-ahead of Nesterov's method: docs/results/2026-11-26-front.md. `hold` keeps x from before its update.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Downlink:
         self.mover: Mover = HostMover(self._aim, self.replica, max((segment.size for segment in part.own.segments), default=0))
 
     def send_to(self, ranks: Iterable[int]) -> None:
-        """Send new versions only to `ranks` from now on. Call this while no group is being sent."""
+        """From now on, send new versions only to `ranks`. Call this while no group is being sent."""
         chosen = frozenset(ranks)
         routes = self._routes
         self._recipients = {group: tuple(rank for rank in route.readers if rank in chosen) for group, route in routes.items()}
@@ -108,11 +108,11 @@ class Downlink:
 
     @property
     def differs(self) -> bool:
-        """True if y is a vector of its own, which has to be saved with x."""
+        """True if y is a vector of its own, which a checkpoint must contain in addition to x."""
         return self.replica is not self._x
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return y by tensor for a checkpoint: views, named as in psnode.records.state_names; empty if y is x."""
+        """Return views of y by tensor for a checkpoint, named as in psnode.records.state_names; empty if y is x."""
         if not self.differs:
             return {}
         return {f"replica/{name}": torch.from_numpy(self.replica[where]) for name, where in self._places.items()}
@@ -122,21 +122,21 @@ class Downlink:
         return torch.from_numpy(self.replica[group.start : group.stop])
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `state`. CheckpointError if a tensor is missing or of another size."""
+        """Load the result of `state`. Raises CheckpointError if a tensor is missing or has another size."""
         for key, part in self.state().items():
             if key not in tensors or tensors[key].shape != part.shape:
                 raise CheckpointError(f"the checkpoint's replica does not fit this network: {key} is missing or of another size")
             part.copy_(tensors[key])
 
     def hold(self, group: Group) -> None:
-        """Keep the group's part of x, which is about to be updated, for the next `send`."""
+        """Keep the group's part of x for the next `send`. Call this before x is updated."""
         if self.lead:
             self._aim[group.start : group.stop] = self._x[group.start : group.stop]
 
     def send(self, group: Group, version: int) -> int:
-        """Send the group's part of `version` to its recipients, from one thread at a time. Return the bytes of all frames.
+        """Send the group's part of `version` to its recipients. Return the bytes of all frames, one for each recipient.
 
-        These include the frames that recipients pass on: each recipient gets one.
+        Frames that recipients forward are counted too. Only one thread at a time may send a group.
         """
         if self.codecs is None:
             return self.send_dense(group, version)
@@ -154,9 +154,9 @@ class Downlink:
         return self._post(group, frame, Kind.DELTA, version)
 
     def send_dense(self, group: Group, version: int, ranks: Sequence[int] | None = None) -> int:
-        """Send the group's y uncoded: straight to those of `ranks` that its route names or, without `ranks`, to its recipients.
+        """Send the group's y uncoded: directly to the readers among `ranks` or, if `ranks` is None, to its recipients.
 
-        `ranks` have no y yet, or an old one. Returns the bytes of all frames.
+        `ranks` are ranks that have no y yet, or an old y. Returns the bytes of all frames.
         """
         frame = self._frames.begin(group.index, 1, wire.padded(_IDENTITY.max_nbytes((group.size,))))
         payload = _IDENTITY.encode(self.mover.whole(group), Key.derive(0), out=frame.room)

@@ -1,7 +1,7 @@
-"""Threads for the master's arithmetic: the work of one group stays in order, and groups run side by side.
+"""Threads for the master's arithmetic: the work of one group stays in order, and groups run in parallel.
 
 Queued work is done in the order in which the next forward pass needs its results. Groups are numbered in the order in
-which back-propagation finishes them, so the last group comes first.
+which back-propagation finishes them, so the group with the highest number comes first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST = 4
 
 
 def lane_count(groups: int) -> int:
-    """Return the number of lanes: at most one per group, one per core except the transport's core, and 4."""
+    """Return the number of lanes: at most 4, at most one per group, and one core must be left for the transport."""
     return most_lanes(usable_cores(), groups)
 
 
@@ -34,8 +34,8 @@ def most_lanes(cores: int, groups: int) -> int:
 class GroupExecutor:
     """Pool of `count` threads, called lanes, for the work of `groups`.
 
-    The result of a piece of work, or the error that it raises, is posted to `inbox`: a list item by item, and None not at
-    all.
+    The result of each piece of work, or the error that it raises, is posted to `inbox`. A list is posted item by item, and
+    None is not posted.
     """
 
     def __init__(self, inbox: Inbox, count: int, groups: Iterable[int]) -> None:
@@ -51,7 +51,7 @@ class GroupExecutor:
             thread.start()
 
     def submit(self, group: int, work: Work) -> None:
-        """Queue `work`. In its lane it follows earlier work of `group`, and all queued work of later groups."""
+        """Queue `work` in the group's lane, after earlier work of `group` and all queued work of groups with higher numbers."""
         self._queues[self._lanes[group]].put((-group, next(self._numbers), work))
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class GroupExecutor:
         while (work := waiting.get()[2]) is not None:
             try:
                 result = work()
-            except SystemExit as error:  # e.g. from a task; it would end only this thread
+            except SystemExit as error:  # e.g. raised by a task; this would end only this thread
                 result = PsnodeError(in_one_line(error))
             except Exception as error:  # the owner of the inbox raises it
                 result = error

@@ -5,8 +5,8 @@ The factor is that of torch.nn.utils.clip_grad_norm_:
     min(1, bound / (norm + 1e-6))
 
 Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1. The norm
-is known only when the last group is summed, and no weight moves before. Alternatively it is estimated by the norm of
-the version before, which is known when the first group is summed: then groups need not wait for each other.
+is known only when all groups are summed, so no weight is updated earlier. Alternatively the norm of the previous version
+serves as an estimate. It is known when the first group is summed, so groups need not wait for each other.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from psnode.errors import CheckpointError
 from psnode.records.history import AddedGradient
 
 _EPSILON = 1e-6
-GRADIENT_NORM = "gradient_norm"  # its key in a checkpoint's manifest
+GRADIENT_NORM = "gradient_norm"  # key of the estimate in a checkpoint's manifest
 
 
 class Summed(NamedTuple):
     """Sum of a closed round.
 
-    `added`: the pushes in it; `factor`: turns the sum into the mean gradient; `idle`: ranges of the group without a
-    gradient.
+    `added`: the pushes in the sum; `factor`: the factor that turns the sum into the mean gradient; `idle`: ranges of the
+    group without a gradient.
     """
 
     added: tuple[AddedGradient, ...]
@@ -40,8 +40,8 @@ class Summed(NamedTuple):
 class GlobalNorm:
     """Norm of all groups together, and clipping by this norm. Lanes may call it concurrently, for one version at a time.
 
-    `estimated`: clip by the norm of the last version that had a gradient; a version before which no version had a
-    gradient is clipped by its own norm. `norm`: L2 norm of the last mean gradient before clipping, nan before the first.
+    `estimated`: clip by the norm of the last version that had a gradient; if no earlier version had one, clip by the
+    version's own norm. `norm`: L2 norm of the last mean gradient before clipping, nan before the first version.
     """
 
     def __init__(self, bound: float, groups: int, *, estimated: bool = False) -> None:
@@ -54,9 +54,10 @@ class GlobalNorm:
         self._found: dict[int, tuple[Summed, float]] = {}
 
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
-        """Take the sum of a group. Return the groups that can be moved now, clipped.
+        """Take the sum of a group. Return the clipped sums of the groups that can be updated now.
 
-        If the norm is estimated, this is the group itself; otherwise all groups, once the last one has come.
+        With an estimate this is the group itself. Otherwise these are all groups when the last group has come, and no group
+        before.
         """
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:
@@ -73,7 +74,7 @@ class GlobalNorm:
         return self._clipped(found, self.norm if estimate is None else estimate)
 
     def _note(self, found: Mapping[int, tuple[Summed, float]]) -> None:
-        """Do nothing. Called with the sums and squared norms of all groups of a version when its norm is known."""
+        """Do nothing. `offer` calls this with the sums and squared norms of all groups of a version when its norm is known."""
 
     def _clipped(self, found: Mapping[int, Summed], norm: float) -> dict[int, Summed]:
         """Return the sums, scaled by the factor for a global norm of `norm`."""
@@ -85,7 +86,7 @@ class GlobalNorm:
         return {} if self._estimate is None else {GRADIENT_NORM: self._estimate}
 
     def take_up(self, facts: Mapping[str, object]) -> None:
-        """Continue from the facts of a checkpoint. CheckpointError if the estimate is not valid."""
+        """Continue from the facts of a checkpoint. Raises CheckpointError if the estimate is not valid."""
         found = facts.get(GRADIENT_NORM)
         if found is None or not self._estimated:
             return

@@ -23,54 +23,54 @@ class RoundsHandle(Protocol):
         """Wait for gradients of `ranks` computed on `version` or later."""
 
     def open(self, now: Round) -> None:
-        """Open round `now` for all groups, each of which is closed, or open without a gradient."""
+        """Open round `now` for all groups. Before, each group must be closed, or open without a gradient."""
 
     def offer(self, frame: Frame) -> bool:
-        """Take a gradient frame. Return False if it comes too late or twice, or from a rank that is not awaited."""
+        """Take a gradient frame. Return False if it comes too late, for the second time, or from a rank that is not awaited."""
 
     def keep(self, frame: Frame) -> bool:
         """Keep a gradient that comes after the last round, for a resumed run. Return False if the rule drops it."""
 
     def excuse(self, rank: int, version: int) -> None:
-        """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
+        """Expect no more gradients of `rank` that are computed on `version`. The round does not wait for them."""
 
     def leave_out(self, rank: int, version: int) -> None:
         """Take the notice of `rank` that it sends no more gradients computed on `version`.
 
-        Shards of other ranks get this notice from `rank` itself, behind the gradients that it has sent.
+        Shards on other ranks get this notice from `rank` itself, after the gradients that it has sent.
         """
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Stop waiting for `rank`. Gradients that it has sent count. Return, by group, the last of its steps that was taken."""
+        """Stop waiting for `rank`; gradients that it has sent count. Return, by group, its last step whose gradient was taken."""
 
     def force(self) -> None:
-        """Close all open groups with the gradients received so far, even if there are none."""
+        """Close all open groups with the gradients received so far, even without any gradient."""
 
     @property
     def needs_all(self) -> bool:
-        """True if workers have parts of the weights, so that the run cannot go on without one: `withdraw` raises then."""
+        """True if workers have parts of the weights. Then the run cannot go on without any of them, and `withdraw` raises."""
 
     @property
     def holders(self) -> frozenset[int]:
-        """The other ranks that have parts of the weights; the run cannot go on without any of them: `withdraw` raises then."""
+        """The other ranks that have parts of the weights. The run cannot go on without any of them: `withdraw` raises."""
 
     @property
     def readmits(self) -> bool:
-        """True if a worker that was withdrawn may take part again, once it has the whole weights."""
+        """True if a worker that was withdrawn may take part again when it has the whole weights."""
 
     def take(self, frame: Frame) -> object:
-        """Return the event in an EVENT frame of a shard on another rank; None if it needs no answer, like a late ANSWER frame."""
+        """Return the event in a frame from a shard on another rank; None if it needs no action, as a late ANSWER frame."""
 
     def note_squares(self, event: Squares) -> None:
-        """Take the squared norms of the groups of a shard on this rank, which has only some of the groups."""
+        """Take the squared norms of the groups of the shard on this rank. This shard has only some of the groups."""
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open and no gradient has come for any of them."""
+        """True if all groups are open and no group has received a gradient."""
 
     @property
     def unchanged(self) -> bool:
-        """True if all groups are open, so that y is still the version on which the round's gradients are computed."""
+        """True if all groups are open. Then y is still the version on which workers compute the round's gradients."""
 
     @property
     def idle(self) -> frozenset[int]:
@@ -85,54 +85,54 @@ class RoundsHandle(Protocol):
         """L2 norm of the last version's mean gradient before clipping, while no group is open; None without --clip-grad-norm."""
 
     def outlier(self) -> str:
-        """Return a line about a push whose norm is out of proportion, but that was applied, else ""."""
+        """Return a line about a push that was applied although its norm is out of proportion, otherwise ""."""
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of decoding, updating and sending since the last call, by name."""
 
 
 class WeightsHandle(Protocol):
-    """Weights x, which are updated, and y, which every recipient holds."""
+    """Weights x, which updates change, and weights y, which every recipient holds."""
 
     @property
     def is_remote(self) -> bool:
-        """True if the weights are on other ranks, so that `replica`, `digest` and the state have to be fetched."""
+        """True if the weights are on other ranks, so that `replica`, `digest` and the state must be fetched."""
 
     def send_to(self, ranks: Iterable[int]) -> None:
-        """Send new versions only to `ranks`, each group to those that its route names. Call this while no group is open."""
+        """From now on, send new versions of a group only to its readers in `ranks`. Call this while no group is open."""
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, the weights of `version`, to `ranks`: each group goes to those of them that its route names.
+        """Send y, the weights of `version`, to `ranks`. Each group goes only to its readers in `ranks`.
 
         Returns the sum of the bytes of all frames.
         """
 
     def behind(self, rank: int) -> frozenset[int]:
-        """Return the ranks to which weights come by way of `rank`."""
+        """Return the ranks that get weights through `rank`, directly or indirectly."""
 
     @property
     def replica(self) -> Floats:
         """y, flat in the order of the plan."""
 
     def digest(self) -> str:
-        """Return xxh3_128 of the bytes of all weights, x and frozen ones, see Weights.digest."""
+        """Return xxh3_128 of the bytes of all weights, both x and frozen weights, see Weights.digest."""
 
 
 class StateHandle(Protocol):
-    """State for a checkpoint. Except for `memory` and `before_change`, it is used while no group is open."""
+    """State for a checkpoint. Methods other than `memory` and `before_change` are called while no group is open."""
 
     def state(self) -> ShardState:
         """Return model, optimizer and y, for a checkpoint."""
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """Return, by group of the plan, the tensors of `state` that a later version changes; none if `state` returns copies."""
+        """Return, by group, the tensors of `state` that a later version changes; no tensors if `state` returns copies."""
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` from now on with every group that is about to change, in a thread that `tell` may delay."""
+        """From now on, call `tell` with every group before the group changes, in a thread that `tell` may delay."""
 
     @property
     def runs_own_code(self) -> bool:
-        """True if code from outside psnode runs between a version's first and last update, and tensors of `memory` change."""
+        """True if, between a version's first and last update, code from outside psnode runs that may change `memory`."""
 
     def norms(self) -> Tensors:
         """Return the norms with which later pushes are compared."""
@@ -141,7 +141,7 @@ class StateHandle(Protocol):
         """Return facts for a checkpoint's manifest."""
 
     def waiting(self) -> Tensors:
-        """Return the gradients that have come and wait for the next round."""
+        """Return the gradients that have already come and wait for the next round."""
 
 
 class ShardHandle(RoundsHandle, WeightsHandle, StateHandle, Protocol):

@@ -1,13 +1,12 @@
 """Clipping to the median: no push of a round moves the weights further than the median push.
 
-The pushes of a group are kept, coded, until its round closes. Each is then added times
+The pushes of a group are kept, coded, until the group's round closes. Then each push is added times
 
     factor = min(1, m / ||push||)        m: the lower median of the norms of the round's pushes
 
-so that two pushes of four, and three of five, are added whole. The lower median is the norm of some push: while at
-most half of the round's workers send false gradients, m is at most the largest norm of an honest push. The clipped
-part returns to the worker, which is told the factor and adds 1 - factor times its push to its residual, if it has
-one.
+so that two pushes of four, and three of five, are added whole. The lower median is the norm of one of the pushes. So if at
+most half of the round's workers send false gradients, m is at most the largest norm of an honest push. The clipped part
+returns to the worker: the worker gets the factor and adds 1 - factor times its push to its residual, if it has a residual.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Held(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """Clipping of one push: the push of `rank` in `step` was added times `factor`, which is below 1."""
+    """Record that the push of `rank` in `step` was added times `factor`, which is below 1."""
 
     rank: int
     step: int
@@ -45,7 +44,7 @@ class Clipped(NamedTuple):
 
 
 class Clipping:
-    """Pushes held for every group's open round, in the order in which they are to be added. Groups may be used concurrently."""
+    """Pushes that are held for every group's open round, in the order of their addition. Groups may be used concurrently."""
 
     def __init__(self, codecs: Sequence[Codec], groups: Iterable[int]) -> None:
         self._codecs = codecs
@@ -57,12 +56,12 @@ class Clipping:
         self._held[frame.group].append(Held(frame, push, weight, norm))
 
     def _energy(self, part: MeasuredPayload) -> float:
-        """Return the sum of the squares of the decoded values. It may be less than the square of `Measured.norm`."""
+        """Return the sum of squares of the decoded values, which may be less than the square of `Measured.norm`."""
         decoded = self._codecs[part.segment.index].decode(part.payload).reshape(-1)
         return float(inner_products(decoded, decoded)[1])
 
     def take(self, group: int) -> list[tuple[Held, float]]:
-        """Remove and return the pushes of a group whose round closes, each with its factor, a float32 number."""
+        """Remove and return the pushes of a group, whose round closes. Each push comes with its factor, a float32 number."""
         held, self._held[group] = self._held[group], []
         return list(zip(held, factors([each.norm for each in held]), strict=True))
 

@@ -1,15 +1,15 @@
-"""Reference norms with which the norms of pushes are compared: they come from earlier pushes of all workers.
+"""Reference norms, which come from earlier pushes of all workers. The norms of pushes are compared with them.
 
 An honest gradient may have a hundred times the median norm: late in training nearly all batches have almost no loss,
-and a batch with one hard example has a large one (docs/decisions/norm-cap.md has the figures). So the reference is
-the largest of
+and a batch with one hard example has a large loss (docs/decisions/norm-cap.md has the figures). So the reference is the
+largest of
 
-    m            the median of the last 25 norms of each worker, all taken together
-    u / 2        u: the median over the workers of the largest of the last 100 norms of each
-    w            the median over the other workers of their latest norms: a rise that all see is no worker's fault
+    m            the median of a set that contains the last 25 norms of every worker
+    u / 2        u: the median, over the workers, of the largest of a worker's last 100 norms
+    w            the median of the other workers' latest norms: a rise that all workers see is no worker's fault
 
-All medians are lower medians, so that one worker of two, or one of four, cannot raise them alone. Therefore norms of
-refused pushes may count as well, and a norm that most workers have had once is usual. Norms of zero are ignored.
+All medians are lower medians, so that one worker of two or four cannot raise them. Therefore the norms of refused pushes
+may also count, and a norm that most workers have had once is usual. Norms of zero are ignored.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LARGEST = state_names.LARGEST
 
 
 class Norms:
-    """Norms of the pushes of a group, or of whole gradients. Its state is `kept`: norms by rank, oldest first."""
+    """Norms of the pushes of a group, or of whole gradients. The state of this object is `kept`: norms by rank, oldest first."""
 
     def __init__(self, kept: Mapping[int, Sequence[float]] | None = None) -> None:
-        # by rank, then by step; those of a checkpoint have steps below zero
+        # by rank, then by step; norms from a checkpoint have steps below zero
         self._kept = {rank: dict(enumerate(norms, -len(norms))) for rank, norms in sorted((kept or {}).items())}
-        self._silent = dict.fromkeys(self._kept, 0)  # by rank, number of norms of others since its last
+        self._silent = dict.fromkeys(self._kept, 0)  # by rank, number of norms of other ranks since the rank's last norm
         self.usual = self._reference()  # the larger of m and u / 2; None before the first norm
 
     @property
@@ -61,7 +61,7 @@ class Norms:
             while len(norms) > WINDOW:
                 norms.pop(next(iter(norms)))
             self._silent = {other: count + 1 for other, count in self._silent.items()} | {rank: 0}
-        for rank in [rank for rank, count in self._silent.items() if count > WINDOW * len(self._kept)]:  # it has left
+        for rank in [rank for rank, count in self._silent.items() if count > WINDOW * len(self._kept)]:  # the rank has left
             for known in (self._kept, self._silent):
                 known.pop(rank, None)
 
@@ -94,11 +94,11 @@ def pack(groups: Mapping[int, Norms], whole: Norms, largest: float, part: PlanPa
 
 
 def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int, list[float]]], dict[int, list[float]], float]:
-    """Return the groups' norms, the norms of whole gradients, and the largest norm of a checkpoint: the inverse of `pack`.
+    """Return a checkpoint's norms of groups and of whole gradients, and its largest norm: the inverse of `pack`.
 
-    Groups that the checkpoint does not know have no norms. CheckpointError for values that cannot be norms. An older
-    checkpoint has only the groups' norms: those of each rank are combined to norms of whole gradients, from the latest
-    backwards.
+    Groups that are not in the checkpoint have no norms. Raises CheckpointError for values that cannot be norms. An older
+    checkpoint has only norms of groups. Then the norms of each rank are combined to norms of whole gradients, from the
+    latest backwards.
     """
     groups: dict[str, dict[int, list[float]]] = {}
     largest = 0.0
@@ -117,14 +117,14 @@ def unpack(found: Checkpoint | None, part: PlanPart) -> tuple[dict[int, dict[int
 
 
 def _ranges(part: PlanPart) -> dict[int, str]:
-    """Return, by group, its RANGE, a name that does not depend on the plan's numbers of groups."""
+    """Return the RANGE of each group, by group: a name that does not depend on the plan's numbers of groups."""
     return dict(
         zip(part.groups, state_names.ranges(part.whole, [part.whole.groups[index] for index in part.groups]), strict=True)
     )
 
 
 def _added_up(groups: Iterable[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:
-    """Return norms of whole gradients, by rank: one from the latest norms of all groups, one from those before, and so on."""
+    """Return norms of whole gradients, by rank. The groups' latest norms give one norm, the previous ones another, and so on."""
     found: dict[int, list[float]] = {}
     for each in groups:
         for rank, norms in each.items():

@@ -1,17 +1,17 @@
 """Verdicts on whole gradients: the pushes of a round whose norm is out of all proportion.
 
-A group's push is added at once unless it is suspicious. A suspicious push waits until all groups of the round have
-come: then the norm of its worker's whole gradient is known, and the push is judged by this norm alone.
+A group's push is added immediately unless it is suspicious. A suspicious push waits until all groups of the round have
+come. Then the norm of the worker's whole gradient is known, and only this norm decides on the push.
 
     auto      suspicious: a norm above IMPOSSIBLE and above FACTOR times the largest norm ever accepted; refused: a whole gradient
-              with such a norm that is also above FACTOR times the latest norm of every other worker
-    a number  suspicious: a norm of more than this number times the usual norm of the group, or any norm before there is a usual
-              one; refused: a whole gradient of more than this number times the usual norm of whole gradients
+              whose norm is also above FACTOR times the latest norm of every other worker
+    a number  suspicious: a norm above this number times the usual norm of the group, or any norm before a usual norm is known;
+              refused: a whole gradient whose norm is above this number times the usual norm of whole gradients
               (psnode.exchange.shard.norm_cap)
     off       no push is suspicious
 
-At IMPOSSIBLE squares leave the range of float32, and torch.nn.utils.clip_grad_norm_ turns a larger gradient into
-zeros. The gradient of a worker that is alone in the job is always accepted.
+Above IMPOSSIBLE, squares leave the range of float32, and torch.nn.utils.clip_grad_norm_ turns a gradient into zeros.
+The gradient of a job's only worker is always accepted.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from psnode.records.checkpoint import Checkpoint
 
 FACTOR = AUTO
 IMPOSSIBLE = 2.0**64
-ALONE = 10  # after more rounds with the same worker alone, norms of the others are out of date
+ALONE = 10  # after more rounds with gradients of only one worker, norms of other workers are out of date
 OUTLYING = 10
-_STEPS = 4  # number of steps of a worker whose norms are kept, as more groups may come
+_STEPS = 4  # number of a worker's steps whose norms are kept, since gradients of more groups may come
 
 Wholes = dict[tuple[int, int], float]  # norms of whole gradients, by rank and step
 
 
 class Beyond(NamedTuple):
-    """Verdict that a whole gradient of this `norm` is not accepted, as the norm is above `bound`.
+    """Verdict that a whole gradient of this `norm` is not accepted, since the norm is above `bound`.
 
-    `usual`: the reference norm, to which the gradient may be scaled down; 0 if there is none, so that no part of the
-    gradient counts. `group`: the group of its largest push.
+    `usual`: the reference norm, to which the gradient may be scaled down; 0 if no reference is known, so that no part of the
+    gradient counts. `group`: the group of the gradient's largest push.
     """
 
     norm: float
@@ -59,9 +59,9 @@ class Closing(NamedTuple):
 
 
 class Judge:
-    """Judge of the pushes of the groups of `part`, which count as a whole gradient here.
+    """Judge of the pushes of the groups of `part`, which count together as a whole gradient.
 
-    Lanes call `suspects` and `hear`, for one group one at a time. `cap`: AUTO, a number, or None for off.
+    Lanes call `suspects` and `hear`, only one lane at a time for a group. `cap`: AUTO, a number, or None for off.
     """
 
     def __init__(self, part: PlanPart, cap: float | None) -> None:
@@ -72,8 +72,8 @@ class Judge:
         self._whole = Norms()
         self._largest = 0.0  # the largest norm ever accepted
         self._latest: dict[int, float] = {}
-        self._sole, self._streak = 0, 0  # the only rank of the last rounds, and their number
-        self._pushes: dict[int, Wholes] = {group: {} for group in part.groups}  # of the open round
+        self._sole, self._streak = 0, 0  # the only rank with gradients in the last rounds, and the number of these rounds
+        self._pushes: dict[int, Wholes] = {group: {} for group in part.groups}  # norms of pushes in the open round, by group
         self._squares: dict[int, dict[int, float]] = {}  # sums of squared norms by rank and step, over rounds
         self._lock = threading.Lock()
         self._heard = set[int]()
@@ -81,7 +81,7 @@ class Judge:
         self.verdicts: dict[tuple[int, int], Beyond] = {}  # of the last judged round, by rank and step
 
     def suspects(self, group: int, rank: int, step: int, norm: float) -> bool:
-        """Record a push of `rank` with this norm. Return True if it has to wait for the verdict."""
+        """Record a push of `rank` with this norm. Return True if the push must wait for the verdict."""
         self._pushes[group][rank, step] = norm
         if self._cap is None or not norm:
             return False
@@ -130,7 +130,7 @@ class Judge:
         self._pushes = {group: {} for group in self._all}
 
     def _add_up(self) -> Wholes:
-        """Return the norms of all gradients of which a push came in this round, as far as their pushes have come."""
+        """Return the norms of all gradients that had a push in this round. Only pushes that have come so far count."""
         found = dict.fromkeys(sorted({key for pushes in self._pushes.values() for key in pushes}), 0.0)
         for rank, step in found:
             steps = self._squares.setdefault(rank, {})
@@ -141,7 +141,7 @@ class Judge:
         return found
 
     def _beyond(self, rank: int, step: int, norm: float) -> Beyond | None:
-        """Return the verdict if the gradient is not accepted, else None."""
+        """Return the verdict if the gradient is not accepted, otherwise None."""
         if self._cap is None:
             return None
         if self._number:
@@ -154,7 +154,7 @@ class Judge:
         return Beyond(norm, bound, usual, largest) if norm > bound else None
 
     def outlier(self) -> str:
-        """Return a line about a latest gradient that was accepted with over 10 times the others' median norm, else ""."""
+        """Return a line about a rank's latest gradient if it was accepted with over 10 times the others' median norm, or ""."""
         refused = {rank for rank, _ in self.verdicts}
         for rank, norm in sorted(self._latest.items(), key=lambda item: -item[1]):
             others = median([other for who, other in self._latest.items() if who != rank])
@@ -167,7 +167,7 @@ class Judge:
         return pack(self._groups, self._whole, self._largest, self._part) if self._cap is not None else {}
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Load a checkpoint's norms, with which later gradients are compared."""
+        """Load a checkpoint's norms. Later gradients are compared with them."""
         if self._cap is None:
             return
         groups, whole, self._largest = unpack(found, self._part)

@@ -1,4 +1,4 @@
-"""Pushes of workers for a group: each is read, checked and measured as a whole before any part of it is added."""
+"""Pushes of workers for a group. Each push is read, checked and measured as a whole before any part of it is added."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class MeasuredPayload(NamedTuple):
 class Push(NamedTuple):
     """A worker's gradient of a group.
 
-    `norm`: of all parts together, see Measured. `absent`: tensors without a gradient, numbered from 0 among the tensors
-    with a part in the group. `counts_as`: the number of gradients of the usual weight for which it counts in the mean.
+    `norm`: the norm of all parts together, see Measured. `absent`: tensors without a gradient, numbered from 0 among the
+    tensors with a part in the group. `counts_as`: the push counts in the mean as this number of gradients of usual weight.
     """
 
     norm: float
@@ -46,8 +46,8 @@ class Reader:
     `sizes`: by segment, the most bytes of a payload. `merges`: by segment, True if its payloads are merged undecoded.
     `unit`: the usual weight of a gradient, None if frames state no weight.
 
-    Several threads may use it, each of which must be done with a push before it reads the next: decoded parts lie in a
-    buffer of the thread.
+    Several threads may use a Reader. Each thread has one buffer for decoded parts, so it must be done with a push before it
+    reads the next one.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Reader:
         self._rooms = threading.local()
 
     def read(self, group: Group, frame: Frame) -> Push:
-        """Return the push in `frame`, which must live as long as the push is used.
+        """Return the push in `frame`. The frame must not be released while the push is used.
 
-        PayloadError or WireError if any part of the frame is not valid.
+        Raises PayloadError or WireError if any part of the frame is not valid.
         """
         absent = frozenset[int]()
         marked = Flag.PARTIAL in frame.flags
@@ -97,7 +97,7 @@ class Reader:
         return payload
 
     def _room(self, size: int) -> Floats:
-        """Return this thread's buffer for `size` float32 values. Its pages are untouched until a codec decodes into it."""
+        """Return this thread's buffer for `size` float32 values. Its pages take no memory before a codec decodes into it."""
         room: Floats | None = getattr(self._rooms, "values", None)
         if room is None or room.size < size:
             self._rooms.values = room = np.empty(size, np.float32)

@@ -1,4 +1,4 @@
-"""Reduction: from a group's coded gradients to its new weights, which are sent down."""
+"""Reduction: a group's coded gradients become new weights, which are sent down."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from psnode.records.history import AddedGradient
 from psnode.records.timeline import Tracer
 
 _PURPOSE = "vote"
-_LARGEST = float(np.finfo(np.float32).max) / 2  # sums whose norms add up to less are finite
+_LARGEST = float(np.finfo(np.float32).max) / 2  # a sum of pushes is finite if their norms add up to at most this
 
 
 class Reduction:
     """Reduction that adds gradient frames of the groups of `part` to the sums of `arithmetic`, updates weights and sends them.
 
     The work is done in lanes, for each group in the order of submission. A `constraint` is applied to the weights when
-    all groups are updated, and no group is sent before. If the norm of a gradient is out of proportion by `norm_cap`
-    (psnode.exchange.shard.norm_verdicts), its suspicious pushes are refused, or scaled if the rest can return to a residual.
-    Suspicious pushes are held back until all groups of the round have come. A `global_norm` clips the sums, and may hold
-    them back until the sums of all groups are complete. Frames state a weight if there is a `weight_unit`. The `average`
-    follows the weights.
+    all groups are updated, and no group is sent before. If `norm_cap` finds a gradient's norm out of proportion
+    (psnode.exchange.shard.norm_verdicts), the gradient's suspicious pushes are refused, or scaled if the rest can return to a
+    residual. Suspicious pushes wait until all groups of the round have come. A `global_norm` clips the sums, which may have
+    to wait until the sums of all groups are complete. With a `weight_unit` frames state a weight. The `average` follows the
+    weights.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Reduction:
         self._average = average
         self.before_change: Callable[[int], None] = lambda group: None  # called in a lane before x, y and memories change
         self._closing = threading.Lock()
-        self._updated: dict[int, tuple[AddedGradient, ...]] = {}  # groups that wait for the others: pushes added to each
+        self._updated: dict[int, tuple[AddedGradient, ...]] = {}  # the added pushes, by group that waits for other groups
         self._merges = [aggregator.merges and segment.merges for segment in coding.segments]
         self._merged: dict[tuple[int, int], tuple[Payload, float]] = {}
         self._clipping = Clipping(codecs, groups) if aggregator.clips else None
-        self._clipped: dict[int, tuple[Clipped, ...]] = dict.fromkeys(groups, ())  # by group, of the round being closed
+        self._clipped: dict[int, tuple[Clipped, ...]] = dict.fromkeys(groups, ())  # by group, for the round that closes
         self._scaled: dict[int, list[Clipped]] = {group: [] for group in groups}
         self.rescales = feedback.rescales
         self._added: dict[int, list[AddedGradient]] = {group: [] for group in groups}
@@ -95,25 +95,25 @@ class Reduction:
         self._absent: dict[int, list[frozenset[int]]] = {group: [] for group in groups}  # for each of `_added`, its Push.absent
         self._reader = Reader(part.own, codecs, coding.limits, self._merges, seed, weight_unit)
         self._judge = Judge(part, None if coding.scheme.aggregator == MAJORITY else norm_cap)  # all votes count the same
-        self._most = dict.fromkeys(groups, 0.0)  # by group, a bound on the coordinates of its sum
-        self._suspects: dict[int, list[tuple[Frame, float]]] = {group: [] for group in groups}  # with their weights
+        self._most = dict.fromkeys(groups, 0.0)  # by group, a bound on the coordinates of the group's sum
+        self._suspects: dict[int, list[tuple[Frame, float]]] = {group: [] for group in groups}  # suspicious frames and weights
         self._covered = {index: list(part.own.covering(group.start, group.stop).values()) for index, group in groups.items()}
         self._remembers = feedback.memory is not None
 
     def add(self, frame: Frame, weight: float = 1.0) -> None:
-        """Queue the addition of a gradient frame's payloads, each times `weight`, which is the same for all frames of a step."""
+        """Queue the addition of a gradient frame's payloads, each times `weight`. All frames of a step have the same weight."""
         group = self._groups[frame.group]
         self._lanes.submit(group.index, partial(self._add, group, frame, weight))
 
     def close(self, index: int, version: int, lr: float, *, alone: bool = False) -> None:
-        """Queue the update of a group with the gradients added, if any, and the sending of its `version`.
+        """Queue the update of a group with the added gradients, if any, and the sending of the group's `version`.
 
         `alone`: True if at most one worker takes part in the job.
         """
         self._lanes.submit(index, partial(self._hear, Closing(index, version, lr), alone))
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Load a checkpoint's norms, with which later pushes are compared."""
+        """Load a checkpoint's norms. Later pushes are compared with them."""
         self._judge.take_up(found)
 
     def norms(self) -> dict[str, torch.Tensor]:
@@ -121,11 +121,11 @@ class Reduction:
         return dict(self._judge.state())
 
     def outlier(self) -> str:
-        """Return a line about a push whose norm is out of proportion, but that was applied, else ""."""
+        """Return a line about a push that was applied although its norm is out of proportion, otherwise ""."""
         return self._judge.outlier()
 
     def _add(self, group: Group, frame: Frame, weight: float) -> Refused | None:
-        """Add all parts of a frame, or none if one cannot be decoded. A push that may be out of bounds is held back."""
+        """Add all parts of a frame, or no part if one cannot be decoded. Hold a push that may be out of bounds."""
         with self._watch.timing("decode"), self._tracer.span("decode", group=group.index, sender=frame.sender):
             try:
                 push = self._reader.read(group, frame)
@@ -157,7 +157,7 @@ class Reduction:
         self._absent[group.index].append(push.absent)
 
     def _hear(self, closing: Closing, alone: bool) -> list[GroupClosed | Refused | NotApplied | Scaled]:
-        """Close a group unless it waits for a verdict; if verdicts are complete now, also close the groups that waited."""
+        """Close a group unless it waits for a verdict. If all verdicts are complete now, also close the groups that waited."""
         ready = self._judge.hear(closing, waits=bool(self._suspects[closing.group]), alone=alone)
         for each in ready:
             if each.group != closing.group:
@@ -165,7 +165,7 @@ class Reduction:
         return [event for each in ready if each.group == closing.group for event in self._close(each)]
 
     def _settle(self, group: Group) -> list[Refused | Scaled]:
-        """Add the pushes that were held back, as far as the verdict on their worker's whole gradient permits."""
+        """Add the pushes that waited, whole or scaled or not at all: the verdict on the worker's whole gradient decides."""
         suspects, self._suspects[group.index] = self._suspects[group.index], []
         events: list[Refused | Scaled] = []
         for frame, weight in suspects:
@@ -185,14 +185,14 @@ class Reduction:
     def _factor(self, group: Group, beyond: Beyond) -> float:
         """Return the part of a push that counts although the norm of its gradient is out of bounds.
 
-        It is 0 if there is no usual norm, and if the rest of the push could not return to a residual.
+        It is 0 if no usual norm is known, or if the rest of the push could not return to a residual.
         """
         if not self._remembers or not beyond.usual or any(self._merges[segment.index] for segment in group.segments):
             return 0.0
         return float(np.float32(beyond.usual / beyond.norm))
 
     def _add_part(self, part: MeasuredPayload, step: int, weight: float) -> None:
-        """Add a decoded part. A part that can be merged is merged with others of its step, and their sum is decoded later."""
+        """Decode and add a part. If it can be merged, merge it with other parts of its step; their sum is decoded later."""
         segment, payload, _ = part
         if self._merges[segment.index]:
             earlier, codec = self._merged.get((segment.index, step)), self._codecs[segment.index]
@@ -235,12 +235,12 @@ class Reduction:
         return events if own is None else [*events, *self._move(group, version, lr, own)]
 
     def move(self, summed: Mapping[int, Summed], version: int, lr: float) -> None:
-        """Queue the updates of groups whose sums are complete, and clipped."""
+        """Queue the updates of groups whose sums are complete and clipped."""
         for index, each in summed.items():
             self._lanes.submit(index, partial(self._move, self._groups[index], version, lr, each))
 
     def _finish(self, group: Group, version: int) -> tuple[Summed, list[NotApplied]]:
-        """Complete the group's sum and return it. It is cleared if nothing was added or if it is not finite."""
+        """Complete the group's sum, and return the facts about it. Clear the sum if nothing was added or if it is not finite."""
         added, count, absent, sound = self._take(group)
         problems = []
         if not sound:
@@ -259,7 +259,7 @@ class Reduction:
         return Summed(added, factor, idle), problems
 
     def _move(self, group: Group, version: int, lr: float, summed: Summed) -> list[GroupClosed]:
-        """Update a group's weights and send them. With a constraint, all groups are sent when the last one is updated."""
+        """Update a group's weights and send them. With a constraint, all groups are sent when the last group is updated."""
         with self._tracer.span("protect", group=group.index, version=version):
             self.before_change(group.index)
         self._downlink.hold(group)
@@ -286,9 +286,9 @@ class Reduction:
         return GroupClosed(group.index, version, nbytes, added, self._clipped[group.index])
 
     def _idle(self, group: Group, absent: frozenset[int]) -> list[slice]:
-        """Return the ranges of a group whose tensors have no gradient from any worker: like torch, the optimizer skips them.
+        """Return the ranges of a group whose tensors have no gradient from any worker. Like torch, the optimizer skips them.
 
-        If senders keep residuals, a range whose sum is not zero has received gradients of earlier steps, and is not returned.
+        If senders keep residuals, a range whose sum is not zero has received gradients of earlier steps. It is not returned.
         """
         found = []
         for index in sorted(absent):

@@ -1,4 +1,4 @@
-"""Open rounds of all slots: gradients are added to them, wait for the next round, or come too late."""
+"""Open rounds of all slots. A gradient is added to a round, waits for the next round, or comes too late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """Unit that a round closes at once: a group, in one phase of its exchange; the star has one phase."""
+    """Unit that a round closes as a whole: a group, in one phase of its exchange. Today there is one phase."""
 
     group: int
     phase: int = 0
@@ -26,16 +26,16 @@ class Origin(NamedTuple):
 
 
 class Rounds(Generic[T]):
-    """Application of a Rule to each of `slots`. Gradients may be of any type, as only their origins are used.
+    """Application of a Rule to each of `slots`. Gradients may be of any type, since only their origins are used.
 
     `add(gradient)` queues an addition; `close(slot)` queues the slot's update, after its additions.
 
-    Every gradient (rank, version, slot) is added at most once: each gradient that is taken raises the base, the least
-    version on which the worker's next gradient may be computed.
+    Every gradient (rank, version, slot) is added at most once. Each gradient that is taken raises the worker's base: the
+    least version on which the worker's next gradient may be computed.
 
-    The awaited workers are updated with every gradient, so that the cost of an offer does not depend on their number.
-    They are kept in the order in which their bases rose: the workers for which a bound on staleness waits come first, and
-    the rule finds them at once.
+    The record of awaited workers is updated with every gradient, so that the cost of an offer does not depend on the number
+    of workers. The record is in the order in which bases rose. So the workers for which a bound on staleness waits come first,
+    and the rule finds them immediately.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Rounds(Generic[T]):
                     self._awaited[slot][rank] = version
 
     def open(self, version: int) -> None:
-        """Open the round of `version`, and enter the gradients that have waited for it."""
+        """Open the round of `version`, and add the gradients that have waited for it."""
         self._version = version
         self._excused.clear()
         ranks = sorted(self._ranks)
@@ -70,13 +70,13 @@ class Rounds(Generic[T]):
         self._open = set(self._next)
         for slot, held in self._held.items():
             self._held[slot] = []
-            for origin, gradient in held:  # all, before the rule is evaluated: waiting gradients must not pile up
+            for origin, gradient in held:  # all of them before the rule is evaluated, so that waiting gradients do not pile up
                 self._enter(origin, gradient)
             if held:
                 self._judge(slot)
 
     def offer(self, origin: Origin, gradient: T) -> bool:
-        """Take a gradient. Return False if it comes too late or twice, or from a worker that is not awaited."""
+        """Take a gradient. Return False if it comes too late, for the second time, or from a worker that is not awaited."""
         if not self._is_due(origin) or not self._rule.accepts(origin.version, self._version):
             return False
         if self._is_late(origin) and not self._rule.patient:
@@ -100,18 +100,18 @@ class Rounds(Generic[T]):
         return True
 
     def restore(self, gradients: Iterable[tuple[Origin, T]]) -> None:
-        """Queue gradients for the next round that had waited when the resumed run was stopped."""
+        """Queue, for the next round, the gradients that waited when the resumed run was stopped."""
         for origin, gradient in gradients:
             if origin.slot in self._held:
                 self._held[origin.slot].append((origin, gradient))
 
     @property
     def waiting(self) -> list[T]:
-        """Gradients that have come and wait for the next round."""
+        """Gradients that have already come and wait for the next round."""
         return [gradient for held in self._held.values() for _, gradient in held]
 
     def excuse(self, rank: int, version: int) -> None:
-        """Expect no more gradients computed on `version` from `rank`. Those that came count, and their round does not wait."""
+        """Expect no more gradients of `rank` computed on `version`: the round does not wait. Gradients that have come count."""
         for slot, bases in self._next.items():
             if bases.get(rank, version + 1) <= version:
                 self._raise_base(slot, rank, version + 1)
@@ -122,7 +122,7 @@ class Rounds(Generic[T]):
     def withdraw(self, rank: int) -> dict[Slot, int]:
         """Stop waiting for `rank`; gradients that it has sent count.
 
-        Returns, by slot, the least version on which its next gradient could be computed.
+        Returns, by slot, the least version on which the rank's next gradient could have been computed.
         """
         self._ranks.discard(rank)
         bases = {slot: bases.pop(rank, 0) for slot, bases in self._next.items()}
@@ -136,16 +136,16 @@ class Rounds(Generic[T]):
 
     @property
     def all_open(self) -> bool:
-        """True if a round is open and none of its slots is closed yet."""
+        """True if a round is open and no slot is closed yet."""
         return len(self._open) == len(self._next)
 
     @property
     def untouched(self) -> bool:
-        """True if all slots are open and no gradient has come for any of them."""
+        """True if all slots are open and no slot has received a gradient."""
         return self.all_open and not any(order.arrived for order in self._orders.values())
 
     def force(self) -> None:
-        """Close all open slots with the gradients received so far, even if there are none."""
+        """Close all open slots with the gradients received so far, even without any gradient."""
         for slot in sorted(self._open):
             self._finish(slot)
 
@@ -182,7 +182,7 @@ class Rounds(Generic[T]):
             self._judge(slot)
 
     def _judge(self, slot: Slot) -> None:
-        """Close the slot if the rule says so, or if it has no gradient and all workers that are left were excused."""
+        """Close the slot if the rule closes it, or if it has no gradient and all remaining workers are excused."""
         if slot in self._open:
             arrived, awaited = len(self._orders[slot].arrived), self._awaited[slot]
             nothing_comes = not awaited and not arrived and bool(self._excused)

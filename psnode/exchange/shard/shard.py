@@ -1,8 +1,8 @@
-"""Shard: the groups of which one rank is the root, from an offered gradient to the weights that are sent down.
+"""Shard: the groups that have one rank as their root, from an offered gradient to the weights that are sent down.
 
-offer -> Rounds: is it due, and whose turn is it?
-      -> Reduction: decoded, checked, and added to the group's sum
-      -> Rule: the round closes, and the optimizer moves x
+offer -> Rounds: is the gradient due, and in which order is it added?
+      -> Reduction: the gradient is decoded, checked, and added to the group's sum
+      -> Rule: the round closes, and the optimizer updates x
       -> Downlink: y moves towards x, and the change is sent to every recipient
       -> GroupClosed, in the inbox of this rank
 """
@@ -57,11 +57,11 @@ Tensors = dict[str, torch.Tensor]
 class Shard:
     """Shard with the open rounds of some groups of a plan, their reduction, x with the optimizer, and y with the downlink.
 
-    One thread calls it. Arithmetic is done in lanes, which post GroupClosed, Refused, Scaled and NotApplied to the inbox
-    of `link`. `groups`: their numbers in the plan. `weights`: x of these groups, one after another. `routes`: the routes
-    of all groups of the plan. `rate`: returns the learning rate of a round's gradients. `device`: the device on which
-    sums, x, the optimizer's memories and y are computed, as far as possible; the shard's methods then return copies of
-    their newest values. `flow_control`: the flow control of this rank as a root; by default one of the shard's own.
+    Only one thread calls a shard. Arithmetic is done in lanes, which post GroupClosed, Refused, Scaled and NotApplied to the
+    inbox of `link`. `groups`: the groups' numbers in the plan. `weights`: x of these groups, one after another. `routes`: the
+    routes of all groups of the plan. `rate`: returns the learning rate of a round's gradients. `device`: the device that
+    computes sums, x, the optimizer's memories and y, if possible; the shard's methods then return copies of their newest
+    values. `flow_control`: the flow control of this rank as a root, by default a new one.
     """
 
     def __init__(
@@ -150,12 +150,12 @@ class Shard:
         self._rounds.admit(ranks, version)
 
     def open(self, now: Round) -> None:
-        """Open round `now` for all groups, each of which is closed, or open without a gradient."""
+        """Open round `now` for all groups. Before, each group must be closed, or open without a gradient."""
         self._round = now
         self._rounds.open(now.version)
 
     def offer(self, frame: Frame) -> bool:
-        """Take a gradient frame. Return False if it comes too late or twice, or from a rank that is not awaited."""
+        """Take a gradient frame. Return False if it comes too late, for the second time, or from a rank that is not awaited."""
         return self._is_of_a_round(frame) and self._rounds.offer(_origin(frame), frame)
 
     def keep(self, frame: Frame) -> bool:
@@ -163,59 +163,59 @@ class Shard:
         return self._is_of_a_round(frame) and self._rounds.keep(_origin(frame), frame)
 
     def _is_of_a_round(self, frame: Frame) -> bool:
-        """Return True if the frame's step is the last one of the round on the frame's version."""
+        """Return True if the frame's step is the last step of the round on the frame's version."""
         return frame.step == self._round.at(frame.version).last_step
 
     @property
     def needs_all(self) -> bool:
-        """False: the run can go on without a worker."""
+        """False, since the run can go on without a worker."""
         return False
 
     @property
     def readmits(self) -> bool:
-        """True: a worker that was withdrawn may take part again, once it has the whole weights."""
+        """True, since a worker that was withdrawn may take part again when it has the whole weights."""
         return True
 
     @property
     def is_remote(self) -> bool:
-        """False: the weights are here."""
+        """False, since the weights are on this rank."""
         return False
 
     @property
     def holders(self) -> frozenset[int]:
-        """No ranks: all weights that this handle knows of are here."""
+        """No ranks, since all weights of this handle are on this rank."""
         return frozenset()
 
     def take(self, frame: Frame) -> object:
-        """Raise WireError, as no group has its root on another rank."""
+        """Raise WireError, since no other rank is the root of a group."""
         frame.release()
         raise WireError(f"the master does not expect {frame.kind.name} frames", frame.sender)
 
     def note_squares(self, event: Squares) -> None:
-        """Do nothing: no other shard waits for them."""
+        """Do nothing, since no other shard waits for the squares."""
 
     def excuse(self, rank: int, version: int) -> None:
-        """Expect no more gradients computed on `version` from `rank`; their round does not wait for them."""
+        """Expect no more gradients of `rank` that are computed on `version`. The round does not wait for them."""
         self._rounds.excuse(rank, version)
 
     leave_out = excuse
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Stop waiting for `rank`. Gradients that it has sent count. Return, by group, the last of its steps that was taken."""
+        """Stop waiting for `rank`; gradients that it has sent count. Return, by group, its last step whose gradient was taken."""
         return {slot.group: self._round.at(base).finished for slot, base in self._rounds.withdraw(rank).items()}
 
     def force(self) -> None:
-        """Close all open groups with the gradients received so far, even if there are none."""
+        """Close all open groups with the gradients received so far, even without any gradient."""
         self._rounds.force()
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open and no gradient has come for any of them."""
+        """True if all groups are open and no group has received a gradient."""
         return self._rounds.untouched
 
     @property
     def unchanged(self) -> bool:
-        """True if all groups are open, so that y is still the version on which the round's gradients are computed."""
+        """True if all groups are open. Then y is still the version on which workers compute the round's gradients."""
         return self._rounds.all_open
 
     @property
@@ -229,12 +229,12 @@ class Shard:
         return self._rounds.missing
 
     def settle_norm(self, norm: float, *, counts: bool) -> None:
-        """Clip the groups that wait for the norm of all shards together, `norm`, and update them. See SharedNorm.settle."""
+        """Clip and update the groups that wait for the norm of all shards together. See SharedNorm.settle."""
         if isinstance(self._norm, SharedNorm):
             self._reduction.move(self._norm.settle(norm, counts=counts), self._round.number, self._rate(self._round))
 
     def _add(self, frame: Frame) -> None:
-        """Queue an addition. If residuals are in units of weights, a stale push counts with its own round's learning rate."""
+        """Queue an addition. If residuals are in units of weights, a stale push counts with the learning rate of its round."""
         rescaled = self._reduction.rescales and frame.version != self._round.version
         rate = self._rate(self._round)
         self._reduction.add(frame, self._rate(self._round.at(frame.version)) / rate if rescaled and rate else 1.0)
@@ -245,24 +245,24 @@ class Shard:
     # weights
 
     def send_to(self, ranks: Iterable[int]) -> None:
-        """Send new versions only to `ranks`, each group to those that its route names. Call this while no group is open."""
+        """From now on, send new versions of a group only to its readers in `ranks`. Call this while no group is open."""
         self._downlink.send_to(ranks)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Send y, the weights of `version`, to `ranks`, each group to those that its route names.
+        """Send y, the weights of `version`, to `ranks`. Each group goes only to its readers in `ranks`.
 
         Returns the bytes of all frames.
         """
         return sum(self._downlink.send_dense(group, version, ranks) for group in self._part.own.groups)
 
     def behind(self, rank: int) -> frozenset[int]:
-        """Return the ranks to which weights come by way of `rank`."""
-        routes = {id(route): route for route in self._routes.values()}  # most groups share one
+        """Return the ranks that get weights through `rank`, directly or indirectly."""
+        routes = {id(route): route for route in self._routes.values()}  # most groups share a route
         return frozenset(other for route in routes.values() for other in route.behind(rank))
 
     @property
     def replica(self) -> Floats:
-        """y, the shard's weights as every recipient holds them, flat in the order of the plan."""
+        """y, the shard's weights that every recipient holds, flat in the order of the plan."""
         if self._device_copies is None:
             return self._downlink.replica
         found: Floats = self._device_copies.copy(self._downlink.home).numpy()
@@ -278,7 +278,7 @@ class Shard:
 
     @property
     def runs_own_code(self) -> bool:
-        """True if code from outside psnode runs between a version's first and last update, and tensors of `memory` change."""
+        """True if, between a version's first and last update, code from outside psnode runs that may change `memory`."""
         return self._own_code and self._device_copies is None
 
     def state(self) -> ShardState:
@@ -297,8 +297,8 @@ class Shard:
     def memory(self) -> list[list[torch.Tensor]]:
         """Return, by group of the plan, the tensors of `state` that a later version changes.
 
-        No other tensors change, unless the task has a constraint. The lists are empty for groups of other shards, and for all
-        groups if a device holds the newest values, since `state` then returns copies.
+        No other tensors change, unless the task has a constraint. The lists are empty for groups of other shards. All lists are
+        empty if a device holds the newest values, since `state` then returns copies.
         """
         average, own = self._average, {} if self._device_copies is not None else self._part.groups
         return [
@@ -313,7 +313,7 @@ class Shard:
         ]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with every group that is about to change, in a lane, which `tell` may delay."""
+        """From now on, call `tell` with every group before the group changes, in a lane, which `tell` may delay."""
         self._reduction.before_change = tell
 
     def norms(self) -> Tensors:
@@ -325,11 +325,11 @@ class Shard:
         return {} if self._norm is None else self._norm.facts()
 
     def waiting(self) -> Tensors:
-        """Return the gradients that have come and wait for the next round, for a checkpoint."""
+        """Return, for a checkpoint, the gradients that have already come and wait for the next round."""
         return pack(self._rounds.waiting)
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Continue from a checkpoint's tensors, if there is a checkpoint. CheckpointError if they do not fit or are damaged."""
+        """Continue from the tensors of a checkpoint, if any. Raises CheckpointError if they do not fit or are damaged."""
         if found is None:
             return
         part = self._part
@@ -347,10 +347,10 @@ class Shard:
         self._rounds.restore((_origin(frame), frame) for frame in unpack(found))
 
     def hand_out(self, lacking: Iterable[int]) -> None:
-        """Do nothing: no other rank has a part of these weights."""
+        """Do nothing, since no other rank has a part of these weights."""
 
     def outlier(self) -> str:
-        """Return a line about a push whose norm is out of proportion, but that was applied, else ""."""
+        """Return a line about a push that was applied although its norm is out of proportion, otherwise ""."""
         return self._reduction.outlier()
 
     @property

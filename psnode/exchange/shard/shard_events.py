@@ -1,4 +1,4 @@
-"""Events that a shard posts to the inbox of its rank, or tells the master."""
+"""Events that a shard posts to the inbox of its rank or sends to the master."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from psnode.records.history import AddedGradient
 
 
 class GroupClosed(NamedTuple):
-    """Event: the gradients `added` brought `group` to `version`. `nbytes`: the bytes of its frames to all recipients.
+    """Event: the gradients `added` brought `group` to `version`. `nbytes`: the bytes of the group's frames to all recipients.
 
-    `clipped`: those of the added pushes of which a part returns to the sender.
+    `clipped`: the added pushes of which a part returns to the sender.
     """
 
     group: int
@@ -31,7 +31,7 @@ class Refused(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Event: the push of rank `sender` for `group` is out of bounds. A part of it counts; the rest returns to the residual."""
+    """Event: the push of rank `sender` for `group` is out of bounds. A part of it counts, and the rest returns to a residual."""
 
     group: int
     sender: int
@@ -54,8 +54,8 @@ class NotApplied(NamedTuple):
 class Took(NamedTuple):
     """Event: all groups of a shard are closed.
 
-    `seconds`: the time that it has spent since the last such event, by name. `received`: the bytes of gradients that have come
-    from other ranks since then, frame headers included.
+    `seconds`: the time, by name, that the shard has spent since the last Took event. `received`: the bytes of gradients that have
+    come from other ranks since that event, frame headers included.
     """
 
     rank: int
@@ -64,7 +64,7 @@ class Took(NamedTuple):
 
 
 class Squares(NamedTuple):
-    """Event: all groups of a shard are summed. `squares`: the squared norms of their mean gradients; `added`: any has one."""
+    """Event: all groups of a shard are summed. `squares`: squared norms of their mean gradients. `added`: any has a gradient."""
 
     squares: dict[int, float]
     added: bool

@@ -1,4 +1,4 @@
-"""Tensors of a shard that are written to a checkpoint and loaded from it."""
+"""Tensors of a shard that are written to a checkpoint and loaded from a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ShardState(NamedTuple):
 
 
 def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
-    """Return `state` with copies of tensors that are not views of `x`, as a constraint may change these tensors as well."""
+    """Return `state` with copies of tensors that are not views of `x`, since a constraint may also change these tensors."""
     here = x.untyped_storage().data_ptr()
     rest = {name: value for name, value in state.model.items() if value.untyped_storage().data_ptr() != here}
     copies = {name: value.clone() for name, value in rest.items()}
@@ -37,10 +37,10 @@ def with_copies_of_the_rest(state: ShardState, x: torch.Tensor) -> ShardState:
 
 
 def own_tensors(part: PlanPart, tensors: Mapping[str, torch.Tensor], *, memories: bool) -> Tensors:
-    """Return those of a checkpoint's tensors that belong to `part`; one partly in `part` is cut to its coordinates in `part`.
+    """Return a checkpoint's tensors that belong to `part`. A tensor that lies only partly in `part` is cut.
 
-    A cut tensor is flat. `memories`: names are MEMORY/TENSOR instead of TENSOR. Tensors outside the plan are returned
-    unchanged.
+    A cut tensor is flat and has only the coordinates in `part`. `memories`: names are MEMORY/TENSOR instead of TENSOR.
+    Tensors outside the plan are returned unchanged.
     """
     if part.is_whole:
         return dict(tensors)

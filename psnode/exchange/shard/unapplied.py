@@ -1,4 +1,4 @@
-"""Gradients that had come but were not applied when a job was stopped. Its last checkpoint keeps them for a resumed run."""
+"""Gradients that had come but were not applied when a job was stopped. The last checkpoint keeps them for a resumed run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pack(frames: Iterable[Frame]) -> Tensors:
 
 
 def unpack(found: Checkpoint | None) -> list[Frame]:
-    """Return the gradients that wait in a checkpoint, sorted by step, rank and group; an empty list if there are none."""
+    """Return the gradients that a checkpoint keeps, sorted by step, rank and group; an empty list without any."""
     if found is None or not found.has(WAITING):
         return []
     frames = []

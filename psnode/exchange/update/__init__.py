@@ -1,1 +1,1 @@
-"""Weights of some groups of a plan, and the optimizers that move them."""
+"""Weights of some groups of a plan, and the optimizers that update them."""

@@ -1,4 +1,4 @@
-"""Adam and AdamW on the master in one pass over memory; torch's optimizers make a pass for every term.
+"""Adam and AdamW on the master, in one pass over memory. torch's optimizers make a pass for every term.
 
 Source: Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
 """
@@ -17,7 +17,7 @@ from psnode.exchange.update.sgd import multiply_add
 
 
 class Moments(NamedTuple):
-    """Settings of one parameter group, named as torch.optim.AdamW names them; `decoupled`: AdamW's weight decay."""
+    """Settings of one parameter group. `beta1` and `beta2` are torch's betas; `decoupled`: True for AdamW's weight decay."""
 
     beta1: float
     beta2: float
@@ -27,7 +27,7 @@ class Moments(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of a step, as float32.
+    """Coefficients of a step in float32.
 
     `root`: square root of 1 - beta2^count; `new1`: 1 - beta1; `new2`: 1 - beta2.
     """
@@ -52,8 +52,8 @@ def adam(
         mean = beta1 mean + (1 - beta1) g;  square = beta2 square + (1 - beta2) g^2
         x = x - lr / (1 - beta1^count) mean / (sqrt(square / (1 - beta2^count)) + eps)
 
-    All arrays are flat float32 of one size. `mean` and `square` have the same bits as in torch. torch's square root is
-    not always the nearest float32, and the one here is: so `x` differs from torch's by a few units in the last place.
+    All arrays are flat float32 of one size. `mean` and `square` have the same bits as in torch. The square root here is
+    always the nearest float32, unlike torch's. So `x` may differ from torch's by a few units in the last place.
     """
     _adam(x, mean, square, total, coefficients_of(moments, factor=factor, lr=lr, count=count))
 
@@ -76,7 +76,7 @@ def coefficients_of(moments: Moments, *, factor: float, lr: float, count: int) -
 
 @kernel
 def _adam(x: Floats, mean: Floats, square: Floats, total: Floats, coefficients: Coefficients) -> None:
-    """Take the step. `coefficients` are unpacked before the loop, as the loop would not be vectorised otherwise."""
+    """Take the step. `coefficients` are unpacked before the loop, since otherwise the loop would not be vectorised."""
     wide()
     factor, decay, shrink, new1, beta2, new2, root, eps, rate = coefficients
     old1 = new1 - np.float32(1)

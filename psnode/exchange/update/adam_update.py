@@ -1,4 +1,4 @@
-"""Adam and AdamW over the ranges of groups and parameter groups, in one pass (psnode.exchange.update.adam)."""
+"""Adam and AdamW in one pass (psnode.exchange.update.adam), over the ranges of groups and parameter groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EPS = 1e-8  # torch's default
 
 
 class AdamUpdate(TorchUpdate):
-    """Update by Adam or AdamW without options of torch's own, in one pass; the state is that of torch's optimizers."""
+    """Update by Adam or AdamW without options of torch's own, in one pass. The state is the same as in torch's optimizers."""
 
     in_one_pass = True
 
@@ -27,7 +27,7 @@ class AdamUpdate(TorchUpdate):
         self._moments = [_moments(param_group) for param_group in param_groups]
 
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """Take a step on a group. Its `idle` ranges do not move, but the step counts in them as well."""
+        """Take a step on a group. Its `idle` ranges do not change, but the step also counts in them."""
         optimizer, ranges, begin = self.optimizers[group], self.ranges[group], self.groups[group].start
         x, mean, square = self.vectors()
         for each in ranges if optimizer is not None else ():

@@ -1,4 +1,4 @@
-"""Copies on a device of vectors that have their homes on the host. The device computes with them, and has the newest values."""
+"""Copies, on a device, of vectors that have their homes on the host. The device computes with the copies and changes them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ told = device_errors("the size of the model, or leave out --gpu-master")
 class DeviceCopies:
     """Copies on `device` of `homes`, which are flat float32 vectors. The copies change, and the homes keep old values.
 
-    Write to a home only to load values, and then call `renew`. To read the newest values, take a `copy`. Tensors with the
-    same memory are one home.
+    Write to a home only to load values, and then call `renew`. To read the newest values, call `copy`. Tensors that share
+    memory are one home.
     """
 
     def __init__(self, homes: Sequence[torch.Tensor], device: torch.device) -> None:
@@ -28,7 +28,7 @@ class DeviceCopies:
 
     @told
     def copy(self, home: torch.Tensor) -> torch.Tensor:
-        """Return the newest values of `home` in new memory on the host. Waits for queued work of the device."""
+        """Return the newest values of `home` in new memory on the host. This waits for queued work of the device."""
         return torch.empty_like(home).copy_(self.of(home))
 
     def copies(self, homes: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Optimizer steps on a device, by kernels that round as the host's kernels do, so that weights have the host's bits."""
+"""Optimizer steps on a device. The kernels round like the host's kernels, so that weights have the same bits."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _SIZE = 10007
 
 
 class DeviceSteps:
-    """OptimizerSteps for flat float32 tensors on a CUDA device, taken by `kernels`."""
+    """OptimizerSteps for flat float32 tensors on a CUDA device, which `kernels` compute."""
 
     def __init__(self, kernels: StepKernels, device: torch.device) -> None:
         self._kernels, self._device, self._once = kernels, device, rounds_once()
 
     @classmethod
     def on(cls, device: torch.device) -> DeviceSteps:
-        """Return steps on `device`. Kernels are compiled now unless they are cached. ConfigurationError without CuPy."""
+        """Return steps on `device`. Compile the kernels unless they are cached. Raises ConfigurationError without CuPy."""
         from psnode.codecs.device.cupy.step_kernels import StepKernels
 
         return cls(StepKernels(device.index or 0), device)
 
     @property
     def text(self) -> str:
-        """The compiled source, followed by the rounding of multiply-add with which it is called."""
+        """The source of the kernels, followed by the rounding of multiply-add with which they are called."""
         return f"{self._kernels.text}\n// rounds once: {self._once}"
 
     def descend(
@@ -100,8 +100,8 @@ class DeviceSteps:
 def checked_steps(device: torch.device) -> tuple[DeviceSteps | None, str]:
     """Return kernels whose results on `device` equal the host's, or None and the reason in one line.
 
-    Good verdicts are kept in files, by the text of the kernels and of their callers, device, driver and versions.
-    ConfigurationError without CuPy.
+    Good verdicts are kept in files, by the text of the kernels and their callers, the device, the driver and versions.
+    Raises ConfigurationError without CuPy.
     """
     from psnode.codecs.device.cupy.row_kernels import DeviceIdentity, import_cupy
     from psnode.codecs.rows.compiled import write_whole
@@ -143,7 +143,7 @@ def differences(steps: OptimizerSteps, device: torch.device) -> Iterator[str]:
 
 
 def _cases() -> Iterator[tuple[str, Callable[[OptimizerSteps, list[Any]], None], int]]:
-    """Yield the name of a step, a function that takes it, and the number of its vectors; the last is the gradient's sum."""
+    """Yield the name of a step, a function that takes the step, and its number of vectors. The last vector is the sum."""
     for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
         settings: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "factor": 1 / 3, "lr": 0.1}
 
@@ -166,7 +166,7 @@ def _cases() -> Iterator[tuple[str, Callable[[OptimizerSteps, list[Any]], None],
 
 
 def _inputs() -> Iterator[tuple[str, list[Floats]]]:
-    """Yield a name and four vectors: x, a velocity or mean, a square, and a sum. They are N(0,1), of all exponents, or zeros."""
+    """Yield a name and four vectors: x, a velocity or mean, a square, and a sum. Values are N(0,1), of all exponents, or 0."""
     rng = np.random.default_rng(1)
     normal = [rng.standard_normal(_SIZE, np.float32) for _ in range(4)]
     wide = [np.ldexp(vector, rng.integers(-149, 60, _SIZE)).astype(np.float32) for vector in normal]

@@ -14,8 +14,8 @@ Tensors = dict[str, torch.Tensor]
 class MovingAverage:
     """Exponential moving average of x, flat in the order of the plan: decay * average + (1 - decay) * x after every version.
 
-    The first version is copied, as by torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay). Groups may be
-    moved concurrently.
+    The first version is copied, as in torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(decay). Several threads
+    may call `move` concurrently for different groups.
     """
 
     def __init__(self, weights: torch.Tensor, plan: Plan, decay: float) -> None:
@@ -25,7 +25,7 @@ class MovingAverage:
         self._begun = set[int]()
 
     def move(self, group: int) -> None:
-        """Move the averages of a group, after a version of the group is complete."""
+        """Update the averages of a group, when a version of the group is complete."""
         where = self._places[group]
         if group in self._begun:
             self._average[where].lerp_(self._weights[where], 1 - self._decay)
@@ -43,7 +43,7 @@ class MovingAverage:
         return self._average
 
     def load(self, tensors: Tensors) -> None:
-        """Load averages by the names of tensors. CheckpointError if they do not fit."""
+        """Load averages, by the names of tensors. Raises CheckpointError if they do not fit."""
         for name, where in state_names.places(self._plan).items():
             if name not in tensors or tensors[name].numel() != where.stop - where.start:
                 raise CheckpointError(f"the checkpoint's moving average does not fit this network: {name}")

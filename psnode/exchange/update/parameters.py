@@ -1,4 +1,4 @@
-"""Weights x of the groups of a plan, and the optimizer that moves them."""
+"""Weights x of the groups of a plan, and the optimizer that updates them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from psnode.tasks.parameter_groups import ParameterGroup
 class Parameters:
     """Weights x of a plan's groups with their optimizer. x is `weights`: flat float32 on the host, in the order of the plan.
 
-    Each group is updated by itself, with the settings of the `parameter_groups` to which its tensors belong. Optimizers
-    work coordinate by coordinate, or tensor by tensor like `own_optimizer` (Task.optimizer). `gathering`: the momentum
-    into which the senders have gathered their gradients; SGD's weight decay is gathered here with the same momentum.
+    Each group is updated separately, with the settings of the `parameter_groups` to which its tensors belong. Optimizers work
+    coordinate by coordinate, or tensor by tensor like `own_optimizer` (Task.optimizer). `gathering`: the momentum that has
+    gathered gradients at the senders. SGD's weight decay is gathered here with the same momentum.
     """
 
     def __init__(
@@ -56,29 +56,29 @@ class Parameters:
 
     @property
     def in_one_pass(self) -> bool:
-        """True if a device can move the weights as the host does."""
+        """True if a device can update the weights like the host."""
         return self._update.in_one_pass
 
     @property
     def vectors(self) -> tuple[torch.Tensor, ...]:
-        """Weights and those of the optimizer's memories that have a value per coordinate, each flat in the order of the plan."""
+        """Weights, and the optimizer's memories that have a value per coordinate, each flat in the order of the plan."""
         return (self.weights, *self._update.memories.values())
 
     def move_to(self, steps: OptimizerSteps, device_copies: DeviceCopies) -> None:
-        """Let `steps` move the `device_copies` of `vectors` from now on. This is valid only if `in_one_pass`."""
+        """From now on, update the `device_copies` of `vectors` with `steps`. This is valid only if `in_one_pass`."""
         self._update.move_to(steps, device_copies)
 
     def update(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice] = ()) -> None:
         """Take one optimizer step on a group's weights with the gradient factor * `total`, and clear `total`.
 
-        `total`: float32, flat, on the device of the weights that it moves. `lr`: the learning rate before the factors of
-        parameter groups. `idle`: ranges of the group without a gradient, ascending; their weights and memories do not change,
-        even if weight decay or momentum would move them.
+        `total`: float32, flat, on the same device as the updated weights. `lr`: the learning rate, without the factors of
+        parameter groups. `idle`: ranges of the group without a gradient, ascending. Their weights and memories do not change,
+        even with weight decay or momentum.
         """
         self._update.step(group, total, factor, lr, idle)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's memories by memory and tensor (psnode.records.state_names): views, except the step counts."""
+        """Return views of the optimizer's memories, and copies of step counts, by memory and tensor (records.state_names)."""
         return self._update.state()
 
     def memory(self, group: int) -> list[torch.Tensor]:
@@ -86,5 +86,5 @@ class Parameters:
         return self._update.memory(group)
 
     def load(self, optimizer: dict[str, torch.Tensor]) -> None:
-        """Load the result of `state`. CheckpointError if it does not fit."""
+        """Load the result of `state`. Raises CheckpointError if it does not fit."""
         self._update.load(optimizer)

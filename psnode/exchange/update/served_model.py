@@ -1,4 +1,4 @@
-"""Model whose trained parameters are the weights x that optimizers move."""
+"""Model whose trained parameters are the weights x that optimizers update."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ServedModel(FlatModel):
         return WeightsWithoutModel.of(part_of(self.plan, groups), self.vector)
 
     def constrain(self, constraint: Constraint) -> None:
-        """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""
+        """Call `constraint`, which may change the model's weights in place or give a parameter other data of its shape."""
         with torch.no_grad():
             constraint(self.model)
         for name, parameter, view in self.moved():
@@ -36,14 +36,14 @@ class ServedModel(FlatModel):
             parameter.data = view
 
     def digest(self, newest: Newest = unchanged) -> str:
-        """Return xxh3_128 of the bytes of all parameters, frozen ones included, in state-dict order."""
+        """Return xxh3_128 of the bytes of all parameters, including frozen parameters, in state-dict order."""
         state = xxhash.xxh3_128()
         for _, parameter in self.model.named_parameters():
             state.update(bits(newest(parameter.detach())))
         return state.hexdigest()
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
-        """Return the model's state dict. With `vector`, its views replace the trained parameters, tied ones included."""
+        """Return the model's state dict. With `vector`, views of it replace the trained parameters, including tied ones."""
         found: Tensors = tensor_names.state(self.model)
         if vector is None:
             return found
@@ -56,7 +56,7 @@ class ServedModel(FlatModel):
         return found
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the contents of model.safetensors. CheckpointError if they do not fit."""
+        """Load the contents of model.safetensors. Raises CheckpointError if they do not fit."""
         fit(self.model, tensors)
         expected = tensor_names.state(self.model)
         for name, value in expected.items():

@@ -1,7 +1,7 @@
 """Stochastic gradient descent on the master in one pass over memory.
 
-torch's SGD makes a pass for every term, after a pass for the mean and before a pass that clears the accumulator. At
-45 MB a pass, these are a large part of a step's processor time.
+torch's SGD makes a pass for every term. In addition, the mean needs a pass before, and clearing the accumulator a pass after
+it. At 45 MB a pass, these passes are a large part of a step's processor time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def descend(
         velocity = momentum * velocity + d
         x = x - lr * (d + momentum * velocity if nesterov else velocity)
 
-    All arrays are flat float32 of one size; `velocity` is empty if `momentum` is 0. Values are rounded where torch's
-    loops over float32 round; processors that multiply and add in one instruction round a * b + c once. The bits are those
-    of torch, except that a zero may have the other sign.
+    All arrays are flat float32 of one size; `velocity` is empty if `momentum` is 0. Values are rounded at the same places as
+    in torch's loops over float32; processors that multiply and add in one instruction round a * b + c once. The bits are
+    those of torch, except that a zero may have the other sign.
     """
     coefficients = np.array([factor, -lr, momentum, weight_decay], np.float32)
     if not momentum:
@@ -42,12 +42,12 @@ def descend(
 def descend_beside(
     x: Floats, velocity: Floats, total: Floats, *, factor: float, lr: float, decay: float, momentum: float, nesterov: bool
 ) -> None:
-    """Take one step on `x` with gradients that their senders have gathered into a momentum; gather weight decay as they do.
+    """Take one step on `x` with gradients that senders have gathered with a momentum. Gather weight decay in the same way.
 
         velocity = momentum * velocity + decay * x
         x = x - lr * (factor * total + (decay * x + momentum * velocity if nesterov else velocity))
 
-    The recursion is linear: the momenta of senders and master add up to one momentum of gradient and decay. Clears
+    Since the recursion is linear, the momenta of senders and master add up to one momentum of gradient and decay. Clears
     `total`.
     """
     coefficients = np.array([factor, -lr, momentum, decay], np.float32)
@@ -56,7 +56,7 @@ def descend_beside(
 
 @instructions
 def multiply_add(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
-    """Return a * b + c, rounded once where the processor does so in one instruction, else twice."""
+    """Return a * b + c, rounded once if the processor has one instruction for it, otherwise twice."""
     return fma(a, b, c) if rounds_once() else a * b + c
 
 

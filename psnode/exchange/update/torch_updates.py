@@ -1,4 +1,4 @@
-"""torch's optimizers that work coordinate by coordinate. The master has one per group, over ranges of coordinates."""
+"""torch's optimizers that work coordinate by coordinate. The master has one optimizer per group, over ranges of coordinates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psnode.tasks.optimizers import COORDINATEWISE, arguments, memories_of
 
 
 class _ParameterRange(NamedTuple):
-    """Coordinates [start, stop) of one parameter group, as a parameter of an optimizer. `counts`: its step counts, by name."""
+    """Coordinates [start, stop) of one parameter group, as a parameter of an optimizer. `counts`: the step counts, by name."""
 
     start: int
     stop: int
@@ -68,7 +68,7 @@ class TorchUpdate(Update):
         return self._kind.make(groups, lr=self.param_groups[0].config.lr or 0.0, foreach=False)  # type: ignore[call-arg]
 
     def step(self, group: int, total: Floats, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """Take a step on a group. Its `idle` ranges do not move, but the step counts in them as well."""
+        """Take a step on a group. Its `idle` ranges do not change, but the step also counts in them."""
         optimizer, begin = self.optimizers[group], self.groups[group].start
         if optimizer is None:
             return
@@ -94,7 +94,7 @@ class TorchUpdate(Update):
                 vector[part] = value
 
     def state(self) -> Tensors:
-        """Return the memories, which are views, and the counts, which are copies."""
+        """Return views of the memories, and copies of the counts."""
         found = super().state()
         for name in self._kind.counts:
             runs = [

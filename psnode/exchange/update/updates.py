@@ -1,4 +1,4 @@
-"""Optimizers of the master, which work coordinate by coordinate over the ranges of groups and parameter groups."""
+"""Optimizers of the master, over the ranges of groups and parameter groups."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from psnode.plans.groups import Plan
 from psnode.records import state_names
 
 Tensors = dict[str, torch.Tensor]
-_VELOCITY = "momentum_buffer"  # torch's name for it
+_VELOCITY = "momentum_buffer"  # torch's name for the velocity
 
 
 class ParamGroup(NamedTuple):
-    """Settings of one parameter group, whose learning rate is `factor` times that of the run."""
+    """Settings of one parameter group. Its learning rate is `factor` times the learning rate of the run."""
 
     config: Config
     momentum: float
@@ -29,7 +29,7 @@ class ParamGroup(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Coordinates [start, stop) of the flat vector, within one group, in the parameter group number `param_group`."""
+    """Coordinates [start, stop) of the flat vector, in one group and in the parameter group with number `param_group`."""
 
     start: int
     stop: int
@@ -37,9 +37,9 @@ class Stretch(NamedTuple):
 
 
 def stretches(plan: Plan, param_groups: Mapping[str, int]) -> dict[int, list[Stretch]]:
-    """Return, by group, its coordinates in order, cut by the parameter group of their tensor.
+    """Return, by group, the group's coordinates in order, cut where the parameter group of the tensor changes.
 
-    The number is 0 for a tensor that `param_groups` does not name.
+    `param_groups`: the number of a tensor's parameter group, by name; 0 for a tensor that is not in it.
     """
     found = {}
     for group, inside in zip(plan.groups, state_names.overlaps(plan, plan.groups), strict=True):
@@ -57,7 +57,7 @@ def stretches(plan: Plan, param_groups: Mapping[str, int]) -> dict[int, list[Str
 class Update(ABC):
     """Update of `weights`, flat in the order of the plan, one group at a time, with the optimizer's memories.
 
-    `in_one_pass`: True if its steps are psnode's own, which a device can take as well.
+    `in_one_pass`: True if psnode's own code takes the steps, so that a device can take them too.
     """
 
     in_one_pass: ClassVar[bool] = False
@@ -76,34 +76,34 @@ class Update(ABC):
 
     @abstractmethod
     def step(self, group: int, total: Any, factor: float, lr: float, idle: Sequence[slice]) -> None:
-        """Take one step on a group with the gradient factor * `total`, and clear `total`. The `idle` ranges do not move.
+        """Take one step on a group with the gradient factor * `total`, and clear `total`. The `idle` ranges do not change.
 
         `total`: an array, or a tensor on the device of the weights.
         """
 
     def move_to(self, steps: OptimizerSteps, device_copies: DeviceCopies) -> None:
-        """Let `steps` move the `device_copies` of weights and memories. This is valid only if `in_one_pass`."""
+        """From now on, update the `device_copies` of weights and memories with `steps`. Valid only if `in_one_pass`."""
         self.steps, self._device_copies = steps, device_copies
 
     def vectors(self) -> list[Any]:
-        """Return weights and memories, flat: arrays, or the tensors on a device that are moved in their place."""
+        """Return weights and memories, flat: arrays on the host, or the copies on a device if these are updated instead."""
         homes = (self.weights, *self.memories.values())
         return [home.numpy() if self._device_copies is None else self._device_copies.of(home) for home in homes]
 
     def state(self) -> Tensors:
-        """Return the memories, named by memory and tensor (psnode.records.state_names): views."""
+        """Return views of the memories, named by memory and tensor (psnode.records.state_names)."""
         places = state_names.places(self.plan)
         return {f"{name}/{key}": vector[where] for name, vector in self.memories.items() for key, where in places.items()}
 
     def memory(self, group: int) -> list[torch.Tensor]:
-        """Return the tensors of a group that `step` changes: weights and memories."""
+        """Return the tensors that `step` changes for a group: weights and memories."""
         where = slice(self.groups[group].start, self.groups[group].stop)
         return [vector[where] for vector in (self.weights, *self.memories.values())]
 
     def load(self, optimizer: Tensors) -> None:
-        """Load the result of `state`. CheckpointError if it does not fit.
+        """Load the result of `state`. Raises CheckpointError if it does not fit.
 
-        An empty `optimizer`, from a run that was never updated, leaves the memories as they are.
+        If `optimizer` is empty, as in a run without any update, the memories do not change.
         """
         places = state_names.places(self.plan)
         for key, value in optimizer.items():
@@ -125,8 +125,7 @@ class Update(ABC):
 class Descent(Update):
     """Update by SGD in one pass of psnode's own, with torch's results (psnode.exchange.update.sgd).
 
-    `gathering`: the momentum into which the senders have gathered their gradients; weight decay is gathered here as they
-    do.
+    `gathering`: the momentum that has gathered gradients at the senders. Weight decay is gathered here in the same way.
     """
 
     in_one_pass = True
@@ -177,7 +176,7 @@ R = TypeVar("R", bound=_Range)
 
 
 def moving(begin: int, size: int, ranges: Iterable[R], idle: Sequence[slice]) -> Iterator[tuple[R, slice]]:
-    """Yield the parts of `ranges` outside `idle`, each with its range, as slices counted from `begin` and below `size`.
+    """Yield each range with its parts outside `idle`. The parts are slices counted from `begin` and below `size`.
 
     `idle`: slices in ascending order.
     """

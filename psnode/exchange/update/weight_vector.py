@@ -21,31 +21,31 @@ Newest = Callable[[torch.Tensor], torch.Tensor]  # returns the newest values of 
 
 
 def unchanged(view: torch.Tensor) -> torch.Tensor:
-    """Return `view`, whose values are the newest if no device has newer ones."""
+    """Return `view`, which holds the newest values unless a device has newer values."""
     return view
 
 
 class Weights(Protocol):
-    """Weights x, which are `vector`: float32 on the host, flat in the order of a plan."""
+    """Weights x. `vector` holds them: float32 on the host, flat in the order of a plan."""
 
     @property
     def vector(self) -> torch.Tensor: ...
 
     def constrain(self, constraint: Constraint) -> None:
-        """Let `constraint` change the model's weights, in place or by giving a parameter other data of its shape."""
+        """Call `constraint`, which may change the model's weights in place or give a parameter other data of its shape."""
 
     def digest(self, newest: Newest = unchanged) -> str:
-        """Return xxh3_128 of the bytes of all weights, frozen ones included."""
+        """Return xxh3_128 of the bytes of all weights, including frozen weights."""
 
     def state(self, vector: torch.Tensor | None = None) -> Tensors:
         """Return tensors for a checkpoint, by name: views of `vector`, by default x, and untrained tensors."""
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `state`. CheckpointError if it does not fit."""
+        """Load the result of `state`. Raises CheckpointError if it does not fit."""
 
 
 class WeightsWithoutModel:
-    """Weights without a model: only the trained tensors of `plan`, flat. `vector` is given with its values."""
+    """Weights without a model: only the trained tensors of `plan`, flat. `vector` must already hold the values."""
 
     def __init__(self, plan: Plan, vector: torch.Tensor) -> None:
         self.vector = vector
@@ -53,12 +53,12 @@ class WeightsWithoutModel:
 
     @classmethod
     def of(cls, part: PlanPart, whole: torch.Tensor) -> WeightsWithoutModel:
-        """Return a copy of the weights of `part` in `whole`, those of all groups of its plan."""
+        """Return a copy of the weights of `part`. `whole`: the weights of all groups of the plan."""
         groups = [part.whole.groups[index] for index in part.groups]
         return cls(part.own, torch.cat([whole[group.start : group.stop] for group in groups]))
 
     def constrain(self, constraint: Constraint) -> None:
-        """Raise ConfigurationError, as there is no model."""
+        """Raise ConfigurationError, since a constraint needs a model."""
         raise ConfigurationError("Task.constrain needs the whole model where weights are updated")
 
     def digest(self, newest: Newest = unchanged) -> str:
@@ -71,7 +71,7 @@ class WeightsWithoutModel:
         return {name: held[where] for name, where in self._places.items()}
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `state`, with tensors of any shape."""
+        """Load the result of `state`, with tensors of any shape. Raises CheckpointError if it does not fit."""
         for name, view in self.state().items():
             if name not in tensors or tensors[name].numel() != view.numel():
                 raise CheckpointError(f"the checkpoint's model does not fit this network: {name} is missing or of another size")

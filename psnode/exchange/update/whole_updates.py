@@ -1,4 +1,4 @@
-"""Optimizers of whole tensors on the master, one per tensor: torch's, by name, or the task's own."""
+"""Optimizers of whole tensors on the master, one per tensor: torch's optimizers, by name, or the task's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN = "@"  # prefix of numbers from the optimizer's parameter groups
 
 
 class _Own(NamedTuple):
-    """A tensor with its optimizer. The learning rates of the optimizer's parameter groups are `factors` times the run's."""
+    """A tensor and its optimizer, whose parameter groups have learning rates of `factors` times the run's learning rate."""
 
     name: str
     start: int
@@ -29,14 +29,14 @@ class _Own(NamedTuple):
     parameter: nn.Parameter
     optimizer: torch.optim.Optimizer
     factors: list[float]
-    begun: list[dict[str, Any]]  # the initial numbers of its parameter groups
+    begun: list[dict[str, Any]]  # the initial numbers in the optimizer's parameter groups
 
 
 class WholeUpdate(Update):
     """Update by one optimizer per tensor. Each tensor lies in one group. A tensor without a gradient is skipped, as in torch.
 
-    `own`: makes the task's optimizers. Without it, `param_group_of` gives the parameter group of each tensor, whose
-    settings say which optimizer to make.
+    `own`: makes the task's optimizers. If it is None, the settings of a tensor's parameter group determine the optimizer.
+    `param_group_of`: the number of this parameter group, by name of the tensor.
     """
 
     def __init__(
@@ -84,8 +84,9 @@ class WholeUpdate(Update):
         total[:] = 0
 
     def state(self) -> Tensors:
-        """Return what the optimizers remember for each tensor, and those numbers of their parameter groups that have changed
-        since the start, except the learning rate.
+        """Return the optimizers' memories of each tensor, and numbers of their parameter groups.
+
+        Only numbers that have changed since the start are returned, without the learning rate.
         """
         found = {}
         for own in (each for tensors in self._tensors.values() for each in tensors):
@@ -105,7 +106,7 @@ class WholeUpdate(Update):
         return [*super().memory(group), *(value for values in kept for value in values if isinstance(value, torch.Tensor))]
 
     def load(self, optimizer: Tensors) -> None:
-        """Load the result of `state`. CheckpointError for a tensor that this run does not have."""
+        """Load the result of `state`. Raises CheckpointError for a tensor that this run does not have."""
         named = {own.name: own for tensors in self._tensors.values() for own in tensors}
         for label, value in optimizer.items():
             memory, _, tensor = label.partition("/")
@@ -130,7 +131,7 @@ def _made(name: str, parameter: nn.Parameter, param_group: ParamGroup) -> tuple[
 def _taken(
     name: str, parameter: nn.Parameter, param_group: ParamGroup, own: MakeOptimizer
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """Return the task's optimizer, and the learning rates of its parameter groups divided by that of the run."""
+    """Return the task's optimizer, and the learning rates of its parameter groups divided by the run's learning rate."""
     optimizer = own(name, parameter)
     held = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
     if [id(each) for group in held for each in group["params"]] != [id(parameter)]:

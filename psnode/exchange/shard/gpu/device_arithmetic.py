@@ -1,4 +1,4 @@
-"""Sums of a shard on a device, where payloads are added and the optimizer moves the weights."""
+"""Sums of a shard on a device. The device adds payloads to them, and the optimizer updates the weights on the device."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NOTHING = np.empty(0, np.float32)
 class DeviceArithmetic:
     """Arithmetic on the device that holds the copies of weights and memories. Its results equal the host's, bit for bit.
 
-    `parameters` moves the weights. `changes`: by number, the segments whose payloads are decoded on the device. Payloads
-    of other segments, and payloads added with a weight, are decoded on the host, and their values are copied to the
-    device. A push was checked and measured on the host before; codecs whose scales bound the norm are measured by their
-    scales.
+    `parameters` updates the weights. `changes`: by segment's number, the changes of segments whose payloads are decoded on
+    the device. Payloads of other segments, and payloads added with a weight, are decoded on the host, and their values are
+    copied to the device. The host has already checked and measured each push; if a codec's scales bound the norm, only the
+    scales are measured.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DeviceArithmetic:
     def add_payload(self, segment: Segment, payload: Payload, weight: float) -> None:
         change = self._changes.get(segment.index)
         if change is not None and weight == 1:
-            with contextlib.suppress(PayloadError):  # e.g. of other parameters, which the host accepts
+            with contextlib.suppress(PayloadError):  # e.g. a payload with other parameters, which the host accepts
                 change.add(payload)
                 return
         decoded = self._codecs[segment.index].decode(payload).reshape(-1)

@@ -1,4 +1,4 @@
-"""Arithmetic of the downlink on a device: changes of weights are coded where the weights lie."""
+"""Arithmetic of the downlink on a device: changes of weights are coded on the device that holds the weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from psnode.plans.groups import Group, Segment
 class DeviceMover:
     """Mover for flat copies of x and y on a device. Its results equal the host's, bit for bit.
 
-    `encoders`: by number, the segments that are coded on the device; `changes`: by number, the segments whose payloads
-    are decoded on the device. For a segment without encoder the difference x - y is copied to the host and coded by the
-    host. For a segment without change the payload is decoded on the host: either its values are copied to the device, or
-    y is copied to the host and back.
+    `encoders` and `changes`: by segment's number, for the segments that are coded, and whose payloads are decoded, on the
+    device. For a segment without an encoder the difference x - y is copied to the host, which codes it. For a segment without
+    a change the host decodes the payload: either the decoded values are copied to the device, or y is copied to the host and
+    back.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DeviceMover:
         elif codec.lossless:
             y.add_(torch.from_numpy(codec.decode(payload).reshape(-1)).to(y.device))
         else:
-            moved = y.cpu().numpy()  # here -0 stays where a sparse payload has no value
+            moved = y.cpu().numpy()  # on the host, -0 in y does not change where a sparse payload has no value
             codec.decode_add(payload, moved)
             y.copy_(torch.from_numpy(moved))
         return payload

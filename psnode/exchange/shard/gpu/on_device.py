@@ -46,7 +46,7 @@ def _refusal(config: Config, aggregator: Aggregator, parameters: Parameters, dow
 
 
 def _of(plan: Plan, codecs: Sequence[Codec]) -> list[Codec]:
-    """Return the codecs of the segments of `plan`. `codecs`: those of the whole plan, of which `plan` may be a part."""
+    """Return the codecs of the segments of `plan`. `plan` may be a part of a plan, and `codecs` are those of the whole plan."""
     return [codecs[segment.index] for segment in plan.segments]
 
 
@@ -64,8 +64,8 @@ def place(
 ) -> OnDevice | str:
     """Put the arithmetic of a shard on `device`, or return one line that says why it stays on the host.
 
-    `codecs`: by segment, the codec of pushes. `constrained`: True if the task constrains the weights. Work whose result
-    on the device differs from the host's is left to the host. DeviceError if the device's memory does not suffice.
+    `codecs`: by segment, the codec of pushes. `constrained`: True if the task constrains the weights. If the device's result
+    would differ from the host's, the host does the work. Raises DeviceError if the device has too little memory.
     """
     if reason := _refusal(config, aggregator, parameters, downlink, constrained):
         return reason

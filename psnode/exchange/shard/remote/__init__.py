@@ -1,1 +1,1 @@
-"""Shards on workers: the loop that serves one there, the messages, and their handle on the master."""
+"""Shards on ranks other than the master: the loop that serves a shard, the messages, and the handle on the master."""

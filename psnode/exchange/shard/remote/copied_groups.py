@@ -1,4 +1,4 @@
-"""Groups that several shards have: all of them have to close a group with the same gradients."""
+"""Groups that several shards have. All these shards must close a group with the same gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from psnode.exchange.shard.shard_events import GroupClosed
 
 
 class CopiedGroups:
-    """Groups of `routes`, each of which is closed when all roots of its route have closed it.
+    """Groups of `routes`. A group is closed when all roots of its route have closed it.
 
-    `exist`: any group has several roots at the start.
+    `exist`: True if any group has several roots at the start.
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
@@ -22,11 +22,11 @@ class CopiedGroups:
 
     @property
     def speakers(self) -> list[int]:
-        """The lowest root of every group, whose other events and whose state count for all; ascending."""
+        """The lowest root of every group, ascending. This root's state and other events count for all roots of the group."""
         return sorted({roots[0] for roots in self._roots})
 
     def open(self) -> None:
-        """Note that all groups are open again, everywhere."""
+        """Record that all groups are open again, on all roots."""
         self._closed = {}
 
     def is_open(self, group: int) -> bool:
@@ -34,7 +34,7 @@ class CopiedGroups:
         return group not in self._closed
 
     def close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
-        """Note that the shard of `rank` has closed a group. Return the event for all shards once the last one has closed it.
+        """Record that the shard of `rank` has closed a group. When all shards have closed it, return the event for all shards.
 
         Raises DivergedError if another shard has added other gradients.
         """
@@ -49,13 +49,13 @@ class CopiedGroups:
         return self._of_all(event.group)
 
     def withdraw(self, rank: int) -> list[GroupClosed]:
-        """Go on without the shard of `rank`. Return the events for all shards of groups that it alone has not closed."""
+        """Go on without the shard of `rank`. Return the events, for all shards, of groups that only this shard has not closed."""
         self._roots = [tuple(root for root in roots if root != rank) for roots in self._roots]
         waited = [group for group, found in self._closed.items() if found.pop(rank, None) is None]
         return [event for group in waited if (event := self._of_all(group)) is not None]
 
     def _of_all(self, group: int) -> GroupClosed | None:
-        """Return the event for all shards of a group that all of them have closed, else None."""
+        """Return the event for all shards if all of them have closed the group, otherwise None."""
         found = self._closed[group]
         if len(found) < len(self._roots[group]):
             return None

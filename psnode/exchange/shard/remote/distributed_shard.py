@@ -1,4 +1,4 @@
-"""The master's handle of shards that lie on other ranks, and of its own beside them."""
+"""The master's handle of the shards on other ranks, and of its own shard if it has one."""
 
 from __future__ import annotations
 
@@ -38,31 +38,32 @@ from psnode.records import checkpoint
 from psnode.records.checkpoint import Checkpoint
 
 Tensors = dict[str, torch.Tensor]
-_STATE_MODELS, _LEAST_RATE = 5, 1e6  # sizes of the weights in a state, and bytes a second: a state may take this much longer
-_MISSING_SECONDS = 5.0  # a shard that does not answer within this time holds up the round itself
+# an answer with a state may take longer by the time of 5 times the weights at 1 MB/s
+_STATE_MODELS, _LEAST_RATE = 5, 1e6
+_MISSING_SECONDS = 5.0  # a shard that does not answer within this time is itself the reason why the round waits
 
 
 class DistributedShard:
-    """Handle of the shards of all ranks in `routes`. `own`: that of the master, if `routes` give it groups.
+    """Handle of the shards on all ranks in `routes`. `own`: the master's shard, if `routes` give it groups.
 
-    Shards may have the same groups. A group is closed when it is closed in all of them, with the same gradients; other events
-    about it, and its state, are those of its lowest rank.
+    Several shards may have the same groups. Such a group is closed when all its shards have closed it, with the same gradients.
+    The group's other events, and its state, are those of the shard with the lowest rank.
 
     Every shard carries out orders one after another; `state`, `digest`, `replica` and `missing` wait for the answers. The
-    weights x are fetched when they are needed: for checkpoints, and at the end. `weights`: the master's model, whose x is then
-    the newest. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds. `estimates`:
-    gradients are clipped by the norm of the version before. Events of `own` are in the inbox: the master hands Squares to
-    `note_squares`, and handles all others itself.
+    weights x are fetched when they are needed: for checkpoints, and at the end. `weights`: the master's model, which then has the
+    newest x. `rate`: returns the learning rate of a round. `patience`: the longest wait for an answer, in seconds. `estimates`:
+    True if gradients are clipped by the norm of the previous version. Events of `own` are in the inbox: the master passes Squares
+    to `note_squares`, and handles all other events itself.
 
-    If shards have different groups, the run cannot go on without a rank that has one, nor without any worker if workers have
-    shards: `withdraw` raises TransportError, and so does `force`. If all shards have the same groups, `withdraw` has them agree
-    on the gradients of the lost rank in the open round. This rank cannot come back: it would need weights and memories of all
-    versions that it misses.
+    If shards have different groups, the run cannot go on without a rank that has a shard: `withdraw` raises TransportError. If
+    these shards are on workers, it cannot go on without any worker, and `force` raises too. If all shards have the same groups,
+    `withdraw` makes them agree on the gradients of the lost rank in the open round. The lost rank cannot come back, since it
+    would need weights and memories of all versions that it has missed.
     """
 
     on_host: Sequence[str] = ()
     is_remote = True
-    runs_own_code = False  # here, where values would have to be copied before it runs
+    runs_own_code = False  # no such code on this rank, where values would have to be copied before the code runs
 
     def __init__(
         self, link: FrameChannel, plan: Plan, routes: Sequence[Route], weights: ServedModel,
@@ -82,8 +83,8 @@ class DistributedShard:
         self.readmits = not self._copied.exist and not self.needs_all
         self._calls = ShardCalls(link, self._remote, needs_all=not self._copied.exist)
         self._withdrawn: set[int] = set()
-        self._round = Round.after(0)  # the open round, or the last one
-        self._unfinished: dict[int, set[int]] = {}  # its open groups, by the rank of their shard
+        self._round = Round.after(0)  # the open round, or the last round
+        self._unfinished: dict[int, set[int]] = {}  # the open groups of this round, by the rank of their shard
         self._ranks: frozenset[int] = frozenset()
         self._recipients: list[int] | None = None
         self._seconds: dict[str, float] = {}
@@ -95,14 +96,14 @@ class DistributedShard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Finish the work of the master's own shard. Those on other ranks end with these."""
+        """Finish the work of the master's own shard. Shards on other ranks end when their ranks end."""
         if self._own is not None:
             self._own.shard.__exit__(kind, error, trace)
 
     # the start
 
     def take_up(self, found: Checkpoint | None) -> None:
-        """Note the checkpoint from which `hand_out` will have the shards continue, and load its weights."""
+        """Load the weights of a checkpoint, if any, and keep the checkpoint for `hand_out`, which sends it to the shards."""
         self._found = found
         if found is not None:
             self._weights.load(found.tensors(checkpoint.MODEL))
@@ -111,7 +112,7 @@ class DistributedShard:
             self._own.shard.take_up(found)
 
     def hand_out(self, lacking: Iterable[int]) -> None:
-        """Send each shard its part of the checkpoint. Without one, send the weights to shards of the ranks in `lacking`."""
+        """Send each shard its part of the checkpoint. Without a checkpoint, send the weights to shards of ranks in `lacking`."""
         alike: dict[tuple[int, ...], list[int]] = {}
         lacks = set(lacking)
         for rank, part in self._remote.items():
@@ -136,11 +137,11 @@ class DistributedShard:
         self._order("open", version=now.version, first_step=now.first_step, steps=now.steps, lr=self._rate(now))
 
     def offer(self, frame: Frame) -> bool:
-        """Take a gradient for the master's own shard. Raises WireError if the group has its root on another rank."""
+        """Take a gradient for the master's own shard. Raises WireError if another rank is the root of its group."""
         return self._own_of(frame).offer(frame)
 
     def keep(self, frame: Frame) -> bool:
-        """Keep a gradient for the master's own shard, see `offer`."""
+        """Keep a gradient for the master's own shard. Raises WireError like `offer`."""
         return self._own_of(frame).keep(frame)
 
     def _own_of(self, frame: Frame) -> Shard:
@@ -150,23 +151,23 @@ class DistributedShard:
         return self._own.shard
 
     def excuse(self, rank: int, version: int) -> None:
-        """Expect no more gradients computed on `version` from `rank`; their round does not wait for them.
+        """Expect no more gradients of `rank` that are computed on `version`. The round does not wait for them.
 
-        Shards that have the same groups have to count the same gradients, and an order could overtake one of them. There a frame
-        that cannot be read ends the job.
+        Shards with the same groups get no such order, since they must count the same gradients and an order could overtake a
+        gradient. If shards have the same groups, a frame that cannot be read ends the job.
         """
         if not self._copied.exist:
             self._order("excuse", rank=rank, version=version)
 
     def leave_out(self, rank: int, version: int) -> None:
-        """Leave it out here. Other shards hear of it from `rank`, behind its last gradient, so that all count the same ones."""
+        """Tell the master's own shard to leave out further gradients. `rank` itself tells other shards, after its gradients."""
         if self._own is not None:
             self._own.shard.leave_out(rank, version)
 
     def withdraw(self, rank: int) -> dict[int, int]:
-        """Go on without `rank`, see the class. Groups that only its shard had open are closed by this.
+        """Go on without `rank`, see the class. A group that only the shard of `rank` had open is then closed.
 
-        Returns, by group, the last of its steps that was taken; an empty dictionary if the rank does not come back. Raises
+        Returns, by group, the rank's last step whose gradient was taken; an empty dictionary if the rank cannot come back. Raises
         TransportError if the run cannot go on.
         """
         if self.needs_all or self._remote.keys() <= {rank} or (self.readmits and rank in self.holders):
@@ -188,7 +189,7 @@ class DistributedShard:
         return {}
 
     def _do_without(self, rank: int) -> dict[int, int]:
-        """Have all shards wait no more for `rank`, which has none. Return, by group, the last of its steps that was taken."""
+        """Make all shards stop waiting for `rank`, which has no shard. Return, by group, its last step that was taken."""
         taken: dict[int, int] = {}
         for holder, found in self._results("do_without", self._patience, rank=rank).items():
             try:
@@ -203,7 +204,7 @@ class DistributedShard:
         return frozenset(self._remote)
 
     def force(self) -> None:
-        """Close all open groups in all shards. Raises TransportError if workers have shards, like `withdraw`."""
+        """Close all open groups in all shards. Raises TransportError if workers have shards."""
         if self.readmits:
             self._order("force")
             return
@@ -211,24 +212,24 @@ class DistributedShard:
 
     @property
     def untouched(self) -> bool:
-        """True if all groups are open in all shards and no gradient has come for any of them; False if workers have shards."""
+        """True if all groups are open in all shards and no gradient has come for them; always False if workers have shards."""
         return self.readmits and all(found is True for found in self._results("untouched", self._patience).values())
 
     @property
     def unchanged(self) -> bool:
-        """False: groups close elsewhere."""
+        """False, since groups close on other ranks."""
         return False
 
     @property
     def idle(self) -> frozenset[int]:
-        """All ranks: this is asked between rounds."""
+        """All ranks, since this property is used between rounds."""
         return self._ranks
 
     @property
     def missing(self) -> frozenset[int]:
-        """Ranks whose gradients some open group still awaits, and those whose shard does not answer.
+        """Ranks whose gradients some open group still awaits, and ranks whose shards do not answer.
 
-        If there are none, these are the ranks whose shards have open groups.
+        If both sets are empty, these are the ranks whose shards have open groups.
         """
         answers = self._results("missing", _MISSING_SECONDS, patient=False)
         found = self._parts.keys() - answers.keys()
@@ -237,11 +238,11 @@ class DistributedShard:
         return frozenset(found or {rank for rank, groups in self._unfinished.items() if groups})
 
     def outlier(self) -> str:
-        """Return a line about a push to the master's own shard whose norm is out of proportion, else ""."""
+        """Return a line about a push to the master's own shard whose norm is out of proportion, otherwise ""."""
         return "" if self._own is None else self._own.shard.outlier()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of decoding, updating and sending since the last call, by name, of the shard that took longest."""
+        """Return the seconds of decoding, updating and sending since the last call, by name: the longest time of any shard."""
         if self._own is not None:
             self._note_seconds(self._own.shard.seconds())
         found, self._seconds = self._seconds, {}
@@ -252,11 +253,11 @@ class DistributedShard:
             self._seconds[name] = max(self._seconds.get(name, 0.0), value)
 
     def take(self, frame: Frame) -> ShardEvent | None:
-        """Return the event in a frame of a shard; None if this handle alone uses it.
+        """Return the event in a frame of a shard, or None if only this handle uses the event.
 
-        Late answers are dropped, and all frames of withdrawn ranks. Raises PsnodeError for an event that cannot be true: without
-        the true one, the round would not end. If shards have the same groups, raises DivergedError if they add different
-        gradients, and TransportError if one of them cannot read a frame that others may have read.
+        Late answers and all frames of withdrawn ranks are dropped. Raises PsnodeError for an event that cannot be true, since the
+        round would not end without the true event. If shards have the same groups, raises DivergedError if they add different
+        gradients, and TransportError if one shard cannot read a frame that other shards may have read.
         """
         self._calls.heard(frame.sender)
         if frame.kind is Kind.ANSWER or frame.sender in self._withdrawn:
@@ -286,7 +287,7 @@ class DistributedShard:
         return None
 
     def _close(self, event: GroupClosed, rank: int) -> GroupClosed | None:
-        """Note that the shard of `rank` has closed a group. Return the event for all shards once the last one has closed it."""
+        """Record that the shard of `rank` has closed a group. When all shards have closed it, return the event for all shards."""
         self._unfinished[rank].discard(event.group)
         self._state.changed()
         if self._copied.is_open(event.group):
@@ -305,7 +306,7 @@ class DistributedShard:
         return found | self._calls.results(name, seconds, patient=patient, **arguments)
 
     def _check(self, event: ShardEvent, sender: int) -> None:
-        """Raise WireError for an event that the shard of rank `sender` cannot have had in the open round."""
+        """Raise WireError for an event that cannot have happened in the open round of the shard of rank `sender`."""
         sound = sender in self._parts and fits(
             event, self._parts[sender], self._unfinished.get(sender, set()), self._round.number, self._ranks,
             summed=self._norm.has(sender),
@@ -314,9 +315,9 @@ class DistributedShard:
             raise WireError(f"{type(event).__name__} does not fit the open round", sender)
 
     def note_squares(self, event: Squares, rank: int = MASTER) -> None:
-        """Take the squared norms of the groups of a shard. Shards that have only a part of the groups are told the norm of all.
+        """Take the squared norms of a shard's groups. When the norm is known, tell it to shards that have a part of the groups.
 
-        Those of the master's own shard come from its inbox.
+        The squared norms of the master's own shard come from the inbox.
         """
         if (found := self._norm.add(event, rank)) is not None:
             self._settle_norm(found)
@@ -333,18 +334,18 @@ class DistributedShard:
     # weights
 
     def send_to(self, ranks: Iterable[int]) -> None:
-        """Send new versions only to `ranks`."""
+        """From now on, send new versions only to `ranks`."""
         if (chosen := sorted(ranks)) != self._recipients:
             self._recipients = chosen
             self._order("send_to", ranks=chosen)
 
     def send_whole(self, ranks: Sequence[int], version: int) -> int:
-        """Have the weights of `version` sent to `ranks`. Return the bytes of all frames."""
+        """Make the shards send the weights of `version` to `ranks`. Return the bytes of all frames."""
         sent = self._results("send_whole", self._patience, ranks=list(ranks), version=version)
         return sum(nbytes for nbytes in sent.values() if type(nbytes) is int)
 
     def behind(self, rank: int) -> frozenset[int]:
-        """Return no ranks: every shard sends straight to all readers."""
+        """Return no ranks, since every shard sends directly to all readers."""
         return frozenset()
 
     @property
@@ -363,13 +364,13 @@ class DistributedShard:
         return self._state.copies()
 
     def memory(self) -> list[list[torch.Tensor]]:
-        """Return empty lists, as `state` returns copies."""
+        """Return empty lists, since `state` returns copies."""
         return [[] for _ in self._plan.groups]
 
     def before_change(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` from now on with every group that has changed, when the master hears of it.
+        """From now on, call `tell` with every group that has changed, when the master hears of the change.
 
-        So the version before can be had only while some worker computes, whose gradient all groups wait for.
+        So the state of the previous version is available only while all groups wait for the gradient of some worker.
         """
         self._tell = tell
         if self._own is not None:
@@ -384,11 +385,11 @@ class DistributedShard:
         return self._norm.facts()
 
     def waiting(self) -> Tensors:
-        """Return an empty dictionary: late gradients do not wait."""
+        """Return an empty dictionary, since late gradients do not wait."""
         return {}
 
     def _answers_with_state(self) -> dict[int, Frame]:
-        """Return the answers with the state of all groups. If all shards are alike, another one speaks for one that is lost."""
+        """Return the answers with the state of all groups. If shards have the same groups, any shard that answers is enough."""
         patience = self._patience + _STATE_MODELS * 4 * self._plan.size / _LEAST_RATE
         if not self._copied.exist:
             return self._calls.ask("state", patience)

@@ -24,10 +24,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 class FetchedState:
-    """State of the shards with `parts`, by rank, which have all groups of `plan` together; fetched once a version.
+    """State of all shards, fetched once per version. `parts`: by rank, the parts of `plan` that the shards have.
 
-    `fetch`: returns the answers of other ranks with their state, all groups in them once. `own`: the master's own shard, whose
-    part is that of rank 0, if it has one. `weights`: the master's model, whose x is the newest after `digest`.
+    `fetch`: returns the answers of other ranks with their state, in which each group occurs once. `own`: the master's own shard,
+    or None. `weights`: the master's model, which has the newest x after `digest`.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class FetchedState:
         own: OwnShard | None,
     ) -> None:  # fmt: skip
         self._fetch, self._parts, self._plan, self._weights, self._own = fetch, parts, plan, weights, own
-        self._known: list[tuple[PlanPart, dict[str, Tensors]]] | None = None  # of the other ranks, until a group changes there
+        self._known: list[tuple[PlanPart, dict[str, Tensors]]] | None = None  # state of other ranks, until a group changes
 
     def changed(self) -> None:
-        """Forget what was fetched: a group has changed on another rank."""
+        """Discard the fetched state, since a group has changed on another rank."""
         self._known = None
 
     @property
@@ -77,7 +77,7 @@ class FetchedState:
         return vector
 
     def _files(self) -> dict[str, Tensors]:
-        """Return the tensors of all groups by file."""
+        """Return the tensors of all groups, by file of a checkpoint."""
         if self._known is None:
             self._known = self._fetched()
         own = [] if self._own is None else [(self._parts[MASTER], self._own.files())]

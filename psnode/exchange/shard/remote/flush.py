@@ -1,9 +1,9 @@
-"""Decision about the gradients of a lost rank of which only some of the shards that add the same gradients have a part.
+"""Decision about the gradients of a lost rank if shards must add the same gradients, but only some of them have these.
 
-The lost rank may have sent its gradient of a group to some shards and not to others, and those may have closed the group with it.
-So every shard is asked which gradients of this rank it has, and takes no more of them from then on. A gradient that any shard has
-counts at all shards. This is the flush of virtual synchrony (Birman and Joseph, "Exploiting virtual synchrony in distributed
-systems", SOSP 1987): before the members change, all remaining members have received the same messages of the old ones.
+The lost rank may have sent its gradient of a group only to some shards, and these may have closed the group with the gradient.
+So the master asks every shard which gradients of this rank it has, and after its answer a shard takes no more of them. A gradient
+that any shard has counts at all shards. This is the flush of virtual synchrony (Birman and Joseph, "Exploiting virtual synchrony
+in distributed systems", SOSP 1987): before the members change, all remaining members receive the same messages of old members.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Flush:
     """Flush of the gradients of one lost rank in the open round. `asked`: the ranks whose shards are asked for them.
 
     First every shard answers with the groups of which it has the gradient (`hear`). Then the caller fetches a frame of every
-    group in `to_fetch` (`fetched`), and sends it to the shards in `lacking`. A shard may be lost on the way (`lose`). Its answer
-    does not count any more, so `to_fetch` may name other ranks, and fewer groups. A frame that was fetched counts in any case.
+    group in `to_fetch` (`fetched`), and sends it to the shards in `lacking`. If a shard is lost meanwhile (`lose`), its answer no
+    longer counts, so `to_fetch` may name other ranks, and fewer groups. A fetched frame counts in any case.
     """
 
     def __init__(self, asked: Iterable[int]) -> None:
@@ -25,25 +25,25 @@ class Flush:
 
     @property
     def awaited(self) -> list[int]:
-        """Return the ranks that have not answered, ascending."""
+        """The ranks that have not answered, ascending."""
         return [rank for rank, groups in self._has.items() if groups is None]
 
     def hear(self, rank: int, groups: Iterable[int]) -> None:
-        """Take the answer of `rank`: the groups of which it has the gradient, also those that it has closed."""
+        """Take the answer of `rank`: the groups of which it has the gradient, including groups that it has closed."""
         if rank in self._has:
             self._has[rank] = frozenset(groups)
 
     def fetched(self, group: int) -> None:
-        """Note that the caller has the frame of `group` in hand."""
+        """Record that the caller has the frame of `group`."""
         self._fetched.add(group)
 
     def lose(self, rank: int) -> None:
-        """Do without the shard of `rank`."""
+        """Go on without the shard of `rank`."""
         self._has.pop(rank, None)
 
     @property
     def counted(self) -> list[int]:
-        """Return the groups whose gradient counts, ascending."""
+        """The groups whose gradient counts, ascending."""
         return sorted(self._fetched.union(*(groups for groups in self._has.values() if groups is not None)))
 
     def lacking(self, group: int) -> list[int]:
@@ -52,7 +52,7 @@ class Flush:
 
     @property
     def to_fetch(self) -> dict[int, list[int]]:
-        """Return by rank the groups whose frames are to be fetched from it: those that some other shard lacks.
+        """By rank, the groups whose frames the caller must fetch from this rank, since some other shard lacks them.
 
         A frame is fetched from the lowest rank that has it.
         """

@@ -1,6 +1,6 @@
-"""State of all shards of a run by file of a checkpoint: put together from the parts of the shards, and cut into these parts.
+"""State of all shards of a run, by file of a checkpoint: joined from the parts of the shards, and cut into these parts.
 
-psnode.exchange.shard.state.own_tensors cuts; `joined` is its inverse.
+psnode.exchange.shard.state.own_tensors cuts the state; `joined` is the inverse.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def state_files(shard: StateHandle) -> dict[str, Tensors]:
 def starting_state(part: PlanPart, found: Checkpoint | None, weights: ServedModel) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """Return the tensors with which a shard of `part` starts, by file of a checkpoint, and facts of the manifest.
 
-    They are those of the checkpoint `found`; without one, `weights` at step 0. CheckpointError for a damaged file.
+    They come from the checkpoint `found`; if it is None, from `weights` at step 0. Raises CheckpointError for a damaged file.
     """
     if found is not None:
         return files_of(part, found), {key: value for key, value in found.facts.items() if isinstance(value, int | float | str)}
@@ -48,7 +48,7 @@ def starting_state(part: PlanPart, found: Checkpoint | None, weights: ServedMode
 
 
 def files_of(part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:
-    """Return a checkpoint's tensors of `part`, by file. CheckpointError for a damaged file."""
+    """Return a checkpoint's tensors of `part`, by file. Raises CheckpointError for a damaged file."""
     trained, files = part.whole.slices(), dict[str, Tensors]()
     for file in (checkpoint.MODEL, checkpoint.EMA):
         if found.has(file):
@@ -63,7 +63,7 @@ def files_of(part: PlanPart, found: Checkpoint) -> dict[str, Tensors]:
 
 
 def check(part: PlanPart, files: Mapping[str, Tensors], rank: int) -> None:
-    """Raise WireError unless `files` have the weights of `part`, and all vectors in them have the sizes of its tensors."""
+    """Raise WireError unless the weights in `files`, and y and averages if any, have names and sizes of the part's tensors."""
     sizes = {name: where.stop - where.start for name, where in state_names.places(part.own).items()}
     model = files.get(checkpoint.MODEL, {})
     if {name: value.numel() for name, value in model.items()} != sizes:
@@ -75,7 +75,7 @@ def check(part: PlanPart, files: Mapping[str, Tensors], rank: int) -> None:
 
 
 def joined(parts: Sequence[tuple[PlanPart, Mapping[str, Tensors]]]) -> dict[str, Tensors]:
-    """Return the tensors of all parts by file. Pieces of a tensor, which are flat, are put together, in its order."""
+    """Return the tensors of all parts, by file. Flat pieces of a tensor are joined in the order of the tensor."""
     found: dict[str, Tensors] = {}
     pieces: dict[tuple[str, str, str], list[tuple[PlanPart, torch.Tensor]]] = {}
     for part, files in parts:
@@ -94,12 +94,12 @@ def joined(parts: Sequence[tuple[PlanPart, Mapping[str, Tensors]]]) -> dict[str,
 
 
 def _add_norms(norms: Tensors, key: str, value: torch.Tensor) -> None:
-    """Add the norms of one shard. Of norms of whole gradients, each of which is that of a part, the largest ones are kept."""
+    """Add the norms of one shard. If shards have norms under the same name, keep those with the largest maximum."""
     norms[key] = value if key not in norms or value.max() > norms[key].max() else norms[key]
 
 
 def _whole(name: str, cut: Sequence[tuple[PlanPart, torch.Tensor]]) -> torch.Tensor:
-    """Return a tensor of which each part has a piece: its values, or one number for all of its values."""
+    """Return a tensor of which each part has a piece. A piece holds values, or one number for all of its values."""
     first = cut[0][1]
     if all(value.numel() == 1 and value.equal(first) for _, value in cut):
         return first

@@ -1,4 +1,4 @@
-"""State of a checkpoint that the master hands to a shard on a worker."""
+"""State of a checkpoint that the master sends to a shard on another rank."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class HandedState(Checkpoint):
-    """Tensors by file of a checkpoint, as far as a shard needs them, and its manifest's entries. Names are those of layout 2."""
+    """The tensors of a checkpoint that a shard needs, by file, and entries of its manifest. Names are those of layout 2."""
 
     files: Mapping[str, Tensors] = field(default_factory=dict)
 
     @classmethod
     def of(cls, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> HandedState:
-        """Return the state made of tensors by file and of entries of the manifest, `step` among them.
+        """Return the state made of tensors by file and of entries of the manifest, which include `step`.
 
-        An optimizer may have no memories, and a file without tensors is not handed over.
+        A file without tensors is not sent; the optimizer's file may be such a file, since an optimizer may have no memories.
         """
         known = {OPTIMIZER: Tensors(), **files}
         return cls(Path("the state from the master"), int(facts["step"]), {**facts, "layout": LAYOUT}, files=known)
 
     def tensors(self, name: str) -> Tensors:
-        """Return the tensors of a file. CheckpointError if it was not handed over."""
+        """Return the tensors of a file. Raises CheckpointError if the master has not sent the file."""
         if name not in self.files:
             raise CheckpointError(f"{self.path} lacks {name}")
         return dict(self.files[name])
 
     @cached_property
     def renaming(self) -> Rename:
-        """Return str, as all names are plain."""
+        """Return str, since all names are plain."""
         return str
 
     def has(self, name: str) -> bool:
-        """Return True if `name` was handed over."""
+        """Return True if the master has sent the file `name`."""
         return name in self.files

@@ -1,4 +1,4 @@
-"""Gradient frames of the open round that a shard keeps, so that it can pass on those of a worker that is lost."""
+"""Gradient frames of the open round. A shard keeps them, so that it can send the frames of a lost worker to other shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.protocol.wire import Bytes, Frame, Kind
 class KeptFrames:
     """Store of the gradient frames that other workers have sent in the open round, by sender and group.
 
-    Their memory is in use until `clear`, at most one coded gradient of every other worker.
+    Their memory, at most one coded gradient of every other worker, is in use until `clear`.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class KeptFrames:
 
     @staticmethod
     def lent(frame: Frame) -> Frame:
-        """Return the frame for a reader whose `release` does not free the memory."""
+        """Return a copy of the frame whose `release` does not free the memory, for a reader."""
         return replace(frame, release=_nothing)
 
     def add(self, frame: Frame) -> None:
@@ -33,18 +33,18 @@ class KeptFrames:
         return sorted(group for sender, group in self._frames if sender == rank)
 
     def sealed(self, rank: int, groups: Iterable[int], job: int) -> bytes:
-        """Return the frames of `rank` for `groups`, one after another, with the very bytes that `rank` has sealed."""
+        """Return the frames of `rank` for `groups`, one after another, with the same bytes that `rank` has sealed."""
         return b"".join(_sealed(self._frames[rank, group], job).tobytes() for group in groups)
 
     def clear(self) -> None:
-        """Free the memory of all frames: all shards have closed the round."""
+        """Free the memory of all frames, since all shards have closed the round."""
         for frame in self._frames.values():
             frame.release()
         self._frames = {}
 
 
 def _nothing() -> None:
-    """Do nothing: the memory is freed by `clear`."""
+    """Do nothing, since `clear` frees the memory."""
 
 
 def _sealed(frame: Frame, job: int) -> Bytes:
@@ -57,7 +57,7 @@ def _sealed(frame: Frame, job: int) -> Bytes:
 def split_frames(answer: Frame, job: int, origin: int, groups: Sequence[int]) -> list[Bytes]:
     """Return copies of the sealed frames in an answer: a gradient frame of rank `origin` for each of `groups`.
 
-    Raises WireError for anything else.
+    Raises WireError if the answer holds other frames or bytes.
     """
     body, holder = answer.body, answer.sender
     found, start = list[Bytes](), 0

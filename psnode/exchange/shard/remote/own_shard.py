@@ -1,4 +1,4 @@
-"""The master's own shard beside those on other ranks: it carries out the same orders, and hands over the same files."""
+"""The master's own shard in a run with shards on other ranks: it carries out the same orders, and returns the same files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class OwnShard:
-    """The master's own `shard`, to which orders are given by the names that they have in ORDER frames."""
+    """The master's own `shard`. It gets orders by the names that they have in ORDER frames."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -26,7 +26,7 @@ class OwnShard:
         return self._orders[name](**arguments)
 
     def _open(self, version: int, first_step: int, steps: int, lr: float) -> None:
-        """Open a round, whose learning rate the shard has from the master."""
+        """Open a round. `lr` is not used, since this shard gets the learning rate from the master directly."""
         self.shard.open(Round(version, first_step, steps))
 
     def files(self) -> dict[str, Tensors]:
@@ -36,7 +36,7 @@ class OwnShard:
 
 
 def orders_of(shard: Shard) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a shard that orders name, except for `open`."""
+    """Return the methods of a shard that orders may name, except `open`."""
     return {
         "admit": shard.admit,
         "excuse": shard.excuse,

@@ -1,4 +1,4 @@
-"""Calls of the master to the shards on workers: orders, and the answers to those that have a result."""
+"""Calls of the master to the shards on other ranks: orders, and the answers to orders that have a result."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HAS_A_PART = "which has a part of the weights and of the optimizer's memory"
 class ShardCalls:
     """Calls over `link` to the shards of `ranks`, which carry out orders one after another.
 
-    `needs_all`: the run cannot go on without one of these ranks. Otherwise a rank that is lost or silent is left to the master's
-    loop, as a loss that comes next, and its answer is not waited for. A rank that has not answered a call without patience is not
-    waited for either, until it is `heard` again: several ranks may have fallen silent together.
+    `needs_all`: True if the run cannot go on if any of these ranks is lost. Otherwise a call does not wait for a lost or silent
+    rank, and leaves the loss in the inbox for the master's loop. If a rank has not answered a call without patience, later calls
+    do not wait for it before it is `heard` again, since several ranks may have fallen silent together.
     """
 
     def __init__(self, link: FrameChannel, ranks: Iterable[int], *, needs_all: bool = True) -> None:
@@ -29,19 +29,19 @@ class ShardCalls:
 
     @property
     def ranks(self) -> list[int]:
-        """Return the ranks of all shards that are called, ascending."""
+        """The ranks of all shards that are called, ascending."""
         return list(self._ranks)
 
     def forget(self, rank: int) -> None:
-        """Call the shard of `rank` no more."""
+        """From now on, do not call the shard of `rank`."""
         self._ranks = [other for other in self._ranks if other != rank]
 
     def heard(self, rank: int) -> None:
-        """Note that the shard of `rank` has sent something."""
+        """Record that the shard of `rank` has sent a frame."""
         self._silent.discard(rank)
 
     def order(self, name: str, to: Sequence[int] | None = None, **arguments: Any) -> int:
-        """Have every shard, or those of the ranks in `to`, call its method `name`. Return the number of the order."""
+        """Order all shards, or the shards of the ranks in `to`, to call their method `name`. Return the number of the order."""
         self._number += 1
         ranks = self._ranks if to is None else to
         self._link.send(ranks, Kind.ORDER, Order(name, arguments).to_bytes(), step=self._number, tag=SHARD_TAG)
@@ -50,10 +50,10 @@ class ShardCalls:
     def ask(
         self, name: str, seconds: float, *, patient: bool = True, to: Sequence[int] | None = None, **arguments: Any
     ) -> dict[int, Frame]:
-        """Give an order, see `order`, and return the answers by rank. All else that comes meanwhile stays in the inbox.
+        """Give an order, see `order`, and return the answers by rank. Other events that come meanwhile stay in the inbox.
 
-        If all ranks are needed, raises TransportError if one is lost, or after `seconds` without an answer unless `patient` is
-        False. Otherwise there is no answer of such a rank.
+        If all ranks are needed, raises TransportError if a rank is lost, or after `seconds` without an answer unless `patient` is
+        False. If not all ranks are needed, the result has no answer of such a rank.
         """
         ranks = self._ranks if to is None else to
         number, inbox = self.order(name, ranks, **arguments), self._link.inbox
@@ -113,11 +113,11 @@ class ShardCalls:
         return found
 
     def pass_on(self, frame: Bytes, to: Sequence[int]) -> None:
-        """Send the gradient frame of a lost worker, which is sealed, to the shards of `to`."""
+        """Send the sealed gradient frame of a lost worker to the shards of the ranks in `to`."""
         self._link.send(to, Kind.PASSED_ON, frame.tobytes(), tag=SHARD_TAG)
 
     def cannot_go_on(self, ranks: str) -> TransportError:
-        """Return the error for the loss of `ranks`."""
+        """Return the error for the loss of `ranks`, a text."""
         return TransportError(
             f"the run cannot go on without {ranks}, {HAS_A_PART}: go on from the last checkpoint with --resume (psnode launch "
             "--restarts does it), or use another --topology"
@@ -125,5 +125,5 @@ class ShardCalls:
 
 
 def broken(rank: int, error: WireError) -> PsnodeError:
-    """Return the error for a message of a shard that cannot be true."""
+    """Return the error for a shard's message that cannot be true."""
     return PsnodeError(f"rank {rank} has sent a message about its part of the weights that cannot be true: {error}")

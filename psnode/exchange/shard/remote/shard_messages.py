@@ -1,7 +1,7 @@
-"""Bodies of the messages between the master and a shard on a worker: ORDER, ANSWER and EVENT frames (docs/wire-format.md).
+"""Bodies of the messages between the master and a shard on another rank: ORDER, ANSWER and EVENT frames (docs/wire-format.md).
 
-An order names a method of the shard's handle and its arguments. An event is one that the shard has posted. Both are JSON, which
-is checked when it is read. The answer to the order "state" is a safetensors file.
+An order holds the name of a method of the shard's handle, and its arguments. An event is one that the shard has posted to its
+inbox. Both are JSON, which is checked when it is read. The answer to the order "state" is a safetensors file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from psnode.records.history import AddedGradient
 
 Tensors = dict[str, torch.Tensor]
 _FACTS = "facts"
-_SEPARATOR = "//"  # between the name of a file of a checkpoint and that of a tensor
+_SEPARATOR = "//"  # between the name of a checkpoint's file and the name of a tensor
 
 
 class Order(NamedTuple):
@@ -38,7 +38,7 @@ class Order(NamedTuple):
 
     @classmethod
     def from_bytes(cls, body: Bytes, source: int) -> Order:
-        """Return the order in `body`. Raises WireError for anything else."""
+        """Return the order in `body`. Raises WireError if `body` is not an order."""
         name, arguments = _json(body, source, 2)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise WireError("an order is a name with arguments", source)
@@ -51,7 +51,7 @@ def pack_result(result: Any) -> bytes:
 
 
 def unpack_result(body: Bytes, source: int) -> Any:
-    """Return the result in `body`. Raises WireError for anything else."""
+    """Return the result in `body`. Raises WireError if `body` is not a result."""
     return _json(body, source, 1)[0]
 
 
@@ -81,7 +81,7 @@ def pack_event(event: ShardEvent) -> bytes:
 
 
 def unpack_event(body: Bytes, source: int) -> ShardEvent:
-    """Return the event in `body`, which the shard of rank `source` has sent. Raises WireError for anything else."""
+    """Return the event in `body`, which the shard of rank `source` has sent. Raises WireError if `body` is not an event."""
     kind, *rest = _json(body, source)
     try:
         match kind, rest:
@@ -110,14 +110,14 @@ def unpack_event(body: Bytes, source: int) -> ShardEvent:
 
 
 def pack_files(files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> bytes:
-    """Return tensors by file of a checkpoint, and entries of its manifest, as a safetensors file."""
+    """Return a safetensors file that holds tensors, by file of a checkpoint, and entries of its manifest."""
     tensors = {f"{file}{_SEPARATOR}{name}": value for file, found in files.items() for name, value in found.items()}
     text = torch.frombuffer(bytearray(to_json(dict(facts)).encode()), dtype=torch.uint8)
     return tensorfile.dump({**tensors, _FACTS: text})
 
 
 def unpack_files(body: Bytes, source: int) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Return the tensors and entries in `body`, as `pack_files` has packed them. Raises WireError for anything else."""
+    """Return the tensors and entries in `body`: the inverse of `pack_files`. Raises WireError if `body` is not such a file."""
     try:
         tensors = tensorfile.parse(bytes(body), "a shard's state")
         facts = json.loads(tensors.pop(_FACTS).numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Loop of a shard on a worker: it takes gradients from the workers and orders from the master, in a thread of its own."""
+"""Loop of a shard on another rank than the master: in a thread, it takes gradients from workers and orders from the master."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from psnode.records.timeline import Tracer
 from psnode.tasks.parameter_groups import ParameterGroup
 from psnode.transport.base import Transport
 
-_LONG = 3600.0  # seconds of one wait; the thread waits again
-_EARLIER = 4  # rounds whose learning rates are kept
+_LONG = 3600.0  # seconds of one wait, after which the thread waits again
+_EARLIER = 4  # number of rounds whose learning rates are kept
 
 
 class _Closing:
-    """The event that the worker leaves."""
+    """The event that this rank leaves the job."""
 
 
 class ShardServer:
-    """Server of the groups of which this rank is a root, until `close`.
+    """Server, until `close`, of the groups that have this rank as a root.
 
-    `weights`: the rank's weights at the start, float32, flat in the order of the plan on the host; they are copied.
-    `withdrawn(rank)` is called, in another thread, when no more gradients go to `rank`. A failure is reported to the master.
+    `weights`: the rank's weights at the start, float32, flat in the order of the plan, on the host; they are copied.
+    `withdrawn(rank)` is called in the server's thread when no more gradients go to `rank`. The master gets a report of a failure.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class ShardServer:
             parameter_groups=parameter_groups, own_optimizer=own_optimizer,
         )  # fmt: skip
         self._unfinished: set[int] = set()
-        self._version = step - 1  # of the open round, or of the last one
-        # frames of the next round, which the master has not opened here yet, by sender and group, or -1 for SKIP_STEP
+        self._version = step - 1  # version of the open round, or of the last round
+        # frames of the next round, which the master has not opened here yet; by sender and group, with group -1 for SKIP_STEP
         self._early: dict[tuple[int, int], Frame] = {}
         self._received = 0  # bytes of gradients from other ranks since the last Took
-        # where other shards add the same gradients: the frames of the open round, and the ranks whose frames are no longer taken
+        # if other shards add the same gradients: the frames of the open round, and the ranks whose frames are no longer taken
         self._kept = KeptFrames() if any(len(routes[group].roots) > 1 for group in part.groups) else None
         self._gone: set[int] = set()
         self._withdrawn = withdrawn
@@ -116,7 +116,7 @@ class ShardServer:
             try:
                 while not isinstance(event := self._next(), _Closing):
                     self._handle(event)
-            except (TransportError, RemoteFailureError):  # the worker's main thread ends with the same error
+            except (TransportError, RemoteFailureError):  # the rank's main thread ends with the same error
                 return
             except (Exception, SystemExit) as error:
                 self._link.fail(MASTER, error)
@@ -159,9 +159,9 @@ class ShardServer:
                 self._tell(event)
 
     def _take(self, frame: Frame) -> None:
-        """Offer a gradient, or keep it if its round is not open here yet: frames of different ranks come in any order.
+        """Offer a gradient, or keep it if its round is not open here yet, since frames of different ranks come in any order.
 
-        So is SKIP_STEP taken, after which no more gradients of its sender come in the round.
+        SKIP_STEP is handled in the same way. After it, no more gradients of its sender come in the round.
         """
         gradient = frame.kind is Kind.GRADIENT
         key = frame.sender, frame.group if gradient else -1
@@ -176,7 +176,7 @@ class ShardServer:
             frame.release()
 
     def _offer(self, frame: Frame) -> bool:
-        """Offer a gradient, and keep its frame until the next round opens if it may have to be passed on."""
+        """Offer a gradient. If other shards may need its frame, keep the frame until the next round opens."""
         if self._kept is None or frame.sender == self._link.rank:
             return self._shard.offer(frame)
         taken = self._shard.offer(self._kept.lent(frame))
@@ -185,7 +185,7 @@ class ShardServer:
         return taken
 
     def _take_passed_on(self, frame: Frame) -> None:
-        """Offer the gradient of a lost worker, which the master has from another shard."""
+        """Offer the gradient of a lost worker, which the master has got from another shard."""
         passed_on = wire.unpack(frame.body, job=self._link.job, release=frame.release)
         if passed_on.kind is not Kind.GRADIENT or passed_on.sender not in self._gone:
             raise WireError(f"the master has passed on a {passed_on.kind.name} frame of rank {passed_on.sender}", MASTER)
@@ -193,20 +193,20 @@ class ShardServer:
             frame.release()
 
     def _have(self, rank: int) -> list[int]:
-        """Take no more frames of `rank`, which is lost. Return the groups of its gradient in the open round that came before."""
+        """Take no more frames of the lost `rank`. Return the groups of its gradient in the open round that have already come."""
         self._gone.add(rank)
         for key in [key for key in self._early if key[0] == rank]:
             self._early.pop(key).release()
         return [] if self._kept is None else self._kept.groups(rank)
 
     def _withdraw(self, rank: int) -> None:
-        """Do without `rank`. Gradients of it that came before count."""
+        """Go on without `rank`. Its gradients that have already come count."""
         self._have(rank)
         self._shard.withdraw(rank)
         self._withdrawn(rank)
 
     def _open(self, version: int, first_step: int, steps: int, lr: float) -> None:
-        """Open a round, and take the frames that have come for it."""
+        """Open a round, and take the frames that have already come for it."""
         self._rates[version] = lr
         self._rates.pop(version - _EARLIER, None)
         self._version, self._unfinished = version, set(self._groups)

@@ -1,4 +1,4 @@
-"""Clipping by the global norm in several shards, whose squares the master adds up."""
+"""Clipping by the global norm in several shards. The master adds up the squared norms of the shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.exchange.shard.shard_events import Squares
 
 
 class ToldNorm(GlobalNorm):
-    """Norm of all groups of a run, all of which this shard has. The squared norms of each version are posted by `tell`."""
+    """Norm of all groups of a run, if this shard has all of them. `tell` is called with the squared norms of each version."""
 
     def __init__(self, bound: float, groups: int, tell: Callable[[Squares], None], *, estimated: bool) -> None:
         super().__init__(bound, groups, estimated=estimated)
@@ -24,9 +24,9 @@ class ToldNorm(GlobalNorm):
 
 
 class SharedNorm(GlobalNorm):
-    """Norm of all groups of a run, of which this shard has `groups`.
+    """Norm of all groups of a run, if this shard has only some of them. `groups`: the number of this shard's groups.
 
-    Once all of them are summed, their squared norms are posted by `tell`; `settle` takes the norm of all shards together.
+    When all groups of the shard are summed, `tell` is called with their squared norms. `settle` takes the norm of all shards.
     """
 
     def __init__(self, bound: float, groups: int, tell: Callable[[Squares], None], *, estimated: bool) -> None:
@@ -34,7 +34,7 @@ class SharedNorm(GlobalNorm):
         self._tell = tell
 
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
-        """Take the sum of a group. Return the group itself, clipped, if the norm is estimated; otherwise no group yet."""
+        """Take the sum of a group. With an estimate of the norm, return the clipped sum of this group; otherwise no group."""
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:
             self._found[group] = summed, square
@@ -44,9 +44,9 @@ class SharedNorm(GlobalNorm):
         return {} if estimate is None else self._clipped({group: summed}, estimate)
 
     def settle(self, norm: float, *, counts: bool) -> dict[int, Summed]:
-        """Take the norm of all groups of the run. Return the groups that can be moved now, clipped.
+        """Take the norm of all groups of the run. Return the clipped sums of the groups that can be updated now.
 
-        `counts`: some group of the run has a gradient, so that the norm is an estimate for the next version.
+        `counts`: True if some group of the run has a gradient, so that the norm is an estimate for the next version.
         """
         with self._lock:
             self.norm, found, self._found = norm, self._found, {}
@@ -57,41 +57,41 @@ class SharedNorm(GlobalNorm):
 
 
 def squares_of(found: Mapping[int, tuple[Summed, float]]) -> Squares:
-    """Return the event that all groups of a shard are summed. `found`: their sums and squared norms, by group."""
+    """Return the event that all groups of a shard are summed. `found`: by group, its sum and squared norm."""
     return Squares({index: square for index, (_, square) in found.items()}, any(each.added for each, _ in found.values()))
 
 
 class FoundNorm(NamedTuple):
-    """Norm of all groups of a run. `counts`: some group has a gradient, so that it is an estimate for the next version."""
+    """Norm of all groups of a run. `counts`: True if some group has a gradient, so that the norm can be an estimate."""
 
     norm: float
     counts: bool
 
 
 class NormOfShards:
-    """Sum of the squares of the shards of `ranks`, version after version.
+    """Sum of the squared norms of the shards of `ranks`, for each version.
 
-    `estimates`: shards clip by the norm of the version before. `norm`: L2 norm of the last mean gradient before clipping; None
-    before the first, and without --clip-grad-norm.
+    `estimates`: True if shards clip by the norm of the previous version. `norm`: L2 norm of the last mean gradient before
+    clipping; None before the first version, and without --clip-grad-norm.
     """
 
     def __init__(self, ranks: Iterable[int], *, estimates: bool) -> None:
         self.norm: float | None = None
         self._awaited, self._estimates = set(ranks), estimates
-        self._squares: dict[int, Squares] = {}  # of the open round, by the rank of the shard
+        self._squares: dict[int, Squares] = {}  # squares of the open round, by the rank of the shard
         self._estimate: float | None = None  # the norm of the last version with a gradient
 
     def has(self, rank: int) -> bool:
-        """Return True if the squares of the shard of `rank` have come."""
+        """Return True if the squared norms of the shard of `rank` have come."""
         return rank in self._squares
 
     def add(self, event: Squares, rank: int) -> FoundNorm | None:
-        """Take the squares of the shard of `rank`. Return the norm once those of all shards have come."""
+        """Take the squared norms of the shard of `rank`. Return the norm if those of all shards have come, otherwise None."""
         self._squares[rank] = event
         return self._found()
 
     def withdraw(self, rank: int) -> FoundNorm | None:
-        """Wait no more for the shard of `rank`. Return the norm if those of all others have come."""
+        """Stop waiting for the shard of `rank`. Return the norm if the squared norms of all other shards have come."""
         self._awaited.discard(rank)
         self._squares.pop(rank, None)
         return self._found()
@@ -108,7 +108,7 @@ class NormOfShards:
         return found
 
     def facts(self) -> dict[str, float]:
-        """Return the estimate for the next version, for a checkpoint's manifest, if shards clip by it."""
+        """Return, for a checkpoint's manifest, the estimate for the next version, if shards clip by an estimate."""
         return {GRADIENT_NORM: self._estimate} if self._estimates and self._estimate is not None else {}
 
     def take_up(self, facts: Mapping[str, Any]) -> None:

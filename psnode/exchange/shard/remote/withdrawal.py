@@ -1,4 +1,4 @@
-"""Withdrawal of a lost worker from all shards that add the same gradients, in the middle of a round."""
+"""Withdrawal of a lost worker, in the middle of a round, from all shards that must add the same gradients."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from psnode.protocol.wire import Bytes, Frame
 
 
 class Calls(Protocol):
-    """Calls to shards, see ShardCalls. An answer that is missing is that of a rank which is lost or silent."""
+    """Calls to shards, see ShardCalls. If an answer is missing, its rank is lost or silent."""
 
     @property
     def ranks(self) -> list[int]:
-        """Return the ranks of all shards that are called, ascending."""
+        """The ranks of all shards that are called, ascending."""
 
     def order(self, name: str, to: Sequence[int] | None = None, **arguments: Any) -> int:
-        """Have every shard, or those of the ranks in `to`, call its method `name`."""
+        """Order all shards, or the shards of the ranks in `to`, to call their method `name`. Return the number of the order."""
 
     def ask(self, name: str, seconds: float, *, to: Sequence[int] | None = None, **arguments: Any) -> dict[int, Frame]:
         """Give an order, and return the answers by rank."""
@@ -28,14 +28,15 @@ class Calls(Protocol):
         """Give an order, and return the results by rank."""
 
     def pass_on(self, frame: Bytes, to: Sequence[int]) -> None:
-        """Send the gradient frame of a lost worker to the shards of `to`."""
+        """Send the sealed gradient frame of a lost worker to the shards of the ranks in `to`."""
 
 
 def withdraw_from_all(calls: Calls, rank: int, job: int, seconds: float, *, is_open: bool) -> None:
-    """Have all shards do without the worker `rank`, whose gradients count in the open round at all of them or at none, by group.
+    """Make all shards go on without the worker `rank`. By group, all shards or no shard count its gradient in the open round.
 
-    `is_open`: some shard has an open group. `seconds`: the longest wait for an answer. Raises WireError for one that cannot be
-    true. All messages behind the answers come from the master, in this order: no loss can part the shards any more.
+    `is_open`: True if some shard has an open group. `seconds`: the longest wait for an answer. Raises WireError for an answer
+    that cannot be true. After the answers only the master sends messages about `rank` to the shards, in the same order to all. So
+    a further loss cannot make the shards differ.
     """
     if is_open:
         for frame, lacking in _flushed(calls, rank, job, seconds):
@@ -44,7 +45,7 @@ def withdraw_from_all(calls: Calls, rank: int, job: int, seconds: float, *, is_o
 
 
 def _flushed(calls: Calls, rank: int, job: int, seconds: float) -> list[tuple[Bytes, list[int]]]:
-    """Return the gradient frames of `rank` that only some shards have, each with the ranks of the others."""
+    """Return the gradient frames of `rank` that only some shards have, each with the ranks that lack the frame."""
     asked = calls.ranks
     flush = Flush(asked)
     for other, groups in calls.results("have", seconds, rank=rank).items():
