@@ -4,8 +4,8 @@ Train a task of your own, with a master and two workers as threads of this proce
 
     psnode.run(MyTask(), psnode.Config(max_steps=100, local=2))
 
-For a training loop of your own, in an MPI job, see psnode.session. How long its steps will take is predicted by psnode.plan. For
-the codecs alone, see psnode.codecs.
+For a training loop of your own in an MPI job, see psnode.session. psnode.plan predicts how long the steps of such a loop take. To
+use only the codecs, see psnode.codecs.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def run(task: Task, config: Config) -> int:
 
 
 def rank() -> int:
-    """Return this process's rank in its MPI job: 0 for the master, from 1 on for workers. MPI need not have been started.
+    """Return this process's rank in its MPI job: 0 for the master, 1 or more for workers. MPI need not have been started.
 
-    A program that is started without mpirun has rank 1, since it is the one worker of its session.
+    A program that is started without mpirun has rank 1, since it is the only worker of its session.
     """
     from psnode.transport.mpi.environment import place
 
@@ -64,7 +64,7 @@ def session(
 ) -> Session:
     """Return a session in which the program's own loop trains `model` on the parameter server (docs/own-loop.md).
 
-    `settings` are the settings of `psnode train`: scheme="topk:ratio=0.01", optimizer="sgd", lr=0.1, max_steps=1000, ... Raises
+    `settings` are those of `psnode train`: scheme="topk:ratio=0.01", optimizer="sgd", lr=0.1, max_steps=1000, ... Raises
     ConfigurationError.
     """
     from psnode.jobs.sessions.session import Session
@@ -96,14 +96,15 @@ def plan(
 ) -> OwnModelPlan:
     """Predict the steps of a session that trains `model` on `workers` workers, and say whether to compress (docs/planning.md).
 
-    `loss(model, batch)` returns the mean loss of a batch, a tensor of one number; the pair that Task.loss returns is taken too.
-    `rate`: of every host's link, such as "100mbit", None if links cost no time, or several of these. `schemes`: texts as those of
-    `psnode plan --scheme`, by default qsgd and topk. `round_trip`: of a message, in milliseconds. `burst`: kilobytes that a link
-    carries at once after a pause. `cores`: those of every host, by default of this one. `one_machine`: all ranks share them.
-    `progress` is called with a line before each part of the measurement. `settings` are those of `psnode train`.
+    `loss(model, batch)` returns the mean loss of a batch, a tensor of one number; it may also return a pair, as Task.loss does.
+    `rate`: the rate of each host's link, such as "100mbit"; None: links cost no time; or a sequence of such values. `schemes`: as
+    in `psnode plan --scheme`, by default qsgd and topk. `round_trip`: milliseconds of a message's round trip. `burst`: kilobytes
+    that a link carries immediately after a pause. `cores`: the cores of each host, by default as many as this host has.
+    `one_machine`: all ranks share these cores. `progress` is called with a line before each part of the measurement. `settings`
+    are those of `psnode train`.
 
-    The passes are measured on copies, on the device of the model. The model, its gradients, the random generators, the number of
-    torch's threads and a process group are as before, also after an error. Raises ConfigurationError.
+    The passes are measured on copies, on the device of the model. The call does not change the model, its gradients, the random
+    generators, torch's number of threads or a process group, even if it fails. Raises ConfigurationError.
     """
     from psnode.jobs.planning.own_model import plan_own_model
 
@@ -124,7 +125,7 @@ def plan(
 
 
 def __getattr__(name: str) -> Any:
-    """Import `name` at its first use, so that `import psnode` alone loads no other module of psnode."""
+    """Import `name` at its first use, so that `import psnode` loads no other module of psnode."""
     if name not in _HOMES:
         raise AttributeError(f"module 'psnode' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,6 +1,6 @@
-"""Exceptions that psnode raises on purpose, and their exit codes. RemoteFailureError is in protocol/channel.py.
+"""Exceptions that psnode raises on purpose, and their exit codes. One more, RemoteFailureError, is in protocol/channel.py.
 
-    PsnodeError                         1   a bug in psnode, when nothing below fits
+    PsnodeError                         1   a bug in psnode, when no class below fits
     ├── ConfigurationError              2   a setting is unknown, out of range or contradicts another
     ├── CodecError
     │   ├── CodecSpecError              2   a codec's name or parameter cannot be accepted
@@ -8,11 +8,11 @@
     │   ├── CodecValueError             1   an argument of the wrong shape or size (a ValueError too)
     │   ├── PayloadError                1   bytes that are not a valid payload
     │   └── NonFiniteGradientError      4   NaN or infinity where a gradient was expected
-    │       └── NonFinitePartError          in a worker's gradient; its residuals are unchanged
+    │       └── NonFinitePartError          NaN or infinity in a worker's gradient; the worker's residuals are unchanged
     ├── WireError                       1   bytes that are not a valid frame of this job
-    │   ├── TruncatedFrameError             shorter or longer than its header says
-    │   ├── AlteredFrameError               checksum differs
-    │   └── ForeignFrameError               other protocol, version or job
+    │   ├── TruncatedFrameError             a frame is shorter or longer than its header says
+    │   ├── AlteredFrameError               a frame's checksum is wrong
+    │   └── ForeignFrameError               a frame of another protocol, version or job
     ├── NormError                       1   a gradient whose norm is above the accepted bound
     ├── DeviceError                     1   a device has failed or has too little memory
     ├── TransportError
@@ -22,7 +22,7 @@
     ├── CheckpointError                 5   a checkpoint cannot be read or written, or belongs to another run
     ├── DivergedError                   4   the loss is not finite, or replicas differ
     │   └── NonFiniteLossError              NaN or infinity where a worker expected its loss
-    └── StoppedError                   75   stopped before the first step; start again. 130 if by Ctrl-C
+    └── StoppedError                   75   stopped before this start took a step; start again; 130 if by Ctrl-C
 
 A message is one line that names the fault and the remedy; details are attributes.
 """
@@ -36,14 +36,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _TRAIN = ("torch", "torchvision", "PIL", "safetensors", "tensorboard")
-_EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "mpi4py": "mpi"}  # by module, the extra that installs its package
+_EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "mpi4py": "mpi"}  # the extra that installs a module's package, by module
 
 
 def installing(extra: str) -> str:
     """Return the command that installs the optional dependencies `extra`, depending on the way in which psnode was installed.
 
-    If pip recorded the file of a wheel that still exists, the command names that file; for any other wheel, it names the packages
-    themselves; otherwise it names the clone. It never names psnode alone, since psnode is not published as a package.
+    If pip recorded a wheel's file that still exists, the command names this file. For any other wheel, the command names the
+    packages themselves. Otherwise it names the clone. It never names only psnode, since psnode is not published as a package.
     """
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlparse
@@ -71,7 +71,7 @@ def lacking(error: ModuleNotFoundError) -> str:
 
 
 class PsnodeError(Exception):
-    """Root of all errors of psnode. The process ends with `exit_code` if the error is not caught."""
+    """Base class of all errors of psnode. The process ends with `exit_code` if the error is not caught."""
 
     exit_code = 1
 
@@ -83,7 +83,7 @@ class ConfigurationError(PsnodeError):
 
 
 class CodecError(PsnodeError):
-    """Root of everything a codec raises."""
+    """Base class of all errors that a codec raises."""
 
 
 class CodecSpecError(CodecError, ConfigurationError):
@@ -118,7 +118,7 @@ class NonFinitePartError(NonFiniteGradientError):
 
 
 class WireError(PsnodeError):
-    """Bytes that are not a valid frame of this job; `source` is the rank they came from, if known."""
+    """Bytes that are not a valid frame of this job; `source` is the rank that sent them, if known."""
 
     def __init__(self, message: str, source: int | None = None) -> None:
         super().__init__(message if source is None else f"{message} (from rank {source})")
@@ -126,11 +126,11 @@ class WireError(PsnodeError):
 
 
 class TruncatedFrameError(WireError):
-    """A frame whose length differs from the one in its header."""
+    """A frame whose length differs from the length in its header."""
 
 
 class AlteredFrameError(WireError):
-    """A frame whose checksum differs from its contents."""
+    """A frame whose checksum does not match its contents."""
 
 
 class ForeignFrameError(WireError):
@@ -138,9 +138,9 @@ class ForeignFrameError(WireError):
 
 
 class NormError(PsnodeError):
-    """The gradient of `rank` in `step` has a norm above the accepted `bound`. Its largest part is in `group`.
+    """The gradient of `rank` in `step` has a norm above the accepted `bound`. `group` holds the gradient's largest part.
 
-    `factor`: the fraction of the gradient that is used all the same; 0 if the gradient is refused.
+    `factor`: the fraction of the gradient that is used nevertheless; 0 if the gradient is refused.
     """
 
     def __init__(self, rank: int, step: int, group: int, norm: float, bound: float, factor: float = 0.0) -> None:
@@ -157,7 +157,7 @@ class DeviceError(PsnodeError):
 
 
 class TransportError(PsnodeError):
-    """Root of everything a transport raises."""
+    """Base class of all errors that a transport raises."""
 
     exit_code = 3
 
@@ -175,7 +175,7 @@ class MissingRanksError(TransportError):
 
 
 class DeadlineExceededError(TransportError):
-    """A wait ended without the message it waited for."""
+    """A wait ended before the expected message arrived."""
 
 
 class PeerLostError(TransportError):
@@ -209,7 +209,7 @@ class NonFiniteLossError(DivergedError):
 
 
 class StoppedError(PsnodeError):
-    """The run was stopped by signal `reason`. It continues from `step` with --resume; if `step` is 0, nothing was saved yet."""
+    """The run was stopped by signal `reason`. With --resume it continues from `step`; if `step` is 0, nothing was saved yet."""
 
     exit_code = 75
 
@@ -229,7 +229,7 @@ _PYTHON = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")), *_S
 def location(error: BaseException) -> str:
     """Return the place at which `error` was raised, such as `task.py:12 in batch`; "" without a traceback.
 
-    This is the innermost frame outside psnode and the libraries, or the innermost of all if every frame is in these.
+    The place is the innermost frame outside psnode and the libraries, or the innermost of all frames if none is outside.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<", *_PYTHON))] or frames

@@ -43,8 +43,8 @@ from psnode.tasks.loading import make_task
 
 _LOG = logging.getLogger(__name__)
 
-_STOPPED = 75  # exit code in summary.json of a run that is to be continued
-_ATTEMPTS = 3  # attempts to read a checkpoint that looks broken, since a network file system may lag
+_STOPPED = 75  # exit code in summary.json of a stopped run, which can be continued
+_ATTEMPTS = 3  # attempts to read a checkpoint that looks broken, since a network file system may show new files late
 
 
 def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: int, device: torch.device) -> Evaluation:
@@ -102,7 +102,7 @@ class Evaluator:
         self._failures: dict[str, int] = {}
 
     def pending(self) -> list[Path]:
-        """Return the checkpoints of the run's branch that are neither evaluated nor known to be broken, oldest first."""
+        """Return the checkpoints of the run's branch that are not evaluated yet and not known to be broken, oldest first."""
         return [
             path
             for path in self._look()
@@ -124,7 +124,7 @@ class Evaluator:
         return found
 
     def measure(self, path: Path) -> Evaluation:
-        """Evaluate the checkpoint at `path`. Record the result if the checkpoint is in this run's branch and not evaluated yet.
+        """Evaluate the checkpoint at `path`. Record the result if the checkpoint is in this run's branch and not recorded yet.
 
         Raises CheckpointError if the checkpoint is broken or does not fit the model, or if the result cannot be written.
         """
@@ -173,7 +173,7 @@ class Evaluator:
         return any(count >= _ATTEMPTS for count in self._failures.values())
 
     def close(self) -> None:
-        """Have the loggers write their remaining records, and end them."""
+        """Make the loggers write their remaining records, and end the loggers."""
         self._loggers.end()
 
 
@@ -190,16 +190,17 @@ def follow(
     trust_run: bool = False,
     ema: bool = False,
 ) -> int:
-    """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended, and return the exit code.
+    """Evaluate the checkpoints of the run in `train_dir` as they appear, until the run has ended. Return the exit code.
 
     `checkpoint`: evaluate only this checkpoint, given by its step or path. `once`: evaluate only the checkpoints that exist now.
     `ema`: evaluate the moving averages of the weights. `interval`: seconds between checks.
 
-    `patience`: the seconds to wait for a run that has not begun, for a stopped run (exit code 75) to be continued, and for a run
-    that has not ended but writes nothing.
+    `patience`: the seconds to wait for a run that has not begun, for a stopped run (exit code 75) that may be continued, and for
+    a run that has not ended but writes nothing.
 
-    `task`: the instance that a program passed to psnode.run, or FILE|MODULE as in --task, whose code is executed. A task or
-    loggers that only the run's record names are executed only with `trust_run`; a codec file that the record names never is.
+    `task`: the instance that a program passed to psnode.run, or FILE|MODULE as in --task, whose code is executed. If only the
+    run's record names a task or loggers, their code is executed only with `trust_run`. A codec file that the record names is
+    never executed.
 
     The exit code is 0, or 5 if a checkpoint could not be read. Raises ConfigurationError, CheckpointError and
     DeadlineExceededError.
@@ -235,7 +236,7 @@ def follow(
 
 
 def _without_recorded_loggers(config: Config) -> Config:
-    """Return `config` without loggers from files. Only the run's record names their code; evaluations do not need them."""
+    """Return `config` without loggers from files: only the run's record names their code, and evaluations do not need them."""
     left_out = [name for name in config.log_to if names_logger_file([name])]
     if left_out:
         _LOG.warning(
@@ -246,7 +247,7 @@ def _without_recorded_loggers(config: Config) -> Config:
 
 
 def _loggers(config: Config) -> dict[str, Callable[[], Logger]]:
-    """Return functions that make the run's loggers, by name. If a logger is unavailable, warn and return an empty dict."""
+    """Return functions that make the run's loggers, by name. If any logger is unavailable, warn and return an empty dict."""
     try:
         return chosen(config)
     except ConfigurationError as error:
@@ -255,7 +256,7 @@ def _loggers(config: Config) -> dict[str, Callable[[], Logger]]:
 
 
 def _written(train_dir: Path) -> int:
-    """Return the length of the run's metrics.jsonl in bytes, 0 if it cannot be read."""
+    """Return the length of the run's metrics.jsonl in bytes, or 0 if the file cannot be read."""
     try:
         return (train_dir / METRICS).stat().st_size
     except OSError:
@@ -263,7 +264,7 @@ def _written(train_dir: Path) -> int:
 
 
 def _await_run(train_dir: Path, patience: float, interval: float) -> None:
-    """Wait until the run's config.json can be read. Raise the error of reading it after `patience` seconds."""
+    """Wait until the run's config.json can be read. After `patience` seconds, raise the ConfigurationError of reading it."""
     end, told = time.monotonic() + patience, False
     while True:
         try:

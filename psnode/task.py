@@ -1,6 +1,6 @@
 """Task, the only class that users write for their own model and data.
 
-The networks and data sets that come with psnode are a Task too (`psnode.tasks.classification`).
+The networks and data sets that psnode includes form a Task too (`psnode.tasks.classification`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from psnode.config.schedules import OwnRate
 
-# A batch is any value that Data.batch returns and the Task's own methods understand; tensors inside tuples, lists and dicts are
+# A batch is any value that Data.batch returns and the Task's own methods understand. Tensors inside tuples, lists and dicts are
 # moved to the training device.
 Batch = Any
 
@@ -41,8 +41,8 @@ class Data(Protocol):
     def batch(self, indices: npt.NDArray[np.int64], rng: np.random.Generator | None) -> Batch:
         """Return the examples at `indices` (1-D, values in 0..len-1), collated on the CPU.
 
-        `rng` drives augmentation and is None in evaluation. The same indices and an equally seeded rng must give the same batch;
-        otherwise a resumed run is not exact. Called from a background thread, one call at a time.
+        `rng` supplies the random numbers of augmentation, and is None in evaluation. The same indices and an rng with the same
+        seed must give the same batch; otherwise a resumed run is not exact. A background thread makes the calls, one at a time.
         """
         ...
 
@@ -64,28 +64,28 @@ class Task(ABC):
     def train_data(self) -> Any:
         """Return the training examples, which are dealt among the workers. They must be the same on every rank.
 
-        The result may be a Data, a map-style or iterable data set of torch or Hugging Face, or a DataLoader over such a data set
+        The result may be a Data, a map-style or iterable data set of torch or Hugging Face, or a DataLoader of such a data set
         (docs/data.md).
         """
 
     @abstractmethod
     def eval_data(self) -> Any:
-        """Return the examples for the evaluator, which alone calls this. Types are as in `train_data`, except iterables."""
+        """Return the examples for the evaluator, the only caller. The types are those of `train_data`, except iterables."""
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """Return the mean loss of `batch`, a float32 scalar tensor with a graph, and the outputs that `metrics` gets."""
+        """Return the mean loss of `batch`, a float32 scalar tensor with a graph, and the outputs that `metrics` receives."""
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, float]:
-        """Return SUMS over the batch by name, e.g. {"top1": number right}. psnode divides them by the `size` of the batches."""
+        """Return SUMS over the batch, by name, e.g. {"top1": number right}. psnode divides them by the `size` of the batches."""
         return {}
 
     def statistics(self, model: torch.nn.Module) -> dict[str, str]:
         """Return the names of the buffers of `model` that depend on a worker's own data, each with "mean" or "max".
 
-        A checkpoint combines the workers' values of such a buffer by that rule. By default these are the buffers of torch's batch
-        and instance norms and of its quantisation observers. Extend the result if your own modules keep running statistics. All
-        other buffers in the state dict must be the same on every worker.
+        A checkpoint holds the mean or the maximum of the workers' values of such a buffer. The default result names the buffers
+        of torch's batch and instance norms and of its quantisation observers. Extend the result if your own modules keep running
+        statistics. All other buffers in the state dict must be the same on every worker.
         """
         from psnode.tasks.model_tensors import batch_statistics
 
@@ -94,8 +94,8 @@ class Task(ABC):
     def constrain(self, model: torch.nn.Module) -> None:  # noqa: B027  # a task without a constraint has nothing to write
         """Enforce constraints on the trainable weights of `model`, e.g. clamp them or bound their norms.
 
-        Called only on the master, without gradients, after each update of all weights; workers receive the result. A model whose
-        forward pass writes its own weights is refused; move such writes to this method.
+        Only the master calls this method, without gradients, after each update of all weights; workers receive the result. A
+        model whose forward pass writes its own weights is refused; move such writes to this method.
         """
 
     def parameter_groups(self, model: torch.nn.Module) -> Sequence[Mapping[str, Any]]:
@@ -103,12 +103,12 @@ class Task(ABC):
 
         "params" are parameters of `model` or their names. The settings that a group may override are lr (or lr_factor, which
         multiplies the run's learning rate), weight_decay, momentum, nesterov, betas, beta2 and eps. Every trained parameter must
-        be in one group. Without groups, all parameters follow the run's settings. Called only where weights are updated.
+        be in one group. Without groups, all parameters follow the run's settings. Only ranks that update weights call this.
         """
         return []
 
     def optimizer(self, name: str, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-        """Return the optimizer of one trained tensor, with --optimizer task. Called for each tensor where it is updated.
+        """Return the optimizer of one trained tensor, with --optimizer task. The rank that updates the tensor calls this.
 
         In each step the optimizer's learning rate is multiplied by the schedule's value divided by --lr.
         """
@@ -122,9 +122,9 @@ class Task(ABC):
     def learning_rate(self, step: int, *, lr: float, steps_per_epoch: int, total_steps: int) -> float:
         """Return the learning rate at `step`, counted from 0, with --lr-schedule task.
 
-        This must be a pure function and the same on every rank. `lr` is --lr, `total_steps` the steps of the complete run. If a
-        run continues with another number of workers, `step` and `total_steps` are counted as if the run had always had this
-        number. A warm-up (--warmup-steps) is applied in addition.
+        This must be a pure function and the same on every rank. `lr` is --lr, and `total_steps` the number of steps of the
+        complete run. If a run continues with another number of workers, `step` and `total_steps` are counted as if the run had
+        always had this number. A warm-up (--warmup-steps) is applied in addition.
         """
         raise NotImplementedError
 
@@ -135,7 +135,7 @@ class Task(ABC):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """The number of steps in an epoch, for any number of workers; None: as many as the number of examples allows."""
+        """The number of steps in an epoch, for any number of workers; None: it follows from the number of examples."""
         return None
 
     @property
@@ -145,15 +145,15 @@ class Task(ABC):
 
     @abstractmethod
     def size(self, batch: Batch) -> int:
-        """Return the number of examples (or tokens, ...) in `batch`: the loss is their mean, and `metrics` are their sums."""
+        """Return the number of examples (or tokens, ...) in `batch`: the loss is the mean over them, and `metrics` are sums."""
 
 
 def load_task(spec: str, options: Mapping[str, str] | None = None) -> Task:
     """Return the Task that `spec` names, constructed with `options`.
 
     `spec` is path/to/task.py or package.module, followed by :Name if the file or module defines several Task classes. The file's
-    directory, or the current directory for a module, is added to the end of sys.path, so that the code can import its
-    neighbours. Raises ConfigurationError that names the missing file or class, or the error that the code raised.
+    directory, or the current directory for a module, is added to the end of sys.path, so that the code can import modules next
+    to it. Raises ConfigurationError that names the missing file or class, or the error that the code raised.
     """
     source, _, name = spec.partition(":")
     module = import_file(Path(source), "task") if names_file(source) else _import_module(source)
