@@ -75,7 +75,7 @@ def evaluate(task: Task, model: nn.Module, data: Data, step: int, batch_size: in
 
 
 class Evaluator:
-    """Evaluates checkpoints of the run in `train_dir` and appends the results to its evaluations.jsonl.
+    """Evaluates checkpoints of the run in `train_dir` and appends the results to the run's evaluations.jsonl.
 
     With `ema`, evaluates the moving averages of the weights and writes to evaluations-ema.jsonl.
     """

@@ -116,7 +116,7 @@ class EarlyFrames:
 
     @property
     def ended(self) -> bool:
-        """True if the newest of `others` closes the job's last version. Later frames are then not for the reader of weights."""
+        """True if the newest of `others` closes the job's last version. Later frames are then for other code."""
         return bool(self._others) and Flag.STOP in self._others[-1].flags
 
     def other(self) -> Frame | None:

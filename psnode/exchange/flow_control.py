@@ -26,7 +26,7 @@ def limit_of(weights: int) -> int:
 class Hold:
     """Hold on a rank: `version` and later versions are not sent to it.
 
-    `unused`: the groups that were not used of the rank's gradient on the weights of `version` - 1.
+    `unused`: the groups for which the rank's gradient, computed on `version` - 1, was not used.
     """
 
     version: int

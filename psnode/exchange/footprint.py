@@ -31,7 +31,7 @@ class Use(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Memory use of the master, of each worker and of each other server. `vector`: the bytes of the model's trained weights."""
+    """Memory use of the master, each worker and each server other than the master. `vector`: bytes of the trained weights."""
 
     vector: int
     master: tuple[Use, ...]

@@ -37,7 +37,7 @@ class GradientSource(Laid, Protocol):
         """Leave the gradients of these parameters on the device."""
 
     def clear(self) -> None:
-        """Release the gradient, which was sent."""
+        """Release the gradient after it has been sent."""
 
 
 class Gradients:

@@ -37,8 +37,8 @@ class SegmentCoder:
     """Coder of one segment, with its codec, feedback rule and memories.
 
     With refit=k a codec codes the first of every k rounds unfitted. Then it is fitted to the coded values, and codes the next
-    k - 1 rounds in the fitted form. During the warm-up it is not fitted. `memory`: returns the vector, in plan order, of the
-    memory with a given name, of which the segment uses its slice; None: the segment has arrays of its own.
+    k - 1 rounds in the fitted form. During the warm-up it is not fitted. `memory`: returns, by name of a memory, a vector in
+    plan order, of which the segment uses its slice; None: the segment has arrays of its own.
     """
 
     def __init__(self, coding: SegmentCoding, *, memory: Callable[[str], Floats] | None = None) -> None:
@@ -72,7 +72,7 @@ class SegmentCoder:
 
     @property
     def forgone(self) -> str | None:
-        """Name of the memory in which the run's rule keeps the coding error, if this segment has no such memory; else None.
+        """Name of the memory in which the run's rule keeps the coding error, or None if this segment has a memory for it.
 
         A segment that travels uncompressed has no such memory.
         """

@@ -23,7 +23,7 @@ class PlanPart:
 
     @property
     def groups(self) -> dict[int, Group]:
-        """The groups, by their numbers in the whole plan. Their coordinates are those of the part's vector."""
+        """The groups, by their numbers in the whole plan. Their coordinates count in the part's vector."""
         return {group.index: group for group in self.own.groups}
 
     @property

@@ -166,7 +166,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, seconds: float = 5.0) -> None:
-        """Wait at most `seconds` for the sends in progress, and leave. Further calls do nothing."""
+        """Wait at most `seconds` for the sends in progress, and leave the group of ranks. Further calls do nothing."""
 
     def poll(self, tag: int) -> Arrival | None:
         """Return the next message with `tag`, or None. For callers that post no events, since other events are skipped."""

@@ -41,7 +41,7 @@ def mesh(layout: Layout, plan: Plan) -> tuple[Route, ...]:
 
 
 def mesh_with_master(layout: Layout, plan: Plan) -> tuple[Route, ...]:
-    """Return the routes of a mesh, by group. The master is a root too, of groups with twice the total size of a worker's.
+    """Return the routes of a mesh, by group. The master is a root too; its groups have twice the total size of a worker's.
 
     The master computes no gradient. If weights take as many bytes as gradients, its link then carries as many bytes as that of a
     worker. In general, for n workers and k servers without a worker, the load of the busiest link is least if such a server has
@@ -95,7 +95,7 @@ def routes_of(layout: Layout, plan: Plan, topology: str = "star") -> tuple[Route
     return _TOPOLOGIES[topology.rstrip(digits)](layout, plan)
 
 
-COMPARED = (_STAR, _STAR_WITH_TREE, _MESH, _MESH_WITH_MASTER, _GATHER)  # the default; all have one rank besides the workers
+COMPARED = (_STAR, _STAR_WITH_TREE, _MESH, _MESH_WITH_MASTER, _GATHER)  # by default; all have one rank besides the workers
 
 
 def is_central(topology: str) -> bool:

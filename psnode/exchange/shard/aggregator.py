@@ -31,7 +31,7 @@ class Aggregator(ABC):
         """Add one worker's payload of a segment, times `weight`, to the segment's flat accumulator `out`, which begins with 0."""
 
     def add_measured(self, codec: Codec, payload: Payload, measured: Measured, out: Floats, weight: float = 1.0) -> None:
-        """Add a measured payload. This is like `add`, but does not check the payload again if this is possible."""
+        """Add a measured payload. This is like `add`, but avoids a second check of the payload where possible."""
         self.add(codec, payload, out, weight)
 
     @abstractmethod

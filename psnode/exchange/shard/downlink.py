@@ -44,7 +44,7 @@ class HostMover:
 
     def __init__(self, x: Floats, y: Floats, largest: int) -> None:
         self._x, self._y, self._largest = x, y, largest
-        self._scratch: list[Floats] = []  # buffers for a change, one per thread that has run simultaneously
+        self._scratch: list[Floats] = []  # buffers for a change, as many as threads have run simultaneously
 
     def move(self, segment: Segment, codec: Codec, key: Key, out: Bytes) -> Payload:
         scratch = self._scratch.pop() if self._scratch else np.empty(self._largest, np.float32)

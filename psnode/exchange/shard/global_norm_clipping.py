@@ -56,8 +56,8 @@ class GlobalNorm:
     def offer(self, group: int, gradient: Floats, summed: Summed) -> dict[int, Summed]:
         """Take the sum of a group. Return the clipped sums of the groups that can be updated now.
 
-        With an estimate this is the group itself. Otherwise these are all groups when the last group has come, and no group
-        before.
+        With an estimate this is only the group itself. Without an estimate these are all groups if the last group has come,
+        otherwise no groups.
         """
         square = summed.factor**2 * inner_products(gradient, gradient)[1]
         with self._lock:

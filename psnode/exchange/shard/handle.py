@@ -59,7 +59,7 @@ class RoundsHandle(Protocol):
         """True if a worker that was withdrawn may take part again when it has the whole weights."""
 
     def take(self, frame: Frame) -> object:
-        """Return the event in a frame from a shard on another rank; None if it needs no action, as a late ANSWER frame."""
+        """Return the event in a frame from a shard on another rank; None if it needs no action, such as a late ANSWER."""
 
     def note_squares(self, event: Squares) -> None:
         """Take the squared norms of the groups of the shard on this rank. This shard has only some of the groups."""

@@ -301,8 +301,8 @@ class Reduction:
     def _take(self, group: Group) -> tuple[tuple[AddedGradient, ...], float, frozenset[int], bool]:
         """Complete the group's sum, and reset its records for the next round.
 
-        Returns the gradients in the sum, the number for which they count, the tensors that all of them lack, and whether the
-        sum is finite.
+        Returns the gradients in the sum, the number of gradients as which they count, the tensors that all of them lack, and
+        True if the sum is finite.
         """
         added, self._added[group.index] = tuple(self._added[group.index]), []
         counts, self._counts[group.index] = self._counts[group.index], []

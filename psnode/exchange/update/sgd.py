@@ -1,7 +1,7 @@
 """Stochastic gradient descent on the master in one pass over memory.
 
-torch's SGD makes a pass for every term. In addition, the mean needs a pass before, and clearing the accumulator a pass after
-it. At 45 MB a pass, these passes are a large part of a step's processor time.
+torch's SGD makes a pass for every term. The mean and the clearing of the accumulator take two more passes. At 45 MB a
+pass, all these passes are a large part of a step's processor time.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Pace:
 
     Idle without a listener: sleep for IDLE_FIRST, rising to IDLE_LAST. Idle with a listener: listen for LISTEN seconds at a time.
     After a sound without a complete message, sleep for IDLE_FIRST, so that a slow link does not wake the thread for each packet.
-    On some networks messages do not wake the listener. Each of them lowers the trust in listening, and each sound raises it.
-    Below TRUST_ENOUGH, sleeps are as short as without a listener, but the thread still listens during the longest of them.
+    On some networks messages do not wake the listener. Each such message lowers the trust in listening; each sound raises it.
+    Below TRUST_ENOUGH, sleeps are as short as without a listener, but the thread still listens during the longest sleeps.
     """
 
     def __init__(self, ears: bool) -> None:

@@ -40,8 +40,8 @@ class Window:
     """Returns, when called, the number of pieces from one rank that are received simultaneously.
 
     If the round trip is short, two pieces keep a link busy, and with more pieces in transit TCP would divide links unevenly
-    (`piece_size`). If the round trip is long, the pieces of two round trips are in transit too, since every piece is first
-    announced and then requested. `look`: returns the longest round trip in seconds. `clock`: returns seconds.
+    (`piece_size`). For a long round trip, the pieces that a link carries in two round trips are added, since every piece is
+    first announced and then requested. `look`: returns the longest round trip in seconds. `clock`: returns seconds.
     """
 
     def __init__(

@@ -222,7 +222,7 @@ class DistributedShard:
 
     @property
     def idle(self) -> frozenset[int]:
-        """All ranks, since this property is used between rounds."""
+        """All ranks, since this property is only used between rounds."""
         return self._ranks
 
     @property

@@ -1,4 +1,4 @@
-"""Decision about the gradients of a lost rank if shards must add the same gradients, but only some of them have these.
+"""Decision about the gradients of a lost rank, if shards must add the same gradients but only some shards have them.
 
 The lost rank may have sent its gradient of a group only to some shards, and these may have closed the group with the gradient.
 So the master asks every shard which gradients of this rank it has, and after its answer a shard takes no more of them. A gradient

@@ -18,7 +18,7 @@ HAS_A_PART = "which has a part of the weights and of the optimizer's memory"
 class ShardCalls:
     """Calls over `link` to the shards of `ranks`, which carry out orders one after another.
 
-    `needs_all`: True if the run cannot go on if any of these ranks is lost. Otherwise a call does not wait for a lost or silent
+    `needs_all`: True if the run ends when any of these ranks is lost. Otherwise a call does not wait for a lost or silent
     rank, and leaves the loss in the inbox for the master's loop. If a rank has not answered a call without patience, later calls
     do not wait for it before it is `heard` again, since several ranks may have fallen silent together.
     """
