@@ -1,4 +1,4 @@
-"""The configuration of a run: its fields, where their values come from, schemes and schedules."""
+"""The configuration of a run: its fields, the sources of their values, schemes and schedules."""
 
 from psnode.config.train_settings import Config, settings
 

@@ -17,7 +17,7 @@ def amount(nbytes: float) -> str:
 
 
 def proportion(number: float) -> str:
-    """Return a number as text with three significant digits, or all digits before the point if it is large."""
+    """Return a number as text with three significant digits, or with all digits before the decimal point if it is large."""
     return f"{number:,.{2 if number < 10 else 1 if number < 100 else 0}f}"
 
 
@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a step's duration, given in seconds, as text: in milliseconds, from 10 s on in seconds."""
+    """Return a step's duration, given in seconds, as text: in milliseconds below 10 s, otherwise in seconds."""
     return f"{proportion(1e3 * seconds)} ms" if seconds < 10 else f"{seconds:,.1f} s"
 
 

@@ -1,4 +1,4 @@
-"""Differences between the settings of a run and those with which it is resumed."""
+"""Differences between the recorded settings of a run and the settings with which the run is resumed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from psnode.config.train_settings import Config, plain, settings
 
 
 def resume_conflicts(config: Config, saved: Config) -> list[str]:
-    """Return one line for every changed setting that must stay the same when a run is resumed, because it defines the job."""
+    """Return one line for every changed setting that defines the job, and so must stay the same when a run is resumed."""
     return [line for setting, line in _changes(config, saved) if not setting.rules.free and not setting.rules.replans]
 
 

@@ -1,4 +1,4 @@
-"""The name of a run's coding, for lines and tables: its scheme's, or the spec of a codec that has replaced the scheme's own."""
+"""The name of a run's coding, for lines and tables: the scheme's name, or the spec of a codec that replaces the scheme's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from psnode.errors import PsnodeError
 def coding_name(scheme: str, codec: str | None, *, replaced: bool) -> str:
     """Return the name of the coding by `codec`, the full spec of a run's codec, under `scheme`, the name in the run's record.
 
-    This is the scheme's name if the codec is the scheme's own; settings that differ are added, as in dgc:ratio=0.01. If another
-    codec has replaced it (`replaced`: --codec was given), this is a short spec of that codec. No codec (None), or a scheme that
-    this version does not know, gives the scheme's name. No file and no package is imported.
+    The name is the scheme's if the codec is the scheme's own; settings that differ are added, as in dgc:ratio=0.01. If the codec
+    has other stages, or if --codec was given (`replaced`), the name is a short spec of the codec. If `codec` is None, or if this
+    version does not know the scheme, the name is the scheme's. This function imports no file and no package.
     """
     own = SCHEMES.get(scheme)
     if own is None or not codec:
@@ -36,7 +36,7 @@ def coding_name(scheme: str, codec: str | None, *, replaced: bool) -> str:
 
 
 def is_replaced(scheme: str, codec: Codec) -> bool:
-    """Return True if `codec` has not the stages of the scheme's own codec. The codec of an unknown scheme is its own."""
+    """Return True if `codec` differs in its stages from the scheme's own codec; False if the scheme is unknown."""
     own = SCHEMES.get(scheme)
     return own is not None and _form(known_codec(own.codec)) != _form(codec)
 

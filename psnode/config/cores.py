@@ -20,7 +20,8 @@ _BACK = 10  # levels of niceness: ten levels lower a thread's share of the proce
 def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may use.
 
-    These are the cores on which it may be scheduled, but at most the whole cores of its quota. `root`: see psnode.config.quotas.
+    This is the number of cores on which it may be scheduled, but at most its quota, rounded down. The result is at least 1.
+    `root`: see psnode.config.quotas.
     """
     scheduled = len(_scheduled())
     granted = quota(root)
@@ -28,16 +29,16 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def pool(root: Path = Path("/")) -> str:
-    """Return a name for the cores that this process may use; as far as the system tells, processes with equal names share cores.
+    """Return a name for the cores that this process may use.
 
-    Emulated hosts share the cores of their machine. Containers share cores unless each has a quota. Processes bound to different
-    cores do not share them.
+    As far as the system tells, processes with equal names share their cores. Emulated hosts share the cores of their machine.
+    Containers share cores unless each has a quota. Processes bound to different cores do not share them.
     """
     parts = [_line(root / _BOOT) or socket.gethostname(), *map(str, _scheduled())]
     granted = quota(root)
     if granted is not None and granted < len(_scheduled()):
         parts.append(_line(root / "proc/self/cgroup"))
-        with suppress(OSError):  # inside a container all paths are /
+        with suppress(OSError):  # inside containers the path of every control group is /
             parts.append(os.readlink(root / "proc/self/ns/cgroup"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -54,8 +55,7 @@ def _scheduled() -> list[int]:
 
 
 def asked_threads(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the thread count in OMP_NUM_THREADS, of which the first counts if there is one per level; None if it holds no
-    number."""
+    """Return the thread count in OMP_NUM_THREADS, or None if the variable holds no number. In a list, the first count applies."""
     first = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and 0 < int(first) <= _MOST else None
 

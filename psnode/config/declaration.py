@@ -42,7 +42,7 @@ class Rules:
     * above: exclusive lower bound
     * words: spellings of values, such as auto for 0; accepted in addition to the bounds
     * needs: (field, value): the setting has a meaning only if that field has that value, or one of several values
-    * implies: naming the setting is enough to choose the value in `needs`
+    * implies: if only the setting is given, the field in `needs` gets the value in `needs`
     * free: the setting may differ when a run is resumed, and is not part of the job's digest
     * replans: the setting may differ when a run is resumed, which then gets a new plan
     * aliases: further flags
@@ -50,7 +50,7 @@ class Rules:
       consent
     * repeated: the flag of a list takes one item and may be repeated; otherwise the flag takes all items, separated by commas
     * example: a value to show if there is no default
-    * before: value in runs whose record does not have the setting; ABSENT: such a record is damaged
+    * before: value in runs whose record lacks the setting; ABSENT: a record that lacks the setting is damaged
     """
 
     help: str
@@ -107,8 +107,8 @@ class Voice:
     """Style of a program's messages about its settings.
 
     * error: type of the exception for a value that is refused
-    * by_key: if True, messages name a setting by its key and only the rule that is broken, and a file may give any value as the
-      text of its flag; if False, messages name the flag, all accepted values and the default, and choices ignore case
+    * by_key: if True, messages contain the key of a setting and only the broken rule, and a file may give any value as the text
+      that would follow the flag; if False, messages contain the flag, accepted values and the default, and choices ignore case
     """
 
     error: type[Exception] = ConfigurationError
@@ -119,7 +119,7 @@ class Voice:
 class Setting:
     """A declared field. `kind` is int, float, bool, str or Path.
 
-    With `many` the value is a tuple of that type, with `keyed` a dictionary of values of that type.
+    If `many` is True, the value is a tuple of values of that type. If `keyed` is True, it is a dictionary of such values.
     """
 
     name: str
@@ -220,7 +220,7 @@ class Setting:
         raise self.voice.error(f"{label} must be {valid}, not {value!r}{nearest(value, choices)}")
 
     def _refusal(self, value: Any, label: str, bounds: str = "") -> Exception:
-        """Return the error for a value of the wrong type, or one outside `bounds`."""
+        """Return the error for a value of the wrong type, or for a value outside `bounds`."""
         if self.voice.by_key:
             return self.voice.error(f"{label} must be {bounds or _KINDS[self.kind]}, not {value!r}")
         rules = self.rules

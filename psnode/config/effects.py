@@ -47,7 +47,7 @@ def momentum_of(config: Config, rule: Feedback, aggregator: str, usual: float) -
 def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple[float, float]:
     """Return the momentum and the learning rate of a run, from a scheme's own `momentum` and `lr`, which belong together.
 
-    The learning rate of plain SGD does not apply if the run has a momentum after all, or an adaptive optimizer.
+    If `lr` is the rate for SGD without momentum, it is replaced if the run uses a momentum or another optimizer.
     """
     if lr != PLAIN_RATE:
         return momentum, lr
@@ -57,8 +57,8 @@ def pace_of(config: Config, rule: Feedback, momentum: float, lr: float) -> tuple
 
 
 def rate_notes(name: str, own: float, lr: float | None) -> tuple[str, ...]:
-    """Return notes for the user on the learning rate `lr` of a run. `own` is the rate of its scheme `name`; `lr` None means that
-    rate."""
+    """Return notes for the user on the learning rate `lr` of a run. `own` is the rate of the scheme `name`, used if `lr` is
+    None."""
     reasons = {UNIT_RATE: "every coordinate moves by as much in a step", PLAIN_RATE: "its optimizer has no momentum"}
     if own not in reasons:
         return ()
@@ -138,7 +138,7 @@ def _refuse_to_clip(config: Config, rule: Feedback, codec: Codec) -> None:
 
 
 def ladder_to(ratio: float | None, ladder: Sequence[float]) -> tuple[float, ...]:
-    """Return the ratios in `ladder`, a warm-up, that are above the codec's `ratio`; empty for a codec without a ratio."""
+    """Return the ratios in `ladder`, a warm-up, that are above `ratio`, the codec's own; empty if the codec has no ratio."""
     return tuple(step for step in ladder if ratio is not None and step > ratio)
 
 

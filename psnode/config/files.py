@@ -1,4 +1,4 @@
-"""Files from untrusted sources: read within bounds, and deleted without leaving their directory."""
+"""Files from untrusted sources, which are read within bounds and deleted without leaving their directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORD_BYTES = 1 << 28  # size limit for JSON files of a run; a plan of a millio
 def open_plain(path: Path) -> IO[bytes]:
     """Open a regular file for reading.
 
-    Raises OSError for a link, a directory, a device or a pipe, without waiting for its other end.
+    Raises OSError for a link, a directory, a device or a pipe. Does not wait for the other end of a pipe.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -37,7 +37,7 @@ def require_plain(*paths: Path) -> None:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes. Raises OSError for a larger file, and like `open_plain`."""
+    """Return the content of a regular file of at most `limit` bytes. Raises OSError for a larger file, or like `open_plain`."""
     with open_plain(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -71,8 +71,7 @@ def inside(name: object) -> bool:
 
 
 def delete(path: Path) -> None:
-    """Delete a directory with its contents, or a file, as far as possible. Of a link, only the link is deleted, not its
-    target."""
+    """Delete a directory with its contents, or a file, as far as possible. If `path` is a link, its target is not deleted."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The folder that `psnode launch` creates for the ranks of its host, and removes when the job ends, for whatever reason."""
+"""The folder that `psnode launch` creates for the ranks of its host, and removes when the job ends for any reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def job_folder() -> Path | None:
 def asked_signal(name: str) -> str:
     """Return the name of the signal that requested a stop, after signal `name` has arrived at a rank of this job on any host.
 
-    After a signal to the launcher all ranks get USR1. If the launcher has noted its own signal on this host, return that one.
+    After a signal to the launcher all ranks get USR1. If the launcher has noted its signal on this host, return the noted signal.
     """
     if name == signal.SIGUSR1.name and (folder := job_folder()) is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Sources of a configuration: a TOML file, PSNODE_* variables and flags, of which later ones take precedence.
+"""Sources of a configuration, in ascending order of precedence: a TOML file, PSNODE_* variables and flags.
 
 An unknown name in any source is an error.
 """
@@ -35,8 +35,8 @@ _NOT_INHERITED = frozenset({"train_dir", "local", *_OF_ONE_START})
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Config:
     """Return the validated configuration.
 
-    `flags` has values by setting name; `file` replaces the file that PSNODE_CONFIG names. With `resume`, settings that are not
-    given are those of the run that is continued.
+    `flags` has values by setting name; `file` replaces the file that PSNODE_CONFIG names. If `resume` is True, settings that are
+    not given are taken from the record of the run.
     """
     if file is None and environment.get(FILE_VARIABLE):
         file = Path(environment[FILE_VARIABLE])
@@ -47,13 +47,13 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     given = {**written, **stated}
     values = {**_implied(given), **given}
     if values.get("resume") and values.get("scheme", AUTO) == AUTO:
-        values.pop("scheme", None)  # whatever the automatic choice was when the run began
+        values.pop("scheme", None)  # use the choice that was made when the run began
         values |= _earlier_directory(values)
     config = Config(**values)
     if config.resume:
         recorded = _recorded(config.directory)
         check_trust(config.directory, recorded, values, trusted=config.trust_run)
-        directory = config.directory  # a plan may have given the run another scheme than the one that names its directory
+        directory = config.directory  # its name may contain another scheme than the record, if a plan has chosen the run's scheme
         config = Config(**{**_meant(recorded, values), **values})
         config = config if config.directory == directory else replace(config, train_dir=directory)
         if "threads" not in values and (asked := asked_threads(environment)) is not None:
@@ -61,7 +61,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     config.validate(given)
     if config.plan not in (BY_RULE, BY_TRIAL) and "scheme" in stated and not config.resume:
         raise ConfigurationError("--plan FILE has the scheme of its plan: leave --scheme out")
-    # the record must mean the same to an evaluator that was started in another directory
+    # paths in the record must be valid for an evaluator that was started in another directory
     if config.data_dir:
         config = replace(config, data_dir=config.data_dir.expanduser().absolute())
     if config.plan not in (BY_RULE, BY_TRIAL):
@@ -78,7 +78,10 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
 
 
 def _earlier_directory(values: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the `train_dir` of a run under an earlier default scheme, if only it is there; its name contains the scheme."""
+    """Return as `train_dir` the default directory under an earlier default scheme, if a run exists only in that directory.
+
+    The name of a default directory contains the scheme. The result is empty in all other cases.
+    """
     now = Config(**values).directory
     if values.get("train_dir") is not None or (now / RECORD).exists():
         return {}
@@ -90,7 +93,7 @@ def _earlier_directory(values: Mapping[str, Any]) -> dict[str, Path]:
 def check_trust(
     directory: Path, recorded: Mapping[str, Any], given: Container[str], *, trusted: bool, used: Collection[str] = ()
 ) -> None:
-    """Refuse to execute code that only the record of a run names, because the author of the directory would choose the code.
+    """Refuse to execute code that only the record of a run names, because the author of the directory has chosen that code.
 
     `recorded` has the settings of the run in `directory`. `given` has the names of the settings that the user set, which are not
     taken from the record. `used` has the names of the settings whose code will be executed; empty: all. Raises
@@ -129,7 +132,7 @@ def to_toml(config: Config) -> str:
 def from_file(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file or in a run's config.json.
 
-    From config.json, these are the settings with which the run began, without its directory and the settings of a single start.
+    For a config.json these are the settings with which the run began, except its directory and settings that hold for one start.
     """
     if path.suffix != ".json":
         return read_toml(path, settings())
@@ -160,7 +163,7 @@ def _meant(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
         if setting.rules.replans and needs is not None and str(values.get(needs[0], needs[1])).casefold() != needs[1]:
             gone.add(name)
     if values.get("topology", recorded.get("topology")) != recorded.get("topology"):
-        gone.add("group_bytes")  # the size may be one that followed from the topology
+        gone.add("group_bytes")  # the recorded size may have been chosen for the recorded topology
     return {name: value for name, value in recorded.items() if name not in gone}
 
 

@@ -11,7 +11,7 @@ _ROOT = logging.getLogger("psnode")
 
 
 class _StandardError(logging.Handler):
-    """Handler that writes each record at once to the present standard error, after `worded` has rewritten its text."""
+    """Handler that writes each record immediately to the present standard error, after `worded` has rewritten its text."""
 
     def __init__(self, worded: Callable[[str], str]) -> None:
         super().__init__()

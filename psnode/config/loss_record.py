@@ -1,8 +1,8 @@
 """Measured costs of schemes. scripts/loss_record.py trains with each scheme and with dense, and writes loss_record.json.
 
-A cell is MODEL/OPTIMIZER/STEPS. Each scheme in a cell counts at the learning rate that was best for the first seed. Its cost is
-the difference from dense with the same seed. Language models are compared by their loss, and image models by their accuracy,
-since the loss of an image model is near 0.
+A cell is MODEL/OPTIMIZER/STEPS. The cost of a scheme in a cell is measured at the learning rate that was best for the first seed.
+It is the difference from dense with the same seed. Language models are compared by their loss. Image models are compared by their
+accuracy, since their loss is near 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psnode.config.train_settings import WITH_BETAS
 
 _FILE = Path(__file__).with_name("loss_record.json")
 BY_LOSS = ("gpt", "lstm", "lora")  # beginnings of the names of language models
-NOTABLE = {True: 2.0, False: 0.6}  # by loss (True): percent; by accuracy: points
+NOTABLE = {True: 2.0, False: 0.6}  # percent of the loss if models are compared by loss (True), otherwise points of accuracy
 Entry = Mapping[str, Any]
 Coded = tuple[str, str, str, float]
 
@@ -29,7 +29,7 @@ Coded = tuple[str, str, str, float]
 class LossCost:
     """Cost of a scheme in a cell.
 
-    * mean: percent of dense's loss, or points of accuracy below dense's
+    * mean: percent of the loss of dense, or points of accuracy below dense
     * error: standard error of `mean` over `seeds` seeds; None for a single seed
     * ratio: bytes of float32 over the scheme's bytes, in both directions together
     * coded: codec, feedback, downlink and its lead
@@ -72,7 +72,7 @@ class LossCost:
 
 
 def costs(entries: Iterable[Entry]) -> list[LossCost]:
-    """Return the costs of every scheme in every cell: dense first, then the others by falling number of bytes."""
+    """Return the costs of every scheme in every cell: dense first, then the others in descending order of bytes."""
     by_run: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         by_run.setdefault((entry["cell"], entry["run"]), []).append(entry)
@@ -112,9 +112,9 @@ def measured() -> tuple[LossCost, ...]:
 
 
 def costs_of(coded: Coded, optimizer: str) -> list[LossCost]:
-    """Return the costs of `coded` under optimizers of the kind of `optimizer`, the highest first.
+    """Return the costs of `coded` under optimizers of the same kind as `optimizer`, the highest first.
 
-    Adam's relatives are one kind, SGD is the other. Nothing was measured under optimizers of neither kind.
+    There are two kinds: Adam with its relatives, and SGD. For any other optimizer the result is empty.
     """
     of_adam = optimizer in WITH_BETAS
     if not of_adam and optimizer != "sgd":

@@ -34,8 +34,8 @@ def free_memory(*, swap: bool = True) -> int | None:
 def memory_left(root: Path, group: str) -> int | None:
     """Return the bytes that a control group (version 2, below `root`) and its ancestors still allow; None if there is no limit.
 
-    A group counts cached pages of files as used. The kernel frees them under pressure, so they count as free here, as in
-    MemAvailable of /proc/meminfo. Pages of shared memory count as used, since the kernel cannot free them.
+    A group counts cached pages of files as used. The kernel frees such pages under pressure, so this function counts them as
+    free, like MemAvailable of /proc/meminfo. Pages of shared memory count as used, since the kernel cannot free them.
     """
     found = []
     for place in (root / group, *(root / group).parents):

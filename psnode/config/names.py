@@ -37,8 +37,8 @@ def choose(kind: str, name: str, choices: Iterable[str], remark: str = "") -> st
 
 
 def settle(kind: str, options: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
-    """Return `options` with each key replaced by the name in `allowed` that it means. Raises ConfigurationError for any other
-    key."""
+    """Return `options` with each key replaced by the name in `allowed` that the key means. Raises ConfigurationError for any
+    other key."""
     allowed = sorted(allowed)
     if options and not allowed:
         raise ConfigurationError(f"{kind} {next(iter(options))!r} is not understood: there is nothing to set here")
@@ -63,7 +63,7 @@ def boolean(kind: str, text: str) -> bool:
     return text.lower() == "true"
 
 
-PASSED = "python:"  # prefix of the class of a task passed to psnode.run, which cannot be imported by name
+PASSED = "python:"  # prefix for the class of a task passed to psnode.run; such a class cannot be imported by name
 
 
 def names_code(value: str | None) -> bool:

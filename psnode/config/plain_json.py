@@ -27,7 +27,7 @@ def to_json(
 
     try:
         return written(value)
-    except ValueError:  # copy the value only in this case: most values have finite numbers
+    except ValueError:  # copy the value only in this case: most values contain only finite numbers
         return written(_finite(value))
 
 

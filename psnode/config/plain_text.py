@@ -1,4 +1,4 @@
-"""Text for standard streams whose encoding lacks some characters, which plain ASCII characters then replace.
+"""Text for standard streams, in which plain ASCII characters replace those that the stream's encoding lacks.
 
 Importing this module registers an error handler, `STANDS_IN`, in addition to Python's "strict" and "replace", and an encoding,
 `ASCII`. That encoding equals "ascii" under another name, because click takes "ascii" for a mistake and writes UTF-8 instead.
@@ -32,7 +32,7 @@ def plain_letter(letter: str) -> str:
     """Return the ASCII text that replaces a character, or ? if there is no substitute.
 
     Letters lose their accents; lines are drawn with - | and +. Half of a surrogate pair stands for a byte in a path that is not
-    text, and becomes the byte's number, as \\xe9.
+    valid text, and is replaced by the number of this byte, such as \\xe9.
     """
     code = ord(letter)
     if 0xDC80 <= code <= 0xDCFF:

@@ -1,4 +1,4 @@
-"""The ratio of a codec's sparsifier: reading and setting it, and the phases of its warm-up."""
+"""The ratio of a codec's sparsifier: functions that read it, set it, and list the phases of its warm-up."""
 
 from __future__ import annotations
 

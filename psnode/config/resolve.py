@@ -40,9 +40,9 @@ def resolve(config: Config, *, unrecorded: bool = False) -> Scheme:
     """Return the scheme that `config` names, with its parameters and overrides applied.
 
     The result's `codec` is the full spec, with every parameter written out. If another codec replaces the scheme's own, or if no
-    weights are sent, the scheme's downlink does not apply either, and the downlink is dense unless given. `unrecorded`: apply the
-    rules from the time before runs recorded their scheme. Raises ConfigurationError for an unknown scheme, and for settings that
-    are invalid together.
+    weights are sent, the scheme's downlink does not apply either; the downlink is then dense unless --downlink is given.
+    `unrecorded`: apply the rules for runs from the time before records contained the scheme. Raises ConfigurationError for an
+    unknown scheme, and for settings that are invalid together.
     """
     from psnode.feedback import get_feedback
 

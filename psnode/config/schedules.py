@@ -1,6 +1,6 @@
 """Schedules: pure functions from a step to a value, usually a learning rate; `staircase` also serves for ratios.
 
-Step t is 0 for the first update of a run. A schedule that ends with the run falls to `end` times its value.
+Step t is 0 for the first update of a run. A schedule that ends with the run falls to its end value, which is `end` times `value`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def multistep(value: float, factor: float, milestones: Sequence[int]) -> Schedul
 
 
 def cosine(value: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """Return the schedule that falls from `value` to its end along half a cosine over `total_steps`.
+    """Return the schedule that falls from `value` to its end value along half a cosine over `total_steps`.
 
     Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5, one period.
     """
@@ -42,12 +42,12 @@ def cosine(value: float, total_steps: int, end: float = 0.0) -> Schedule:
 
 
 def poly(value: float, power: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """Return the schedule that falls from `value` to its end like (1 - t/total_steps)^power, and stays at its end afterwards."""
+    """Return the schedule that falls from `value` to its end value like (1 - t/total_steps)^power, and then stays constant."""
     return lambda step: value * end + value * (1 - end) * (1 - min(step, total_steps) / total_steps) ** power
 
 
 def wsd(value: float, decay_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
-    """Return the schedule that stays at `value`, then falls linearly to its end over the last `decay_steps`.
+    """Return the schedule that stays at `value`, then falls linearly to its end value over the last `decay_steps`.
 
     Hu et al., MiniCPM, arXiv:2404.06395, section 4.
     """
@@ -56,10 +56,10 @@ def wsd(value: float, decay_steps: int, total_steps: int, end: float = 0.0) -> S
 
 
 def onecycle(value: float, total_steps: int, peak: float, start: float, end: float = 0.0) -> Schedule:
-    """Return the schedule that rises from `start` times `value` to `value`, then falls to its end, each along half a cosine.
+    """Return the schedule that rises from `start` times `value` to `value`, then to its end value, both along half a cosine.
 
-    It reaches `value` after the fraction `peak` of the steps, and its end at the last step. Smith and Topin, "Super-convergence",
-    arXiv:1708.07120; the steps are those of torch.optim.lr_scheduler.OneCycleLR.
+    It reaches `value` after the fraction `peak` of the steps, and its end value at the last step. The steps are those of
+    torch.optim.lr_scheduler.OneCycleLR. Smith and Topin, "Super-convergence", arXiv:1708.07120.
     """
     top, last = max(0.0, peak * total_steps - 1), total_steps - 1
 
@@ -90,7 +90,7 @@ def moved(schedule: Schedule, steps: int) -> Schedule:
 
 
 def staircase(values: Sequence[float], steps_per_value: int) -> Schedule:
-    """Return the schedule that has each of `values` for `steps_per_value` steps, then keeps the last: DGC's sparsity warm-up."""
+    """Return the schedule that has each of `values` for `steps_per_value` steps, then keeps the last, as in DGC's warm-up."""
     return lambda step: values[min(step // steps_per_value, len(values) - 1)]
 
 

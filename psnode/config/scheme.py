@@ -16,13 +16,13 @@ class Scheme:
     """A combination of codec, feedback rule and aggregator, with its settings, as a paper defines it.
 
     * codec, feedback, aggregator, downlink: specs, as strings so that the table of schemes needs no imports
-    * downlink_lead: the lead of the weights sent over the master's, in multiples of their last change, unless --downlink-lead is
-      given
+    * downlink_lead: the lead of the sent weights over the master's weights, in multiples of the last change of the master's
+      weights, unless --downlink-lead is given
     * momentum: momentum of the master's optimizer, unless --momentum or the feedback rule sets it (psnode.config.effects)
     * gathers_decay: True if weight decay enters the momentum like a gradient. If the workers hold the momentum, the master keeps
-      one of the weight decay alone
+      a separate momentum of only the weight decay
     * lr: the learning rate, unless --lr is given
-    * ratio_warmup: ratios of the sparsifier during the warm-up, for `ratio_epochs` epochs each; empty: no warm-up
+    * ratio_warmup: ratios of the sparsifier during the warm-up, each for `ratio_epochs` epochs; empty: no warm-up
     * rule: the paper's rule for the learning rate, as text for users
     """
 
@@ -43,9 +43,9 @@ class Scheme:
     aliases: tuple[str, ...] = ()
 
     def lead(self, asked: float | None) -> float:
-        """Return the lead of the weights sent over the master's, in multiples of their last change.
+        """Return the lead of the sent weights over the master's weights, in multiples of the last change of the master's weights.
 
-        This is `asked` (--downlink-lead) if given, else the scheme's own.
+        This is `asked` (--downlink-lead) if given, otherwise the scheme's own lead.
         """
         return self.downlink_lead if asked is None else asked
 

@@ -20,7 +20,7 @@ _PLAIN: Mapping[str, Any] = MappingProxyType(
 WEIGHTS_OWED = "ef:rescale=true"  # for papers whose residual includes the learning rate
 CHANGES = "topk:ratio=0.1+scaledsign"  # a downlink of about .6 bits per coordinate
 LEAD = 0.3  # lead in multiples of the last change of the weights: docs/results/2026-11-26-lead.md
-NEAR_THE_BOUND = "polar:rate=2,block=16384"  # error within tenths of a decibel of the least possible at two bits per coordinate
+NEAR_THE_BOUND = "polar:rate=2,block=16384"  # error only tenths of a decibel above the least possible at two bits per coordinate
 # about .5 bits per coordinate, enough if the uplink sends few coordinates and no codec spreads them
 FEW_CHANGES = "topk:ratio=0.02+fp16"
 

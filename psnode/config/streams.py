@@ -1,7 +1,7 @@
 """Standard output and error whose reader may go away: a closed pipe, a disconnected terminal, a full disk.
 
-A training writes as much as the streams accept and drops the rest, because its steps matter more than its output (`outlast`). Any
-other command ends quietly, as if by SIGPIPE (`installed`). In both cases plain characters replace those that the stream's
+A training run writes as much as the streams accept and drops the rest, because its steps matter more than its output (`outlast`).
+Any other command ends quietly, as if by SIGPIPE (`installed`). In both cases plain characters replace those that the stream's
 encoding lacks (psnode.config.plain_text).
 """
 
@@ -48,7 +48,7 @@ def installed() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(SystemExit, ConfigurationError, OSError, ValueError):
                 stream.flush()
-        if before[0] is not sys.__stdout__:  # the calling program had replaced the streams: restore its own
+        if before[0] is not sys.__stdout__:  # the calling program had replaced the streams: restore the program's streams
             sys.stdout, sys.stderr = before
 
 

@@ -20,7 +20,7 @@ _BUILT_IN = ("network", "dataset", "data_dir", "download")  # settings of the bu
 # values of --scheme: the automatic choice, and its result for every run (docs/decisions/default-scheme.md)
 AUTO, DEFAULT_SCHEME = "auto", "polar-2bit"
 EARLIER_DEFAULTS = ("topk", "atomo")
-# torch's optimizers: with two betas, all that work coordinate by coordinate, and those that need whole tensors
+# torch's optimizers: those with two betas, all that work coordinate by coordinate, and those that need whole tensors
 WITH_BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 COORDINATEWISE = (*WITH_BETAS, "rmsprop", "adagrad", "adadelta")
 BY_TENSOR = ("adafactor", "asgd", "rprop")
@@ -87,17 +87,17 @@ class Config:
         False, "Also let the master add, update and code on a CUDA device of its host.", free=True, before=False
     )
     precision: str = option(
-        "fp32", "Data type of the workers' forward and backward passes; bf16 is torch.autocast over float32 weights.",
+        "fp32", "Data type of the workers' forward and backward passes; bf16: torch.autocast with float32 weights.",
         metavar="fp32|bf16", choices=("fp32", "bf16", "fp16"), before="fp32",
     )  # fmt: skip
     threads: int = option(
-        0, "Compute threads per rank; auto: OMP_NUM_THREADS, else the cores of the machine divided by its ranks.", minimum=0,
+        0, "Compute threads per rank; auto: OMP_NUM_THREADS, or the cores of the machine divided by its ranks.", minimum=0,
         words={"auto": 0}, free=True,
     )  # fmt: skip
 
     # optimisation
     optimizer: str = option(
-        "sgd", "The master's optimizer; task: the one of Task.optimizer, any of torch's or your own.",
+        "sgd", "The master's optimizer; task: the optimizer that Task.optimizer returns, from torch or your own.",
         choices=("sgd", *COORDINATEWISE, *BY_TENSOR, OWN),
     )  # fmt: skip
     optimizer_option: tuple[str, ...] = option(
@@ -105,8 +105,8 @@ class Config:
         needs=("optimizer", (*COORDINATEWISE, *BY_TENSOR)), before=(),
     )  # fmt: skip
     lr: float | None = option(
-        None, "Learning rate before the schedule; default: the scheme's, which is 0.01, 0.1 without momentum, or 0.0005 "
-        "if every coordinate moves by it.",
+        None, "Learning rate before the schedule; default: the scheme's, which is 0.01, or 0.1 without momentum, or 0.0005 "
+        "if every coordinate moves by the rate itself.",
         above=0,
     )  # fmt: skip
     momentum: float | None = option(
@@ -136,8 +136,8 @@ class Config:
     )  # fmt: skip
     clip_grad_norm: float | None = option(None, "Maximum norm of the mean gradient over all tensors.", above=0, before=None)
     clip_estimate: str = option(
-        "exact", "The norm used by --clip-grad-norm: exact, for which updates wait for the last group, or that of the "
-        "previous step.",
+        "exact", "The norm used by --clip-grad-norm: exact (updates wait for the last group), or previous (the norm of the "
+        "previous step).",
         choices=("exact", "previous"), before="exact",
     )  # fmt: skip
     ema_decay: float | None = option(
@@ -145,7 +145,7 @@ class Config:
         above=0, maximum=0.999999, before=None,
     )  # fmt: skip
     lr_schedule: str = option(
-        "constant", "Learning-rate schedule; task: the one of Task.learning_rate.",
+        "constant", "Learning-rate schedule; task: the schedule in Task.learning_rate.",
         choices=("constant", "shrink", "multistep", "cosine", "poly", "wsd", "onecycle", "task"),
     )  # fmt: skip
     lr_shrinkage: float = option(
@@ -173,7 +173,7 @@ class Config:
     )  # fmt: skip
     lr_decay_steps: int | None = option(
         None,
-        "Length of that decay in steps instead of epochs.",
+        "Length of wsd's decay in steps instead of epochs.",
         minimum=1,
         needs=("lr_schedule", "wsd"),
         implies=True,
@@ -195,10 +195,10 @@ class Config:
         needs=("lr_schedule", ("cosine", "poly", "wsd", "onecycle")), before=0.0,
     )  # fmt: skip
     warmup_epochs: float = option(0.0, "Epochs of linear warm-up before the schedule.", minimum=0)
-    warmup_steps: int = option(0, "Length of that warm-up in steps instead of epochs.", minimum=0, before=0)
+    warmup_steps: int = option(0, "Length of the warm-up in steps instead of epochs.", minimum=0, before=0)
     max_steps: int | None = option(None, "Maximum number of updates.", minimum=1, free=True)
     epochs: int | None = option(
-        None, f"Maximum number of passes over the data; the earlier of both limits ends the run; default: {DEFAULT_EPOCHS} "
+        None, f"Maximum number of passes over the data; the run ends at this limit or at --max-steps; default: {DEFAULT_EPOCHS} "
         "epochs.",
         minimum=1, free=True,
     )  # fmt: skip
@@ -222,7 +222,7 @@ class Config:
     )
     codec: str | None = option(
         None,
-        "Codec instead of the scheme's; one of your own is path/to/codec.py:NAME[:k=v].",
+        "Codec instead of the scheme's; path/to/codec.py:NAME[:k=v] is a codec of your own.",
         metavar="SPEC",
         names_code=names_codec_file,
     )
@@ -236,8 +236,8 @@ class Config:
         None, "Downlink instead of the scheme's: dense, or the codec of the changes of the weights.", metavar="SPEC"
     )
     downlink_lead: float | None = option(
-        None, "Lead instead of the scheme's: coded weights go down ahead of the master's by so much of their last change, as "
-        "coding delays them; 0.8 was measured at one bit a coordinate (docs/results/2026-11-26-front.md).",
+        None, "Lead instead of the scheme's: the master sends coded weights that are ahead of its own by this multiple of their "
+        "last change, since coding delays them; 0.8 was measured at one bit a coordinate (docs/results/2026-11-26-front.md).",
         minimum=0, maximum=10, before=0.0,
     )  # fmt: skip
     svd_rank: int | None = option(None, "Rank of the scheme's svd codec.", minimum=1, maximum=4096)
@@ -245,7 +245,7 @@ class Config:
         None, "Bits per magnitude of the scheme's qsgd codec: levels=2**N-1.", minimum=1, maximum=8
     )
     sparsity_warmup_epochs: float | None = option(
-        None, "Epochs until the ratio reaches the codec's own; default: one for each ratio of the scheme's warm-up.", minimum=0
+        None, "Epochs until the ratio reaches the codec's own; default: one epoch per ratio of the scheme's warm-up.", minimum=0
     )
     bucket_size: int | None = option(None, "Bucket of the scheme's codec, in coordinates.", minimum=1)
     small_tensors: str = option(
@@ -261,8 +261,8 @@ class Config:
         minimum=0, words={"auto": 0}, needs=("group_by", "bytes"), replans=True,
     )  # fmt: skip
     plan: str = option(
-        BY_RULE, "Groups and codecs: by rule; auto, the fastest of the scheme, bf16 and dense in trial steps; or those of a file "
-        "of psnode plan --save-plan.",
+        BY_RULE, "Groups and codecs: by rule; auto, the fastest of the scheme, bf16 and dense in trial steps; or FILE, written "
+        "by psnode plan --save-plan.",
         metavar="rule|auto|FILE", replans=True, before=BY_RULE,
     )  # fmt: skip
     overlap: bool = option(True, "Begin the next forward pass while weights are still arriving.", free=True)
@@ -285,10 +285,10 @@ class Config:
         choices=("bsp", "kofn", "ssp", "asp"),
     )  # fmt: skip
     num_aggregate: int | None = option(
-        None, "Gradients a round waits for; with bsp all workers', with ssp and asp 1 if not given.", minimum=1
+        None, "Number of gradients that a round waits for; with bsp the number of workers; with ssp and asp default 1.", minimum=1
     )
     staleness: int = option(
-        1, "Maximum versions between the one a gradient was computed on and the one it is applied to.",
+        1, "Maximum age of a gradient: the number of versions between the weights it was computed on and those it updates.",
         minimum=0, needs=("consistency", "ssp"),
     )  # fmt: skip
     aggregate_order: str = option(
@@ -298,7 +298,7 @@ class Config:
     deadline: float | None = option(
         None, "Seconds of a round after which workers that block it are suspended; auto: median + max(5, 6 MAD) of recent "
         "rounds; "
-        "default: with bsp --pause-deadline, or auto if that is longer; with the other rules auto.",
+        "default: with bsp --pause-deadline, or auto if auto is longer; with the other rules auto.",
         minimum=0, words={"auto": 0.0}, free=True,
     )  # fmt: skip
     pause_deadline: float = option(
@@ -313,7 +313,7 @@ class Config:
         above=0, free=True,
     )  # fmt: skip
     min_workers: int = option(
-        1, "Continue after deaths while at least this many workers are left, else stop with a checkpoint.", minimum=1, free=True
+        1, "Continue after deaths while at least this many workers are left; else stop with a checkpoint.", minimum=1, free=True
     )
     norm_cap: float = option(
         1e6, "Gradients to refuse: auto, implausible ones (a norm out of float32's range, or 1e6 times all earlier ones); a "
@@ -339,8 +339,8 @@ class Config:
         before=0.0,
     )
     checkpoint_memory: int = option(
-        0, "Bytes of memory for copies of data that changes before it is written, while a checkpoint is written during training; "
-        "when they are used up, updates wait; auto: a quarter of the free memory.",
+        0, "Bytes of memory for copies of data that training changes before a checkpoint has written it; "
+        "when the memory is used up, updates wait; auto: a quarter of the free memory.",
         minimum=0, words={"auto": 0}, free=True, before=0,
     )  # fmt: skip
     checkpoint_residuals: str = option(
@@ -360,9 +360,9 @@ class Config:
     log_interval: int = option(10, "Steps between progress lines.", minimum=1, free=True)
     timeline: bool = option(False, "Write timeline.json, a Chrome trace of every rank.", free=True)
     record_history: bool = option(False, "Write history.jsonl: the gradients that made each version of the weights.", free=True)
-    tensorboard: bool | None = option(None, "Write for TensorBoard; default: if the package is installed.", free=True)
+    tensorboard: bool | None = option(None, "Write files for TensorBoard; default: yes if the package is installed.", free=True)
     log_to: tuple[str, ...] = option(
-        (), "Also log the run to these; one of your own is path/to/logger.py:NAME.", metavar="wandb,mlflow,trackio",
+        (), "Also log the run to these loggers; path/to/logger.py:NAME is a logger of your own.", metavar="wandb,mlflow,trackio",
         names_code=names_logger_file, free=True, before=(),
     )  # fmt: skip
 
@@ -512,12 +512,12 @@ class Config:
 
     @property
     def servers(self) -> int:
-        """Return the number of ranks beside the master that update weights and compute nothing; they are the last ranks."""
+        """Return the number of ranks besides the master that update weights and compute nothing; they are the last ranks."""
         return max(0, servers_in(self.topology) - 1)
 
     @property
     def saves_amid(self) -> bool:
-        """Return True if checkpoints are made during training, not only at the end."""
+        """Return True if checkpoints are made during training as well as at the end."""
         return self.eval_freq > 0 or self.checkpoint_minutes > 0
 
     @property
@@ -576,7 +576,7 @@ class Config:
         return cls(**fields)
 
     def applies(self, setting: Setting) -> bool:
-        """Return True if the setting that `setting` needs has a value that `setting` needs."""
+        """Return True if the field named in the `needs` of `setting` has a value that `needs` accepts."""
         needs = setting.rules.needs
         if needs is None:
             return True
