@@ -88,7 +88,7 @@ def lead(transport: Transport, config: Config, make_task: Callable[[Config], Tas
             torch.set_num_threads(threads[MASTER])
             config = replace(config, threads=threads[MASTER])
             return _lead(link, config, make_task, threads, afterwards)
-        except (Exception, SystemExit) as error:  # of the task, or a program's own functions
+        except (Exception, SystemExit) as error:  # may come from the task, or from a program's own functions
             if isinstance(error, RemoteFailureError):
                 error.show()
             told = _explained(error, config)
@@ -129,7 +129,7 @@ def _lead(
     torch.manual_seed(config.seed)
     model = task.model()
     statistics = model_tensors.check(model, task.statistics(model))
-    if config.init_from is not None and not config.resume:  # before the directory is made: the weights may be refused
+    if config.init_from is not None and not config.resume:  # before the directory is made, since the weights may be refused
         initialise(model, config.init_from, new_head=config.new_head)
     makers = chosen(config)
     with claim(config) as run:
@@ -234,7 +234,7 @@ def _run(
 
 
 def _dealing(run: RunDirectory, task: Task, rule: Rule, workers: range, examples: int) -> ExampleDealing:
-    """Return the shares of `examples` among `workers`, where the run continues."""
+    """Return the shares of `examples` among `workers` at the step from which the run continues."""
     found = run.resume_point
     return ExampleDealing(
         run.config, examples, workers, run.parts(len(workers)), applied_before(rule, found.checkpoint), finished=found.step,
@@ -257,7 +257,7 @@ def _shard(
     device: torch.device | None,
     flow_control: FlowControl,
 ) -> Shard | DistributedShard:
-    """Return the shard of all groups, or the handle of those on several ranks."""
+    """Return the shard of all groups, or the handle of the shards if the groups are dealt among several ranks."""
     own = [group for group, route in enumerate(routes) if MASTER in route.roots]
     if len(own) == len(routes):
         return Shard(
@@ -278,7 +278,7 @@ def _shard(
 def _gathered(
     link: FrameChannel, run: RunDirectory, model: torch.nn.Module, layout: Layout, threads: Mapping[int, int]
 ) -> tuple[Mapping[int, Ready], Footprint]:
-    """Return the READY messages of all ranks, and the memory that ranks need.
+    """Return the READY messages of all ranks, and the memory that each rank needs.
 
     Raises PsnodeError if a rank does not answer, or if a host has less memory than its ranks need.
     """

@@ -12,7 +12,7 @@ from psnode.transport.clock import Clock
 MARGIN = 5.0  # seconds, longer than the stalls of a busy host or of garbage collection
 _RECENT = 50
 _ENOUGH = 3
-_START = 5  # the first round of a job may take this many pause deadlines: kernels compile, caches fill, no duration is known
+_START = 5  # pause deadlines for the first round of a job, in which kernels compile and caches fill; no duration is known yet
 
 
 class AdaptiveTimeout:
@@ -21,9 +21,9 @@ class AdaptiveTimeout:
     The deadline is median + max(5 s, 6 MAD) of the recent rounds, or `fixed` seconds if `fixed` is above 0, and at least `least`
     seconds. Six median absolute deviations (MAD) are four standard deviations of a normal distribution.
 
-    Declared pauses are rounds that are known to take longer: the first rounds, rounds after a checkpoint, a comparison of weights
-    or the end of an epoch, and rounds in which a worker joins. The deadline of a pause is at least `pause` seconds and at least
-    twice the longest recent pause.
+    Declared pauses are rounds that are known to take longer. These are the first rounds, the rounds after a checkpoint, after a
+    comparison of weights or after the end of an epoch, and rounds in which a worker joins. The deadline of a pause is at least
+    `pause` seconds and at least twice the longest recent pause.
     """
 
     def __init__(self, fixed: float, pause: float, least: float = 0.0) -> None:
@@ -46,7 +46,7 @@ class AdaptiveTimeout:
 
     @property
     def hard_limit(self) -> float:
-        """Seconds that a round may take before workers are suspended even if too few are then left to continue the job."""
+        """Seconds after which workers that hold up a round are suspended even if too few workers remain to continue the job."""
         return self.of_round(pause=True) * (1 if self._rounds or self._pauses else _START)
 
     def _adapted(self) -> float | None:
@@ -59,8 +59,8 @@ class AdaptiveTimeout:
 def patience_of(config: Config, rule: Rule) -> AdaptiveTimeout:
     """Return the deadlines that `config` asks for.
 
-    A synchronous round needs all workers, so by default no worker is suspended before the pause deadline. Where rounds close
-    without the slowest workers, deadlines follow the durations of recent rounds.
+    A synchronous round needs all workers, so by default no worker is suspended before the pause deadline. If rounds close without
+    the slowest workers, deadlines follow the durations of recent rounds.
     """
     patient = config.deadline is None and not rule.rounds_go_on
     return AdaptiveTimeout(config.deadline or 0.0, config.pause_deadline, config.pause_deadline if patient else 0.0)

@@ -35,7 +35,7 @@ class ReplicaHashes:
     def note(self, version: int, replica: Floats | None) -> None:
         """Hash the weights y of `version` if it is due. Version 0 is skipped, since all ranks agree on it at the start.
 
-        Without `replica`, the workers' hashes are compared with the first of them that comes.
+        If `replica` is None, the workers' hashes are compared with the first hash that comes from a worker.
         """
         if version and self.due(version):
             self._hashes[version] = None if replica is None else xxhash.xxh3_64_intdigest(replica.data)
@@ -64,8 +64,8 @@ def diverged(
     """Return the error that ends the job after `first` has reported a loss that is not finite.
 
     `finite`: ranks whose loss in that step is known to be finite. The remaining ranks of `others` have ten seconds to report
-    theirs. `weights`: the weights on which the loss was computed, None if they are no longer known. `outlier`: a line about a
-    gradient of unusual size that these weights contain, or "".
+    their losses. `weights`: the weights on which the loss was computed, or None if they are no longer known. `outlier`: a line
+    about a gradient of unusual size that these weights contain, or "".
     """
     losses = {first.rank: str(first.failure.loss)}
     fine = set(finite) - {first.rank}

@@ -22,7 +22,7 @@ from psnode.records.metrics import METRICS, Summary, compression_ratio, peak_mem
 
 _LOG = logging.getLogger(__name__)
 
-_COLD, _FEWEST = 2, 5  # first steps that no prediction is compared with, and the least number of others
+_COLD, _FEWEST = 2, 5  # number of first steps left out of the comparison with a prediction, and the fewest remaining steps
 _REASONS = {3: "quorum", 4: "diverged", 75: "signal", 130: "interrupted"}
 
 
@@ -34,7 +34,7 @@ def begun_in_vain(run: RunDirectory, error: StoppedError) -> None:
 def rescue(master: Master, error: Exception | SystemExit) -> None:
     """Write a checkpoint of the last complete step if an exception of the program's code, or a bug, on rank 0 ends the job.
 
-    Do nothing if the disk, the network or a worker is at fault, or if weights on workers may change meanwhile.
+    Do nothing if the disk, the network or a worker is at fault, or if weights on workers may change during the writing.
     """
     codes = (PsnodeError.exit_code, ConfigurationError.exit_code)
     own = not isinstance(error, PsnodeError) or (error.exit_code in codes and not isinstance(error, RemoteFailureError))
@@ -92,7 +92,7 @@ def _exit_code(master: Master) -> int:
 
 
 def _summarise(master: Master, run: RunDirectory, reason: str, code: int, *, hashed: bool = True) -> Summary:
-    """Write the summary. It has the hash of the weights if they are `hashed`: workers that have parts of them may be gone."""
+    """Write the summary. `hashed`: include the hash of the weights, for which workers that hold parts of them must be alive."""
     found = _summary(run, master.job_state.round.finished, reason, code, master.plan.size)
     memory = master.recorder.worker_memory or None
     try:
@@ -110,7 +110,7 @@ def _summarise(master: Master, run: RunDirectory, reason: str, code: int, *, has
 
 
 def _prediction(run: RunDirectory, steps: int, workers: int) -> dict[str, Any] | None:
-    """Return the prediction of a step beside the median of this part's steps; None without one, or after too few steps."""
+    """Return the prediction of a step and the median of this part's steps; None without a prediction, or after too few steps."""
     predicted = run.prediction
     if predicted is None or predicted.workers != workers:
         return None
@@ -119,7 +119,7 @@ def _prediction(run: RunDirectory, steps: int, workers: int) -> dict[str, Any] |
 
 
 def _summary(run: RunDirectory, steps: int, reason: str, code: int, coordinates: int) -> Summary:
-    """Return a summary without final loss and model hash, which are known only after the start-up."""
+    """Return a summary without the final loss and the model hash, which are known only after the start-up."""
     sums = totals(run.path / METRICS, steps)
     return Summary(
         steps=steps,

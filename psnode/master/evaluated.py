@@ -1,4 +1,4 @@
-"""Evaluations that the program of a session reports. The master records, logs and answers them; the best keeps a checkpoint."""
+"""Evaluations that the program of a session reports. The master records, logs and answers them, and saves the best version."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LOG = logging.getLogger(__name__)
 class SessionEvaluations:
     """Records the first evaluation of each version in a session, and answers all workers that report evaluations.
 
-    If no earlier evaluation is better, a checkpoint of the evaluated version is begun, unless one was due already. The evaluating
-    worker waits for the answer, so that its weights are still those of that version. `scalars` logs figures of a step by tag.
+    If no earlier evaluation is better, a checkpoint of the evaluated version is begun, unless one was already due. The worker
+    waits for the answer, so that it still holds the weights that it has evaluated. `scalars` logs figures of a step by tag.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class SessionEvaluations:
             self._newest = frame.version, self._record(frame.step, told)
         best = self._newest[1]
         if told.saves and best and not repeated:
-            if self._waiting is not None:  # an evaluation of another version, surpassed before its checkpoint was begun
+            if self._waiting is not None:  # an evaluation of an earlier version, and the new one is better
                 self._answer(self._waiting, Flag.NONE, best=True)
             self._waiting = frame
         else:
             self._answer(frame, Flag.NONE, best=best)
 
     def settle(self, until: float) -> None:
-        """Begin the checkpoint of the waiting evaluation, if there is one and all earlier checkpoints are written, and answer it.
+        """Begin the checkpoint of a waiting evaluation and answer it, if all earlier checkpoints are written.
 
         `until`: the time by which the worker's part of the checkpoint has to arrive, see BegunCheckpoint.
         """

@@ -12,7 +12,7 @@ from psnode.records.metrics import EVENTS
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = dict.fromkeys(["calibrated", "planned", "learning rate", "promoted", "resharded", "returned"], logging.INFO)
-# events in other words than their names
+# events whose text differs from their names
 _SHOWN = {
     "lost": "is lost",
     "bypassed": "passes nothing on",

@@ -13,7 +13,7 @@ from psnode.protocol.round import Round
 from psnode.records.checkpoint import Checkpoint
 from psnode.records.generations import Generation, epoch_offset
 
-_REMEMBERED = 1 << 14  # versions whose learning rate is kept; a gradient is older only after hours of silence
+_REMEMBERED = 1 << 14  # versions whose learning rate is kept; only a worker silent for hours sends an older gradient
 _NEVER = 1 << 53  # a step that no run reaches
 
 
@@ -43,7 +43,7 @@ def epochs_of(config: Config, parts: Sequence[Generation], examples: int) -> Epo
 
 
 class Applied:
-    """Counts the gradients applied so far, each once, when its first group is applied.
+    """Counts the gradients applied so far. Each gradient counts once, when its first group is applied.
 
     `newest`: by rank, the last step of that rank whose gradient was counted.
     """
@@ -67,8 +67,8 @@ class Applied:
 def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
     """Return the count of gradients that the run has applied, or None if versions are counted instead.
 
-    Only runs under ssp and asp count gradients, since their versions may consist of any number of gradients. Versions are also
-    counted in such a run if its checkpoint, written by an older psnode, has no count.
+    Only runs under ssp and asp count gradients, since their versions may consist of any number of gradients. If the checkpoint of
+    such a run was written by an older psnode and has no count, versions are counted in this run too.
     """
     if not rule.patient:
         return None
@@ -81,7 +81,7 @@ def applied_before(rule: Rule, found: Checkpoint | None) -> Applied | None:
 
 
 class ExampleDealing:
-    """The shares of `examples` examples among `ranks`, and the epochs and the learning-rate `schedule` that follow from them.
+    """The shares of `examples` examples among `ranks`, and the epochs and learning-rate `schedule` that follow from the shares.
 
     `parts`: the parts of the run, each with another number of workers. `finished`: the steps of the run so far. `own_rate`: the
     task's schedule. `steps`: the steps of an epoch if the task sets them.
@@ -115,7 +115,7 @@ class ExampleDealing:
         self._epoch = self._over
 
     def rate(self, of: Round) -> float:
-        """Return the learning rate of a round's gradients, fixed at the first call for that version."""
+        """Return the learning rate of a round's gradients, which is fixed at the first call for the round's version."""
         found = self._rates.setdefault(of.version, self.schedule(of.finished))
         self._rates.pop(of.version - _REMEMBERED, None)
         return found
@@ -135,7 +135,7 @@ class ExampleDealing:
         return learning_rate(config, self.epochs.steps, self.epochs.epoch_offset, self._own_rate)
 
     def count(self, finished: int, contributors: Iterable[tuple[int, int]]) -> None:
-        """Count the last of `finished` steps. `contributors`: the gradients in it, as pairs of a rank and that rank's step."""
+        """Count the last of `finished` steps. `contributors`: its gradients, as pairs of a rank and that rank's own step."""
         self._epoch, self._finished = self._over, finished
         if self.applied is not None:
             self.applied.add(contributors)
@@ -154,7 +154,7 @@ class ExampleDealing:
 
     @property
     def last_step(self) -> int:
-        """The step after which this job ends, which may be only a part of the run."""
+        """The step after which this job ends, which may be before the end of the run."""
         return self._config.last_step(self.epochs.steps, self.epochs.epoch_offset)
 
     @property
@@ -183,7 +183,7 @@ class ExampleDealing:
         return former
 
     def renew(self, finished: int, live: Iterable[int]) -> bool:
-        """Divide the examples among `live` if an epoch ends after `finished` steps and its shares belong to other ranks.
+        """Divide the examples among `live` if an epoch ends after `finished` steps and the shares belong to other ranks.
 
         Returns True if the examples were divided anew.
         """

@@ -1,4 +1,4 @@
-"""The master's heartbeat, which neither computations nor slow workers delay. Silent workers: see psnode.master.membership."""
+"""The master's heartbeat, which neither computations nor slow workers delay. For silent workers see psnode.master.membership."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class Heartbeat:
                 if all(pending.done for pending in self._last.get(rank, ())):
                     try:
                         self._last[rank] = self._link.send(rank, Kind.PING)
-                    except TransportError:  # the reader of the inbox gets this error too
+                    except TransportError:  # the thread that reads the inbox gets this error too
                         return

@@ -17,9 +17,9 @@ PART = "stop-after"  # reason in summary.json if the job ended successfully befo
 
 
 def stop_reason_of(frame: Frame) -> str:
-    """Return the reason in a worker's STOP_REQUEST: ENOUGH, or the signal that requested the stop, by what this host knows of it.
+    """Return the reason in a worker's STOP_REQUEST: ENOUGH, or the signal that requested the stop, as far as this host knows it.
 
-    A worker on another host than the launcher's knows only that it received USR1.
+    A worker that is not on the launcher's host knows only that it received USR1.
     """
     return asked_signal(plain(bytes(frame.body).decode("ascii", "replace")))
 
@@ -35,7 +35,7 @@ class JobState:
         self.round = Round.after(0)
         self.stopping = False
         self.stop_reason: str | None = None
-        self.failure: PsnodeError | None = None  # the worker's exception that ended the job, if one did
+        self.failure: PsnodeError | None = None  # the exception of a worker, if it ended the job
         self.stop_by = math.inf  # time by which a requested stop should be complete
         self._clock = clock
         self._stop_deadline = stop_deadline

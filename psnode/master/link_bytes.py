@@ -19,15 +19,15 @@ _WAYS = ("gradients_out", "weights_out", "gradients_in", "weights_in")
 class LinkBytes:
     """Bytes of group frames, headers included, that left and entered each rank since this start of the run.
 
-    Gradients are counted by their senders and by their receivers, weights by the ranks that update them; `routes`, by group,
-    determine between which ranks these travel. Frames that stay on their rank do not count.
+    Gradients are counted by their senders and by their receivers. Weights are counted by the ranks that update them; `routes`, by
+    group, determine the ranks between which the weights travel. Frames that stay on their rank do not count.
     """
 
     def __init__(self, groups: Sequence[Group] = (), routes: Sequence[Route] = ()) -> None:
         self._groups, self._routes = groups, routes
         self._ranks = {MASTER}.union(*({*route.readers, *route.roots} for route in routes))
         self._bytes: dict[str, Counter[int]] = {way: Counter() for way in _WAYS}
-        self._weights: Counter[tuple[int, tuple[int, ...]]] = Counter()  # bytes by group and ranks that get them
+        self._weights: Counter[tuple[int, tuple[int, ...]]] = Counter()  # bytes by group and by the ranks that get the group
         self._recipients = tuple(sorted(self._ranks - {MASTER}))
 
     def send_gradients(self, rank: int, nbytes: int) -> None:
@@ -39,11 +39,11 @@ class LinkBytes:
         self._bytes["gradients_in"][rank] += nbytes
 
     def send_to(self, ranks: Iterable[int]) -> None:
-        """Count new versions for `ranks` only from now on, see WeightsHandle.send_to."""
+        """Count new versions only for `ranks` from now on; see WeightsHandle.send_to."""
         self._recipients = tuple(ranks)
 
     def send_weights(self, group: int, nbytes: int) -> None:
-        """Count `nbytes` in the frames of a group's new version, as many for every recipient."""
+        """Count `nbytes` for every recipient of a group's new version."""
         if nbytes:
             self._weights[group, self._recipients] += nbytes
 
@@ -56,7 +56,7 @@ class LinkBytes:
                 self._pass(((root, rank) for rank in readers if rank != root), frame)
 
     def facts(self, steps: int) -> dict[str, Any]:
-        """Return the account for summary.json: the number of steps, and the bytes of each rank by way."""
+        """Return the account for summary.json: the number of steps, and the bytes of each rank in each direction."""
         weights, self._weights = self._weights, Counter()
         for (group, ranks), nbytes in weights.items():
             hops = list(_hops(self._routes[group], ranks))
@@ -72,7 +72,7 @@ class LinkBytes:
 
 
 def _hops(route: Route, ranks: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of sender and receiver by which a group's weights reach those of `ranks` that its route names."""
+    """Yield the pairs of sender and receiver by which a group's weights reach the ranks that are in `ranks` and on its route."""
     sends = route.sends(ranks)
     yield from ((route.root, rank) for rank in (*sends.passed_on, *sends.used) if rank != route.root)
     ahead = list(sends.passed_on)

@@ -44,7 +44,7 @@ from psnode.records.timeline import parse_events
 from psnode.tasks import tensor_names
 from psnode.transport.clock import Clock
 
-_FIRST_ROUNDS = 3  # the first rounds, which are declared pauses: kernels compile, caches fill
+_FIRST_ROUNDS = 3  # first rounds that are declared pauses, since kernels compile and caches fill
 
 
 class _Overdue(NamedTuple):
@@ -252,9 +252,9 @@ class Master:
     def _on_failure(self, event: RemoteFailureError) -> None:
         """Handle the failure of a worker.
 
-        The job continues without a worker that failed with a bug or an exception of the task. A fault of settings, weights or
-        checkpoints ends the job. A ConfigurationError after the first step of this job is a fault of the loop or the task, since
-        the settings have worked before; it ends the job after a checkpoint.
+        The job continues without a worker that failed because of a bug or an exception of the task. A fault of settings, weights
+        or checkpoints ends the job. A ConfigurationError after the first step of this job is a fault of the loop or the task,
+        since the settings have worked before. It ends the job after a checkpoint.
         """
         if event.failure.loss is not None:
             newest = not self.rule.rounds_go_on and event.step in self.job_state.round.numbers
@@ -341,8 +341,8 @@ class Master:
     def _desert(self) -> None:
         """Handle an open round without workers and without gradients.
 
-        If a stop was requested, end the job. Otherwise pass the round to spares, if there are any. No version is made of the
-        round, since a version without gradients would skip a batch of the data.
+        If a stop was requested, end the job. Otherwise pass the round to spares, if there are any. The round makes no version,
+        since a version without gradients would skip a batch of the data.
         """
         if self.job_state.stop_reason is not None:
             self._boundary.break_off(self.clock.now())

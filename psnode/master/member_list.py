@@ -47,7 +47,7 @@ class Members:
             absence.step = max(absence.step, gradient_of)
 
     def restart_silence(self, ranks: Iterable[int]) -> None:
-        """Measure the silence of `ranks` from now on: until now they had nothing to send."""
+        """Measure the silence of `ranks` from now on, since they had nothing to send before."""
         self._since.update(dict.fromkeys(ranks, self._clock.now()))
 
     def silent_for(self, rank: int) -> float:
@@ -55,16 +55,16 @@ class Members:
         return self._clock.now() - self._since[rank]
 
     def strike(self, rank: int) -> bool:
-        """Count an unusable frame of `rank`, and return True if it was the STRIKES-th in a row."""
+        """Count an unusable frame of `rank`, and return True if it was number STRIKES in a row."""
         self._strikes[rank] = self._strikes.get(rank, 0) + 1
         return self._strikes[rank] >= STRIKES
 
     def forgive(self, rank: int) -> None:
-        """Reset the count of unusable frames of `rank`, one of whose gradients was used."""
+        """Reset the count of unusable frames of `rank`, after one of its gradients was used."""
         self._strikes.pop(rank, None)
 
     def remove(self, rank: int) -> bool:
-        """Remove `rank` from the live workers. Return False if it was not one of them."""
+        """Remove `rank` from the live workers. Return False if it was not live."""
         if rank not in self.live:
             return False
         self.live -= {rank}

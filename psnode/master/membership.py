@@ -1,7 +1,7 @@
 """Decisions on which workers are awaited, suspended or lost, and the consequences for the open round and the job.
 
-A suspended worker that is heard again comes back between two rounds. Members.readmit (members.py) puts it back on the list of
-live workers or of spares, and RoundBoundary.readmit (round_boundary.py) sends it the whole weights of the complete version.
+A suspended worker that is heard again comes back between two rounds. Members.readmit (member_list.py) puts it back on the list of
+live workers or of spares, and Readmission.readmit (readmission.py) sends it the whole weights of the complete version.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from psnode.protocol.wire import Flag, Kind
 
 _ENDS = "the job ends, since every worker updates weights"
 _ENDS_WITHOUT = "the job ends, since it has a part of the weights"
-_STOP_AGAIN = 0.2  # after the stop deadline has passed, it is extended each time by this fraction
-_SILENCES = 4  # number of round deadlines for which a worker may be silent where no round waits for it
+_STOP_AGAIN = 0.2  # fraction by which the stop deadline is extended each time it has passed
+_SILENCES = 4  # number of round deadlines for which a worker may be silent if no round waits for it
 
 
 @dataclass
 class Membership:
     """Owns the members, their flow control and the round timer, and decides when the job continues without a worker.
 
-    For the master's main thread. Membership reads the version in `job_state`; the only changes that it makes there are requests
-    to stop, their deadline, and the failure that caused one.
+    Only the master's main thread uses it. Membership reads the version in `job_state`. It writes only requests to stop, their
+    deadline, and the failure that caused such a request.
     """
 
     members: Members
@@ -52,7 +52,7 @@ class Membership:
     recorder: StepRecorder
     events: Events
     judged: set[tuple[int, int]] = field(default_factory=set)  # (rank, step) of gradients above the norm bound in the open round
-    # ranks to which weights of the open round may not come, since a rank on the way is gone; they get the next version whole
+    # ranks that may miss weights of the open round, since a rank on the route is gone; they get the whole next version
     cut_off: set[int] = field(default_factory=set)
     _refused: dict[int, int] = field(default_factory=dict)  # by rank: consecutive gradients refused for their norm
 
@@ -63,7 +63,7 @@ class Membership:
 
     @property
     def wait_until(self) -> float:
-        """The earlier of the round's deadline and the deadline of a requested stop, by the job's clock."""
+        """The round's deadline or the deadline of a requested stop, whichever is earlier, by the job's clock."""
         return min(self.timer.deadline, self.job_state.stop_by)
 
     @property
@@ -77,13 +77,14 @@ class Membership:
     def ask(self, ranks: Iterable[int]) -> None:
         """Ask the ranks with more than half of the byte limit outstanding to answer once they have caught up.
 
-        Called before VERSION_COMPLETE is sent, so that a rank answers before its next gradient (psnode.exchange.flow_control).
+        This is called before VERSION_COMPLETE is sent, so that a rank answers before it sends its next gradient
+        (psnode.exchange.flow_control).
         """
         version = self.job_state.version
         self._put_question([rank for rank in self._watched(ranks) if self.flow_control.ask(rank, version)], version, Flag.NONE)
 
     def hold(self, ranks: Iterable[int]) -> None:
-        """Hold the ranks above the byte limit: they get no version until they have answered."""
+        """Hold the ranks above the byte limit, so that they get no version before they have answered."""
         number = self.job_state.round.number
         self._put_question([rank for rank in self._watched(ranks) if self.flow_control.hold(rank, number)], number, Flag.HOLD)
 
@@ -121,11 +122,11 @@ class Membership:
         waiting = live & self.pending.missing if held or self.job_state.stopping else frozenset()
         if not self.job_state.stopping:
             missing = self.shard.missing
-            if not servers & missing:  # else the workers may lack weights of this server, which is judged at the hard limit
+            if not servers & missing:  # otherwise workers may lack a server's weights; the hard limit above applies to the server
                 waiting |= live & missing
         elif not self.pending:
             waiting |= owing
-        waiting -= {rank for other in waiting for rank in self.shard.behind(other)}  # which may have got no weights
+        waiting -= {rank for other in waiting for rank in self.shard.behind(other)}  # these ranks may have got no weights
         if not waiting and not hurried and not self.pending.writing and late > 2 * self.timer.patience.hard_limit:
             raise TransportError(f"no round was finished within {late:.0f} s and no worker is to blame; go on with --resume")
         enough = not self.shard.needs_all and len(live - waiting) + len(self.members.spares) >= max(1, self.config.min_workers)
@@ -136,7 +137,7 @@ class Membership:
             self.timer.extend()
 
     def suspend(self, rank: int) -> None:
-        """Continue without `rank` until it is heard again, or for good if workers cannot come back."""
+        """Continue without `rank` until it is heard again, or permanently if workers cannot come back."""
         reason = f"not heard of for {self.members.silent_for(rank):.1f} s"
         if not self.shard.readmits and not self.shard.needs_all:
             self.lose(rank, f"{reason}, and it cannot come back, as no rank keeps the updates that it misses")
@@ -146,7 +147,7 @@ class Membership:
         taken = self._do_without(rank, "suspended", reason)
         now = self.job_state.round
         step = 0 if self.rule.patient else now.last_step
-        if step and hold is not None and hold.version <= now.version:  # no gradient of a version that it did not get
+        if step and hold is not None and hold.version <= now.version:  # a rank sends no gradient of a version that it did not get
             last = now.at(hold.version - 1)
             step = last.last_step
             taken = {group: last.finished if group in hold.unused else step for group in taken}
@@ -202,7 +203,7 @@ class Membership:
             self.events.tell("quorum", self.job_state.version, None, reason, outcome=outcome)
             self.job_state.request(QUORUM)
         self.pending.give_up(rank)
-        self._send_past(rank)  # before the round goes on without it
+        self._send_past(rank)  # before the round continues without this rank
         if self.job_state.stopping:
             return {}
         taken = self.shard.withdraw(rank)
@@ -211,15 +212,15 @@ class Membership:
         return taken
 
     def _end_without(self, rank: int, event: str, reason: str) -> None:
-        """Raise TransportError, as a rank that has a part of the weights and computes nothing is gone."""
+        """Raise TransportError, since `rank`, which has a part of the weights and computes nothing, is gone."""
         self.events.tell(event, self.job_state.version, rank, reason, outcome=_ENDS_WITHOUT)
         self.shard.withdraw(rank)
 
     def _send_past(self, rank: int) -> None:
-        """Send the weights to the ranks to which they come by way of `rank`, as it may have kept them back.
+        """Send the weights to the ranks that get them through `rank`, since `rank` may not have passed them on.
 
-        While all groups are open, y is the version on which the open round's gradients are computed. Once one is closed, all live
-        workers have this version. The next one, of which parts may be kept back too, follows whole when it is complete.
+        While all groups are open, y is the version on which the open round's gradients are computed. Once a group is closed, all
+        live workers have this version. Parts of the next version may be missing too, so it is sent whole when it is complete.
         """
         if ranks := sorted(self.shard.behind(rank).intersection(self.followers)):
             self.cut_off.update(ranks)
@@ -231,13 +232,13 @@ class Membership:
             self.events.tell("bypassed", now.version, rank, f"rank 0 sends the weights to {names} itself")
 
     def _outlook(self) -> str:
-        """Return how the run goes on once a worker is gone."""
+        """Return a text about how the run continues after the loss of a worker."""
         if self.members.spares:
             return "a spare takes its place"
         return f"the run goes on with {len(self.members.live)} of {counted(self.members.places, 'worker')}"
 
     def suspend_silent(self) -> None:
-        """Suspend silent workers where rounds close without the slowest workers, since no round deadline detects them."""
+        """Suspend silent workers if rounds close without the slowest workers, since no round deadline detects such workers."""
         if not self.rule.rounds_go_on or self.config.local is not None:
             return
         limit = max(_SILENCES * self.timer.patience.of_round(pause=False), self.timer.patience.hard_limit)
@@ -249,7 +250,7 @@ class Membership:
     def reject(self, rank: int, what: WireError | Refused) -> None:
         """Count an unusable frame of `rank`, and continue without `rank` after three in a row.
 
-        The kind of an unreadable frame is unknown. So the open round no longer waits for its sender; and if a checkpoint waits
+        The kind of an unreadable frame is unknown. Therefore the open round no longer waits for the sender. If a checkpoint waits
         for the sender's part, the sender is dropped and the checkpoint is written without that part.
         """
         if rank not in self.members.live:
@@ -269,7 +270,7 @@ class Membership:
             self.shard.excuse(rank, self.job_state.version)
 
     def judge(self, what: Refused | Scaled, error: NormError) -> None:
-        """Report once a gradient whose norm is above the bound, and drop its sender after three refused gradients in a row."""
+        """Report a gradient above the norm bound once, and drop its sender after three refused gradients in a row."""
         rank, key = what.sender, (what.sender, error.step)
         if rank not in self.members.live or key in self.judged:
             return
@@ -294,7 +295,7 @@ class Membership:
         return {rank for rank, _ in self.judged} if self.config.norm_cap == AUTO else set()
 
     def settle(self, contributors: Iterable[tuple[int, int]]) -> None:
-        """Reset the count of refused gradients of each contributor to the complete version whose norm was within the bound."""
+        """Reset the count of refused gradients of each contributor to the complete version with a norm within the bound."""
         judged = {rank for rank, _ in self.judged}
         for rank in {rank for rank, _ in contributors} - judged:
             self._refused.pop(rank, None)

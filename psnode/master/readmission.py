@@ -18,7 +18,7 @@ from psnode.protocol.wire import Flag, Kind
 
 
 class LastGradient(NamedTuple):
-    """The news about a worker's last gradient in VERSION_COMPLETE: its step, and the groups that will never be used."""
+    """The content of VERSION_COMPLETE about a worker's last gradient: its step, and the groups that will never be used."""
 
     step: int
     unused: list[int]
@@ -29,8 +29,8 @@ class Readmission:
     """The ranks that enter with the complete version, and the weights and messages that they get before VERSION_COMPLETE.
 
     `entering`: the ranks that take part in the next round and did not take part in the last one. `released`: the ranks that were
-    held and get this version whole. `earlier`: by rank, the last gradient of those that return or are promoted now. `dealt`: True
-    if shares of the examples have changed since the start of the job.
+    held and get this whole version. `earlier`: by rank, the last gradient of the ranks that return or are promoted now. `dealt`:
+    True if shares of the examples have changed since the start of the job.
     """
 
     link: FrameChannel
@@ -52,7 +52,7 @@ class Readmission:
         return self.entering | self.released
 
     def clear(self) -> None:
-        """Forget the ranks of this version, after they were told."""
+        """Forget the ranks of this version, after their messages have been sent."""
         self.entering.clear()
         self.released.clear()
         self.earlier.clear()
@@ -79,7 +79,7 @@ class Readmission:
             self.shard.admit([rank for rank in ranks if rank in self.membership.live], version)
 
     def send_past(self) -> None:
-        """Send the whole weights of the complete version to the ranks that a lost or silent rank may have cut off from it."""
+        """Send the whole weights of the complete version to the ranks that a lost or silent rank may have cut off."""
         ranks, self.membership.cut_off = self.membership.cut_off.intersection(self.membership.followers), set()
         if ranks:
             self._send_whole(sorted(ranks))

@@ -1,4 +1,4 @@
-"""Assembly of a step's record, which is a line of metrics.jsonl, from reports, byte counts and times."""
+"""Assembly of the record of a step, one line of metrics.jsonl, from reports, byte counts and times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psnode.protocol.channel import ControlBytes
 from psnode.protocol.messages import Report
 from psnode.records.metrics import Seconds, StepRecord
 
-_MOST_REPORTS = 64  # reports of a worker that are kept until the versions with these gradients are complete
+_MOST_REPORTS = 64  # maximum number of a worker's reports that wait for the versions with its gradients
 
 
 @dataclass
@@ -38,8 +38,8 @@ class StepRecorder:
     is the mean over samples, not over workers. `control`: returns the bytes of all control messages so far. `links`: the
     account of bytes by rank.
 
-    Bytes of group frames that belong to no pending step count in the next record, and so do the control messages since the
-    previous record. So the records together contain every byte.
+    Bytes of group frames that belong to no pending step count in the next record, as do the control messages since the previous
+    record. Together the records contain every byte.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class StepRecorder:
         self._rounds[step].dropped += 1
 
     def skipped(self, step: int, rank: int) -> None:
-        """Note that `rank` leaves out its gradient of `step`. The record waits for its report, which counts the bytes sent."""
+        """Note that `rank` leaves out its gradient of `step`. The record waits for the rank's report, which counts its bytes."""
         if step >= self._next:
             self._rounds[step].skipped.add(rank)
 
     def report(self, step: int, rank: int, report: Report) -> None:
-        """Store the report of `rank` about its own `step`."""
+        """Store the report of `rank` about `step`, the rank's own step."""
         reports = self._reports[rank]
         reports[step] = report
         self.worker_memory = max(self.worker_memory, report.memory)
@@ -131,7 +131,7 @@ class StepRecorder:
         seconds: dict[str, float],
         gradient_norm: float | None = None,
     ) -> None:
-        """Close the round of `step`. `contributors`: the gradients in its version, as pairs of a rank and that rank's step."""
+        """Close the round of `step`. `contributors`: the gradients in its version, as pairs of a rank and the rank's own step."""
         entry = self._rounds[step]
         entry.lr, entry.contributors, entry.seconds = lr, frozenset(contributors), seconds
         entry.gradient_norm = gradient_norm
@@ -151,7 +151,7 @@ class StepRecorder:
 
     def _missing(self, number: int, entry: _RoundFigures) -> bool:
         silent = self._lost | entry.excused
-        own = [(rank, step) for rank, step in entry.contributors if step > self._first]  # others were reported before this start
+        own = [(rank, step) for rank, step in entry.contributors if step > self._first]  # others: reported to an earlier start
         own += [(rank, number) for rank in entry.skipped]
         return any(rank not in silent and step not in self._reports[rank] for rank, step in own)
 
@@ -197,7 +197,7 @@ class StepRecorder:
         )
 
     def _mean_loss(self, reports: Sequence[Report]) -> float | None:
-        """Return the mean of the reported losses, weighted like their gradients; without losses, that of the previous record."""
+        """Return the mean of the reported losses, weighted like the gradients; without losses, return the previous loss."""
         told = [(report.loss, report.samples if self._weighted else 1) for report in reports if report.loss is not None]
         if not sum(weight for _, weight in told):
             return self._loss

@@ -28,8 +28,8 @@ from psnode.records.history import AddedGradient
 class RoundBoundary:
     """The boundary between two rounds: decides the messages that each worker gets with a version.
 
-    Used only while no group is being sent. A worker is told the fate of its last gradient. This is the gradient of the last round
-    (see `left_out`), or an earlier gradient if the worker comes back with this version.
+    Methods are called only while no group is being sent. A worker is told the fate of its last gradient, which is the gradient of
+    the last round (see `left_out`), or an earlier gradient if the worker comes back with this version.
     """
 
     link: FrameChannel
@@ -48,7 +48,7 @@ class RoundBoundary:
     _recorded: bool = True  # config.json holds the present shares
 
     def count(self, contributors: Iterable[tuple[int, int]]) -> bool:
-        """Count the gradients in the complete version. Return True if that may have moved the last step of the run.
+        """Count the gradients in the complete version. Return True if this count may have moved the last step of the run.
 
         `contributors`: pairs of a rank and that rank's step.
         """
@@ -59,7 +59,7 @@ class RoundBoundary:
         return True
 
     def begin_checkpoint(self, until: float) -> bool:
-        """Begin a checkpoint of the complete version; False if it cannot be begun. `until`: see BegunCheckpoint."""
+        """Begin a checkpoint of the complete version. Return False if this is not possible. `until`: see BegunCheckpoint."""
         return self.pending.begin(self.job_state.version, self.membership.live, until, self._facts)
 
     def keep(self) -> None:
@@ -72,7 +72,7 @@ class RoundBoundary:
         return {**retention.UNKNOWN, **self.shard.facts(), **applied}
 
     def clip(self, group: int, clipped: Iterable[Clipped]) -> None:
-        """Note the gradients of `group` of which only a part was used. `close` tells their senders the factors."""
+        """Note the gradients of `group` that were used only in part. `close` sends the factors to the senders."""
         for rank, step, factor in clipped:
             if self._clipped.get(rank, (0, {}))[0] != step:
                 self._clipped[rank] = step, {}
@@ -167,7 +167,7 @@ class RoundBoundary:
             self.recorder.links.send_to(followers)
 
     def _tell_factors(self, ranks: Iterable[int]) -> None:
-        """Send the ranks whose gradients were clipped the factor by group. A worker ignores factors for an earlier step."""
+        """Send to each rank whose gradient was clipped the factor of each group. A worker ignores factors for an earlier step."""
         for rank in [rank for rank in ranks if rank in self._clipped]:
             step, factors = self._clipped.pop(rank)
             body = pack_factors(factors, len(self.plan.groups))

@@ -15,9 +15,9 @@ _PREFIX = "buffer/"
 
 
 class WorkerBuffers:
-    """The workers' buffers combined by `rules` (see `combined`), as last known.
+    """The last known buffers of the workers, combined by `rules` (see `combined`).
 
-    `means`: the combined buffers by name, empty at first. `version`: the version that they belong to, at first that of the start.
+    `means`: the combined buffers by name, empty at first. `version`: the version of these buffers, at first the initial version.
     """
 
     def __init__(self, rules: Mapping[str, str], events: Events, version: int) -> None:
@@ -40,7 +40,7 @@ class WorkerBuffers:
             self._events.tell("old buffers", version, None, reason)
 
     def _combined(self, version: int, states: Mapping[int, Tensors]) -> Tensors:
-        """Return the combined buffers. Report once each buffer that should be the same on every worker and is not."""
+        """Return the combined buffers. Report once each buffer that differs although it should be the same on every worker."""
         found, differing = combined(states, self._rules)
         for name in differing:
             if name not in self._differing:
@@ -54,10 +54,10 @@ class WorkerBuffers:
 
 
 def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[Tensors, list[str]]:
-    """Return the buffers for a checkpoint, and the names of buffers that should be the same on every worker and are not.
+    """Return the buffers for a checkpoint, and the names of buffers that differ although every worker should have the same.
 
     `states`: the buffers in each worker's part, by rank. A buffer named in `rules` is a statistic, and its mean or maximum over
-    the workers is returned. Every other buffer is an exact copy of the lowest rank's.
+    the workers is returned. Every other buffer is an exact copy of the buffer of the lowest rank.
     """
     found: Tensors = {}
     differing = []
@@ -65,7 +65,7 @@ def combined(states: Mapping[int, Tensors], rules: Mapping[str, str]) -> tuple[T
     for key in first:
         name, every = key.removeprefix(_PREFIX), [state[key] for _, state in sorted(states.items()) if key in state]
         shape = next((value for value in every if value.numel()), every[0]).shape
-        held = [value for value in every if value.shape == shape]  # other workers sized it by their own data, or not at all
+        held = [value for value in every if value.shape == shape]  # other sizes follow from a worker's own data
         if len(held) < len(every):
             differing.append(name)
         match rules.get(name):
@@ -93,7 +93,7 @@ def unknown_buffer(buffers: Tensors, model: torch.nn.Module) -> str | None:
     own, fixed = tensor_names.state(model), model_tensors.norm_statistics(model)
     known = {f"{_PREFIX}{name}": (own[name].dtype, own[name].shape) for name in model_tensors.persistent_buffers(model)}
     for key, value in buffers.items():
-        sized = key in known and key.removeprefix(_PREFIX) not in fixed  # the model may size it
+        sized = key in known and key.removeprefix(_PREFIX) not in fixed  # its size may be chosen by the model
         if known.get(key) != (value.dtype, known[key][1] if sized else value.shape):
             has = "does not have" if key not in known else f"has as {known[key][0]} of shape {tuple(known[key][1])}"
             return f"{key[:200]}, {value.dtype} of shape {tuple(value.shape)}, which the model {has}"

@@ -1,4 +1,4 @@
-"""The thread that writes checkpoints. It does pieces of work in order, and their results go back to the calling thread."""
+"""The thread that writes checkpoints. It does pieces of work in order, and passes their results to the calling thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CheckpointThread:
     def do(self, step: int, work: Work, then: Then = lambda result, error: None) -> None:
         """Queue `work` on the checkpoint of `step`.
 
-        `settle` then calls `then` with the result of `work` and its OSError or CheckpointError, None without one.
+        Later `settle` calls `then` with the result of `work`, and with its OSError or CheckpointError, or None without an error.
         """
         self._left += 1
         self._executor.submit(self._run, step, work, then)
@@ -57,7 +57,7 @@ class CheckpointThread:
         return bool(self._left)
 
     def settle(self) -> None:
-        """Call `then` for all work done since the last call. To be called in the thread that queued the work."""
+        """Call `then` for all work done since the last call. Call this in the thread that queued the work."""
         with suppress(queue.Empty):
             while True:
                 follow = self._done.get_nowait()

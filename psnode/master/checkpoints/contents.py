@@ -1,4 +1,4 @@
-"""The master's files of a checkpoint: the tensors in each file, and methods to write them in a thread during training."""
+"""The master's files of a checkpoint: the tensors in each file, and methods that write the files in a thread during training."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Draft:
         """Write the remaining files, publish the checkpoint and delete checkpoints that are no longer kept.
 
         `means`: the combined buffers of the workers. `waiting`: gradients for the next round. `facts`: entries of the manifest.
-        `preferred`: `latest` is to name the checkpoint if it is sound.
+        `preferred`: True if `latest` shall name the checkpoint, provided that it is sound.
         Returns the reason for which the checkpoint is unsound; empty if there is none.
         """
         if self._buffers:
@@ -95,7 +95,7 @@ class Draft:
 
     @property
     def wreckage(self) -> str:
-        """A text about a written tensor that is not finite; empty if all are finite."""
+        """A text about a written tensor that is not finite; empty if all tensors are finite."""
         if (name := self._wrecked.get(checkpoint.MODEL)) is not None:
             return f"{name} is not finite"
         if checkpoint.REPLICA in self._wrecked:

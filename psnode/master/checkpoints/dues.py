@@ -15,7 +15,7 @@ class CheckpointDues:
         self._last = clock.now()  # time at which a checkpoint was last due
 
     def is_due(self, complete: Round, *, last: bool) -> bool:
-        """Return True if the version that round `complete` has made gets a checkpoint. Call once for each round in turn."""
+        """Return True if the version made by round `complete` gets a checkpoint. Call this once for each round, in order."""
         every, now = self._config.eval_freq, self._clock.now()
         old = 0 < 60 * self._config.checkpoint_minutes <= now - self._last
         due = last or old or (every > 0 and complete.reaches(every))

@@ -1,8 +1,8 @@
 """The last complete version, kept so that no step is lost if the program's own code on rank 0 raises within the next step.
 
-The program's own constraint, optimizer or codec may run after some groups of the next step have been updated. So in every step,
-values are copied before an update changes them (psnode.records.snapshots.snapshot), as during the writing of a checkpoint. If no
-such code runs, nothing is copied; then the last version can be saved only until the first group of the next step is updated.
+The program's own constraint, optimizer or codec may run after some groups of the next step have been updated. Therefore values
+are copied in every step before an update changes them (psnode.records.snapshots.snapshot), as they are while a checkpoint is
+written. A run without such code copies nothing, and can save the last version only before the next step updates its first group.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from psnode.records.snapshots.snapshot_memory import SnapshotMemory
 class LastWhole:
     """Keeps the values of the newest complete version until the next version is complete.
 
-    Only the main thread calls the methods, except `protect`. `draft` makes a draft of the state of `shard`. `memory`: the most
-    bytes for copies; 0 means a quarter of the free memory. If the copies do not fit, none are made.
+    Only the main thread calls the methods, except `protect`. `draft` makes a draft of the state of `shard`. `memory`: the maximum
+    number of bytes for copies; 0 means a quarter of the free memory. If the copies do not fit, no copies are made.
     """
 
     def __init__(self, shard: StateHandle, draft: Callable[[SnapshotMemory], Draft], memory: int) -> None:
@@ -51,7 +51,7 @@ class LastWhole:
         """Return the kept version, its draft and its facts, or None if there is none. The draft is valid until `close`."""
         if self._draft is None and self._version >= 0 and not self._changed:
             self._draft = self._make(self._memory)
-            if self._changed:  # a group changed meanwhile, so that the draft mixes two versions
+            if self._changed:  # a group has changed since, so the draft mixes two versions
                 self.close()
         return None if self._draft is None else (self._version, self._draft, self._facts)
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are due, or begun and not yet published: the awaited parts of workers, and the order of publication."""
+"""Checkpoints that are due, or begun but not yet published: the awaited parts of workers, and the order of publication."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _MOST = 4
 class BegunCheckpoint:
     """A checkpoint that waits for parts of the ranks in `awaited`, or is `sealed` and waits for the disk.
 
-    `until`: the time after which it is published without the missing parts, if rounds close without the slowest workers. `facts`:
-    entries of its manifest. `states`: by rank, the buffers in the parts that have come.
+    `until`: if rounds close without the slowest workers, the checkpoint is published without the missing parts after this time.
+    `facts`: entries of its manifest. `states`: by rank, the buffers in the parts that have come.
     """
 
     draft: Draft
@@ -51,10 +51,10 @@ class BegunCheckpoint:
 class PendingCheckpoints:
     """The checkpoints that are begun and not yet published. Only the master's main thread uses them; another thread writes.
 
-    The contributing workers are fixed when a checkpoint begins, since a worker that returns later has no part of that version.
+    The contributing workers are fixed when a checkpoint begins, since a worker that returns later has no data of that version.
     Checkpoints are published in the order of their versions, so that `latest` never moves back. Weights may change while a
     checkpoint is written (psnode.records.snapshots.snapshot). A checkpoint that cannot be written is reported and given up, and
-    the job continues. An unsound checkpoint does not cause the deletion of older ones (psnode.records.retention).
+    the job continues. An unsound checkpoint does not cause older checkpoints to be deleted (psnode.records.retention).
 
     `statistics`: the rule for each buffer that depends on a worker's own data (psnode.tasks.model_tensors); None means the
     rules for the statistics of torch's norms and quantisation observers. `tell` is called in the writing thread with events for
@@ -82,7 +82,7 @@ class PendingCheckpoints:
         self._model = model
         self._tracer = tracer
         self._events = events
-        self._refused: tuple[int, Exception] | None = None  # the newest version that could not be saved, and why
+        self._refused: tuple[int, Exception] | None = None  # the newest version that could not be saved, and the error
         self._workers = workers
         self._rounds_go_on = rounds_go_on
         self._rules = batch_statistics(model) if statistics is None else statistics
@@ -95,7 +95,7 @@ class PendingCheckpoints:
         self.begun = (
             -1 if run.resume_point.checkpoint is None else run.resume_point.step
         )  # the newest version with a checkpoint that was begun
-        self.is_last: Callable[[int], bool] = lambda version: False  # no round follows: gradients may wait for a resumed run
+        self.is_last: Callable[[int], bool] = lambda version: False  # if True, gradients may wait for a resumed run
         self.doubt: Callable[[], str] = lambda: ""  # the evidence in the losses so far against the newest version
         self._verdicts = Verdicts(run, self._thread, events, workers)
         own, trained = tensor_names.state(model), plan.slices()
@@ -116,7 +116,7 @@ class PendingCheckpoints:
 
     @property
     def in_flight(self) -> bool:
-        """True if no other checkpoint may begin yet, since the last one is not on the disk.
+        """True if no other checkpoint may begin yet, since the last checkpoint is not yet on the disk.
 
         If rounds close without the slowest workers, a checkpoint that only waits for workers' parts does not count.
         """
@@ -153,10 +153,10 @@ class PendingCheckpoints:
         return True
 
     def begin_evaluated(self, version: int, rank: int, until: float) -> bool:
-        """Begin a checkpoint of `version`, the newest complete one, which worker `rank` has evaluated; no checkpoint was due.
+        """Begin a checkpoint of `version`, the newest complete one, which worker `rank` has evaluated and for which none was due.
 
-        The checkpoint contains the part of that worker alone, since the other workers have continued. Therefore `latest` still
-        names the checkpoint before, from which all workers can resume. Returns False if a group has changed since that version,
+        The checkpoint contains only the part of that worker, since the other workers have continued. Therefore `latest` still
+        names the previous checkpoint, from which all workers can resume. Returns False if a group has changed since that version,
         or if the checkpoint cannot be written.
         """
         facts = self.last_whole.untouched(version)
@@ -164,7 +164,7 @@ class PendingCheckpoints:
             return False
         draft = self._draft(self._memory)
         draft.staged = staged
-        if self.last_whole.untouched(version) is None:  # a group changed meanwhile: the draft mixes two versions
+        if self.last_whole.untouched(version) is None:  # a group has changed since: a draft would mix two versions
             self._thread.do(version, draft.discard)
             return False
         facts = {**facts, **retention.verdict("")}  # sound: the program has evaluated the loss of this version
@@ -174,10 +174,10 @@ class PendingCheckpoints:
         return True
 
     def rescue(self) -> int | None:
-        """Save the last complete version when the job ends within the next one. Begun checkpoints are finished too.
+        """Save the last complete version when the job ends during the next round, and finish the checkpoints that have begun.
 
-        Workers' parts that have not come are left out. Blocks until all is written. Returns the version of the newest checkpoint
-        that was begun, or None if that one could not be written.
+        Workers' parts that have not come are left out. Blocks until everything is written. Returns the version of the newest
+        checkpoint that was begun, or None if this checkpoint could not be written.
         """
         for rank in self.missing:
             self.give_up(rank)
@@ -203,7 +203,7 @@ class PendingCheckpoints:
             return None
 
     def require(self, version: int) -> None:
-        """Raise CheckpointError if the last checkpoint, that of `version`, could not be written."""
+        """Raise CheckpointError if the checkpoint of `version`, which is the last, could not be written."""
         if self._refused is not None and self._refused[0] == version:
             error, newest = self._refused[1], checkpoint.latest(self._run.path)
             kept = f"the newest is {newest.name}" if newest and newest.is_dir() else "there is none"
@@ -212,9 +212,9 @@ class PendingCheckpoints:
             raise CheckpointError(f"{problem}: {remedy} {self._run.path} and go on with --resume")
 
     def hurry(self, now: float) -> None:
-        """Publish without the missing parts the checkpoints that have waited too long, or if too many checkpoints wait.
+        """Publish checkpoints without their missing parts if they have waited too long, or if too many checkpoints wait.
 
-        Only where rounds close without the slowest workers. `now`: the time by the job's clock.
+        Does nothing unless rounds close without the slowest workers. `now`: the time by the job's clock.
         """
         for version, pending in list(self._pending.items()) if self._rounds_go_on else ():
             waiting = sum(bool(each.awaited) for each in self._pending.values())
@@ -225,7 +225,7 @@ class PendingCheckpoints:
                 self.publish()
 
     def take(self, frame: Frame) -> None:
-        """Add a worker's part to its checkpoint, or ignore it if it is not awaited. Raises WireError if it is malformed."""
+        """Add a worker's part to its checkpoint, or ignore a part that is not awaited. Raises WireError for a malformed part."""
         pending = self._pending.get(frame.step)
         if pending is None or frame.sender not in pending.awaited:
             frame.release()
@@ -298,13 +298,13 @@ class PendingCheckpoints:
         self._thread.settle()
 
     def finish(self) -> None:
-        """Block until all queued work is written. Workers' parts may still be awaited then."""
+        """Block until all queued work is written. Checkpoints may still wait for workers' parts afterwards."""
         while self._thread.busy:
             self._thread.wait()
             self.settle()
 
     def close(self) -> None:
-        """Finish the checkpoints that wait only for the disk, drop the others, and end the thread."""
+        """Finish the checkpoints that wait only for the disk, drop all others, and end the thread."""
         self._memory.close()
         self.last_whole.close()
         for version, pending in list(self._pending.items()):

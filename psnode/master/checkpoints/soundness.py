@@ -19,7 +19,7 @@ _LEAST = 5  # fewest usual losses whose median is used
 
 
 class Soundness:
-    """Compares losses with the median of the last 100 usual losses. For the master's main thread.
+    """Compares losses with the median of the last 100 usual losses. Only the master's main thread uses it.
 
     A loss is unusual if it is above ten times the median and above a quarter of the run's first loss. Unusual losses do not enter
     the median, so a wrecked model stays unsound however long it is trained. If the median is not positive, every finite loss is
@@ -36,7 +36,7 @@ class Soundness:
             self.take(0, loss)
 
     def take(self, step: int, loss: float | None) -> None:
-        """Take the loss of `step`, the newest. None or NaN, if no worker has reported one, is ignored."""
+        """Take the loss of `step`, the newest. If it is None or NaN, because no worker has reported a loss, it is ignored."""
         if loss is None or math.isnan(loss):
             return
         self.doubt = self._against(loss, f"of step {step}")
@@ -46,19 +46,19 @@ class Soundness:
             self._usual.append(loss)
 
     def await_(self, version: int) -> None:
-        """Collect losses on `version`, whose checkpoint is to be judged by them."""
+        """Collect losses on `version`, since its checkpoint will be judged by them."""
         self._awaited[version] = {}
 
     def hear(self, rank: int, version: int, loss: float | None) -> None:
-        """Take the loss that `rank` has computed on `version`. None, if it reports no loss, does not affect the verdict."""
+        """Take the loss that `rank` has computed on `version`. None (no loss was reported) does not affect the verdict."""
         for awaited, losses in self._awaited.items():
             if version >= awaited:
                 losses.setdefault(rank, loss)
 
     def verdicts(self, ranks: Collection[int]) -> Iterator[tuple[int, str]]:
-        """Yield the versions on which all of `ranks` have reported, each with the evidence against it, "" if there is none.
+        """Yield the versions on which all of `ranks` have reported, each with the evidence against it; "" if it is sound.
 
-        A version without any loss, since no rank reports losses, gets no verdict.
+        If no rank reports losses, a version gets no verdict.
         """
         for version in [version for version, losses in self._awaited.items() if losses and losses.keys() >= set(ranks)]:
             told = [loss for loss in self._awaited.pop(version).values() if loss is not None]

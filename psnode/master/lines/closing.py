@@ -26,7 +26,7 @@ _NAMES = {"SIGINT": "Ctrl-C", "interrupted": "Ctrl-C"}
 
 
 def tell_of_the_stop(reason: str) -> None:
-    """Log that a request to stop has come."""
+    """Log that a stop was requested."""
     name = _NAMES.get(reason, f"asked to stop by {reason}")
     again = "; again: end at once" if name == "Ctrl-C" else ""
     _LOG.info("%s: finishing this step and its checkpoint%s", name, again)
@@ -77,7 +77,7 @@ def _done(run: RunDirectory, summary: Summary, last: int, asked: str | None) -> 
 
 
 def _evaluated(directory: Path, step: int) -> dict[str, Any] | None:
-    """Return the newest evaluation of a checkpoint up to `step`, or None without one."""
+    """Return the newest evaluation of a checkpoint up to `step`, or None without an evaluation."""
     try:
         found = [record for record in read_records(directory / EVALUATIONS) if record["step"] <= step]
     except PsnodeError:
@@ -86,7 +86,7 @@ def _evaluated(directory: Path, step: int) -> dict[str, Any] | None:
 
 
 def _best(run: RunDirectory) -> list[tuple[str, str]]:
-    """Return the row about the best evaluation and the file of its weights, no row without one."""
+    """Return the row about the best evaluation and the file of its weights, or no row without an evaluation."""
     if (found := best_evaluation(run.path)) is None:
         return []
     path, record = found
@@ -100,7 +100,7 @@ def _result(record: dict[str, Any]) -> str:
 
 
 def _next(config: Config, summary: Summary, workers: int, *, evaluated: bool) -> str:
-    """Return the command to run next. After a complete run of a task that the program passed, there is none: ""."""
+    """Return the command to run next, or "" after a complete run of a task that a program passed."""
     complete = not summary.exit_code and summary.stop_reason != PART
     if config.task is not None and config.task.startswith(PASSED):
         return "" if complete else "start the program again with resume=True, or PSNODE_RESUME=true in its environment"

@@ -23,9 +23,9 @@ class DownlinkNotice:
     """An observer of records that logs, after the first step of the job, the downlink's share of all bytes.
 
     It logs nothing if the downlink is coded. If the uplink is not compressed either, the line also gives the least time in which
-    the bytes of a step pass the busiest link: the master's, or that of each of `workers` ranks that have a part, if `dealt`.
-    `servers`: ranks with equal parts of the weights that compute nothing, the master among them. `passed_on`: workers pass the
-    weights on, so that the master sends fewer bytes than it receives.
+    the bytes of a step pass the busiest link. This is the master's link or, if `dealt`, the link of each of the `workers` ranks,
+    which all have a part of the weights. `servers`: the number of ranks, master included, that have equal parts of the weights
+    and compute nothing. `passed_on`: workers pass the weights on, so the master sends fewer bytes than it receives.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ def line(
 ) -> str:
     """Return the line for a step in which all `workers` together sent `up` and received `down` bytes, from `servers` servers.
 
-    `dealt`: each of them receives the gradients and sends the weights of a part. `passed_on`: see DownlinkNotice.
+    `dealt`: each worker receives the gradients and sends the weights of a part. `passed_on`: see DownlinkNotice.
     """
     text = f"downlink: {scheme.downlink}, {100 * down / (up + down):.0f} % of all bytes"
     if scheme.codec not in _PLAIN:

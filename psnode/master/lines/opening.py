@@ -85,10 +85,10 @@ def tell_of_the_run(
 
 
 def doubt_of(scheme: Scheme, optimizer: str) -> str:
-    """Return a warning about the scheme's cost in accuracy under `optimizer`; empty if there is no reason for one.
+    """Return a warning about the scheme's cost in accuracy under `optimizer`; empty if there is no reason for a warning.
 
-    The warning gives the largest notable cost that was measured with this scheme. Without such a measurement, warn if the codec
-    sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
+    The warning gives the largest notable cost that was measured with this scheme. If nothing was measured, the warning is given
+    if the codec sends sparse gradients, signs or low-rank factors and the optimizer is a variant of Adam.
     """
     usual, coder = SCHEMES[DEFAULT_SCHEME], known_codec(scheme.codec)
     name = f"--codec {brief(coder)}" if is_replaced(scheme.name, coder) else scheme.name
@@ -107,7 +107,7 @@ def doubt_of(scheme: Scheme, optimizer: str) -> str:
 
 
 def measured_cost(scheme: Scheme, optimizer: str) -> str:
-    """Return the range of the measured differences between the scheme and dense under such an optimizer; empty if unknown."""
+    """Return the range of the measured differences between the scheme and dense for this kind of optimizer; "" if unknown."""
     found = sorted((cost for cost in costs_of(_coded(scheme), optimizer) if cost.run != DENSE), key=lambda cost: cost.mean)
     parts = []
     for by_loss, name, unit in ((True, "loss", "%"), (False, "accuracy", "points")):
@@ -129,7 +129,7 @@ def _coded(scheme: Scheme) -> Coded:
 
 
 def tell_of_the_bytes(coding: Coding, workers: int, topology: str) -> None:
-    """Log the expected bytes of a step of `workers` workers. This encodes samples, so kernels should be compiled before."""
+    """Log the expected bytes of a step of `workers` workers. This encodes samples, so compile the kernels before the call."""
     up, down = sent_in_a_step(topology, workers, *step_bytes(coding))
     dense = 4.0 * coding.plan.size * workers
     times = 2 * dense / (up + down) if up + down else 1.0
@@ -175,7 +175,7 @@ def _scheme(scheme: Scheme, config: Config) -> str:
 
 
 def _memory(config: Config, need: Footprint, workers: int) -> str:
-    """Return the expected memory: this process's memory now, with libraries and model, plus the vectors of the exchange."""
+    """Return the expected memory: this process's present memory, with libraries and model, plus the vectors of the exchange."""
     now = resident_memory() or 0
     beside = "" if now else " beside the libraries and the model"
     master, worker = now + need.master_bytes, now + need.worker_bytes

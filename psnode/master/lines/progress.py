@@ -31,11 +31,11 @@ class ProgressView(Protocol):
         """Set the last step of the run to `last`."""
 
     def close(self) -> None:
-        """End: no further records come."""
+        """End the display: no further records come."""
 
 
 class _Figures:
-    """Texts of loss, metrics, step time and compression ratio, the most important first, over the most recent steps."""
+    """Texts of loss, metrics, step time and compression ratio over the most recent steps, the most important first."""
 
     def __init__(self, coordinates: int) -> None:
         self._coordinates = coordinates
@@ -85,7 +85,7 @@ class Bar:
 
 
 class Lines:
-    """A plain line every `interval` steps and after the last."""
+    """A plain line every `interval` steps and after the last step."""
 
     def __init__(self, coordinates: int, last: int, interval: int) -> None:
         self._figures = _Figures(coordinates)
@@ -105,7 +105,7 @@ class Lines:
 
 
 def progress(coordinates: int, first: int, last: int, interval: int) -> ProgressView:
-    """Return a bar if standard output is a terminal, else plain lines."""
+    """Return a bar if standard output is a terminal, otherwise plain lines."""
     if _watched():
         return Bar(Console(), coordinates, first, last)
     return Lines(coordinates, last, interval)
@@ -114,7 +114,7 @@ def progress(coordinates: int, first: int, last: int, interval: int) -> Progress
 def _watched() -> bool:
     """Return True if standard output is a terminal that shows output at once.
 
-    mpirun gives its ranks a terminal even if its own output goes elsewhere, and holds back a bar, which has no line ends.
+    mpirun gives its ranks a terminal even if its own output does not go to one. It also holds back a bar, which has no line ends.
     """
     return sys.stdout.isatty() and (place() is None or moves_on_a_terminal())
 

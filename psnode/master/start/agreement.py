@@ -1,6 +1,6 @@
-"""Agreement of all ranks with rank 0, on the commit of psnode and on the model's tensors.
+"""Agreement of all ranks with rank 0 on the commit of psnode and on the model's tensors.
 
-Tensors are compared by hash, and rank 0 sends those that differ.
+Tensors are compared by hash, and rank 0 sends the tensors that differ.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _NAMED = 4  # ranks that an error message names
 def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False) -> None:
     """Refuse ranks whose psnode has another version or source than that of rank 0. `greetings`: the HELLO of every rank.
 
-    Raises ConfigurationError that names the ranks, their hosts and versions; only warns of them if `unlike`. Raises WireError for
-    a malformed greeting.
+    Raises ConfigurationError that names the ranks, their hosts and versions; if `unlike`, only warns of these ranks. Raises
+    WireError for a malformed greeting.
     """
     ranks = {rank: Hello.of_any_version(text, rank) for rank, text in greetings.items()}
     own = ranks[0].version, ranks[0].source
@@ -48,7 +48,7 @@ def require_one_version(greetings: Mapping[int, bytes], *, unlike: bool = False)
 
 
 def threads_of(greetings: Mapping[int, bytes], asked: int) -> dict[int, int]:
-    """Return by rank the number of threads for its computation: `asked`, or an equal part of its machine's cores if that is 0.
+    """Return by rank the number of threads for its computation: `asked`, or if this is 0 an equal part of its machine's cores.
 
     The ranks of a machine share its cores even if they run on emulated hosts with different names.
     """
@@ -61,8 +61,8 @@ def lacking(ready: Mapping[int, Ready], model: torch.nn.Module, sized: Collectio
     """Return by rank the names of tensors whose bytes differ from those in `model`, which is the model of rank 0.
 
     Ranks without such tensors have no entry. `sized`: names of tensors that may have another shape on a worker, since a model
-    sizes them by its data and rank 0 has loaded them. Raises ConfigurationError if a worker's model has other tensors by name,
-    dtype or shape.
+    sizes them by its data and rank 0 has loaded them. Raises ConfigurationError if the tensors of a worker's model have other
+    names, dtypes or shapes.
     """
     own = model_tensors.contents(model)
     found: dict[int, list[str]] = {}
@@ -92,8 +92,8 @@ def what_to_send(
 ) -> dict[int, list[str]]:
     """Return by rank the names of tensors of rank 0's state that rank 0 has to send.
 
-    In a new run these are the tensors that differ. In a resumed run they are all trained weights, and the other tensors that
-    differ except buffers, since the workers restore their own buffers.
+    In a new run these are the tensors that differ. In a resumed run they are all trained weights, and other tensors that differ.
+    Buffers are not sent to resumed workers, which restore their own buffers.
     """
     own = model_tensors.persistent_buffers(model)
     if resumed is None:
@@ -110,7 +110,7 @@ def besides(found: Lacking, names: Collection[str]) -> dict[int, list[str]]:
 
 
 def among(found: Lacking, names: Collection[str]) -> list[int]:
-    """Return the ranks that lack any of `names`."""
+    """Return the ranks that lack at least one of the tensors `names`."""
     return [rank for rank, missing in found.items() if not set(names).isdisjoint(missing)]
 
 

@@ -2,7 +2,7 @@
 
 Large groups need fewer frames and wake-ups; small groups leave less work after the backward pass. The better size depends on
 processors, links, model and codec together, so steps are rehearsed with several sizes. The choice becomes part of the
-configuration, since it decides where flat segments are cut and so which tensors are coded together.
+configuration, since it determines where flat segments are cut, and thus which tensors are coded together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psnode.protocol.messages import Ready
 FEWEST_STEPS = 50 * ROUNDS  # shorter runs are not rehearsed; rehearsals take a few per cent of a longer run
 _FACTOR = 4
 _SMALLEST = 1 << 18  # bytes
-_GAIN = 0.05  # smallest fraction of a round's time that counts as a gain; less is chance
+_GAIN = 0.05  # smallest fraction of a round's time that counts as a gain; a smaller difference may be chance
 _SLOW = 1.0  # seconds; in slower rounds the group size matters little
 
 
@@ -43,8 +43,8 @@ def group_bytes_for(
 ) -> int:
     """Return --group-bytes for a run of `steps` steps with `epoch` steps in an epoch and the learning rate `lr`.
 
-    This is the configured size, or else the fastest size in rehearsals. Short runs, models that fit in one group, and workers in
-    one process, which take turns, get the default. `tell` is called with a line about the time that each size took.
+    This is the configured size, or otherwise the fastest size in rehearsals. The default is used for short runs, for models that
+    fit in one group, and for workers in one process, which take turns. `tell` is called with a line about the time of each size.
     """
     if config.group_by != "bytes" or config.group_bytes:
         return config.group_bytes
@@ -71,7 +71,7 @@ def group_bytes_for(
 def search(seconds: Callable[[int], float], whole: int) -> int:
     """Return the group size in bytes with the fastest round. `whole`: the bytes of the model; `seconds` measures one size.
 
-    Tries larger sizes than the default until the next size is no gain, and smaller sizes only if no larger one is a gain.
+    Tries larger sizes than the default until a size brings no gain, and smaller sizes only if no larger size brings a gain.
     """
     best, least = DEFAULT_GROUP_BYTES, seconds(DEFAULT_GROUP_BYTES)
     if least > _SLOW:

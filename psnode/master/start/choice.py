@@ -1,8 +1,8 @@
 """The choice of --plan auto: the run's scheme, bf16 or dense, whichever is fastest in trial steps on the job's own links.
 
-Steps are tried and not computed, since trial steps contain all that limits a step: links, cores that ranks share, other programs.
-A scheme is not tried if its bytes alone would take twice as long as the best one. Of schemes that are nearly as fast, the one
-that loses least is chosen.
+Steps are measured and not predicted, since trial steps show everything that limits a step: links, cores that ranks share, other
+programs. A scheme is not tried if its bytes alone would take twice as long as a step of the fastest scheme. Among schemes that
+are almost equally fast, the scheme that loses least accuracy is chosen.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from psnode.errors import ConfigurationError
 from psnode.plans.coding import loses
 from psnode.protocol.link_rates import LinkRates
 
-NEAR = 1.02  # a scheme that takes at most this multiple of the fastest one's step is as fast
-_CLOSE = 1.2  # schemes within this multiple of the fastest one are tried again
+NEAR = 1.02  # a scheme counts as equally fast if its step takes at most this multiple of the fastest step
+_CLOSE = 1.2  # schemes whose step takes at most this multiple of the fastest step are tried again
 _AGAIN = 2
 _SURE = 2  # a scheme is not tried if its bytes alone take longer than this multiple of the fastest step
 BF16 = "bf16"
@@ -42,7 +42,7 @@ class Candidate:
     down: float = 0.0
 
     def least(self, links: LinkRates, workers: int) -> float:
-        """Return the seconds of a step that its bytes alone need on the master's link."""
+        """Return the seconds that the bytes of a step need on the master's link."""
         return max(workers * self.up / links.up, workers * self.down / links.down)
 
 
@@ -56,10 +56,10 @@ class Choice:
 
 
 def candidates(config: Config, scheme: Scheme) -> list[Candidate]:
-    """Return the run's own scheme, and those of bf16 and dense that lose less and can replace it.
+    """Return the run's own scheme, and bf16 and dense if they lose less and can replace it.
 
-    A replacement has the run's learning rate and other settings. It is left out if its own learning rate, or a setting, does not
-    allow that.
+    A replacement has the run's learning rate, momentum and other settings. It is left out if the scheme's own rate or momentum
+    differs, or if a setting of the run is invalid with the scheme.
     """
     own = coding_name(scheme.name, scheme.codec, replaced=bool(config.codec))
     found = [Candidate(own, config, scheme)]
@@ -67,7 +67,7 @@ def candidates(config: Config, scheme: Scheme) -> list[Candidate]:
     others = () if own == DENSE else (BF16, DENSE) if loses(scheme.codec) else (DENSE,)
     for name in others:
         settings: dict[str, Any] = {**dict.fromkeys(SETTINGS), "scheme": name}
-        if name == DENSE:  # where these have no effect
+        if name == DENSE:  # these settings have no effect on dense
             settings |= {"small_tensors": "plain", "min_compress_bytes": Config().min_compress_bytes}
         elif scheme.downlink == DENSE:
             settings["downlink"] = DENSE
@@ -83,7 +83,7 @@ def candidates(config: Config, scheme: Scheme) -> list[Candidate]:
 
 
 def choose(found: Sequence[Candidate], links: LinkRates, workers: int, trial: Callable[[Candidate], float]) -> Choice:
-    """Return the choice among `found`, the lossiest first. `trial` returns the median seconds of some steps."""
+    """Return the choice among `found`, the lossiest scheme first. `trial` returns the median seconds of some steps."""
     tried: dict[str, list[float]] = {}
     skipped: dict[str, float] = {}
     for each in sorted(found, key=lambda each: each.least(links, workers)):
@@ -106,8 +106,8 @@ def choose(found: Sequence[Candidate], links: LinkRates, workers: int, trial: Ca
 def ddp_line(nbytes: int, links: LinkRates, workers: int, seconds: float) -> str:
     """Return a line about the seconds that PyTorch's DDP needs at least for `nbytes` bytes of float32 gradients.
 
-    `seconds`: those of the chosen step. The links between workers are taken to be as fast as the master's. Each worker sends and
-    receives 2 (P - 1) / P times as many bytes (R. Thakur et al., Int. J. High Perform. Comput. Appl. 19, 2005).
+    `seconds`: the duration of the chosen step. The links between workers are assumed to be as fast as the master's. Each of P
+    workers sends and receives 2 (P - 1) / P times `nbytes` (R. Thakur et al., Int. J. High Perform. Comput. Appl. 19, 2005).
     """
     least = 2 * (workers - 1) / workers * nbytes / min(links.up, links.down)
     if least > NEAR * seconds:

@@ -1,4 +1,4 @@
-"""The plan of a run: that of its record, of a file, of trial steps, or of the rule."""
+"""The plan of a run: from its record, from a file, from trial steps, or by the rule."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from psnode.records.directory import RunDirectory, saved_config
 
 
 def with_plan(config: Config) -> Config:
-    """Return `config` with the settings of its plan: those that a resumed run began with, or those in the file of --plan.
+    """Return `config` with the settings of its plan: the recorded settings of a resumed run, or those in the file of --plan.
 
     Raises ConfigurationError if there is no such file, or if it contradicts other settings.
     """
@@ -64,8 +64,8 @@ def planned(
 ) -> tuple[RunDirectory, Plan]:
     """Return the run and its plan. `ready`: the READY message of every worker.
 
-    A resumed run has its recorded plan, unless settings of plans have changed. Without a plan in a file, the group size is set to
-    the fastest one in trial runs.
+    A resumed run has its recorded plan, unless settings that determine plans have changed. Without a plan in a file, the group
+    size is set to the fastest size in trial runs.
     """
     if run.resume_point.plan is not None:
         return run, run.resume_point.plan
@@ -78,7 +78,7 @@ def planned(
         steps=dealing.last_step, epoch=dealing.epochs.steps, lr=dealing.schedule(0),
         tell=lambda reason: events.tell("calibrated", 0, reason=reason),
     )  # fmt: skip
-    if size not in (run.config.group_bytes, DEFAULT_GROUP_BYTES):  # the scheme was tried with other groups
+    if size not in (run.config.group_bytes, DEFAULT_GROUP_BYTES):  # the scheme was tried with groups of another size
         run = replace(run, prediction=None)
     run = replace(run, config=replace(run.config, group_bytes=size))
     return run, plan_for(ready[min(ready)], run.scheme, run.config)
@@ -116,7 +116,7 @@ def _by_trial(
             continue
         up, down = step_bytes(coding(each))
         found.append(replace(each, up=up, down=down))
-    # other ranks hear nothing else while links are measured and workers take long steps
+    # while links are measured and workers take long steps, other ranks receive nothing but this heartbeat
     with contextlib.closing(Heartbeat(link, range(MASTER + 1, link.transport.size))):
         links = measure_links(link, sorted(ready), 5 * run.config.pause_deadline)
         choice = choose(found, links, workers, trial)
@@ -131,7 +131,7 @@ def _by_trial(
 
 
 def _no_choice(run: RunDirectory, ready: Mapping[int, Ready]) -> str:
-    """Return the reason for which no trial steps can choose the scheme; empty if they can."""
+    """Return the reason why trial steps cannot choose the scheme; empty if they can."""
     if run.resume_point.config is not None:
         return "a resumed run keeps it"
     if run.config.local is not None:
@@ -142,7 +142,7 @@ def _no_choice(run: RunDirectory, ready: Mapping[int, Ready]) -> str:
 
 
 def _raise_if_stopped(link: FrameChannel, run: RunDirectory) -> None:
-    """Raise StoppedError if a rank was asked to stop. Everything else stays in the inbox."""
+    """Raise StoppedError if a rank was asked to stop. All other messages stay in the inbox."""
     events = []
     while (event := link.inbox.poll()) is not None:
         events.append(event)
@@ -170,6 +170,6 @@ def _of_file(run: RunDirectory, ready: Mapping[int, Ready], events: Events) -> t
         prediction = None
     elif prediction is not None:
         events.tell("planned", run.resume_point.step, reason=f"a step is to take {milliseconds(prediction.step)}")
-    # a run that is resumed by the rule needs a size, as every other run has recorded one
+    # a run that is resumed by the rule needs a group size, since the record of every other run has one
     config = replace(run.config, group_bytes=DEFAULT_GROUP_BYTES) if run.config.group_by == "bytes" else run.config
     return replace(run, config=config, prediction=prediction), found.plan

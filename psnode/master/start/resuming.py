@@ -58,7 +58,7 @@ def tell_of_the_start(events: Events, run: RunDirectory, workers: range) -> None
 
 
 def tell_of_another_end(events: Events, run: RunDirectory, dealing: ExampleDealing) -> None:
-    """Report that a resumed run has another end than before, if its learning-rate schedule depends on the end."""
+    """Report that the end of a resumed run has changed, if its learning-rate schedule depends on the end."""
     earlier, step = run.resume_point.config, run.resume_point.step
     if earlier is None or not step or run.config.lr_schedule not in SHAPED:
         return
@@ -78,7 +78,7 @@ def tell_of_another_end(events: Events, run: RunDirectory, dealing: ExampleDeali
 
 
 def _tell_of_threads(events: Events, run: RunDirectory, found: Checkpoint) -> None:
-    """Report a changed number of threads, since torch may then add the same numbers in another order."""
+    """Report a changed number of threads, since torch may then add the same numbers in a different order."""
     earlier = run.resume_point.config
     if earlier is not None and earlier.threads != run.config.threads:
         reason = f"--threads was {earlier.threads} and is {run.config.threads} now: the last bits of a sum may be others"
@@ -86,7 +86,7 @@ def _tell_of_threads(events: Events, run: RunDirectory, found: Checkpoint) -> No
 
 
 def _tell_of_soundness(events: Events, run: RunDirectory, found: Checkpoint) -> None:
-    """Report an unsound checkpoint from which the run continues, and newer unsound ones that it passes over."""
+    """Report an unsound checkpoint from which the run continues, and newer unsound checkpoints that the run skips."""
     if reason := why_unsound(found.path):
         events.tell("unsound", found.step, None, f"the run goes on from this checkpoint all the same: {reason}")
     for path in complete(run.path):
@@ -114,7 +114,7 @@ def require_same_model(resumed: ResumePoint, plan: Plan, tensors: Sequence[Seque
 
 
 def tell_of_another_plan(events: Events, resumed: ResumePoint, plan: Plan) -> None:
-    """Report that the checkpoint was written with another plan, if so, and the state that is left out for that reason."""
+    """Report a checkpoint that was written with another plan, and the state that is left out for this reason."""
     found = resumed.checkpoint
     if found is None or state_names.fits(found, plan):
         return

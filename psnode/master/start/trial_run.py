@@ -1,6 +1,6 @@
-"""Trial runs: a few steps with a plan, to measure its rounds on this model, these links and these processors.
+"""Trial runs: a few steps with a plan, to measure its rounds with this model, these links and these processors.
 
-The model is as before afterwards.
+Afterwards the model has its earlier values again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from psnode.protocol.wire import Flag, Frame, Kind, pack_groups
 from psnode.records.timeline import Tracer
 
 ROUNDS = 7
-_COLD = 2  # first rounds, which are measured only if there are no others
-_PATIENCE = 5  # longest wait for a frame, in pause deadlines: large frames take long on slow links
+_COLD = 2  # first rounds, whose durations are used only if there are no later rounds
+_PATIENCE = 5  # longest wait for a frame, in pause deadlines, since large frames take long on slow links
 _LONG = 3.0  # seconds after which no further round begins
 
 
@@ -53,7 +53,7 @@ class TrialRun:
         self._workers, self._first = tuple(sorted(ready)), ready[min(ready)]
 
     def run(self, steps_per_epoch: int, lr: float) -> float:
-        """Return the median duration of a round in seconds. Raises PeerLostError, and RemoteFailureError for a worker's error."""
+        """Return the median duration of a round in seconds. Raises PeerLostError, or RemoteFailureError for a worker's error."""
         start = Start(
             self._plan.to_dict(), self._link.job, 0, ROUNDS, steps_per_epoch, None, False, rehearsal=True,
             late=self._first.late, waits=bool(self._first.waits), scheme=self._scheme.to_dict(),
@@ -89,7 +89,7 @@ class TrialRun:
         return found[_COLD:] or found[-1:]
 
     def _round(self, shard: RoundsHandle) -> list[object]:
-        """Wait until every group is closed and every worker has reported. Return the requests to stop that came meanwhile."""
+        """Wait until every group is closed and every worker has reported. Return the requests to stop that have come."""
         groups = {group.index for group in self._plan.groups}
         silent, requests = set(self._workers), list[object]()
         while groups or silent:
