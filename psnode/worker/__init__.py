@@ -1,4 +1,4 @@
-"""The worker, which runs on every rank except 0 and those of servers."""
+"""The worker, which runs on every rank except rank 0 and the ranks of servers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _takes_part(
 ) -> bool:
     """Take part until the end of the job. Return False after an error on this rank, which has been reported to the master.
 
-    The worker and its memory are released by then.
+    When this function returns, the worker and its memory have been released.
     """
     try:
         with _reported(link, config.debug):
             worker = join_in_any_role(link, 5 * config.pause_deadline + config.start_deadline, make_task, torch_lock)
         try:
-            with _reported(link, config.debug):  # report errors before the threads end, which may take long
+            with _reported(link, config.debug):  # report errors before the threads end, since their end may take long
                 worker.train()
         finally:
             worker.close()
@@ -75,9 +75,9 @@ def _reported(link: FrameChannel, debug: bool) -> Iterator[None]:
 
 
 def wait_for_end(link: FrameChannel, seconds: float) -> None:
-    """Block until the job has ended. If this process exited alone, mpirun would end the whole job.
+    """Block until the job has ended. If this process exited earlier than the others, mpirun would end the whole job.
 
-    `seconds`: the longest silence of the master. Requests to stop are passed on to the master.
+    `seconds`: the longest allowed silence of the master. Requests to stop are passed on to the master.
     """
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Hooks that report in back-propagation when a gradient is finished."""
+"""Hooks that report during back-propagation that a gradient is finished."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from psnode.plans.groups import Plan
 class GroupHooks:
     """Calls `finished(index)` once for every group in a backward pass, as soon as the group's last gradient is accumulated.
 
-    Before, `collect(name)` is called for every parameter in the group when its own gradient is ready. The hooks act only between
-    `arm` and `flush`, since only the last backward pass of a step completes its gradients. `flush` collects the parameters that
-    the loss does not depend on, and those in `late`, whose gradients one pass adds to more than once.
+    Earlier, `collect(name)` is called for every parameter in the group when the parameter's gradient is ready. The hooks act only
+    between `arm` and `flush`, since only the last backward pass of a step completes its gradients. `flush` collects the
+    parameters on which the loss does not depend, and those in `late`, to whose gradients one pass adds more than once.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GroupHooks:
         return self._replaced
 
     def remove(self) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
 
@@ -140,8 +140,8 @@ class BackwardWatch(Protocol):
 class Finish(NamedTuple):
     """The times at which a backward pass finishes gradients.
 
-    `seconds`: by parameter name, in the order of finishing, the seconds from the beginning of the pass. `late`: names of the
-    parameters to whose gradients the pass adds more than once.
+    `seconds`: by parameter name, in the order in which gradients finish, the seconds from the beginning of the pass. `late`: the
+    names of the parameters to whose gradients the pass adds more than once.
     """
 
     seconds: dict[str, float]
@@ -149,7 +149,7 @@ class Finish(NamedTuple):
 
 
 class _Stopwatch:
-    """Measures the seconds from the beginning of a backward pass to now, or to its end once it is over."""
+    """Measures the seconds from the beginning of a backward pass until now, or until its end if it is over."""
 
     def __init__(self) -> None:
         self._begun = time.perf_counter()
@@ -170,9 +170,9 @@ def finish_times(parameters: Mapping[str, nn.Parameter], backward: Callable[[Bac
     """Return the times at which a backward pass finishes the gradients of `parameters`.
 
     `backward` runs the pass, and calls `arm` and `flush` of the watch that it is given. Unused parameters come last, with the
-    seconds of the whole pass. On a GPU, each gradient is awaited. A gradient may be added to more than once: reentrant
-    checkpointing adds to the gradient of a parameter once for every segment that uses the parameter. Gradients are cleared
-    afterwards. Raises ConfigurationError for sparse gradients.
+    seconds of the whole pass. On a GPU, each gradient is awaited. A pass may add to a gradient more than once: reentrant
+    checkpointing adds to it once for every segment that uses the parameter. Gradients are cleared afterwards. Raises
+    ConfigurationError for sparse gradients.
     """
     times: dict[str, int] = {}
     seconds: dict[str, float] = {}

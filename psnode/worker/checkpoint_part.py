@@ -27,8 +27,8 @@ class CheckpointParts:
     """Writes this worker's part of each checkpoint, or sends it to the master, in a thread.
 
     A part holds the residuals and other feedback state of `sender`, and further tensors. `directory`: the run's directory if this
-    rank sees it, or None if parts are to be sent. `memory`: the most bytes for copies of the residuals; 0 means a quarter of the
-    free memory. `residuals`: full, bf16 or none, see --checkpoint-residuals.
+    rank can read it, or None if parts have to be sent. `memory`: the maximum number of bytes for copies of the residuals; 0 means
+    a quarter of the free memory. `residuals`: full, bf16 or none, see --checkpoint-residuals.
     """
 
     def __init__(

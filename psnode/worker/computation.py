@@ -48,7 +48,7 @@ def seed_torch(seed: int, rank: int, step: int, device: torch.device) -> None:
     words = np.random.SeedSequence((seed, _DROPOUT, rank, step)).generate_state(1, np.uint64)
     torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed seeds all devices: 100 times slower
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(int(words[0]))  # only this device's
+        torch.cuda.default_generators[device.index].manual_seed(int(words[0]))  # seed only the generator of this device
 
 
 def whole(size: Any) -> int:
@@ -73,8 +73,8 @@ class Computation:
     """Runs the forward and backward passes of a step, and accumulates gradients. Hooks watch the last backward pass.
 
     `torch_lock` is held while torch computes, since workers that are threads of one process share torch's generator. Forward
-    passes compute in `precision`, fp32 or bf16. With a `weight_unit`, a batch's loss is multiplied by its size divided by that
-    unit; without one, all batches of a step have equal weights.
+    passes compute in `precision`, fp32 or bf16. If `weight_unit` is given, a batch's loss is multiplied by the batch's size and
+    divided by this unit; otherwise all batches of a step have equal weights.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Computation:
     ) -> Outcome | None:
         """Run the passes over all `batches` and return their outcome; None if `settled` returns False.
 
-        The accumulated gradient is that of the mean of the batches' losses. With a `weight_unit`, it is that of the sum of losses
-        over all examples divided by the unit. The first forward pass runs inside `first_forward`. `settled` is called after that
-        pass and returns True if the step is to be taken. Raises NonFiniteLossError before the backward pass of a loss that is not
-        finite, and ConfigurationError for a size or metrics that cannot be reported.
+        The accumulated gradient is the gradient of the mean of the batches' losses. With a `weight_unit`, it is the gradient of
+        the sum of losses over all examples, divided by the unit. The first forward pass runs inside `first_forward`. After this
+        pass `settled` is called, which returns True if the step shall be taken. Raises NonFiniteLossError before the backward
+        pass of a loss that is not finite, and ConfigurationError for a size or metrics that cannot be reported.
         """
         with self._torch_lock:
             start = time.perf_counter()
@@ -160,7 +160,7 @@ class Computation:
             return replace(outcome, metrics=sums, seconds=time.perf_counter() - start)
 
     def weight(self, batches: Sequence[Batch]) -> int | None:
-        """Return the weight of this worker's gradient over `batches` in the mean of all; None if all have equal weights."""
+        """Return the weight of this worker's gradient over `batches` in the mean gradient; None if all weights are equal."""
         return None if self._unit is None else sum(map(self.size, batches))
 
     def share_of(self, loss: torch.Tensor, size: int, batches: int) -> torch.Tensor:
@@ -194,7 +194,7 @@ class Computation:
         yield vars(sys.modules[type(self._task).__module__])
 
     def check_trained(self, step: int) -> None:
-        """Raise ConfigurationError if a parameter was frozen or unfrozen since the start: the plan cannot change."""
+        """Raise ConfigurationError if a parameter was frozen or unfrozen since the start, since the plan cannot change."""
         for name, parameter, trained in self._trains:
             if parameter.requires_grad is not trained:
                 raise ConfigurationError(

@@ -23,12 +23,12 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """End the threads and processes of the feed. Idempotent."""
+        """End the threads and processes of the feed. Further calls have no effect."""
 
 
 @runtime_checkable
 class Feeding(Protocol):
-    """Data that make their own batches, instead of having them fetched by index."""
+    """Data that makes its own batches, instead of batches that are fetched by index."""
 
     def feed(self, sampler: Sampler, finished: int, last: int) -> Feed:
         """Return the batches that `sampler` selects for the steps after `finished`, up to and including `last`."""
@@ -61,9 +61,9 @@ class DataShare:
 def resumed(tensors: Mapping[str, torch.Tensor], sampler: Sampler, finished: int, *, moves: bool) -> int:
     """Return the step of `sampler` after which a worker continues when it resumes from the checkpoint of step `finished`.
 
-    `tensors`: the worker's part of the checkpoint. The step follows from the place recorded in it. It is `finished` if no place
-    is recorded, or if the place belongs to another number of workers and `moves` is False. With `moves`, such a place is
-    converted to the present number.
+    `tensors`: the worker's part of the checkpoint, whose recorded place determines the step. The step is `finished` if no place
+    is recorded, or if the place belongs to another number of workers and `moves` is False. If `moves` is True, such a place is
+    converted to the present number of workers.
     """
     if checkpoint.PLACE not in tensors:
         return finished

@@ -1,8 +1,8 @@
-"""Stand-ins for gradients that have already left, which raise an error when they are used.
+"""Stand-ins for gradients that have already left the worker. They raise an error when they are used.
 
 If a loop clips, scales, measures or replaces gradients between `loss.backward()` and `s.step(loss)`, this has no effect, since
-the gradients have left. torch has no hook for the use of `.grad`. So each parameter gets a stand-in gradient without memory,
-on which every operator raises. If the stand-in is still in place when the step is taken, no other gradient was assigned.
+the gradients have left. torch has no hook for the use of `.grad`. Therefore each parameter gets a stand-in gradient without
+memory, on which every operator raises. If the stand-in is still in place when the step is taken, the loop assigned no gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REMEDY = (
 _ACCUMULATES = ("aten::add_.Tensor", "aten::add.Tensor")  # called by torch's engine in a second backward pass
 _ZEROES = ("aten::zero_", "aten::_foreach_zero_")
 _SETTER, _HARMLESS_SETTER = "__set__", torch.Tensor.requires_grad.__set__  # type: ignore[attr-defined]
-_program = threading.local()  # `uses`: True during a call by the program, not by torch's engine
+_program = threading.local()  # `uses`: True during a call by the program, False in calls by torch's engine
 
 
 def another_gradient(name: str) -> ConfigurationError:
@@ -67,7 +67,7 @@ class Departed(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:  # type: ignore[override]
-        """Refuse operators over the values; clearing the gradient after a step is allowed."""
+        """Refuse operators on the values. Clearing the gradient after a step is allowed."""
         name = func.name()
         found = _departed(args, kwargs)
         if name in _ZEROES and found._own.over:  # zero_grad(set_to_none=False) after a step
@@ -92,7 +92,7 @@ def _used(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Configuratio
 
 
 class DepartedGradients:
-    """The stand-ins for the gradients of `parameters`, by name. `over`: the step is taken, so the loop may zero gradients."""
+    """The stand-ins for the gradients of `parameters`, by name. If `over`, the step is taken, and the loop may zero them."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters

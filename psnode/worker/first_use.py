@@ -1,15 +1,15 @@
-"""Detection that a model is about to use a weight, whatever the code of its layers.
+"""Detection that a model is about to use a weight, for any code in its layers.
 
-Three mechanisms catch uses that the other two miss:
+There are three mechanisms, each of which catches uses that the other two miss. They watch
 
-* every operator of torch's dispatcher, however it is called: from Python, from TorchScript, below torch.vmap;
-* every method of a tensor that gives its memory away: data_ptr(), numpy(), DLPack, __cuda_array_interface__;
-* the call of a module that owns parameters, since a custom kernel may use a weight inside it.
+* every operator of torch's dispatcher, whether called from Python, from TorchScript, or below torch.vmap;
+* every method of a tensor that gives access to its memory: data_ptr(), numpy(), DLPack, __cuda_array_interface__;
+* every call of a module that owns parameters, since a custom kernel in the module may use a weight.
 
-Code that runs outside all three (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
+Code that all three miss (compiled graphs, CUDA graphs) is found before the first step (psnode.worker.inspection).
 
-The first two are modes of torch that slow down every operator. They are not entered if all weights have arrived, and they are
-left at the first call of a module after the last weight has arrived.
+The first two mechanisms are modes of torch, which slow down every operator. The modes are not entered if all weights have
+arrived, and they are left at the first call of a module after the last weight has arrived.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Arriving(Protocol):
 
     @property
     def missing(self) -> Collection[int]:
-        """Indices of the groups whose weights have not arrived yet; empty when all have."""
+        """Indices of the groups whose weights have not arrived yet."""
 
     def require(self, start: int, stop: int) -> None:
         """Block until coordinates [start, stop) of the flat vector have arrived."""
@@ -58,7 +58,7 @@ class FirstUse:
     """A context manager inside which every use of a weight waits for that weight to arrive.
 
     One thread enters and exits; modules may run in other threads. `weights`: the flat float32 vector of which the trainable
-    parameters of `model` are views. Once all weights have arrived, none may become missing before the exit.
+    parameters of `model` are views. Once all weights have arrived, no weight may become missing before the exit.
     """
 
     def __init__(self, model: nn.Module, arriving: Arriving, weights: torch.Tensor) -> None:
@@ -69,7 +69,7 @@ class FirstUse:
         self._waiting: int | None = None
         self._stack = ExitStack()
         self._modes: tuple[_MemoryMode, _Operators] | None = None  # None unless entered
-        self._thread = 0  # the thread that entered the modes: torch keeps modes by thread
+        self._thread = 0  # the thread that entered the modes, since torch keeps modes by thread
         self._entered = False
         self._hooks = list(self._hook(model))
 
@@ -86,24 +86,24 @@ class FirstUse:
 
     @property
     def over(self) -> bool:
-        """True if all weights have arrived, or if this thread is inside `require`, putting weights in place."""
+        """True if all weights have arrived, or if this thread is inside `require` and puts weights in place."""
         return not self._arriving.missing or self._waiting == threading.get_ident()
 
     def wait(self, values: Iterable[object]) -> None:
-        """Block until the weights have arrived that share memory with tensors in `values`, also in nested lists and tuples."""
+        """Block until all weights that share memory with tensors in `values`, including nested lists and tuples, have arrived."""
         with torch._C.DisableTorchFunction():  # reading an address does not use the values
             for tensor in _tensors(values):
                 try:
                     start = tensor.data_ptr() - self._base
                 except (RuntimeError, NotImplementedError):
-                    if tensor.layout is torch.strided:  # a wrapper with unknown contents
+                    if tensor.layout is torch.strided:  # the tensor is a wrapper with unknown contents
                         self._require(0, self._size)
                     continue
                 if 0 <= start < _FLOAT * self._size and tensor.numel():
                     self._require(*_extent(start, tensor))
 
     def remove(self) -> None:
-        """Take the hooks off the modules."""
+        """Remove the hooks from the modules."""
         for handle in self._hooks:
             handle.remove()
 
@@ -121,7 +121,7 @@ class FirstUse:
 
     @property
     def _modes_are_superfluous(self) -> bool:
-        """True if the modes can be left before the exit: all weights have arrived, and no later mode is active."""
+        """True if the modes can be left before the exit, since all weights have arrived and no later mode is active."""
         if self._modes is None or self._arriving.missing or self._thread != threading.get_ident():
             return False
         on_top = _get_current_function_mode(), _get_current_dispatch_mode()  # type: ignore[no-untyped-call]
@@ -144,7 +144,7 @@ class FirstUse:
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Waits before every operator that is given a weight."""
+    """Waits before every operator that gets a weight as an argument."""
 
     def __init__(self, watch: FirstUse) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -161,7 +161,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _MemoryMode(TorchFunctionMode):
-    """Waits before every method that gives a weight's memory away."""
+    """Waits before every method that gives access to a weight's memory."""
 
     def __init__(self, watch: FirstUse) -> None:
         super().__init__()
@@ -176,10 +176,10 @@ class _MemoryMode(TorchFunctionMode):
 
 
 def _called_plainly() -> bool:
-    """Return True if no active call in this thread sets torch's modes aside or restores them when it returns.
+    """Return True if no active call in this thread suspends torch's modes or restores them when it returns.
 
-    Such calls are mode handlers, backward passes, torch.func, and inference_mode; inference_mode(False) cannot be detected
-    directly. Calls are harmless only in torch.nn, or in code outside torch that does not name inference_mode.
+    Such calls are mode handlers, backward passes, torch.func, and inference_mode. Since inference_mode(False) cannot be detected
+    directly, only calls in torch.nn, and in code outside torch that does not name inference_mode, count as harmless.
     """
     if torch.is_inference_mode_enabled():
         return False

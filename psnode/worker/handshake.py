@@ -1,4 +1,4 @@
-"""The start-up of a worker, in which it agrees with the master on settings, model and starting point."""
+"""The start-up of a worker, in which the worker agrees with the master on settings, model and starting point."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class WorkerContext:
 
     def _coding_of(self, start: Start, plan: Plan) -> Coding:
         coding = Coding(plan, self.scheme if start.scheme is None else Scheme.from_dict(start.scheme))
-        if self.config.local is None:  # a plan may have other codecs than those that are known before it
+        if self.config.local is None:  # a plan may have codecs that were not known before it
             prepare(coding, self.config)
         return coding
 
@@ -209,9 +209,9 @@ class WorkerContext:
         )
 
     def _code_on_device(self, coding: Coding, sender: GradientSender, replica: Replica) -> list[str]:
-        """Have gradients encoded and weight changes decoded on the device, where it gives the same bytes as the CPU.
+        """Make the device encode gradients and decode weight changes, for codecs that give the same bytes as on the CPU.
 
-        Returns a line with the reason for each codec that runs on the CPU instead.
+        Returns a line for each codec that runs on the CPU instead, with the reason.
         """
         try:
             lines = [verdict.line for verdict in sender.code_on(self.device) if verdict.problem]
@@ -223,7 +223,7 @@ class WorkerContext:
     def deal(self, deal: Reshard, finished: int, before: DataShare | None) -> DataShare:
         """Return this rank's share in a new division of the examples.
 
-        The share continues after its place in the share `before`, or after step `finished` if there is none.
+        It continues after the place reached in the share `before`, or after step `finished` if `before` is None.
         """
         sampler = self.sampler.dealt(self.link.rank, deal.ranks, deal.sample_shift)
         last = deal.last_step - finished
@@ -235,8 +235,8 @@ class WorkerContext:
 def may_begin_early(config: Config, rule: Rule) -> bool:
     """Return True if forward passes may begin before their weights have arrived.
 
-    They may not if workers share one process and take turns: a worker that waits for weights inside its turn would block the
-    others, whose gradients these weights need. Neither may they where rounds close without the slowest workers.
+    They may not begin early if workers share one process and take turns: a worker that waits for weights during its turn would
+    block the other workers, whose gradients these weights need. They may not either if rounds close without the slowest workers.
     """
     return config.overlap and not rule.rounds_go_on and config.local is None
 
@@ -251,7 +251,7 @@ def join(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: A
 def join_in_any_role(
     link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: AbstractContextManager[Any]
 ) -> Worker | ServingRank:
-    """Take part in the start-up and return the worker or the server that this rank is. See `agree`."""
+    """Take part in the start-up and return this rank's worker, or its server. See `agree`."""
     context = agree(link, patience, make_task, torch_lock)
     found = context.serving_rank() if link.rank in context.layout.serving else context.first_worker()
     malloc.give_back()
@@ -302,7 +302,7 @@ def agree(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: 
     if config.local is None:  # otherwise the master has prepared the codecs of this process
         scheme = Scheme.from_dict(setup.scheme)
         prepare(Coding(plan_of(describe(model), scheme, config), scheme), config)
-    link.forward_requests(MASTER)  # requests to stop that have come here, since only the master can stop the job
+    link.forward_requests(MASTER)  # forward requests to stop that reach this rank, since only the master can stop the job
     contents = model_tensors.contents(model)
     machine = Machine.here()
     ready = Ready(
@@ -315,12 +315,12 @@ def agree(link: FrameChannel, patience: float, make_task: MakeTask, torch_lock: 
         link, config, Scheme.from_dict(setup.scheme), directory, device, model, data, layout, sampler, computation, patience,
         task.own_rate, task.own_optimizer, parameter_groups,
     )  # fmt: skip
-    malloc.keep_freed_memory()  # freed memory is reused by later steps; that of the start-up is returned below
+    malloc.keep_freed_memory()  # later steps reuse freed memory; memory of the start-up is returned at its end
     return context
 
 
 def _shared(train_dir: Path, mark: str) -> Path | None:
-    """Return `train_dir` if it is on a file system that this rank shares with the master, else None."""
+    """Return `train_dir` if it is on a file system that this rank shares with the master, otherwise None."""
     try:
         found = (train_dir / checkpoint.MARK).read_text()
     except OSError:
@@ -333,7 +333,7 @@ def _restore(
 ) -> dict[str, torch.Tensor]:
     """Restore this worker's feedback state and buffers from the checkpoint, and return all tensors of its part.
 
-    The master sends the part if `start` says so or if this rank cannot read the run's directory; otherwise it is read here.
+    The master sends the part if `start` says so or if this rank cannot read the run's directory. Otherwise this rank reads it.
     """
     name = checkpoint.worker_file(link.rank)
     if start.state_follows or directory is None:

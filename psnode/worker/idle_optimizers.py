@@ -1,7 +1,7 @@
 """Refusal of the program's own optimizers over parameters that a session trains.
 
-torch has a hook that detects an optimizer's step. A scheduler, or a line that sets a learning rate, only changes the optimizer's
-settings, so the settings are compared from step to step.
+torch has a hook that detects an optimizer's step. There is no hook for a scheduler, or for a line that sets a learning rate. Both
+change the optimizer's settings, so the settings are compared from step to step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INSTEAD = (
 
 
 class IdleOptimizers:
-    """Watches the optimizers that hold a trained parameter. `trained`: the ids of these parameters.
+    """Watches the optimizers that hold a trained parameter. `trained`: the ids of the trained parameters.
 
     Optimizers are searched for at steps 1, 2, 4, 8, ..., since a search visits all objects.
     """
@@ -72,7 +72,7 @@ class IdleOptimizers:
 
 
 def _settings(subject: Any) -> str:
-    """Return as text the values of an optimizer or a scheduler that a schedule may change."""
+    """Return the values of an optimizer or a scheduler that a schedule may change, as text."""
     if isinstance(subject, LRScheduler):
         return f"last_epoch: {subject.last_epoch}"
     groups = subject.param_groups

@@ -1,8 +1,8 @@
-"""Inspection of a model's use of its weights, in passes before the first step whose effects are undone.
+"""Inspection of a model's use of its weights. It runs passes before the first step, and undoes their effects.
 
-Some models cannot be trained with parameters that are views of one vector, which the master fills. Without an error, they would
-learn something else than in plain PyTorch, so they are refused here with the name of the parameter. Other models use weights in
-ways that psnode.worker.first_use does not detect; their forward passes have to wait for all weights.
+Some models cannot be trained if their parameters are views of one vector, which the master fills. Such a model would learn
+something other than in plain PyTorch without an error, so it is refused with the name of the parameter. Other models use weights
+in ways that psnode.worker.first_use does not detect; their forward passes have to wait for all weights.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from psnode.worker.first_use import FirstUse
 class Findings:
     """The result of an inspection.
 
-    `backward` and `late`: the fields `seconds` and `late` of psnode.worker.backward_hooks.Finish. `waits`: the reason for which
-    forward passes have to wait for all weights; empty if they need not wait.
+    `backward` and `late`: the fields `seconds` and `late` of psnode.worker.backward_hooks.Finish. `waits`: the reason why forward
+    passes have to wait for all weights; empty if they need not wait.
     """
 
     backward: dict[str, float] | None
@@ -46,7 +46,7 @@ def inspect(
 ) -> Findings:
     """Run passes over `batch(1)` and return the findings. The model is restored (psnode.tasks.model_tensors.ModelSnapshot).
 
-    `agreed`: names of the buffers that must be the same on all workers. `early`: True if forward passes are to begin before their
+    `agreed`: names of the buffers that must be the same on all workers. `early`: True if forward passes shall begin before their
     weights have arrived. Raises ConfigurationError for a model that would not learn as in plain PyTorch.
     """
     parameters = trainable(model)
@@ -75,7 +75,7 @@ def inspect(
 
 
 class _Seen(NamedTuple):
-    """The observations in a backward pass: the times at which gradients finish, and the bytes of the buffers afterwards."""
+    """The observations from a backward pass: the times at which gradients finish, and the bytes of the buffers after the pass."""
 
     finish: Finish
     bits: dict[str, bytes]
@@ -92,7 +92,7 @@ def _bytes(value: torch.Tensor) -> bytes:
 
 
 def _refuse_buffers_of_data(names: Sequence[str]) -> None:
-    """Raise ConfigurationError for the first of `names`, the buffers that depend on the data and so differ between workers."""
+    """Raise ConfigurationError for the first of `names`, buffers that depend on the data and therefore differ between workers."""
     if names:
         raise ConfigurationError(
             f"buffer {names[0]} takes another value with every batch, so that each worker has its own: "
@@ -101,7 +101,7 @@ def _refuse_buffers_of_data(names: Sequence[str]) -> None:
 
 
 def unwatchable(model: nn.Module) -> str:
-    """Return the reason for which uses of weights cannot be detected; empty if none is known. Call this after a pass."""
+    """Return the reason why uses of weights cannot be detected; empty if no reason is known. Call this after a pass."""
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             return "a part of the model is TorchScript"
@@ -136,7 +136,7 @@ def refuse_shared_memory(model: nn.Module) -> None:
 
 
 class _Passes:
-    """Forward passes with the trainable parameters moved into one vector, as in the run, and NaN in memory that they left."""
+    """Forward passes with the trainable parameters moved into one vector, as in the run, and NaN in their old memory."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Passes:
         self._parameters, self._before, self._values = parameters, before, before.values
 
     def agree_when_weights_are_late(self) -> bool:
-        """Return True if the loss is bit-identical when each weight is NaN until FirstUse waits for it.
+        """Return True if the loss stays bit-identical although each weight is NaN until FirstUse waits for it.
 
         The weights are in the same vector in both passes, since rounding in kernels may depend on the alignment of their inputs.
         """
@@ -166,7 +166,7 @@ class _Passes:
                 watch.remove()
 
     def refuse_views_of_old_memory(self) -> None:
-        """Raise ConfigurationError if the model computes with memory that its weights have left."""
+        """Raise ConfigurationError if the model computes with the old memory of its weights."""
         suspects = list(self._parameters)
         if self._unmoved_by_leaving(suspects):
             return
@@ -191,14 +191,14 @@ class _Passes:
         """Return the loss of a forward pass inside `watch`; NaN if the pass raises."""
         try:
             return self._computation.loss(self._batch, watch)
-        except Exception:  # any error that NaN causes
+        except Exception:  # NaN may cause any error
             return math.nan
         finally:
             self._before.restore()
 
     @contextmanager
     def _moved(self, vector: torch.Tensor, emptied: Sequence[str]) -> Iterator[None]:
-        """Make the parameters views of `vector`, and fill the old memory of those in `emptied` with NaN. Restore all at exit."""
+        """Make the parameters views of `vector`, and fill the old memory of the parameters `emptied` with NaN, until the exit."""
         old = {name: parameter.data for name, parameter in self._parameters.items()}
         place = 0
         for name, parameter in self._parameters.items():

@@ -17,8 +17,8 @@ _PARTS = 100  # entries of a list or dictionary that are searched for a name
 class Reach:
     """Detects parameters in a loss's graph that are not in `known`. `remedy`: advice for the error message.
 
-    Checks the first eight backward passes, the 16th, the 32nd, and so on: the loss may change during a run, but a walk through
-    the graph takes time.
+    The first eight backward passes are checked, then the 16th, the 32nd, and so on. The loss may change during a run, but a walk
+    through the graph takes time.
     """
 
     def __init__(self, known: Iterable[nn.Parameter], remedy: str) -> None:
@@ -44,7 +44,7 @@ class Reach:
 
 
 def parameters_of(losses: Sequence[torch.Tensor]) -> Iterator[nn.Parameter]:
-    """Yield once each parameter that gets a gradient in a backward pass from `losses`. Other leaf tensors are left out."""
+    """Yield each parameter that gets a gradient in a backward pass from `losses` once. Other leaf tensors are left out."""
     nodes = [torch.autograd.graph.get_gradient_edge(loss).node for loss in losses if loss.requires_grad]
     seen = set(nodes)
     while nodes:
@@ -58,7 +58,7 @@ def parameters_of(losses: Sequence[torch.Tensor]) -> Iterator[nn.Parameter]:
 
 
 def name_of(parameter: nn.Parameter, places: Iterable[Mapping[str, Any]]) -> str:
-    """Return the name of `parameter` in one of `places` (variables or attributes), or ""; also inside modules and containers."""
+    """Return the name of `parameter` in one of `places` (variables or attributes), modules and containers included, or ""."""
     for place in places:
         for name, value in list(place.items()):
             if not name.startswith("__") and (found := _inside(name, value, parameter, depth=2)):

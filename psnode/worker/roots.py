@@ -1,14 +1,14 @@
-"""The roots of a loop's backward passes, i.e. the tensors on which backward() is called, compared with the reported loss.
+"""Comparison of a reported loss with the roots of the loop's backward passes, the tensors on which backward() is called.
 
 torch has no hook for roots, so torch.autograd.backward is replaced by a function that records them.
 
 If a loss is scaled before its backward pass (by GradScaler.scale, or divided to accumulate), its gradients have the same scale,
 and they leave before the loop could scale them back. The scale is found by comparing the root with the loss passed to s.step.
 
-Only a factor of the whole root is checked: c in c * loss and in c * (loss + penalty), where the loss is a tensor of that graph.
-Weights of single terms, such as .7 * loss + .3 * other, are the loop's choice, and so is the term of a sum that it reports; plain
-PyTorch has the same gradients. If the reported loss is a number or a detached copy, only its value is known, and it is compared
-with the root and the tensors of which the root is a multiple.
+Only a factor of the whole root is checked: c in c * loss and in c * (loss + penalty), where the loss is a tensor in the graph of
+the root. Weights of single terms, such as .7 * loss + .3 * other, are the loop's choice, because plain PyTorch has the same
+gradients. The loop also chooses the term of a sum that it reports. If the reported loss is a number or a detached copy, only its
+value is known. This value is compared with the root and with the tensors of which the root is a multiple.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEEP_VALUE = (
     "Sum",
     "Mean",
 )  # nodes that keep the value of a tensor with one element
-_CLOSE = 1e-3  # relative tolerance of factors: bfloat16 has eight bits
+_CLOSE = 1e-3  # relative tolerance of factors, since bfloat16 has only eight bits
 Told = Callable[[Sequence[torch.Tensor]], None]
 
 
@@ -46,9 +46,9 @@ class Root(NamedTuple):
 
 
 class Roots:
-    """Records the roots of backward passes, and calls `begins` with the roots before each pass. For one thread.
+    """Records the roots of backward passes, and calls `begins` with the roots before each pass. Only one thread may use it.
 
-    Passes with `inputs=`, and passes inside another one (checkpointing), are ignored.
+    Passes with `inputs=`, and passes inside another pass (checkpointing), are ignored.
     """
 
     def __init__(self, begins: Told) -> None:
@@ -87,7 +87,7 @@ class Roots:
     def compare(self, told: torch.Tensor | float | None, value: float | None, batches: int) -> None:
         """Raise ConfigurationError if a recorded root is a wrong multiple of the reported loss.
 
-        `told`: the loss passed to s.step; `value`: its value. With several `batches` in a step, the factor may be 1 / `batches`.
+        `told`: the loss passed to s.step; `value`: its value. If a step has several `batches`, the factor may be 1 / `batches`.
         """
         for root in self._found:
             factor = _factor(root, told, value, batches)
@@ -105,7 +105,7 @@ def _fits(factor: float, batches: int) -> bool:
 
 
 def _factor(root: Root, told: torch.Tensor | float | None, value: float | None, batches: int) -> float | None:
-    """Return the root divided by the reported loss; None if there is nothing to check, or it is not a multiple of the loss."""
+    """Return the root divided by the reported loss; None if nothing has to be checked, or no such factor is known."""
     if value is None or (len(root.nodes) < 2 and _fits(root.nodes[0][1] if root.nodes else 1.0, batches)):
         return None
     if isinstance(told, torch.Tensor) and (own := told.grad_fn) is not None:
@@ -137,8 +137,8 @@ def _reaches(node: Any, wanted: Any) -> bool:
 def _peeled(loss: torch.Tensor, factor: float, *, thorough: bool) -> Iterator[tuple[Any, float]]:
     """Yield the nodes of which the root `loss` is a multiple, from the root down, each with the factor root / node.
 
-    `factor`: the factor of the root itself. `thorough`: check if a constant is the scale of a GradScaler, which takes long, and
-    raise ConfigurationError then.
+    `factor`: the factor of the root itself. `thorough`: raise ConfigurationError if a constant is the scale of a GradScaler; this
+    check takes long.
     """
     node = loss.grad_fn
     while node is not None:

@@ -1,4 +1,4 @@
-"""A rank that updates a part of the weights and computes no gradients: a server beside the master."""
+"""A server: a rank other than the master that updates a part of the weights and computes no gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psnode.transport.clock import Clock
 
 
 class ServingRank:
-    """A server after the start-up, which waits for the end of the job while `server`, in a thread of its own, does the work.
+    """A server after the start-up. It waits for the end of the job while `server` does the work in a separate thread.
 
     `server`: None if the plan has fewer groups than there are servers. `patience`: the longest silence of the master, in seconds.
     """
@@ -20,7 +20,7 @@ class ServingRank:
         self._link, self._server, self._patience = link, server, patience
 
     def train(self) -> None:
-        """Wait to be dismissed, and pass requests to stop on to the master.
+        """Wait until the master dismisses this rank, and pass requests to stop on to the master.
 
         Raises DeadlineExceededError if the master is silent for too long, and the error that ends the job.
         """

@@ -35,10 +35,11 @@ _UNTRAINED = (
 
 
 class StepwiseWorker:
-    """Hands out batches, and takes a step when the loop has run the passes over the step's batches. For one thread.
+    """Hands out batches, and takes a step when the loop has run the passes over its batches. Only one thread may use it.
 
     All weights of the previous step have arrived when a batch is handed out. Groups of gradients leave during the last backward
-    pass of a step, or when the step is taken if `holds`. `beside`: parameters outside the model that the loop trains itself.
+    pass of a step or, if `holds` is True, when the step is taken. `beside`: parameters outside the model that the loop trains
+    itself.
     """
 
     def __init__(self, worker: Worker, *, holds: bool = False, beside: Iterable[nn.Parameter] = ()) -> None:
@@ -46,7 +47,7 @@ class StepwiseWorker:
         worker.by_program = True
         self._steps = worker.run(leaves=False)
         self._left = False
-        self._pending = False  # a batch was handed out, and `step` has not been called since
+        self._pending = False  # True if a batch was handed out and `step` has not been called since
         self._outcomes: list[Outcome] = []  # of this step's batches so far
         self._passes: Passes | None = None
         self._go_on(next(self._steps, None))
@@ -80,12 +81,12 @@ class StepwiseWorker:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last step taken; before the first step, the rate of the first step."""
+        """The learning rate of the last finished step; before the first step, the rate of the first step."""
         return self._worker.sender.rate(max(self.version - 1, 0))
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of the last step's mean gradient, before clipping; None without clip_grad_norm, and before the first step."""
+        """The norm of the last step's mean gradient before clipping; None without clip_grad_norm, or before the first step."""
         return self._worker.receiver.gradient_norm
 
     @property
@@ -149,8 +150,8 @@ class StepwiseWorker:
     def step(self, loss: torch.Tensor | float | None, metrics: Mapping[str, Any]) -> bool:
         """Finish a batch. After the last batch of a step, send the remaining gradients and wait for the next weights.
 
-        Returns True after the last batch of a step. Raises NonFiniteLossError, and ConfigurationError if the loss, the metrics or
-        the gradients are not valid for one step.
+        Returns True after the last batch of a step. Raises NonFiniteLossError for a loss that is not finite, and
+        ConfigurationError if the loss, the metrics or the gradients are invalid for this step.
         """
         if not self._pending or self._passes is None:
             raise ConfigurationError("s.step() without a batch: call it once for each batch of s.batches, after loss.backward()")
@@ -198,7 +199,10 @@ class StepwiseWorker:
         return self._worker.report_evaluation(Evaluated(number("loss", loss), means, whole(examples), float(seconds)))
 
     def leave(self) -> None:
-        """Tell the master that the program no longer uses the last weights, and wait until the job has ended. Idempotent."""
+        """Tell the master that the program no longer uses the last weights, and wait until the job has ended.
+
+        Further calls have no effect.
+        """
         if not self._left:
             self._left = True
             self._worker.leave()
@@ -214,7 +218,7 @@ class StepwiseWorker:
         self._worker.replica.release()
 
     def _go_on(self, passes: Passes | None) -> None:
-        """Set the next passes to run, once they are settled. All weights have arrived then, so no pass is run in vain."""
+        """Set the next passes to run, after they are settled. All weights have arrived by that time, so no pass is wasted."""
         while passes is not None and not passes.settled():
             passes = self._sent(None)
         self._passes = passes
@@ -234,7 +238,7 @@ class StepwiseWorker:
                 )
 
     def _look(self, losses: Sequence[torch.Tensor]) -> None:
-        """Check a backward pass of the loop that begins. After a step, first remove the stand-ins, like zero_grad()."""
+        """Check a backward pass that the loop begins. After a step, first remove the stand-ins, as zero_grad() would."""
         if self._departed.over:
             self._departed.remove()
         self._reach.look(losses, self._trained, _variables())

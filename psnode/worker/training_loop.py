@@ -1,6 +1,6 @@
 """The worker's training loop.
 
-The worker computes a gradient, has it sent, and begins the next forward pass while the updated weights arrive.
+The worker computes a gradient, hands it to the sender, and begins the next forward pass while the updated weights arrive.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from psnode.worker.weights_relay import WeightsRelay
 class Passes(NamedTuple):
     """The passes over `batches` that `step` needs.
 
-    `settled` is called before the first backward pass and returns True if the step is to be taken. `sends`: this is the last step
-    of its round, so the gradient leaves during the last backward pass.
+    `settled` is called before the first backward pass and returns True if the step shall be taken. `sends`: True if this is the
+    last step of its round, so that the gradient leaves during the last backward pass.
     """
 
     step: int
@@ -54,7 +54,7 @@ Steps = Generator[Passes, Outcome | None, None]
 
 
 def _at_once() -> bool:
-    """Return True: `settled` for the later steps of a round, whose first step has waited for the weights."""
+    """Return True. This is `settled` for the later steps of a round, since its first step has waited for the weights."""
     return True
 
 
@@ -81,19 +81,19 @@ class Worker:
     tracer: Tracer
     own_rate: OwnRate | None = None  # Task.learning_rate
     steps_per_round: int = 1  # 1 in every job: the master and StepwiseWorker know no other rounds yet
-    server: ShardServer | None = None  # of the groups of which this rank is the root
+    server: ShardServer | None = None  # server of the groups of which this rank is the root
     relay: WeightsRelay | None = None  # None if no worker passes weights on
-    on_host: Sequence[str] = ()  # with a device: a line for each codec that runs on the host, and the reason
+    on_host: Sequence[str] = ()  # on a rank with a device: for each codec that runs on the host, a line with the reason
     by_program: bool = False  # True in a session: the program runs the passes, and the master waits until this worker leaves
     _saved: int = -1  # the newest version with a checkpoint to which this worker has contributed
     _void: list[Batch] | None = None  # batches of a step that was begun but not taken; the next attempt uses them again
 
     def train(self) -> None:
-        """Take all steps of the run, and wait to be dismissed."""
+        """Take all steps of the run, and wait until the master dismisses this worker."""
         self._compute(self.run())
 
     def take_steps(self) -> None:
-        """Take steps from the present weights until the master declares a version the last."""
+        """Take steps from the present weights until the master declares a version to be the last."""
         self._compute(self.steps())
 
     def _compute(self, steps: Steps) -> None:
@@ -110,7 +110,7 @@ class Worker:
                 return
 
     def run(self, *, leaves: bool = True) -> Steps:
-        """Receive the first weights, and take all steps. Then `leave`, unless `leaves` is False and the caller does so.
+        """Receive the first weights, and take all steps. Then call `leave`; if `leaves` is False, the caller has to call it.
 
         Yields the passes of each step. The caller runs them and sends their outcome, or None if `settled` has returned False.
         """
@@ -126,12 +126,12 @@ class Worker:
             self.leave()
 
     def steps(self) -> Steps:
-        """Yield the passes of each step from the present weights, until the master declares a version the last."""
+        """Yield the passes of each step from the present weights, until the master declares a version to be the last."""
         now, going, self._last_step = self._round_of(self.receiver.version), True, self.start.last_step
         self._steps_per_epoch, self._workers = self.start.steps_per_epoch, self.share.sampler.workers
         while going and now.finished < self._end:
             going = yield from self._take(now)
-            # a later version of the weights or a new share of the data has come: the round begins again with these
+            # if a later version of the weights or a new share of the data has come, the round begins again with it
             if self.receiver.version != now.version or self.receiver.deal is not None:
                 now, going = self._round_of(self.receiver.version), True
                 continue
@@ -155,9 +155,9 @@ class Worker:
         """Yield the passes of round `now`, and send its gradient. Return False if the round is not taken.
 
         A round is not taken if its version is the last, or if a later version or a new share of the data has come. The first
-        forward pass begins while the version is still arriving, and changes the running statistics. So the buffers, which hold
-        these statistics, are copied first: a checkpoint of the version needs the copies, and they are restored if the round is
-        not taken.
+        forward pass begins while the version is still arriving, and changes the running statistics. Therefore the buffers, which
+        hold these statistics, are copied first. A checkpoint of the version needs the copies, and if the round is not taken, the
+        buffers are restored from them.
         """
         version = now.version
         buffers = self.model.buffers()
@@ -179,7 +179,7 @@ class Worker:
                 return False
             if self.receiver.applied is not None:
                 self._count_epochs(self.receiver.applied - now.finished)
-            # only now, since until now unused groups of the last gradient could return to the residuals
+            # not earlier, since up to this point unused groups of the last gradient could return to the residuals
             self.sender.begin(now, measure=now.reaches(self.config.log_interval))
             self.sender.weight = self.computation.weight(drawn)
             return True
@@ -219,12 +219,12 @@ class Worker:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps in an epoch, for the number of workers among which the examples are shared now."""
+        """The number of steps in an epoch, for the present number of workers among which the examples are shared."""
         return self._steps_per_epoch
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run. This start of the run may end earlier, see `last_step`."""
+        """The last step of the run. This start of the run may end earlier; see `last_step`."""
         return self.config.total_steps(self._steps_per_epoch, self.sender.epoch_offset)
 
     @property
@@ -234,7 +234,7 @@ class Worker:
 
     @property
     def _end(self) -> int:
-        """The last step, according to the newest share of the examples even if it is not in use yet."""
+        """The last step according to the newest share of the examples, even if this share is not yet in use."""
         return self._last_step if self.receiver.deal is None else self.receiver.deal.last_step
 
     def _take_deal(self, now: Round) -> None:
@@ -265,7 +265,7 @@ class Worker:
     def _settle(self, version: int, buffers: dict[str, torch.Tensor]) -> bool:
         """Wait until `version` is complete, and begin this worker's part of its checkpoint if it gets one.
 
-        Returns False if this version is the last, or if a later version has come in its place.
+        Returns False if `version` is the last, or if a later version has come in its place.
         """
         flags = self._stand_by(self.receiver.complete())
         if self.receiver.version != version:
@@ -299,9 +299,10 @@ class Worker:
         self.checkpoint_parts.begin(version, {**self.share.state(), **own})
 
     def report_evaluation(self, told: Evaluated) -> bool:
-        """Report an evaluation of the present weights, and return True if the master knows no better one.
+        """Report an evaluation of the present weights, and return True if the master knows no better evaluation.
 
-        Call this between two steps. The best weights get a checkpoint. If none was due, this worker contributes its part.
+        Call this between two steps. The best weights get a checkpoint. If no checkpoint was due, only this worker contributes a
+        part.
         """
         version = self.receiver.version
         told = replace(told, saves=self._saved != version)
@@ -312,7 +313,7 @@ class Worker:
         return bytes(answer.body) == b"\x01"
 
     def leave(self) -> None:
-        """Send the trace to the master, if the master waits for the trace, and wait for its END message."""
+        """Send the trace to the master if the master waits for it, and wait for the END message."""
         if self.tracer.enabled or self.by_program:
             self.link.send(MASTER, Kind.TRACE, self.tracer.to_bytes())
         while True:

@@ -1,7 +1,7 @@
-"""Relay of weights: a thread of a worker that passes the frames of weights on to other workers before this one uses them.
+"""Relay of weights: a thread of a worker that passes frames of weights on to other workers before its own worker uses them.
 
-The bytes are passed on as they came, without a copy and at once, also while the worker computes. Then the frame is posted to the
-worker's inbox. The header names the rank that made the frame; the worker sees the rank from which it has come.
+The bytes are passed on unchanged, without a copy and immediately, even while the worker computes. Then the frame is posted to the
+worker's inbox. The header names the rank that made the frame; the posted frame names the rank from which it has come.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class _Passed:
         self._used = False
 
     def use_no_more(self) -> None:
-        """Note that the worker needs the message no more; any thread may call this."""
+        """Note that the worker no longer needs the message. Any thread may call this."""
         self._used = True
 
     def settle(self) -> bool:
-        """Give the memory back if it is no longer needed. Return True then."""
+        """Give the memory back if it is no longer needed, and return True if so."""
         if not self._used or not all(pending.done for pending in self._sends):
             return False
         self._release()
@@ -45,9 +45,9 @@ class _Passed:
 
 
 class WeightsRelay:
-    """Relay for the worker at the end of `link`, by `routes`, until `close`. Its frames and errors go to the inbox of `link`.
+    """Relay along `routes` for the worker at the end of `link`, until `close`. Frames and errors go to the inbox of `link`.
 
-    Frames come from the rank that the route names, or from the root itself, which sends past ranks that are lost or silent.
+    Frames come from the rank that the route names. If this rank is lost or silent, they come from the root itself.
     """
 
     def __init__(self, link: FrameChannel, routes: Sequence[Route]) -> None:
@@ -58,7 +58,7 @@ class WeightsRelay:
         self._thread.start()
 
     def close(self) -> None:
-        """Pass on all that has come, and end the thread."""
+        """Pass on all frames that have come, and end the thread."""
         self._inbox.post(_Leaving())
         self._thread.join()
 
@@ -72,7 +72,7 @@ class WeightsRelay:
             self._passed = [message for message in self._passed if not message.settle()]
 
     def _next(self) -> object:
-        """Return the next event. A failure of the transport is one; the worker's main thread gets it too."""
+        """Return the next event, which may be a failure of the transport. The worker's main thread gets such a failure too."""
         while True:
             try:
                 return self._inbox.wait(_LONG)
